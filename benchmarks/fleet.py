@@ -36,16 +36,16 @@ from benchmarks.fleet_worker import WORK
 from benchmarks.measure import Benchmark, Results, Row, WrongResultError, environment, row, run, say, temporary_folder
 from scaleflow.config.compose import compose_config, resolve_config
 from scaleflow.config.plan import parse_plan
-from scaleflow.events import Event, MetricsLogged, ProcessStarted, RunEnded, RunReady
 from scaleflow.interfaces import Plan, Point, Tracking
+from scaleflow.interfaces.events import Event, MetricsLogged, ProcessStarted, RunEnded, RunReady
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.launch import finish_run
-from scaleflow.launcher.local_host import LocalHost
-from scaleflow.launcher.monitor import RunMonitor
-from scaleflow.launcher.recorder import Recorder
-from scaleflow.launcher.stop import catch_stop_signals
-from scaleflow.launcher.supervisor import Supervisor
-from scaleflow.launcher.worker_process import SERVER_ENV, EndReason, RunProcess, start_fork_server
+from scaleflow.launcher.processes.local_host import LocalHost
+from scaleflow.launcher.processes.stop import catch_stop_signals
+from scaleflow.launcher.processes.supervisor import Supervisor
+from scaleflow.launcher.processes.worker_process import SERVER_ENV, EndReason, RunProcess, start_fork_server
+from scaleflow.launcher.recording.monitor import RunMonitor
+from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.runs import EventReader, RunFolder, RunSpec
 from scaleflow.tracking.store import MlflowTracker
 

@@ -1,7 +1,8 @@
 """The processes of `benchmarks.fleet`: a fork server without TensorFlow, and fake workers that it forks.
 
-`python -m benchmarks.fleet_worker FD` takes the place of `scaleflow.launcher.fork_server`. The server is scaleflow's
-own. A worker reads its `RunSpec` and its TF_CONFIG as a real one does, and writes the events of one. It trains nothing.
+`python -m benchmarks.fleet_worker FD` takes the place of `scaleflow.launcher.processes.fork_server`. The server is
+scaleflow's own. A worker reads its `RunSpec` and its TF_CONFIG as a real one does, and writes the events of one. It
+trains nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from types import FrameType, ModuleType
 from typing import NoReturn
 
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
-from scaleflow.events import MetricsLogged, PeersMet, ProcessStarted, RunEnded, RunReady, Waiting
-from scaleflow.launcher.fork_server import ForkServer
+from scaleflow.interfaces.events import MetricsLogged, PeersMet, ProcessStarted, RunEnded, RunReady, Waiting
+from scaleflow.launcher.processes.fork_server import ForkServer
 from scaleflow.runs import EventWriter, RunSpec
 from scaleflow.runs.event_log import read_last_event
 

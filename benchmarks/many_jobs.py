@@ -99,7 +99,7 @@ def drive(kind: str, jobs: int, template: Path, tracking: str) -> dict[str, floa
 
     began = time.time()
     from scaleflow.cli import main as scaleflow
-    from scaleflow.launcher.worker_process import SERVER_ENV
+    from scaleflow.launcher.processes.worker_process import SERVER_ENV
     from scaleflow.sweep import runner
 
     figures: dict[str, float] = {"to first": 0.0, "report": 0.0}
@@ -135,7 +135,7 @@ def drive(kind: str, jobs: int, template: Path, tracking: str) -> dict[str, floa
 
 def make_launch(template: Path) -> Callable[..., int]:
     """Returns a function like `launch_run` that writes the files of the finished run in `template`."""
-    from scaleflow.events import RunReady
+    from scaleflow.interfaces.events import RunReady
     from scaleflow.launcher.launch import write_configs
     from scaleflow.runs import EventReader, EventWriter, RunFolder
 

@@ -66,7 +66,7 @@ def check(store: Path, points: int) -> None:
 
 
 if __name__ == "__main__":
-    from scaleflow.launcher.recovery import repair
+    from scaleflow.launcher.recording.recovery import repair
 
     if (standing := repair(Path(sys.argv[1]))).result != "recorded":
         sys.exit(f"{standing}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scaleflow.api import Result, RunFailed, compose, run
     from scaleflow.errors import ConfigError
-    from scaleflow.user_metrics import log_metric
+    from scaleflow.runs.user_metrics import log_metric
 
 __version__ = "0.1.0"
 
@@ -27,7 +27,7 @@ _PLACES = {
     "Result": "scaleflow.api",
     "RunFailed": "scaleflow.api",
     "compose": "scaleflow.api",
-    "log_metric": "scaleflow.user_metrics",
+    "log_metric": "scaleflow.runs.user_metrics",
     "run": "scaleflow.api",
 }
 

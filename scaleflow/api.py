@@ -33,15 +33,15 @@ from scaleflow.config.compose import (
 from scaleflow.config.folders import create_folder
 from scaleflow.config.hydra_config import check_folder_writable
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.frame import set_data_dir, to_arrow, write_table
 from scaleflow.interfaces import Plan, Status
+from scaleflow.interfaces.trials import Trial
 from scaleflow.launcher.answer import ANSWER, INTERRUPTED, TERMINATED
+from scaleflow.launcher.data_frame import set_data_dir, to_arrow, write_table
 from scaleflow.launcher.launch import describe_outcome, launch_run
 from scaleflow.launcher.prepare import RunCommand, prepare_run
-from scaleflow.launcher.recovery import repair_quietly
+from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs.split_digest import SplitDigests
 from scaleflow.runs.state import RunHistory
-from scaleflow.trials import Trial
 
 Folders = str | Path | Sequence[str | Path]
 

@@ -31,9 +31,14 @@ from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_errors import CONF, check_config_dirs, check_flags, check_overrides, explain_error
 from scaleflow.config.words import accept_keys_of_run, quote_nan_option, split_overrides
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.secret_masking import (
+    find_environment_secrets,
+    find_typed_secrets,
+    register_resolver,
+    remember_secrets,
+)
 from scaleflow.launcher.answer import ANSWER, FAILED, print_refusal
 from scaleflow.launcher.display import end_greeting, greet
-from scaleflow.secret_masking import find_environment_secrets, find_typed_secrets, register_resolver, remember_secrets
 
 if TYPE_CHECKING:
     from scaleflow.sweep import SweepRunner

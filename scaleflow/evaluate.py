@@ -54,17 +54,17 @@ from scaleflow.config.from_mlflow import (
 )
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.errors import ConfigError
-from scaleflow.events import DatasetDescribed, EvaluationReady, Event, MetricsLogged, StepsProfiled
-from scaleflow.formatting import format_number
 from scaleflow.interfaces import Dataset, Plan, Tracking
+from scaleflow.interfaces.events import DatasetDescribed, EvaluationReady, Event, MetricsLogged, StepsProfiled
+from scaleflow.interfaces.formatting import format_number
+from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import ANSWER, FAILED, FINISHED, write_error
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.named_runs import find_named_run
-from scaleflow.launcher.stop import catch_stop_signals
+from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.profiler import analyze_window
-from scaleflow.provenance import command_line
 from scaleflow.runs import EvaluationSpec, RunSpec
-from scaleflow.secret_masking import mask_secrets
+from scaleflow.runs.provenance import command_line
 from scaleflow.tracking.tracked_runs import (
     TrackedRun,
     describe_opened_run,

@@ -30,7 +30,7 @@ from scaleflow.commands.process import end_with
 from scaleflow.config.compose import compose_config
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
-from scaleflow.trials import BatchSearch, RateTest, Trial
+from scaleflow.interfaces.trials import BatchSearch, RateTest, Trial
 
 #: The fewest steps of a test: fewer are too far apart.
 MIN_STEPS = 20

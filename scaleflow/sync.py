@@ -17,11 +17,11 @@ from pathlib import Path
 from scaleflow.commands.frame import run_command
 from scaleflow.commands.parser import CommandParser
 from scaleflow.commands.process import end_with
+from scaleflow.interfaces.secret_masking import register_resolver
 from scaleflow.launcher.answer import ANSWER, print_refusal
 from scaleflow.launcher.display import Display
-from scaleflow.launcher.recovery import SyncResult, SyncStatus, repair
+from scaleflow.launcher.recording.recovery import SyncResult, SyncStatus, repair
 from scaleflow.runs import RunFolder
-from scaleflow.secret_masking import register_resolver
 
 __all__ = ["SyncResult", "SyncStatus", "find_run_folders", "main", "repair"]
 

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scaleflow.errors import ConfigError
-from scaleflow.events import Event, to_fields
 from scaleflow.interfaces import (
     Arrays,
     Batching,
@@ -43,6 +42,7 @@ from scaleflow.interfaces import (
     map_named,
     name_leaves,
 )
+from scaleflow.interfaces.events import Event, to_fields
 from scaleflow.runs import EventReader, RunFolder
 
 if TYPE_CHECKING:

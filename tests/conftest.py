@@ -25,7 +25,7 @@ from scaleflow.cluster.tpu import VARIABLES
 from scaleflow.config.words import quote_nan_option
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.prepare import make_plan
-from scaleflow.launcher.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.worker_process import SERVER_ENV
 from tests.object_store import serve_store
 from tests.processes import (
     ADDRESS,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow import runs
-from scaleflow.events import Event, parse_event, to_fields
+from scaleflow.interfaces.events import Event, parse_event, to_fields
 
 
 def make_event(event: str, /, **fields: Any) -> Event:

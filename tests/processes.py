@@ -32,7 +32,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO, NoReturn, TextIO
 
-from scaleflow.launcher.worker_process import ForkedProcess, inherit_environment
+from scaleflow.launcher.processes.worker_process import ForkedProcess, inherit_environment
 
 ROOT = Path(__file__).parent.parent
 
@@ -363,7 +363,7 @@ def serve() -> None:
     import gc
 
     import tests.processes  # noqa: F401
-    from scaleflow.launcher.fork_server import ForkServer, import_tensorflow
+    from scaleflow.launcher.processes.fork_server import ForkServer, import_tensorflow
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

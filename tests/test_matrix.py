@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from scaleflow.events import to_fields
 from scaleflow.interfaces import Plan
+from scaleflow.interfaces.events import to_fields
 from tests.conftest import Command
 from tests.processes import ROOT
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import scaleflow
-from scaleflow.launcher.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.worker_process import SERVER_ENV
 from tests.conftest import clean_environment
 from tests.processes import server
 
@@ -128,7 +128,8 @@ def test_what_is_installed_runs_from_any_folder_without_the_checkout(installed: 
 def test_what_a_user_logs_inside_of_a_run_has_its_tags(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "provenance.json").write_text('{"scaleflow.host": "here", "mlflow.source.git.commit": "abc"}')
     asked = (
-        "import os, sys, json, scaleflow.provenance as p; heavy = {'mlflow', 'tensorflow', 'numpy'} & set(sys.modules);"
+        "import os, sys, json, scaleflow.runs.provenance as p;"
+        "heavy = {'mlflow', 'tensorflow', 'numpy'} & set(sys.modules);"
         "from mlflow.tracking.context.registry import resolve_tags; outside = resolve_tags();"
         "os.environ[p.INSIDE] = os.getcwd(); print(json.dumps([sorted(heavy), outside, resolve_tags()]))"
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.formatting import format_number
+from scaleflow.interfaces.formatting import format_number
 from tests.conftest import Command
 
 OWN = """

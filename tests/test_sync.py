@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.events import Event, RunEnded
 from scaleflow.interfaces import Tracking
-from scaleflow.launcher import recovery
-from scaleflow.launcher import transfer as transfer_module
-from scaleflow.launcher.recorder import Recorder
-from scaleflow.launcher.recovery import LAUNCHER_DIED, finalize_run, find_tracking_options, repair
-from scaleflow.launcher.transfer import EventTransfer
+from scaleflow.interfaces.events import Event, RunEnded
+from scaleflow.launcher.recording import recovery
+from scaleflow.launcher.recording import transfer as transfer_module
+from scaleflow.launcher.recording.recorder import Recorder
+from scaleflow.launcher.recording.recovery import LAUNCHER_DIED, finalize_run, find_tracking_options, repair
+from scaleflow.launcher.recording.transfer import EventTransfer
 from scaleflow.runs import EventReader, RunFolder
 from scaleflow.sync import main
 from scaleflow.tracking import NoTracker, store

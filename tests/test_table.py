@@ -22,8 +22,8 @@ import pytest
 from scaleflow.cluster.members import count_workers, process_names
 from scaleflow.config.rules import check_rules, explain_rule, find_applicable, list_rules, resolve_choices
 from scaleflow.errors import ConfigError
-from scaleflow.events import to_fields
 from scaleflow.interfaces import Plan, Rule
+from scaleflow.interfaces.events import to_fields
 from scaleflow.launcher.prepare import make_plan
 from tests.cluster.test_several_launchers import Hosts, ends
 from tests.combinations import (

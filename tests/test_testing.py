@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.events import MetricsLogged, Note, RunEnded
 from scaleflow.interfaces import Arrays, Inputs, Outputs, map_leaves, name_leaves
+from scaleflow.interfaces.events import MetricsLogged, Note, RunEnded
 from scaleflow.testing import Events, Tiny, check_dataset, check_model, check_step, one_step
 
 DICTS = (

@@ -25,9 +25,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.config.hydra_config import mask_sweep_config
 from scaleflow.errors import NothingCanRun
-from scaleflow.events import Event, MetricsLogged
-from scaleflow.formatting import format_number
-from scaleflow.secret_masking import mask_secrets
+from scaleflow.interfaces.events import Event, MetricsLogged
+from scaleflow.interfaces.formatting import format_number
+from scaleflow.interfaces.secret_masking import mask_secrets
 
 if TYPE_CHECKING:
     import optuna

@@ -15,9 +15,9 @@ from scaleflow.checkpoint.remote_store import KEY, RemoteStore
 from scaleflow.checkpoint.store import CheckpointStore, DamagedCheckpoint, describe_error
 from scaleflow.checkpoint.uploader import Uploader
 from scaleflow.errors import CheckpointError, ConfigError
-from scaleflow.events import CheckpointSaved, Emit, Note, UploadAwaited
+from scaleflow.files.object_store import explain_store_error, is_store_address
 from scaleflow.interfaces import Checkpoint, Snapshot
-from scaleflow.object_store import explain_store_error, is_store_address
+from scaleflow.interfaces.events import CheckpointSaved, Emit, Note, UploadAwaited
 
 #: A note reports a checkpoint that is not written after this many seconds. Training goes on.
 NOTE_SECONDS = 60.0

@@ -26,7 +26,7 @@ from scaleflow.checkpoint.store import (
     DamagedCheckpoint,
     parse_manifest,
 )
-from scaleflow.object_store import call_store, connect, split_address
+from scaleflow.files.object_store import call_store, connect, split_address
 
 KEY = "checkpoint.folder"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from scaleflow.checkpoint.remote_store import RemoteStore
 from scaleflow.checkpoint.store import CheckpointStore, DamagedCheckpoint, parse_manifest
-from scaleflow.events import Emit, Note
-from scaleflow.object_store import explain_store_error
+from scaleflow.files.object_store import explain_store_error
+from scaleflow.interfaces.events import Emit, Note
 
 #: Seconds until the first and between later attempts after the store has failed. While somebody waits: the first.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scaleflow.errors import ConfigError, RunError
+from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import (
     ANSWER,
     FAILED,
@@ -21,7 +22,6 @@ from scaleflow.launcher.answer import (
     to_printable,
     write_error,
 )
-from scaleflow.secret_masking import mask_secrets
 
 
 def run_command(work: Callable[[list[str]], int], argv: Sequence[str] | None = None) -> int:

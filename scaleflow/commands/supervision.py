@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.events import Event, FaultReported, Note, RunEnded, RunRefused, StageBegan
+from scaleflow.interfaces.events import Event, FaultReported, Note, RunEnded, RunRefused, StageBegan
 from scaleflow.launcher.display import Display
-from scaleflow.launcher.monitor import POLL_SECONDS
-from scaleflow.launcher.stop import StopRequest
-from scaleflow.launcher.worker_process import start_fork_server, start_workers
+from scaleflow.launcher.processes.stop import StopRequest
+from scaleflow.launcher.processes.worker_process import start_fork_server, start_workers
+from scaleflow.launcher.recording.monitor import POLL_SECONDS
 from scaleflow.runs import EventReader, EventWriter, RunSpec
 from scaleflow.worker.train import run_worker
 

@@ -36,7 +36,7 @@ from scaleflow.config.parse import format_value
 from scaleflow.config.words import accept_keys_of_run, quote_nan_option
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
-from scaleflow.secret_masking import find_secrets, find_typed_secrets, register_resolver, remember_secrets
+from scaleflow.interfaces.secret_masking import find_secrets, find_typed_secrets, register_resolver, remember_secrets
 
 #: Hydra's state is global: one thread at a time may compose.
 HYDRA_LOCK = threading.RLock()

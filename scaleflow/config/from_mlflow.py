@@ -36,7 +36,7 @@ from scaleflow.config.trust import (
 )
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking, name_command
-from scaleflow.secret_masking import MASK
+from scaleflow.interfaces.secret_masking import MASK
 
 #: (section, key) of values that belong to the tracked run's machine. They are cleared.
 MACHINE_KEYS = (("checkpoint", "folder"), ("tracking", "uri"))

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.config.compose import ComposedConfig
 from scaleflow.errors import ConfigError
-from scaleflow.secret_masking import mask_override, mask_secrets
+from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 
 
 def composed_from_hydra(config: DictConfig) -> ComposedConfig:

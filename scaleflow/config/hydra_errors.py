@@ -20,7 +20,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from scaleflow.config.parse import every_key, unknown_key_error, unknown_option_error
 from scaleflow.errors import ConfigError
-from scaleflow.secret_masking import mask_override, mask_secrets
+from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 
 CONF = "scaleflow.conf"
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from scaleflow.errors import ConfigError, find_similar
 from scaleflow.interfaces import Target
-from scaleflow.secret_masking import mask_secrets
+from scaleflow.interfaces.secret_masking import mask_secrets
 
 #: Keys that are null by default, and otherwise a mapping.
 EMPTY_MAPPINGS = (

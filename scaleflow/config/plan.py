@@ -17,9 +17,9 @@ from scaleflow.config.parse import MAX_INT, format_value, parse_section, parse_v
 from scaleflow.config.rules import check_rules
 from scaleflow.config.trust import check_targets
 from scaleflow.errors import ConfigError
+from scaleflow.files.object_store import is_store_address, split_address
 from scaleflow.interfaces import Batching, Cluster, Plan, Strategy, Training, name_command
-from scaleflow.object_store import is_store_address, split_address
-from scaleflow.trials import FIRST_BATCH_SIZE, RateTest, Trial, choose_first_size
+from scaleflow.interfaces.trials import FIRST_BATCH_SIZE, RateTest, Trial, choose_first_size
 
 
 def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Sequence[str] = ()) -> Plan:

@@ -7,18 +7,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scaleflow.dataset.augment import augment_feed
-    from scaleflow.dataset.blocks import check_shards, describe_shards
-    from scaleflow.dataset.cache import is_mapped
-    from scaleflow.dataset.feed_factory import make_feed
-    from scaleflow.dataset.fingerprint import read_cheap_targets
-    from scaleflow.dataset.matched_source import match_source
     from scaleflow.dataset.own import make_source
-    from scaleflow.dataset.records import decode_records
-    from scaleflow.dataset.splits import Splits, limit_evaluation, prepare_splits, repeat_first_batch
-    from scaleflow.dataset.targets import read_targets
-    from scaleflow.dataset.unreadable import UnreadableExample, explain_read_error, find_first_unreadable
-    from scaleflow.dataset.whole_source import WholeSource
+    from scaleflow.dataset.pipeline.augment import augment_feed
+    from scaleflow.dataset.pipeline.blocks import check_shards, describe_shards
+    from scaleflow.dataset.pipeline.cache import is_mapped
+    from scaleflow.dataset.pipeline.feed_factory import make_feed
+    from scaleflow.dataset.pipeline.fingerprint import read_cheap_targets
+    from scaleflow.dataset.pipeline.matched_source import match_source
+    from scaleflow.dataset.pipeline.records import decode_records
+    from scaleflow.dataset.pipeline.splits import Splits, limit_evaluation, prepare_splits, repeat_first_batch
+    from scaleflow.dataset.pipeline.targets import read_targets
+    from scaleflow.dataset.pipeline.unreadable import UnreadableExample, explain_read_error, find_first_unreadable
+    from scaleflow.dataset.pipeline.whole_source import WholeSource
 
 __all__ = [
     "Splits",

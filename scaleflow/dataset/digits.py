@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.dataset.files import TEST_FRACTION
+from scaleflow.dataset.reading.files import TEST_FRACTION
 from scaleflow.interfaces import Arrays, Inputs, Outputs, OutputStructure
 
 SPLIT_SEED = 20

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from scaleflow.dataset.digits import Digits
-from scaleflow.dataset.files import TEST_FRACTION, parse_count
-from scaleflow.dataset.text import Text
+from scaleflow.dataset.reading.files import TEST_FRACTION, parse_count
+from scaleflow.dataset.reading.text import Text
 from scaleflow.interfaces import Arrays, Inputs, Outputs
 
 Array = np.ndarray[Any, Any]

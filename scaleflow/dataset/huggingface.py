@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.files import (
+from scaleflow.dataset.reading.files import (
     TEST_FRACTION,
     draw_test_examples,
     expand_data_dir,
@@ -20,8 +20,8 @@ from scaleflow.dataset.files import (
     parse_flag,
     parse_fraction,
 )
-from scaleflow.dataset.images import make_image_decoder
-from scaleflow.dataset.text import Text
+from scaleflow.dataset.reading.images import make_image_decoder
+from scaleflow.dataset.reading.text import Text
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState, Inputs, Outputs, Preprocessing, Standardize, Stream
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from scaleflow.dataset.corpus import SUFFIXES as CORPUS_SUFFIXES
-from scaleflow.dataset.files import (
+from scaleflow.dataset.npz import check_names, list_names
+from scaleflow.dataset.reading.corpus import SUFFIXES as CORPUS_SUFFIXES
+from scaleflow.dataset.reading.files import (
     RECORD_SUFFIXES,
     class_names,
     find_data_dir,
@@ -17,13 +18,12 @@ from scaleflow.dataset.files import (
     find_split_folders,
     parse_words,
 )
-from scaleflow.dataset.learned_cache import LearnedCache
-from scaleflow.dataset.npz import check_names, list_names
-from scaleflow.dataset.table_files import find_tables
-from scaleflow.dataset.table_options import KEYS, choose_columns, parse_column_kinds
+from scaleflow.dataset.reading.learned_cache import LearnedCache
+from scaleflow.dataset.tables.files import find_tables
+from scaleflow.dataset.tables.options import KEYS, choose_columns, parse_column_kinds
+from scaleflow.files.object_store import is_store_address
+from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import Target
-from scaleflow.object_store import is_store_address
-from scaleflow.table_formats import CsvForm
 
 #: The arguments of a source, with those that are left out as None.
 Arguments = Mapping[str, Any]

@@ -10,7 +10,7 @@ from typing import IO, Any, get_args
 
 import numpy as np
 
-from scaleflow.dataset.files import (
+from scaleflow.dataset.reading.files import (
     TEST_FRACTION,
     draw_test_examples,
     expand_data_dir,
@@ -20,7 +20,7 @@ from scaleflow.dataset.files import (
     parse_words,
     suggest_path,
 )
-from scaleflow.dataset.finite_targets import check_finite_targets
+from scaleflow.dataset.reading.finite_targets import check_finite_targets
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, Kind, Outputs, map_leaves
 

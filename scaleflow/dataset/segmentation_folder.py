@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.files import (
+from scaleflow.dataset.reading.files import (
     TEST_FRACTION,
     draw_test_examples,
     find_data_dir,
@@ -22,7 +22,7 @@ from scaleflow.dataset.files import (
     parse_words,
     walk_files,
 )
-from scaleflow.dataset.images import (
+from scaleflow.dataset.reading.images import (
     RESIZE,
     SUFFIXES,
     decode_image,

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from scaleflow.dataset.files import TEST_FRACTION, is_shape, parse_choice, parse_count
+from scaleflow.dataset.reading.files import TEST_FRACTION, is_shape, parse_choice, parse_count
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Inputs, Kind, Outputs
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.blocks import Blocks, draw_rows, make_blocks
-from scaleflow.dataset.class_names import IS_NUMBER
-from scaleflow.dataset.files import (
+from scaleflow.dataset.pipeline.blocks import Blocks, draw_rows, make_blocks
+from scaleflow.dataset.reading.class_names import IS_NUMBER
+from scaleflow.dataset.reading.files import (
     ALL,
     TEST_FRACTION,
     list_splits,
@@ -24,11 +24,12 @@ from scaleflow.dataset.files import (
     parse_fraction,
     parse_words,
 )
-from scaleflow.dataset.learned_cache import LearnedCache
-from scaleflow.dataset.table_columns import Category, Date, Number, WordBag
-from scaleflow.dataset.table_files import TableFiles, open_tables
-from scaleflow.dataset.table_options import KEYS, choose_columns, find_columns, parse_column_kinds
-from scaleflow.dataset.table_values import (
+from scaleflow.dataset.reading.learned_cache import LearnedCache
+from scaleflow.dataset.reading.text import Text
+from scaleflow.dataset.tables.columns import Category, Date, Number, WordBag
+from scaleflow.dataset.tables.files import TableFiles, open_tables
+from scaleflow.dataset.tables.options import KEYS, choose_columns, find_columns, parse_column_kinds
+from scaleflow.dataset.tables.values import (
     CATEGORY,
     CONVERSIONS,
     DATE,
@@ -47,10 +48,9 @@ from scaleflow.dataset.table_values import (
     to_numbers,
     to_texts,
 )
-from scaleflow.dataset.text import Text
 from scaleflow.errors import ConfigError
+from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, Kind, Outputs, Preprocessing, extend_classes
-from scaleflow.table_formats import CsvForm
 
 KINDS = ("auto", "classification", "binary", "regression")
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from scaleflow.dataset.class_folders import ClassFolders
-from scaleflow.dataset.files import TEST_FRACTION
-from scaleflow.dataset.text import Text
+from scaleflow.dataset.reading.class_folders import ClassFolders
+from scaleflow.dataset.reading.files import TEST_FRACTION
+from scaleflow.dataset.reading.text import Text
 from scaleflow.interfaces import EarlierState, Inputs, Standardize
 
 SUFFIXES = (".txt",)

@@ -21,9 +21,9 @@ import numpy as np
 import tensorflow as tf
 from filelock import FileLock
 
-from scaleflow.dataset.files import parse_count
-from scaleflow.dataset.records import interleave_files
-from scaleflow.dataset.text import Text
+from scaleflow.dataset.pipeline.records import interleave_files
+from scaleflow.dataset.reading.files import parse_count
+from scaleflow.dataset.reading.text import Text
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs, Preprocessing, Standardize, Stream
 

@@ -12,8 +12,10 @@ from typing import Any, get_args
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset import images
-from scaleflow.dataset.files import (
+from scaleflow.dataset.pipeline.records import divide_records, interleave_files, largest_target
+from scaleflow.dataset.pipeline.unreadable import FAILURES
+from scaleflow.dataset.reading import images
+from scaleflow.dataset.reading.files import (
     ALL,
     RECORD_SUFFIXES,
     TEST_FRACTION,
@@ -25,9 +27,7 @@ from scaleflow.dataset.files import (
     parse_fraction,
     parse_words,
 )
-from scaleflow.dataset.learned_cache import LearnedCache
-from scaleflow.dataset.records import divide_records, interleave_files, largest_target
-from scaleflow.dataset.unreadable import FAILURES
+from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Kind, Outputs, Stream
 

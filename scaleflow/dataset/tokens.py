@@ -11,9 +11,8 @@ from typing import Any, get_args
 import numpy as np
 from filelock import FileLock
 
-from scaleflow.cache_files import find_cache_folder, identify_file, name_entry, write_whole
-from scaleflow.dataset.corpus import SUFFIXES, read_documents
-from scaleflow.dataset.files import (
+from scaleflow.dataset.reading.corpus import SUFFIXES, read_documents
+from scaleflow.dataset.reading.files import (
     ALL,
     TEST_FRACTION,
     find_files,
@@ -22,8 +21,9 @@ from scaleflow.dataset.files import (
     parse_count,
     parse_fraction,
 )
-from scaleflow.dataset.tokenizer import BYTES, SPECIAL, make_tokenizer
+from scaleflow.dataset.reading.tokenizer import BYTES, SPECIAL, make_tokenizer
 from scaleflow.errors import ConfigError
+from scaleflow.files.cache import find_cache_folder, identify_file, name_entry, write_whole
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs, Standardize
 
 #: The version of the files in the cache.

@@ -18,7 +18,7 @@ from scaleflow.cluster.engines import list_engines
 from scaleflow.cluster.gpus import query_nvidia_smi
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.cluster.tpu import VARIABLES as TPU_VARIABLES
-from scaleflow.secret_masking import mask_secrets
+from scaleflow.interfaces.secret_masking import mask_secrets
 
 PACKAGES = ("scaleflow", "tensorflow", "keras", "mlflow", "hydra-core", "numpy")
 

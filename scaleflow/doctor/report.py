@@ -41,10 +41,10 @@ from scaleflow.doctor import machine
 from scaleflow.doctor.verdicts import PRECISIONS, STRATEGIES, Judge, MachineFacts, judge_option
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracking
+from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import ANSWER
 from scaleflow.launcher.prepare import make_plan
-from scaleflow.launcher.worker_process import describe_exit, inherit_environment
-from scaleflow.secret_masking import mask_secrets
+from scaleflow.launcher.processes.worker_process import describe_exit, inherit_environment
 from scaleflow.tracking.uri import PROBE_SECONDS, resolve_store
 
 #: Importing TensorFlow takes seconds, many on a busy machine.

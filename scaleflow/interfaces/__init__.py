@@ -56,6 +56,7 @@ from scaleflow.interfaces.data import (
     Standardize,
     Stream,
 )
+from scaleflow.interfaces.events import Status
 from scaleflow.interfaces.learned_changes import LearnedChanges
 from scaleflow.interfaces.learned_state import (
     EarlierState,
@@ -77,7 +78,6 @@ from scaleflow.interfaces.structures import (
 from scaleflow.interfaces.tracking import (
     IDENTITY,
     Point,
-    Status,
     Tracker,
 )
 from scaleflow.interfaces.training import (

@@ -13,6 +13,13 @@ from scaleflow.interfaces.structures import name_leaves
 #: The version of the record. A reader refuses newer ones.
 FORMAT = 1
 
+#: Modules of preprocessing classes that were elsewhere when earlier runs were recorded: the module before, and today's.
+MOVED_MODULES = {
+    "scaleflow.dataset.normalise": "scaleflow.dataset.pipeline.normalise",
+    "scaleflow.dataset.table_columns": "scaleflow.dataset.tables.columns",
+    "scaleflow.dataset.text": "scaleflow.dataset.reading.text",
+}
+
 #: A message names at most this many new words or classes.
 NAMED = 5
 
@@ -74,7 +81,7 @@ class LearnedState:
             return cls(
                 parse_leaves(record["inputs"], Inputs),
                 parse_leaves(record["outputs"], Outputs),
-                {name: LearnedPreprocessing(**each) for name, each in record["preprocessing"].items()},
+                {name: parse_preprocessing(each) for name, each in record["preprocessing"].items()},
                 record["source"],
                 record["reading"],
                 record["splits"],
@@ -112,6 +119,12 @@ class EarlierState:
     def find_reading(self, source: object) -> Mapping[str, Any]:
         """Returns how a source of the same class read its files; empty if the class differs."""
         return self.state.reading if self.state.source == name_class(source) else {}
+
+
+def parse_preprocessing(record: Mapping[str, Any]) -> LearnedPreprocessing:
+    """Parses one preprocessing of a record, and names the module that its class is in today."""
+    module, _, name = record["path"].rpartition(".")
+    return LearnedPreprocessing(**{**record, "path": f"{MOVED_MODULES.get(module, module)}.{name}"})
 
 
 def extend_classes(outputs: Outputs, found: Iterable[str]) -> Outputs:

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from scaleflow.events import DatasetDescribed
-
-
-#: How a run ended, in MLflow's words.
-Status = Literal["FINISHED", "FAILED", "KILLED"]
+from scaleflow.interfaces.events import DatasetDescribed, Status
 
 
 @dataclass(frozen=True)

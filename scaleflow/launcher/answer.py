@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from scaleflow.secret_masking import mask_secrets
+from scaleflow.interfaces.secret_masking import mask_secrets
 
 FINISHED, FAILED, REFUSED, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 

@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 from scaleflow.config.compose import resolve_config
 from scaleflow.config.folders import create_folder
 from scaleflow.errors import ConfigError
-from scaleflow.events import SettingFound
+from scaleflow.interfaces.events import SettingFound
+from scaleflow.interfaces.trials import BatchSearch
 from scaleflow.launcher.prepare import PreparedRun, make_plan
-from scaleflow.trials import BatchSearch
 
 #: What is added to the name of the run's folder for that of the search.
 SUFFIX = "-batch-size"

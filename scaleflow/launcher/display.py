@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from scaleflow.events import (
+from scaleflow.interfaces.events import (
     EpochEnded,
     Event,
     MetricsLogged,
@@ -25,7 +25,7 @@ from scaleflow.events import (
     UploadAwaited,
     Waiting,
 )
-from scaleflow.formatting import format_duration, format_elapsed, format_number
+from scaleflow.interfaces.formatting import format_duration, format_elapsed, format_number
 from scaleflow.launcher.answer import write_error
 
 if TYPE_CHECKING:

@@ -25,33 +25,33 @@ from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_config import check_folder_writable, composed_from_hydra, read_typed_overrides
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
-from scaleflow.events import Event
-from scaleflow.formatting import format_duration, format_number
 from scaleflow.interfaces import name_command
-from scaleflow.launcher.answer import ANSWER, REFUSED, print_refusal, to_printable
-from scaleflow.launcher.batch_search import make_search, use_batch_size
-from scaleflow.launcher.display import Display, display_for
-from scaleflow.launcher.inline import InlineRun
-from scaleflow.launcher.local_host import LocalHost
-from scaleflow.launcher.monitor import RunMonitor
-from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
-from scaleflow.launcher.recorder import Recorder
-from scaleflow.launcher.recovery import finalize_run, repair_quietly
-from scaleflow.launcher.stop import StopRequest, catch_stop_signals
-from scaleflow.launcher.submit import render_submission
-from scaleflow.launcher.supervisor import ProcessHost, Supervisor
-from scaleflow.launcher.worker_process import start_fork_server
-from scaleflow.runs import RunSpec, RunState
-from scaleflow.runs.code_record import write_code
-from scaleflow.runs.data_digest import digest_files, find_data_files
-from scaleflow.runs.state import RunHistory
-from scaleflow.secret_masking import (
+from scaleflow.interfaces.events import Event
+from scaleflow.interfaces.formatting import format_duration, format_number
+from scaleflow.interfaces.secret_masking import (
     find_environment_secrets,
     find_secrets,
     mask_override,
     mask_secrets,
     remember_secrets,
 )
+from scaleflow.launcher.answer import ANSWER, REFUSED, print_refusal, to_printable
+from scaleflow.launcher.batch_search import make_search, use_batch_size
+from scaleflow.launcher.display import Display, display_for
+from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
+from scaleflow.launcher.processes.inline import InlineRun
+from scaleflow.launcher.processes.local_host import LocalHost
+from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
+from scaleflow.launcher.processes.supervisor import ProcessHost, Supervisor
+from scaleflow.launcher.processes.worker_process import start_fork_server
+from scaleflow.launcher.recording.monitor import RunMonitor
+from scaleflow.launcher.recording.recorder import Recorder
+from scaleflow.launcher.recording.recovery import finalize_run, repair_quietly
+from scaleflow.launcher.submit import render_submission
+from scaleflow.runs import RunSpec, RunState
+from scaleflow.runs.code_record import write_code
+from scaleflow.runs.data_digest import digest_files, find_data_files
+from scaleflow.runs.state import RunHistory
 from scaleflow.tracking import RUN_ID, NoTracker, TensorBoardWriter, locate_weights, make_tracker
 
 #: Seconds that a refused command waits until a store that it has begun to create is complete.

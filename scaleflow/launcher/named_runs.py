@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.interfaces import Tracking, name_command
-from scaleflow.launcher.recovery import find_tracking_options
+from scaleflow.launcher.recording.recovery import find_tracking_options
 from scaleflow.runs import RunFolder
 from scaleflow.tracking.model_uris import FORMS, RUN_OR_MODEL
 from scaleflow.tracking.store import MlflowTracker

@@ -25,17 +25,17 @@ from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu,
 from scaleflow.config.compose import ComposedConfig, resolve_config
 from scaleflow.config.plan import check_plan, check_trial, parse_plan
 from scaleflow.errors import ConfigError
+from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Cluster, Plan, Strategy
-from scaleflow.launcher.description import read_overrides
+from scaleflow.interfaces.secret_masking import MASK, mask_override
+from scaleflow.interfaces.trials import Trial
+from scaleflow.launcher.recording.description import read_overrides
 from scaleflow.launcher.resume import find_resumed_run
-from scaleflow.object_store import is_store_address
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.code_record import refuse_changed_code
 from scaleflow.runs.split_digest import SplitDigests
-from scaleflow.secret_masking import MASK, mask_override
 from scaleflow.tracking.tensorboard import check_tensorboard
 from scaleflow.tracking.uri import resolve_store
-from scaleflow.trials import Trial
 
 #: The overrides that a run's name tells, since its other parts do not.
 TOLD_BY_NAME = re.compile(r"\+*(optimizer|(model|optimizer)\.[\w.]+)=")

@@ -19,12 +19,12 @@ from scaleflow.config.parse import every_key, format_value, parse_section, sugge
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking, name_command
+from scaleflow.interfaces.secret_masking import MASK, find_secrets, mask_secrets, remember_secrets
+from scaleflow.interfaces.trials import PARAM
 from scaleflow.runs import RunFolder, RunState
-from scaleflow.secret_masking import MASK, find_secrets, mask_secrets, remember_secrets
 from scaleflow.tracking import make_tracker
 from scaleflow.tracking.model_uris import RUN_OR_MODEL, resolve_reference
 from scaleflow.tracking.uri import resolve_store
-from scaleflow.trials import PARAM
 
 #: Keys about the command that resumes a run.
 RESUME_KEYS = ("resume", "resume_data", "resume_code")

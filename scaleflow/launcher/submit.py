@@ -10,8 +10,8 @@ from scaleflow.cluster.members import count_processes
 from scaleflow.config.hydra_errors import override_key
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.stop import GRACE_SECONDS
-from scaleflow.secret_masking import mask_override
+from scaleflow.interfaces.secret_masking import mask_override
+from scaleflow.launcher.processes.stop import GRACE_SECONDS
 
 #: Keys that the script sets itself, or that apply only to this command.
 SCRIPT_KEYS = ("cluster.submit", "cluster.workers", "hydra.run.dir")

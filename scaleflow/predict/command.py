@@ -45,12 +45,12 @@ from scaleflow.config.compose import compose_config, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options, load_config
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.errors import ConfigError
-from scaleflow.events import Event, Note
 from scaleflow.interfaces import LearnedState, Plan, Tracking
+from scaleflow.interfaces.events import Event, Note
 from scaleflow.launcher.answer import ANSWER, FINISHED, write_error
 from scaleflow.launcher.display import BarDisplay, Display, display_for
 from scaleflow.launcher.named_runs import find_named_run, locate_run
-from scaleflow.launcher.stop import catch_stop_signals
+from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.predict.reading import describe_reading
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.tracking.tracked_runs import TrackedRun

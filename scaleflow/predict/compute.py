@@ -12,7 +12,7 @@ import pyarrow
 import tensorflow as tf
 from pyarrow import ArrowInvalid, compute, types
 
-from scaleflow.dataset.table_values import (
+from scaleflow.dataset.tables.values import (
     CONVERSIONS,
     DATE,
     EXPECTED,

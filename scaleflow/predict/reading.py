@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import LearnedState
-from scaleflow.table_formats import CsvForm
 
 #: The source of tables, and the preprocessing of their columns: the module, the classes that replace a missing value by
 #: what training learned, and the class of categories.
 TABLE = "scaleflow.dataset.table.Table"
-COLUMNS, FILLING, CATEGORY = "scaleflow.dataset.table_columns.", ("Number", "Date"), "Category"
+COLUMNS, FILLING, CATEGORY = "scaleflow.dataset.tables.columns.", ("Number", "Date"), "Category"
 
 
 @dataclass(frozen=True)

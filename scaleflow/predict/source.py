@@ -14,8 +14,8 @@ import pyarrow
 from pyarrow import csv, dataset
 
 from scaleflow.errors import ConfigError, RunError
+from scaleflow.files.table_formats import CsvForm, find_format
 from scaleflow.predict.reading import Reading
-from scaleflow.table_formats import CsvForm, find_format
 
 #: Formats that store the number of rows.
 COUNTED = ("parquet", "feather")

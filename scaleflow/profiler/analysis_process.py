@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scaleflow.events import StepsProfiled, to_fields
+from scaleflow.interfaces.events import StepsProfiled, to_fields
 from scaleflow.profiler.paths import MARKDOWN, PICTURE, SUMMARY, find_xplanes
 from scaleflow.profiler.summary import to_line, to_metrics
 

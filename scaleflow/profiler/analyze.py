@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from scaleflow.events import StepsProfiled, parse_event
+from scaleflow.interfaces.events import StepsProfiled, parse_event
 from scaleflow.profiler.paths import MARKDOWN, PICTURE, SUMMARY, TRACE, find_xplanes, worker_name
 from scaleflow.profiler.plot import draw_profile
 from scaleflow.profiler.step_breakdown import STEP_OPERATION, Timeline, divide_steps, parse_timeline

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from scaleflow.events import StepsProfiled
+from scaleflow.interfaces.events import StepsProfiled
 from scaleflow.profiler.step_breakdown import PARTS, StepTimes
 
 Summary = dict[str, Any]

@@ -18,8 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from scaleflow.events import Emit, Note, StepsProfiled
 from scaleflow.interfaces import Profiler
+from scaleflow.interfaces.events import Emit, Note, StepsProfiled
 from scaleflow.profiler.paths import window_name, xplane_path
 from scaleflow.profiler.windows import Window, Windows
 

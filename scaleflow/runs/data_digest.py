@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scaleflow.cache_files import find_cache_folder
+from scaleflow.files.cache import find_cache_folder
 from scaleflow.runs.folder import RunFolder
 
 #: Files are digested whole up to this total: a core takes 2 s for it, less than the import of TensorFlow beside it.

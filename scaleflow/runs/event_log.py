@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
-from scaleflow.events import Emit, Event, MetricsLogged, parse_event, to_fields
-from scaleflow.secret_masking import mask_secrets
+from scaleflow.interfaces.events import Emit, Event, MetricsLogged, parse_event, to_fields
+from scaleflow.interfaces.secret_masking import mask_secrets
 
 TEST_PREFIX = "test/"
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import LearnedState
+from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs.folder import LEARNED_ARRAYS, LEARNED_STATE
-from scaleflow.secret_masking import mask_secrets
 
 #: The names of the record's files.
 LEARNED_FILES = (LEARNED_STATE, LEARNED_ARRAYS)

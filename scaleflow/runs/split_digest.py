@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from scaleflow.events import DatasetDescribed
+from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.runs.data_digest import MAX_FILES, WHOLE
 from scaleflow.runs.event_log import EventReader
 from scaleflow.runs.folder import RunFolder

@@ -9,7 +9,8 @@ from statistics import median
 from typing import Literal, Self
 
 from scaleflow.errors import ConfigError
-from scaleflow.events import (
+from scaleflow.interfaces import Status
+from scaleflow.interfaces.events import (
     CheckpointSaved,
     EpochEnded,
     Event,
@@ -25,7 +26,6 @@ from scaleflow.events import (
     UploadAwaited,
     Waiting,
 )
-from scaleflow.interfaces import Status
 from scaleflow.runs.event_log import EventReader, read_last_event
 from scaleflow.runs.folder import RunFolder
 

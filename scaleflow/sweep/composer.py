@@ -24,8 +24,8 @@ from scaleflow.config.hydra_errors import override_key, parse_overrides
 from scaleflow.config.parse import flatten
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
+from scaleflow.interfaces.secret_masking import find_secrets, remember_secrets
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
-from scaleflow.secret_masking import find_secrets, remember_secrets
 from scaleflow.sweep.jobs import JobRequest
 from scaleflow.sweep.ledger import IGNORED_KEYS, is_under
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from scaleflow.config.words import quote_override
 from scaleflow.launcher.answer import FAILED, REFUSED, TERMINATED
-from scaleflow.launcher.description import (
+from scaleflow.launcher.launch import describe_outcome
+from scaleflow.launcher.recording.description import (
     LONGEST,
     cut_text,
     describe_command,
@@ -17,7 +18,6 @@ from scaleflow.launcher.description import (
     join_parts,
     pad_cells,
 )
-from scaleflow.launcher.launch import describe_outcome
 from scaleflow.runs import RunFolder
 from scaleflow.sweep.ledger import Ledger
 from scaleflow.sweep.report import MARKDOWN, MAX_ROWS, Report

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, share, visible_gpus
-from scaleflow.launcher.worker_process import THREADS_ENV
+from scaleflow.launcher.processes.worker_process import THREADS_ENV
 
 
 def make_environments(count: int) -> list[dict[str, str]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from scaleflow.events import Event, MetricsLogged, RunReady
+from scaleflow.interfaces.events import Event, MetricsLogged, RunReady
 from scaleflow.runs import EventReader, RunFolder
 from scaleflow.runs.state import RATE, RunHistory
 

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.config.hydra_errors import override_key
-from scaleflow.secret_masking import mask_override
+from scaleflow.interfaces.secret_masking import mask_override
 from scaleflow.sweep.ledger import LedgerEntry, compute_identity, is_under
 
 #: Config groups whose option appears in a run's name without the group.

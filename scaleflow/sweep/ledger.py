@@ -14,8 +14,8 @@ from typing import Any
 
 from scaleflow.config.parse import flatten, format_value
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import RunFolder
-from scaleflow.secret_masking import mask_secrets
 
 #: Sections and keys that do not change what a job computes: a job with other values of them is the same job.
 IGNORED_KEYS = (

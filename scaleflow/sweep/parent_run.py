@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-from scaleflow.events import ArtifactWritten, DescriptionSet, Event, RunEnded, RunReady, TagsSet
 from scaleflow.interfaces import Plan, Status, name_command
+from scaleflow.interfaces.events import ArtifactWritten, DescriptionSet, Event, RunEnded, RunReady, TagsSet
+from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.display import Display
-from scaleflow.launcher.recorder import Recorder
-from scaleflow.launcher.stop import StopRequest
-from scaleflow.provenance import write_provenance
+from scaleflow.launcher.processes.stop import StopRequest
+from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import append_event
-from scaleflow.secret_masking import mask_secrets
+from scaleflow.runs.provenance import write_provenance
 from scaleflow.sweep.description import describe_sweep
 from scaleflow.sweep.ledger import Ledger, is_under
 from scaleflow.sweep.report import Report

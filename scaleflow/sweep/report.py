@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scaleflow.config.hydra_errors import override_key
-from scaleflow.formatting import format_number
-from scaleflow.launcher.description import format_table
+from scaleflow.interfaces.formatting import format_number
+from scaleflow.launcher.recording.description import format_table
 from scaleflow.runs import RunFolder
 from scaleflow.runs.state import RATE, RunHistory
 from scaleflow.sweep.ledger import LedgerEntry, is_under

@@ -32,18 +32,18 @@ from scaleflow.config.hydra_config import check_folder_writable, list_module_fol
 from scaleflow.config.parse import parse_section
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, NothingCanRun
-from scaleflow.events import Event, RunReady
-from scaleflow.formatting import format_duration
 from scaleflow.interfaces import Plan, Status, Sweep
+from scaleflow.interfaces.events import Event, RunReady
+from scaleflow.interfaces.formatting import format_duration
+from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.display import Display, JobDisplay
 from scaleflow.launcher.launch import SweepContext, launch_run
-from scaleflow.launcher.recovery import repair_quietly
-from scaleflow.launcher.stop import StopRequest, catch_stop_signals
-from scaleflow.launcher.worker_process import start_fork_server
+from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
+from scaleflow.launcher.processes.worker_process import start_fork_server
+from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.state import is_finished
-from scaleflow.secret_masking import mask_override, mask_secrets
 from scaleflow.sweep.composer import JobComposer
 from scaleflow.sweep.devices import make_environments
 from scaleflow.sweep.history import JobHistory

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracking
-from scaleflow.secret_masking import mask_secrets
+from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.tracking.connection import migration_lock, set_mlflow_defaults, use_store
 from scaleflow.tracking.model_uris import RUN_OR_MODEL, choose_result, find_model_version
 from scaleflow.tracking.uri import resolve_store, sqlite_file

@@ -11,7 +11,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Run
 from mlflow.types import Schema, TensorSpec
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
-from scaleflow.events import DatasetDescribed
+from scaleflow.interfaces.events import DatasetDescribed
 
 #: Longest profile or source that MLflow's store accepts, in characters.
 MAX_TEXT = 16_000

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
-from scaleflow.secret_masking import mask_secrets
+from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.tracking.store import RESULT_TAG, STEP_TAG, explain_missing
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scaleflow.errors import ConfigError
-from scaleflow.events import DatasetDescribed
 from scaleflow.interfaces import Point, Status
+from scaleflow.interfaces.events import DatasetDescribed
 
 
 class NoTracker:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from scaleflow.errors import ConfigError, RunMissing, StoreUnreachable
-from scaleflow.events import DatasetDescribed
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracking, name_command
-from scaleflow.secret_masking import mask_secrets
+from scaleflow.interfaces.events import DatasetDescribed
+from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.tracking.connection import migration_lock, set_mlflow_defaults
 from scaleflow.tracking.keys import MAX_KEY, MetricKeys, to_distinct_keys
 from scaleflow.tracking.registry import register_model

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.errors import ConfigError
-from scaleflow.events import Event, MetricsLogged, WeightHistograms
+from scaleflow.interfaces.events import Event, MetricsLogged, WeightHistograms
 
 
 def check_tensorboard(wanted: bool) -> None:

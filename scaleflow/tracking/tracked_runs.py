@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaleflow.errors import ConfigError
-from scaleflow.events import ConfusionWritten, DatasetDescribed, Event, MetricsLogged
 from scaleflow.interfaces import Tracking
-from scaleflow.secret_masking import mask_secrets
+from scaleflow.interfaces.events import ConfusionWritten, DatasetDescribed, Event, MetricsLogged
+from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.tracking.connection import use_store
 from scaleflow.tracking.initial_weights import KERAS_FILES
 from scaleflow.tracking.keys import to_allowed_key

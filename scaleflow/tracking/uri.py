@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from scaleflow.errors import ConfigError, StoreUnreachable
 from scaleflow.interfaces import Tracking
-from scaleflow.secret_masking import MASK, mask_secrets
+from scaleflow.interfaces.secret_masking import MASK, mask_secrets
 
 PROBE_SECONDS = 3.0
 

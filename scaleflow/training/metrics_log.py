@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from scaleflow.events import Emit, MetricsLogged, WeightHistograms
 from scaleflow.interfaces import Feed
+from scaleflow.interfaces.events import Emit, MetricsLogged, WeightHistograms
 from scaleflow.training.engine import Engine
 from scaleflow.training.histograms import compute_histograms
 from scaleflow.training.memory import measure_peaks

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaleflow.errors import ConfigError, NotFinite
-from scaleflow.events import EpochEnded, MetricsLogged, Note, RolledBack, StageBegan
 from scaleflow.interfaces import Feed, Snapshot, Tracer, Training
+from scaleflow.interfaces.events import EpochEnded, MetricsLogged, Note, RolledBack, StageBegan
 from scaleflow.training.call_tracing import CallTracing
 from scaleflow.training.callbacks import Callbacks, to_keras_logs
 from scaleflow.training.checkpointing import Checkpointing

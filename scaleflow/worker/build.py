@@ -27,7 +27,6 @@ from scaleflow.config.rules import check_rules, resolve_choices
 from scaleflow.config.targets import bind_target, is_class_target, locate_target
 from scaleflow.config.trust import check_origins
 from scaleflow.errors import ConfigError
-from scaleflow.events import Emit, Note, PeersMet, StageBegan, Waiting
 from scaleflow.interfaces import (
     Batching,
     Examples,
@@ -44,6 +43,7 @@ from scaleflow.interfaces import (
     Stream,
     Training,
 )
+from scaleflow.interfaces.events import Emit, Note, PeersMet, StageBegan, Waiting
 from scaleflow.runs.learned_state import LEARNED_FILES, write_learned_state
 from scaleflow.worker.earlier import find_changes, find_earlier, get_origin, open_source
 from scaleflow.worker.metadata import RunMetadata, collect_metadata, describe_data_name

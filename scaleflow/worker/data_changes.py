@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.events import DatasetDescribed, Emit, Note, TagsSet
 from scaleflow.interfaces import Plan
+from scaleflow.interfaces.events import DatasetDescribed, Emit, Note, TagsSet
 from scaleflow.runs import RunFolder, RunSpec
 from scaleflow.runs.code_record import list_code_changes, write_code
 from scaleflow.runs.data_digest import digest_files, find_changed_files, find_data_files, group_by_folder
@@ -15,7 +15,7 @@ from scaleflow.runs.folder import read_json
 from scaleflow.runs.split_digest import ALL_VALUES, SplitDigests, identify_split, list_split_changes, read_split_digests
 
 if TYPE_CHECKING:
-    from scaleflow.dataset.fingerprint import Fingerprint
+    from scaleflow.dataset.pipeline.fingerprint import Fingerprint
 
 #: The most changes that a message names.
 MAX_NAMED = 5

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.errors import ConfigError
-from scaleflow.events import Emit, Note
 from scaleflow.interfaces import EarlierState, LearnedChanges, LearnedState, Plan, Source, name_leaves
+from scaleflow.interfaces.events import Emit, Note
 from scaleflow.runs.learned_state import read_learned_state
 
 if TYPE_CHECKING:

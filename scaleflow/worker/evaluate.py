@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.config.trust import check_origins
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.events import Emit, EvaluationReady, MetricsLogged, Note, StageBegan
 from scaleflow.interfaces import (
     EarlierState,
     Inputs,
@@ -33,6 +32,7 @@ from scaleflow.interfaces import (
     map_leaves,
     name_leaves,
 )
+from scaleflow.interfaces.events import Emit, EvaluationReady, MetricsLogged, Note, StageBegan
 from scaleflow.runs import EvaluationSpec, RunFolder
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.worker.build import find_example_location, make_evaluation_batching, setup_runtime

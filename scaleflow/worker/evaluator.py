@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scaleflow.events import Emit, Event, MetricsLogged, Note
-from scaleflow.formatting import format_number
 from scaleflow.interfaces import Status
+from scaleflow.interfaces.events import Emit, Event, MetricsLogged, Note
+from scaleflow.interfaces.formatting import format_number
 from scaleflow.runs import EventReader, EventWriter
 
 if TYPE_CHECKING:

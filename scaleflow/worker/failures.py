@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from scaleflow.cluster.members import find_unreachable
 from scaleflow.errors import ScaleflowError
-from scaleflow.events import ArtifactWritten, Emit, FaultReported
 from scaleflow.interfaces import Plan
+from scaleflow.interfaces.events import ArtifactWritten, Emit, FaultReported
+from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import RunSpec
-from scaleflow.secret_masking import mask_secrets
 from scaleflow.worker.out_of_memory import explain_out_of_memory
 
 if TYPE_CHECKING:

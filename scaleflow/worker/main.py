@@ -18,9 +18,9 @@ from scaleflow.cluster.engines import find_engine
 from scaleflow.cluster.members import process_names
 from scaleflow.cluster.network import NO_PROXY, no_proxy_for
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config, without_evaluator
-from scaleflow.events import ProcessStarted
+from scaleflow.interfaces.events import ProcessStarted
+from scaleflow.interfaces.secret_masking import MaskedStream, find_environment_secrets, remember_secrets
 from scaleflow.runs import EventWriter, RunSpec
-from scaleflow.secret_masking import MaskedStream, find_environment_secrets, remember_secrets
 from scaleflow.worker import keras_import
 from scaleflow.worker.serve import serve_task
 from scaleflow.worker.train import run_worker

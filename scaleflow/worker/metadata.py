@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.events import ArtifactWritten, ConfusionWritten, DatasetDescribed, Emit, MetricsLogged, Note
 from scaleflow.interfaces import Objective, Outputs, OutputStructure, Plan, map_leaves
+from scaleflow.interfaces.events import ArtifactWritten, ConfusionWritten, DatasetDescribed, Emit, MetricsLogged, Note
+from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import RunFolder
-from scaleflow.secret_masking import mask_secrets
 from scaleflow.worker.data_changes import digest_splits
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from scaleflow.cluster.engines import find_engine
 from scaleflow.cluster.gpus import assigned_hardware
 from scaleflow.cluster.network import is_listening, wait_until_closed
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
-from scaleflow.events import Emit, Note, PeersMet, RunEnded, Waiting
+from scaleflow.interfaces.events import Emit, Note, PeersMet, RunEnded, Waiting
 from scaleflow.runs import RunSpec, RunState
 
 #: Seconds between two checks for the coordinator, or for the end of the run.

@@ -13,16 +13,25 @@ from scaleflow.cluster.members import count_synchronous_workers, process_names
 from scaleflow.cluster.network import is_listening
 from scaleflow.config.parse import flatten
 from scaleflow.errors import ConfigError
-from scaleflow.events import Emit, FaultReported, ModelExported, Note, RunEnded, RunReady, RunRefused, StageBegan
+from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import LearnedState, Plan, Tracer
-from scaleflow.object_store import is_store_address
-from scaleflow.provenance import mark_process
+from scaleflow.interfaces.events import (
+    Emit,
+    FaultReported,
+    ModelExported,
+    Note,
+    RunEnded,
+    RunReady,
+    RunRefused,
+    StageBegan,
+)
+from scaleflow.interfaces.secret_masking import mask_secrets
+from scaleflow.interfaces.trials import to_params
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.event_log import DeduplicatingEmitter
 from scaleflow.runs.learned_state import to_files, write_learned_state
-from scaleflow.secret_masking import mask_secrets
-from scaleflow.trials import to_params
-from scaleflow.user_metrics import user_metrics
+from scaleflow.runs.provenance import mark_process
+from scaleflow.runs.user_metrics import user_metrics
 from scaleflow.worker import keras_import
 from scaleflow.worker.build import TrainingSetup, build_training
 from scaleflow.worker.data_changes import explain_changed_data, report_changes, report_other_data, write_data_files

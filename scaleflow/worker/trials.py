@@ -1,4 +1,4 @@
-"""Trains for a short time to find a setting: the learning rate, or the batch size. `scaleflow/trials.py` has the rules.
+"""Trains for a short time to find a setting: the learning rate, or the batch size. `trial_rules.py` has the rules.
 
 A trial is the host of an engine, as a session is, and decides how many steps it takes. It does not validate, save or
 export.
@@ -23,16 +23,17 @@ import psutil
 from scaleflow.cluster.members import count_synchronous_workers
 from scaleflow.config.plan import find_batch_multiple, set_batch_size
 from scaleflow.errors import ConfigError, NotFinite
-from scaleflow.events import Emit, Event, MetricsLogged, RunEnded, SettingFound, StageBegan
+from scaleflow.interfaces.events import Emit, Event, MetricsLogged, RunEnded, SettingFound, StageBegan
+from scaleflow.interfaces.trials import BatchSearch, RateTest, choose_first_size
 from scaleflow.runs import RunSpec
-from scaleflow.trials import (
+from scaleflow.worker.build import TrainingSetup, build_engine, build_training, prepare_data
+from scaleflow.worker.failures import is_out_of_memory
+from scaleflow.worker.startup_timer import StartupTimer
+from scaleflow.worker.trial_rules import (
     ROUNDS,
     BatchMeasurement,
-    BatchSearch,
     Divergence,
-    RateTest,
     choose_batch_size,
-    choose_first_size,
     choose_next_size,
     choose_rate,
     explain_end,
@@ -42,9 +43,6 @@ from scaleflow.trials import (
     smooth_losses,
     take_faster,
 )
-from scaleflow.worker.build import TrainingSetup, build_engine, build_training, prepare_data
-from scaleflow.worker.failures import is_out_of_memory
-from scaleflow.worker.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
     from scaleflow.training import Length, Loop, WorkerSync
@@ -308,7 +306,7 @@ class BatchSizeTrial:
 
         Raises ConfigError if nothing can be trained with the size.
         """
-        from scaleflow.dataset.cache import available_bytes
+        from scaleflow.dataset.pipeline.cache import available_bytes
 
         workers = count_synchronous_workers(self._spec.plan)  # all of them are on this machine
         self._watch.start_again()

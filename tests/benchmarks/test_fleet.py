@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fleet import STORE, Kind, WrongResultError, check_end, run_fleet
-from scaleflow.events import MetricsLogged
+from scaleflow.interfaces.events import MetricsLogged
 from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import append_event
 from tests.processes import FORKING

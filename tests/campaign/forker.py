@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 
-from scaleflow.launcher.fork_server import ForkServer
+from scaleflow.launcher.processes.fork_server import ForkServer
 
 
 def main() -> None:

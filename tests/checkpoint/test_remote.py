@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.events import CheckpointSaved, Event, Note, RunReady, UploadAwaited
 from scaleflow.interfaces import Best, Checkpoint, Snapshot
+from scaleflow.interfaces.events import CheckpointSaved, Event, Note, RunReady, UploadAwaited
 from scaleflow.runs import EventReader
 from tests.checkpoint.test_resume import BASE, GLOBAL, course
 from tests.checkpoint.test_store import same, snapshot
@@ -61,7 +61,7 @@ def list_objects(address: str) -> list[str]:
     """The names of all objects at an address, without markers of folders."""
     from pyarrow import fs
 
-    from scaleflow.object_store import connect
+    from scaleflow.files.object_store import connect
 
     root = address.partition("://")[2]
     infos = connect("s3").get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
@@ -120,7 +120,7 @@ def test_the_store_has_what_is_kept(isolated: Callable[..., Any], tmp_path: Path
 
 def damage(address: str, name: str, change: Callable[[bytes], bytes] | None) -> None:
     """Changes an object; None deletes it."""
-    from scaleflow.object_store import connect
+    from scaleflow.files.object_store import connect
 
     path = f"{address.partition('://')[2]}/{name}"
     system = connect("s3")

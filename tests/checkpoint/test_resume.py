@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.events import Event, MetricsLogged, Note
 from scaleflow.interfaces import Plan
+from scaleflow.interfaces.events import Event, MetricsLogged, Note
 from tests.conftest import Command
 from tests.training.fake_engine import ignore, make_session, run_apart
 

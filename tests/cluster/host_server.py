@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from scaleflow.launcher.fork_server import ForkServer
+from scaleflow.launcher.processes.fork_server import ForkServer
 
 #: Of Linux's sched.h.
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x0002_0000, 0x0400_0000, 0x4000_0000

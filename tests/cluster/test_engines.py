@@ -19,10 +19,10 @@ from scaleflow.config.rules import list_rules
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.launch import make_host
-from scaleflow.launcher.local_host import LocalHost
 from scaleflow.launcher.prepare import make_plan
+from scaleflow.launcher.processes.local_host import LocalHost
+from scaleflow.launcher.processes.worker_process import SERVER_ENV
 from scaleflow.launcher.submit import render_submission
-from scaleflow.launcher.worker_process import SERVER_ENV
 from tests.conftest import Command
 
 COMMON_KEYS = """\
@@ -76,7 +76,7 @@ class FleetCluster(Cluster):
     ships: int = field(default=1, metadata={"at_least": 1})
 
 def make_host(monitor):
-    from scaleflow.launcher.local_host import LocalHost
+    from scaleflow.launcher.processes.local_host import LocalHost
 
     class FleetHost(LocalHost):
         first_stage = "starting the fleet"

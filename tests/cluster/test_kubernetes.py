@@ -19,7 +19,7 @@ import yaml
 from scaleflow import __version__
 from scaleflow.cluster.kubernetes import GROUP, LEAST_VERSION, KubernetesCluster, escape_expansion, manifest, tf_config
 from scaleflow.errors import ConfigError
-from scaleflow.launcher.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.worker_process import SERVER_ENV
 from tests.cluster import forked, hosts
 from tests.cluster.test_several_launchers import ends
 from tests.conftest import Command, clean_environment

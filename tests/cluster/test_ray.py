@@ -18,7 +18,7 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.worker_process import SERVER_ENV
 from scaleflow.runs import RunSpec
 from tests.cluster.machines import HEAD, Machines, machines
 from tests.conftest import Command
@@ -313,7 +313,7 @@ def error_of_call() -> Exception:
 def test_what_an_actor_raises_is_told(
     error: Callable[[], Exception], failing: Callable[[Exception], Actor], plan: Any, tmp_path: Path
 ) -> None:
-    from scaleflow.launcher.ray_host import ActorUnanswered, RayProcess, call_actors
+    from scaleflow.launcher.processes.ray_host import ActorUnanswered, RayProcess, call_actors
 
     actor = failing(error())
     with pytest.raises(ConfigError, match="a machine cannot run its process: OSError: no space left") as refused:
@@ -329,7 +329,7 @@ def test_one_thread_waits_for_the_ends_of_all_processes(
     plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first answers twice that it runs; the last is never heard of, until the head is gone."""
-    from scaleflow.launcher.ray_host import RayProcess, wait_for_exits
+    from scaleflow.launcher.processes.ray_host import RayProcess, wait_for_exits
 
     answers: dict[str, list[Any]] = {"a": [None, None, 0], "b": [3], "c": [OSError("lost")], "d": []}
     calls: list[str] = []
@@ -369,7 +369,7 @@ def test_one_thread_waits_for_the_ends_of_all_processes(
 def test_a_machine_that_is_gone_has_no_words_of_its_own(failing: Callable[[Exception], Actor]) -> None:
     from ray.exceptions import ActorDiedError
 
-    from scaleflow.launcher.ray_host import ActorUnanswered, call_actors
+    from scaleflow.launcher.processes.ray_host import ActorUnanswered, call_actors
 
     with pytest.raises(ActorUnanswered, match="do not answer"):
         call_actors([failing(ActorDiedError())], "locate", None)
@@ -379,7 +379,7 @@ def test_a_machine_that_is_gone_has_no_words_of_its_own(failing: Callable[[Excep
 def test_the_workers_that_are_left_divide_the_same_global_batch(
     plan: Any, there: int, least: int, goes_on: int
 ) -> None:
-    from scaleflow.launcher.ray_host import resize_plan
+    from scaleflow.launcher.processes.ray_host import resize_plan
 
     four: Plan = plan("strategy=multi_worker", "cluster=ray", "cluster.workers=4", "hardware=cpu")
     ready = begun(4, 4, 64)
@@ -394,7 +394,7 @@ def test_the_workers_that_are_left_divide_the_same_global_batch(
 
 
 def test_what_is_measured_has_the_name_of_its_machine() -> None:
-    from scaleflow.launcher.system_metrics import name_by_host
+    from scaleflow.launcher.recording.system_metrics import name_by_host
 
     job: RunSpec = SimpleNamespace(name="worker 1")  # type: ignore[assignment]
     values = {"system/cpu_utilization_percentage": 1.0, "system/worker-1/threads": 2.0, "system/gpu_0_power": 3.0}

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from scaleflow.cluster.network import free_ports
-from scaleflow.events import RunReady
-from scaleflow.launcher.worker_process import SERVER_ENV
+from scaleflow.interfaces.events import RunReady
+from scaleflow.launcher.processes.worker_process import SERVER_ENV
 from scaleflow.runs import EventReader
 from tests.conftest import Command
 from tests.launcher.test_supervisor import only_run, processes, wait_for

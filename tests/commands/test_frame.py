@@ -13,7 +13,7 @@ import pytest
 from scaleflow import cli, evaluate, find, rerun, sync
 from scaleflow.commands.frame import run_command
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.events import MetricsLogged, RunEnded, RunReady
+from scaleflow.interfaces.events import MetricsLogged, RunEnded, RunReady
 from scaleflow.launcher.answer import ANSWER
 from scaleflow.predict import command as predict
 from scaleflow.runs import EventWriter, RunFolder

@@ -51,8 +51,8 @@ class Rows:
 
 
 def read_epochs(replicas: int, shards: int = 1) -> Any:
-    from scaleflow.dataset.blocks import make_blocks
-    from scaleflow.dataset.feeds import BlockFeed
+    from scaleflow.dataset.pipeline.blocks import make_blocks
+    from scaleflow.dataset.pipeline.feeds import BlockFeed
 
     strategy = spread_over(replicas)
     rows = Rows()
@@ -100,8 +100,8 @@ def test_replicas_change_nothing(isolated: Callable[..., Any], shards: int) -> N
 def read_worker_shares(workers: int, shards: int) -> Any:
     import tensorflow as tf
 
-    from scaleflow.dataset.blocks import make_blocks
-    from scaleflow.dataset.feeds import BlockFeed
+    from scaleflow.dataset.pipeline.blocks import make_blocks
+    from scaleflow.dataset.pipeline.feeds import BlockFeed
 
     feed = BlockFeed(
         make_blocks(Rows()),
@@ -130,7 +130,7 @@ def order_files(
     shards: int, lengths: list[int], seed: int | None, epochs: int = 3, blocks: int = 1
 ) -> list[list[list[str]]]:
     """For each epoch and shard the file of each block that is read, of files with so many `blocks` each."""
-    from scaleflow.dataset.blocks import BlockOrder, make_blocks
+    from scaleflow.dataset.pipeline.blocks import BlockOrder, make_blocks
 
     class Files(Rows):
         def __init__(self) -> None:
@@ -144,7 +144,7 @@ def order_files(
 
 
 def read_selected_shards() -> Any:
-    from scaleflow.dataset.blocks import BlockOrder, make_blocks
+    from scaleflow.dataset.pipeline.blocks import BlockOrder, make_blocks
 
     blocks = make_blocks(Rows()).select(np.arange(sum(LENGTHS)) % 3 > 0)
     orders = [BlockOrder(blocks, 3, 20, shard, 4) for shard in range(4)]
@@ -177,7 +177,7 @@ def test_shards_of_uneven_files_share_at_most_the_files_at_their_ends(isolated: 
 
 
 def refuse_shards() -> list[str]:
-    from scaleflow.dataset.blocks import check_shards, describe_shards, make_blocks
+    from scaleflow.dataset.pipeline.blocks import check_shards, describe_shards, make_blocks
     from scaleflow.errors import ConfigError
     from scaleflow.interfaces import Dataset, Target, Training
 
@@ -211,9 +211,9 @@ def test_shards_that_cannot_be_are_refused_in_words(isolated: Callable[..., Any]
 
 
 def divide() -> Any:
-    from scaleflow.dataset.blocks import draw_rows, make_blocks
-    from scaleflow.dataset.splits import hold_out_examples, limit_examples
-    from scaleflow.dataset.unreadable import drop_records, find_first_unreadable, find_unreadable
+    from scaleflow.dataset.pipeline.blocks import draw_rows, make_blocks
+    from scaleflow.dataset.pipeline.splits import hold_out_examples, limit_examples
+    from scaleflow.dataset.pipeline.unreadable import drop_records, find_first_unreadable, find_unreadable
 
     blocks = make_blocks(Rows({5: "is wrong", 70: "is worse", 166: "is bad"}))
     train, validation, _ = hold_out_examples(blocks, 0.25, 1, lambda event: None)
@@ -255,7 +255,7 @@ class Source:
         self._changes = changes
 
     def load(self, split: str) -> Any:
-        from scaleflow.dataset.blocks import make_blocks
+        from scaleflow.dataset.pipeline.blocks import make_blocks
 
         return make_blocks(Rows(**self._changes))
 

@@ -88,7 +88,7 @@ def test_a_shape_that_is_not_known_beforehand_is_no_hindrance(isolated: Callable
 def padding(replicas: int, examples: int, step: int) -> list[list[int]]:
     """The padding after the last examples, of arrays, records in memory and a stream through a buffer."""
     from scaleflow import dataset
-    from scaleflow.dataset.records import cache_records
+    from scaleflow.dataset.pipeline.records import cache_records
 
     strategy = spread_over(replicas)
     arrays = numbered(examples)

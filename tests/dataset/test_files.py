@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scaleflow.dataset.files import find_files, has_suffix
-from scaleflow.dataset.object_store import matches_glob
+from scaleflow.dataset.reading.files import find_files, has_suffix
+from scaleflow.dataset.reading.object_store import matches_glob
 from tests.dataset.files import write
 
 

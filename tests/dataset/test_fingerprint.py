@@ -27,9 +27,9 @@ def digests(folder: Path) -> dict[str, tuple[str, str]]:
     """(what the digest covers, the digest) of some splits."""
     import tensorflow as tf
 
-    from scaleflow.dataset import fingerprint
-    from scaleflow.dataset.fingerprint import fingerprint_split
-    from scaleflow.dataset.records import cache_records
+    from scaleflow.dataset.pipeline import fingerprint
+    from scaleflow.dataset.pipeline.fingerprint import fingerprint_split
+    from scaleflow.dataset.pipeline.records import cache_records
     from scaleflow.dataset.table import Table
 
     inputs, targets = np.arange(1_200_000, dtype=np.float32).reshape(120_000, 10), np.arange(120_000, dtype=np.int32)
@@ -92,8 +92,8 @@ def of_records(folder: Path) -> Any:
     """Pictures that are not there, with labels that are."""
     import tensorflow as tf
 
-    from scaleflow.dataset.fingerprint import read_cheap_targets
-    from scaleflow.dataset.records import cache_records, check_decoded_targets
+    from scaleflow.dataset.pipeline.fingerprint import read_cheap_targets
+    from scaleflow.dataset.pipeline.records import cache_records, check_decoded_targets
 
     def decode(path: Any, label: Any) -> Any:
         return tf.io.decode_png(tf.io.read_file(path), channels=3), label

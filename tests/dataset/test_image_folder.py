@@ -74,7 +74,7 @@ def test_pictures_of_every_format_become_arrays_of_one_size(isolated: Callable[.
 def resized(path: Path) -> dict[str, Any]:
     import tensorflow as tf
 
-    from scaleflow.dataset.images import RESIZE, make_image_decoder
+    from scaleflow.dataset.reading.images import RESIZE, make_image_decoder
 
     encoded = tf.io.read_file(str(path))
     wide = {how: make_image_decoder([4, 4], how)(encoded).numpy() for how in RESIZE}
@@ -107,7 +107,7 @@ def sharpness() -> dict[tuple[int, int, int], tuple[float, float]]:
     import tensorflow as tf
     from sklearn.datasets import load_sample_images
 
-    from scaleflow.dataset.images import make_image_decoder
+    from scaleflow.dataset.reading.images import make_image_decoder
 
     found = {}
     for number, photo in enumerate(load_sample_images().images):
@@ -130,7 +130,7 @@ def test_a_jpeg_that_is_decoded_smaller_stays_nearer_to_an_antialiased_resize_th
 
 
 def jpegs(base: Path) -> dict[str, Any]:
-    from scaleflow.dataset.images import RESIZE, make_image_decoder
+    from scaleflow.dataset.reading.images import RESIZE, make_image_decoder
 
     def decoded(name: str, *options: Any) -> Any:
         return make_image_decoder(*options)((base / name).read_bytes()).numpy()

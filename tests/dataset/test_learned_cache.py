@@ -27,18 +27,18 @@ def refuse_to_learn(patch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any) -> Any:
         raise AssertionError("this was learned before")
 
-    patch.setattr("scaleflow.dataset.table_files.TableFiles.read_schema", fail)
-    patch.setattr("scaleflow.dataset.table_files.TableFiles._list_blocks", fail)
+    patch.setattr("scaleflow.dataset.tables.files.TableFiles.read_schema", fail)
+    patch.setattr("scaleflow.dataset.tables.files.TableFiles._list_blocks", fail)
     for name in ("check_column_types", "describe_target", "choose_kind", "are_plain_numbers"):
         patch.setattr(f"scaleflow.dataset.table.{name}", fail)
     for name in ("Number", "Category", "WordBag", "Date"):
-        patch.setattr(f"scaleflow.dataset.table_columns.{name}.learn", fail)
+        patch.setattr(f"scaleflow.dataset.tables.columns.{name}.learn", fail)
 
 
 def learn(source: Any, seed: int = 0, validation: float = 0.2) -> tuple[list[str], Any]:
     """The notes about the cache, and all that a run reads and learns of a table before it traces anything."""
-    from scaleflow.dataset.preprocessing import choose_preprocessing, learn_on_chief
-    from scaleflow.dataset.splits import SingleProcess, hold_out_examples
+    from scaleflow.dataset.pipeline.preprocessing import choose_preprocessing, learn_on_chief
+    from scaleflow.dataset.pipeline.splits import SingleProcess, hold_out_examples
 
     splits = {name: source.load(name) for name in source.splits}
     train, *_ = hold_out_examples(splits["train"], validation, seed, lambda event: None)
@@ -56,7 +56,7 @@ def learn_twice(base: Path) -> Any:
     for file, learn_on in [*((file, rows) for file in files for rows in (50, None)), (base / "splits", 50)]:
         kept = str(base / f"kept-{len(found)}")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("scaleflow.dataset.table_files.TEXT_BLOCK", 2000)  # several blocks
+            patch.setattr("scaleflow.dataset.tables.files.TEXT_BLOCK", 2000)  # several blocks
             first = learn(make(file, cache_dir=kept, learn_on=learn_on))
             refuse_to_learn(patch)
             found.append((str(file), first, learn(make(file, cache_dir=kept, learn_on=learn_on))))
@@ -96,7 +96,7 @@ def change(base: Path) -> Any:
     found["vocabulary"] = recalled(vocabulary=4)
     found["encoding"] = recalled(encoding="latin-1")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scaleflow.dataset.learned_cache.CODE", "another version")
+        patch.setattr("scaleflow.dataset.reading.learned_cache.CODE", "another version")
         found["code"] = recalled()
     found["name"] = recalled(data=file.rename(base / "other.csv"))
     found["size"] = recalled(data=write(file, text + text.splitlines()[-1] + "\n"))
@@ -181,7 +181,7 @@ def test_no_problem_of_the_cache_is_an_error(isolated: Callable[..., Any], tmp_p
 def learn_together(base: Path) -> Any:
     from filelock import FileLock
 
-    from scaleflow.dataset.learned_cache import LearnedCache
+    from scaleflow.dataset.reading.learned_cache import LearnedCache
 
     path = str(write(base / "a.csv", "a"))
     began, waits = threading.Event(), threading.Event()
@@ -205,7 +205,7 @@ def learn_together(base: Path) -> Any:
         values[name] = LearnedCache(str(base / "kept"), path).recall("rows", [path], 1, partial(learn, name))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scaleflow.dataset.learned_cache.FileLock", Lock)
+        patch.setattr("scaleflow.dataset.reading.learned_cache.FileLock", Lock)
         threads = [threading.Thread(target=recall, args=(name,)) for name in ("first", "second")]
         threads[0].start()
         assert began.wait(60)
@@ -223,7 +223,7 @@ def test_jobs_that_run_at_once_learn_once(isolated: Callable[..., Any], tmp_path
 
 
 def fill(base: Path) -> Any:
-    from scaleflow.dataset.learned_cache import LearnedCache
+    from scaleflow.dataset.reading.learned_cache import LearnedCache
 
     path = str(write(base / "a.csv", "a"))
     kept = base / "kept"
@@ -238,7 +238,7 @@ def fill(base: Path) -> Any:
         return bool(learned)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scaleflow.dataset.learned_cache.MAX_ENTRIES", 3)
+        patch.setattr("scaleflow.dataset.reading.learned_cache.MAX_ENTRIES", 3)
         found = [recall(option) for option in (1, 2, 3, 1, 4, 3, 1, 2)]
     return found, len(list(kept.glob("*.jsonl"))), words.exists()
 

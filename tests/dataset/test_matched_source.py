@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.dataset.class_names import match_names
+from scaleflow.dataset.reading.class_names import match_names
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, LearnedState, Outputs, name_class
 
@@ -148,7 +148,7 @@ def earlier_state(outputs: Any, **more: Any) -> EarlierState:
 def match_all() -> tuple[dict[str, Any], dict[str, Any]]:
     """What comes of each case, in memory and as a stream; and of each refusal."""
     from scaleflow.dataset import match_source
-    from scaleflow.dataset.records import decode_records
+    from scaleflow.dataset.pipeline.records import decode_records
 
     found: dict[str, Any] = {}
     for name, (known, more, given, targets, *_) in MATCHES.items():
@@ -254,7 +254,7 @@ def read_tables(folder: Path) -> list[Any]:
     (folder / "new.csv").write_text("extra,y,zone\n7,1.0,2.0\n7,0.0,x\n7,1.0,1\n")
     columns = {"zone": [2.0, None, 1.0], "y": [True, False, True]}
     pyarrow.parquet.write_table(pyarrow.table(columns), folder / "new.parquet")
-    learned = LearnedPreprocessing("scaleflow.dataset.table_columns.Category", {}, ["", "1", "2"])
+    learned = LearnedPreprocessing("scaleflow.dataset.tables.columns.Category", {}, ["", "1", "2"])
     found: list[Any] = []
     for name, classes_of in (("new.csv", ("0", "1")), ("new.parquet", ("False", "True"))):
         reading = {"columns": {"zone": "categories"}, "target": "y"}

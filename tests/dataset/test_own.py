@@ -70,7 +70,7 @@ def structures() -> Any:
     for split in ([(example, targets, 0.5)] * 4, lambda: iter([(example, targets, 0.5)] * 4)):
         source: Any = make_source({"train": split}, outputs)
         stream = source.load("train")
-        from scaleflow.dataset.records import decode_records
+        from scaleflow.dataset.pipeline.records import decode_records
 
         found.append((source.inputs, len(stream), next(decode_records(stream).as_numpy_iterator())))
     return found

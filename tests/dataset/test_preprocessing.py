@@ -39,7 +39,7 @@ def options(**changes: Any) -> Dataset:
 def texts_in_every_form() -> dict[str, Any]:
     """The features of each split's examples: from arrays, from a stream that is kept, and from one that is not."""
     from scaleflow import dataset
-    from scaleflow.dataset.text import Text
+    from scaleflow.dataset.reading.text import Text
 
     strategy = spread_over(1)
     train, test = labelled(TEXTS), labelled(np.array(["the cow sat", ""], object))
@@ -118,7 +118,7 @@ class Wrong:
 
 
 def refusals() -> list[str]:
-    from scaleflow.dataset.text import Text
+    from scaleflow.dataset.reading.text import Text
 
     numbers, words = labelled(np.zeros((16, 3), np.float32)), labelled(TEXTS)
     cases: list[tuple[Callable[[], Any], dict[str, Any]]] = [

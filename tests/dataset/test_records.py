@@ -88,8 +88,8 @@ def decoded_by_workers() -> list[tuple[list[int], list[list[int]]]]:
     """Of two workers with two replicas each: what each decodes for the shares of an epoch, and those shares."""
     import tensorflow as tf
 
-    from scaleflow.dataset.feeds import StreamFeed, worker_positions
-    from scaleflow.dataset.records import cache_records
+    from scaleflow.dataset.pipeline.feeds import StreamFeed, worker_positions
+    from scaleflow.dataset.pipeline.records import cache_records
 
     found = []
     for worker in range(2):
@@ -223,8 +223,8 @@ def buffers() -> list[Any]:
     """How many examples of some size are shuffled through a buffer, and whether records of a size are held."""
     import tensorflow as tf
 
-    from scaleflow.dataset.records import cache_records
-    from scaleflow.dataset.shuffle import buffer_size
+    from scaleflow.dataset.pipeline.records import cache_records
+    from scaleflow.dataset.pipeline.shuffle import buffer_size
 
     def stream(size: int, count: int) -> Stream:
         one = tf.zeros([size], tf.uint8)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.dataset.table_files import find_last_row_end
+from scaleflow.dataset.tables.files import find_last_row_end
 from scaleflow.interfaces import Plan
 from tests.checkpoint.test_resume import course
 from tests.dataset.files import holds, options, prepared, refused, write
@@ -197,7 +197,7 @@ NO_DATES = ["2024-13-01", "2024-1-1", "31.12.2024", "2024-01-01 10:00", "2024-01
 def read_dates() -> Any:
     import tensorflow as tf
 
-    from scaleflow.dataset.table_columns import Date, parse_dates
+    from scaleflow.dataset.tables.columns import Date, parse_dates
 
     preprocessing = Date()
     learned = preprocessing.learn([np.array(DATES[:4], object), np.array([b""], object)])
@@ -285,7 +285,7 @@ def read_files(base: Path) -> Any:
     write_table(base / "order/1.csv", frame[:30])
     write_table(base / "order/2.csv", frame[30:][frame.columns[::-1]])
     files = pytest.MonkeyPatch()
-    files.setattr("scaleflow.dataset.table_files.TEXT_BLOCK", 500)  # several blocks
+    files.setattr("scaleflow.dataset.tables.files.TEXT_BLOCK", 500)  # several blocks
     sources = {
         "folder": make(base / "parts"),
         "glob": make(f"{base}/parts/*.parquet"),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from scaleflow.events import CheckpointSaved, Event, MetricsLogged, RunEnded, RunReady
-from scaleflow.launcher.description import describe_run
+from scaleflow.interfaces.events import CheckpointSaved, Event, MetricsLogged, RunEnded, RunReady
+from scaleflow.launcher.recording.description import describe_run
 from scaleflow.runs import RunFolder, RunState
 
 PARAMS = {"training.max_steps": "null", "resolved.examples.validation": "144"}

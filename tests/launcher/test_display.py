@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.events import (
+from scaleflow.interfaces.events import (
     ArtifactWritten,
     EpochEnded,
     Event,

@@ -12,7 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scaleflow.launcher.worker_process import SERVER_ENV, ForkedProcess, is_server_reachable, start_fork_server
+from scaleflow.launcher.processes.worker_process import (
+    SERVER_ENV,
+    ForkedProcess,
+    is_server_reachable,
+    start_fork_server,
+)
 from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, wait_for
 from tests.processes import server
@@ -149,7 +154,7 @@ def test_a_launcher_that_is_killed_leaves_no_server(command: Command) -> None:
 
 @pytest.mark.slow
 def test_the_server_starts_nothing_of_tensorflow_before_it_forks() -> None:
-    asked = "import json, threading, scaleflow.launcher.fork_server as s; s.import_tensorflow()\n"
+    asked = "import json, threading, scaleflow.launcher.processes.fork_server as s; s.import_tensorflow()\n"
     asked += "from tensorflow.python.eager import context\n"
     asked += "print(json.dumps([threading.active_count(), context.context()._initialized]))"
     ended = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=120, check=True)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from scaleflow.config.hydra_errors import parse_overrides
-from scaleflow.events import CheckpointSaved, MetricsLogged, RunEnded, RunReady
 from scaleflow.interfaces import Plan
+from scaleflow.interfaces.events import CheckpointSaved, MetricsLogged, RunEnded, RunReady
 from scaleflow.launcher.launch import describe_continuation, describe_results
 from scaleflow.launcher.prepare import label_overrides
 from scaleflow.runs import EventWriter, RunSpec, RunState

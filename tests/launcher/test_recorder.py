@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.events import DatasetDescribed, RunEnded, StepsProfiled
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracker
-from scaleflow.launcher import recorder as recorder_module
-from scaleflow.launcher import transfer as transfer_module
-from scaleflow.launcher.recorder import Recorder
-from scaleflow.launcher.transfer import EventTransfer
+from scaleflow.interfaces.events import DatasetDescribed, RunEnded, StepsProfiled
+from scaleflow.launcher.recording import recorder as recorder_module
+from scaleflow.launcher.recording import transfer as transfer_module
+from scaleflow.launcher.recording.recorder import Recorder
+from scaleflow.launcher.recording.transfer import EventTransfer
 from scaleflow.profiler.analysis_process import Profile
 from scaleflow.runs import RunFolder
 from tests.event_files import EventWriter

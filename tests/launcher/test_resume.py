@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 
 from scaleflow.cli import main
 from scaleflow.config.compose import compose_config
-from scaleflow.events import RunEnded, RunReady
+from scaleflow.interfaces.events import RunEnded, RunReady
 from scaleflow.launcher.prepare import RunCommand, prepare_run
-from scaleflow.launcher.recovery import LAUNCHER_DIED, repair
+from scaleflow.launcher.recording.recovery import LAUNCHER_DIED, repair
 from scaleflow.runs import EventWriter
 from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, only_run, wait_for

@@ -20,15 +20,15 @@ import pytest
 
 from scaleflow.config.folders import create_folder
 from scaleflow.errors import ConfigError
-from scaleflow.events import Emit, MetricsLogged, RunEnded, RunReady, Waiting
 from scaleflow.interfaces import Plan
+from scaleflow.interfaces.events import Emit, MetricsLogged, RunEnded, RunReady, Waiting
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.launch import discard_folder, launch_run
-from scaleflow.launcher.monitor import REFUSED, RunMonitor
 from scaleflow.launcher.prepare import PreparedRun
-from scaleflow.launcher.stop import StopRequest
-from scaleflow.launcher.supervisor import Supervisor, choose_reason, find_lost
-from scaleflow.launcher.worker_process import EndReason
+from scaleflow.launcher.processes.stop import StopRequest
+from scaleflow.launcher.processes.supervisor import Supervisor, choose_reason, find_lost
+from scaleflow.launcher.processes.worker_process import EndReason
+from scaleflow.launcher.recording.monitor import REFUSED, RunMonitor
 from scaleflow.runs import EventReader, EventWriter, RunSpec
 from tests.conftest import Command
 from tests.launcher.test_display import READY, Clock, Terminal
@@ -253,7 +253,7 @@ def inline(
     """Runs a training in this process with a store; gives the exit code, the refusals and the run's folder."""
 
     def run(training: Training, tracker: Refusing) -> tuple[int, list[str], Path]:
-        monkeypatch.setattr("scaleflow.launcher.inline.run_worker", training.work)
+        monkeypatch.setattr("scaleflow.launcher.processes.inline.run_worker", training.work)
         monkeypatch.setattr("scaleflow.launcher.launch.make_tracker", lambda *a, **k: tracker)
         folder, refusals = tmp_path / "run", list[str]()
         folder.mkdir()
@@ -276,7 +276,7 @@ def test_inline_does_not_train_what_the_store_refuses(
 def test_what_was_trained_inline_before_a_slow_store_refused_it_stays(
     inline: Callable[..., tuple[int, list[str], Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scaleflow.launcher.inline.STORE_SECONDS", 0.0)
+    monkeypatch.setattr("scaleflow.launcher.processes.inline.STORE_SECONDS", 0.0)
     training, tracker = Training(), Refusing("start")
     tracker.may.clear()
     training.each_step = tracker.may.set
@@ -321,8 +321,8 @@ def test_who_was_ended_did_not_die() -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("scaleflow.launcher.monitor.time", clock)
-    monkeypatch.setattr("scaleflow.launcher.supervisor.time", clock)
+    monkeypatch.setattr("scaleflow.launcher.recording.monitor.time", clock)
+    monkeypatch.setattr("scaleflow.launcher.processes.supervisor.time", clock)
     return clock
 
 

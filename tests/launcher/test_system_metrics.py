@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from scaleflow.cluster.tf_config import EXAMPLE
-from scaleflow.events import ProcessStarted, RunEnded, RunReady, SystemMetrics
 from scaleflow.interfaces import Plan
-from scaleflow.launcher import system_metrics
-from scaleflow.launcher.system_metrics import (
+from scaleflow.interfaces.events import ProcessStarted, RunEnded, RunReady, SystemMetrics
+from scaleflow.launcher.recording import system_metrics
+from scaleflow.launcher.recording.system_metrics import (
     MAX_NAMED,
     MachineMetrics,
     Measuring,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from scaleflow.launcher import worker_process
-from scaleflow.launcher.worker_process import (
+from scaleflow.launcher.processes import worker_process
+from scaleflow.launcher.processes.worker_process import (
     ForkedProcess,
     MessageWatch,
     describe_exit,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.events import Note
 from scaleflow.interfaces import Lora, Model, Target
+from scaleflow.interfaces.events import Note
 from tests.conftest import Command
 from tests.training.fake_engine import ignore
 

@@ -12,7 +12,7 @@ import pytest
 from scaleflow.interfaces import Inputs, LearnedChanges, LearnedPreprocessing, LearnedState, Outputs
 from tests.training.fake_engine import spread_over
 
-CATEGORY = "scaleflow.dataset.table_columns.Category"
+CATEGORY = "scaleflow.dataset.tables.columns.Category"
 TWO, THREE = Outputs("binary", (1,), ("no", "yes")), Outputs("classification", (3,), ("no", "yes", "maybe"))
 FLAT = {"age": Inputs((1,)), "town": Inputs((3,)), "zip": Inputs((2,))}
 WIDE = {"size": Inputs((1,)), "age": Inputs((2,)), "town": Inputs((4,)), "zip": Inputs((2,))}

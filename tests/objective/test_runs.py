@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from scaleflow.formatting import format_number
 from scaleflow.interfaces import Arrays, Stream
+from scaleflow.interfaces.formatting import format_number
 from tests.conftest import Command
 from tests.strategy.test_structures import Values, select_values, train_all
 from tests.test_rerun import INLINE, said

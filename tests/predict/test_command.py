@@ -167,7 +167,7 @@ def load_and_predict(folder: Path, run: str) -> tuple[dict[str, Any], dict[str, 
     import pandas as pd
     import tensorflow as tf
 
-    from scaleflow.dataset.table_values import MISSING
+    from scaleflow.dataset.tables.values import MISSING
     from scaleflow.tracking import loader
 
     assert loader.MISSING_WORDS == MISSING

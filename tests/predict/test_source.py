@@ -13,6 +13,7 @@ import pytest
 from pyarrow import feather, parquet
 
 from scaleflow.errors import ConfigError, RunError
+from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import Inputs, LearnedPreprocessing, LearnedState, Outputs
 from scaleflow.predict import source as source_module
 from scaleflow.predict.bad_rows import Problem, RowReport
@@ -21,7 +22,6 @@ from scaleflow.predict.columns import OutputColumns, choose_columns
 from scaleflow.predict.output import MANIFEST, open_output
 from scaleflow.predict.reading import Reading, describe_reading
 from scaleflow.predict.source import Rows, name_row, open_table, take_chunks
-from scaleflow.table_formats import CsvForm
 from scaleflow.tracking.saved_models import ModelInput, ModelOutput, read_learned_targets
 
 ROWS = pyarrow.table({"x": list(range(10)), "word": [f"w\n{n}" for n in range(10)]})
@@ -268,7 +268,7 @@ def test_a_folder_takes_one_command_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-COLUMNS = "scaleflow.dataset.table_columns."
+COLUMNS = "scaleflow.dataset.tables.columns."
 
 STATE = LearnedState(
     {name: Inputs(()) for name in ("age", "sold", "town", "own", "raw")},
@@ -278,7 +278,9 @@ STATE = LearnedState(
         "sold": LearnedPreprocessing(f"{COLUMNS}Date", {}, {"mean": 1.0, "deviation": 2.0, "missing": True}),
         "town": LearnedPreprocessing(f"{COLUMNS}Category", {}, ["Aa", "Bb"]),
         "own": LearnedPreprocessing("my_code.Fill", {}, 3),
-        "raw": LearnedPreprocessing("scaleflow.dataset.normalise.Normalise", {}, {"mean": [0.0], "deviation": [1.0]}),
+        "raw": LearnedPreprocessing(
+            "scaleflow.dataset.pipeline.normalise.Normalise", {}, {"mean": [0.0], "deviation": [1.0]}
+        ),
     },
     reading={"columns": {"age": "numbers"}, "target": "bought", "delimiter": ";", "header": [], "missing": ["-"]},
 )

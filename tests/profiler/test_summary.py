@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.events import StepsProfiled
+from scaleflow.interfaces.events import StepsProfiled
 from scaleflow.profiler.step_breakdown import divide_interval, divide_steps, parse_timeline
 from scaleflow.profiler.summary import summarise, to_line, to_markdown, to_metrics
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from scaleflow.events import Event, MetricsLogged, Note, StepsProfiled
+from scaleflow.interfaces.events import Event, MetricsLogged, Note, StepsProfiled
 from scaleflow.profiler import analysis_process
 from scaleflow.profiler.paths import xplane_path
 from scaleflow.runs import RunSpec

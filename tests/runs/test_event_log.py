@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.events import Event, MetricsLogged, Note, RunEnded, RunReady, Waiting, parse_event, to_fields
+from scaleflow.interfaces.events import Event, MetricsLogged, Note, RunEnded, RunReady, Waiting, parse_event, to_fields
 from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import (
     TAIL_BYTES,

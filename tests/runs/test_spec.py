@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from scaleflow import secret_masking
-from scaleflow.interfaces import Plan
+from scaleflow.interfaces import Plan, secret_masking
+from scaleflow.interfaces.secret_masking import mask_secrets, remember_secrets
 from scaleflow.runs import EvaluationSpec, RunSpec
-from scaleflow.secret_masking import mask_secrets, remember_secrets
 
 
 @pytest.fixture

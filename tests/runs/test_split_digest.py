@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.events import DatasetDescribed
+from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.runs import EventWriter, RunFolder, split_digest
 from scaleflow.runs.split_digest import DIGEST_VERSION, identify_split, list_split_changes, read_split_digests
 

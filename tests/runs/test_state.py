@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from scaleflow.events import (
+from scaleflow.interfaces.events import (
     CheckpointSaved,
     EpochEnded,
     Event,

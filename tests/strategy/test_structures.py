@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from scaleflow.events import Event, MetricsLogged
 from scaleflow.interfaces import Plan
+from scaleflow.interfaces.events import Event, MetricsLogged
 from tests.checkpoint.test_resume import course, courses
 from tests.conftest import Command, make_once
 from tests.training.fake_engine import make_session, run_apart

@@ -8,8 +8,8 @@ from typing import Literal
 
 from omegaconf import OmegaConf
 
-from scaleflow.events import Event, MetricsLogged, RunEnded, RunReady
 from scaleflow.interfaces import Plan, Status
+from scaleflow.interfaces.events import Event, MetricsLogged, RunEnded, RunReady
 from scaleflow.launcher.launch import SweepContext
 from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.runs import EventWriter

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scaleflow.events import MetricsLogged, RunReady
+from scaleflow.interfaces.events import MetricsLogged, RunReady
 from scaleflow.runs import RunFolder
 from scaleflow.runs.state import RunHistory
 from scaleflow.sweep.description import describe_sweep

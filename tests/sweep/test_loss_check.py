@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from scaleflow.events import RunReady
+from scaleflow.interfaces.events import RunReady
 from scaleflow.runs.state import RunHistory
 from scaleflow.sweep.ledger import LedgerEntry
 from scaleflow.sweep.loss_check import LOSS

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.secret_masking import MASK
+from scaleflow.interfaces.secret_masking import MASK
 from tests.conftest import Command
 from tests.launcher.test_supervisor import processes, wait_for
 from tests.processes import NEW_STORE, ROOT, CommandProcess

@@ -17,12 +17,12 @@ import pytest
 from scaleflow.cli import main
 from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, share
 from scaleflow.errors import ConfigError
-from scaleflow.events import EpochEnded, MetricsLogged, ModelExported, RunEnded, RunReady
 from scaleflow.interfaces import Plan
-from scaleflow.launcher import recovery
+from scaleflow.interfaces.events import EpochEnded, MetricsLogged, ModelExported, RunEnded, RunReady
 from scaleflow.launcher.launch import SweepContext
 from scaleflow.launcher.prepare import PreparedRun
-from scaleflow.launcher.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.worker_process import SERVER_ENV
+from scaleflow.launcher.recording import recovery
 from scaleflow.runs import EventWriter, RunFolder
 from scaleflow.runs.state import RunHistory
 from scaleflow.sweep import runner

@@ -15,7 +15,7 @@ import yaml
 
 from scaleflow import __version__
 from scaleflow.errors import ConfigError
-from scaleflow.formatting import format_number
+from scaleflow.interfaces.formatting import format_number
 from tests.conftest import Command, make_once
 from tests.tracking.servers import serve_model
 

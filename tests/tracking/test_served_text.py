@@ -18,7 +18,7 @@ import pathlib
 import keras
 import numpy as np
 
-from scaleflow.dataset.text import Text
+from scaleflow.dataset.reading.text import Text
 from scaleflow.interfaces import Arrays, Inputs, Outputs
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from scaleflow.interfaces import Tracking
-from scaleflow.launcher import recorder as recorder_module
-from scaleflow.launcher import transfer as transfer_module
-from scaleflow.launcher.recorder import Recorder
+from scaleflow.launcher.recording import recorder as recorder_module
+from scaleflow.launcher.recording import transfer as transfer_module
+from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.tracking.store import MlflowTracker
 from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, wait_for
@@ -131,7 +131,7 @@ def test_a_server_that_is_slow_does_not_either(
         end_too_soon(recorder)
     part = steps_of(server.uri, only_run(server.uri, "slow"), "train/loss")
     assert 0 < len(part) < 200
-    from scaleflow.launcher.recovery import repair
+    from scaleflow.launcher.recording.recovery import repair
 
     assert repair(made.folder, server.uri).result == "recorded"
     assert_is_all_there(server.uri, made)

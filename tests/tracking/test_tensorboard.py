@@ -13,7 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scaleflow.errors import ConfigError
-from scaleflow.events import MetricsLogged, Note, WeightHistograms
+from scaleflow.interfaces.events import MetricsLogged, Note, WeightHistograms
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.tracking import TensorBoardWriter
 from tests.conftest import Command
@@ -78,7 +78,7 @@ def test_nothing_of_tensorflow_is_imported_for_it() -> None:
 
     code = f"""
 from pathlib import Path; import sys, tempfile
-from scaleflow.events import MetricsLogged, Note, WeightHistograms
+from scaleflow.interfaces.events import MetricsLogged, Note, WeightHistograms
 from scaleflow.tracking import TensorBoardWriter
 with tempfile.TemporaryDirectory() as folder: TensorBoardWriter(Path(folder)).write_events({METRICS + [WEIGHTS]!r})
 print("tensorflow" in sys.modules, "mlflow" in sys.modules)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from scaleflow.events import Emit, Event, to_fields
 from scaleflow.interfaces import Arrays, Batching, Examples, Feed, Hardware, Inputs, Kind, Outputs, Plan, Stream
+from scaleflow.interfaces.events import Emit, Event, to_fields
 from tests.conftest import Command
 from tests.processes import call as call_isolated
 

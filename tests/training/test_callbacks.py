@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.events import EpochEnded, Event, Note
+from scaleflow.interfaces.events import EpochEnded, Event, Note
 from tests.training.fake_engine import ignore, make_session
 from tests.training.test_session import BASE, SIZE
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.events import Event
+from scaleflow.interfaces.events import Event
 from scaleflow.worker.startup_timer import StartupTimer
 from tests.training.fake_engine import ignore
 

@@ -60,7 +60,7 @@ def resume(plan: Any) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, 
 
 
 def notes_of(plan: Any) -> list[str]:
-    from scaleflow.events import Note
+    from scaleflow.interfaces.events import Note
     from scaleflow.worker.build import build_training
 
     notes: list[str] = []

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.events import CheckpointSaved, Event, FaultReported, MetricsLogged, ModelExported, RunEnded
 from scaleflow.interfaces import Arrays, Batching, Inputs, Outputs, Stream
+from scaleflow.interfaces.events import CheckpointSaved, Event, FaultReported, MetricsLogged, ModelExported, RunEnded
 from scaleflow.runs import RunSpec
 
 BASE = ("hardware=cpu", "tracking=none", "dataset.limit=100", "dataset.validation=0.2", "model.units=8")

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.events import Event, FaultReported, MetricsLogged, Note, RunReady
 from scaleflow.interfaces import Batching, Inputs, Outputs, Plan, Stream
-from scaleflow.launcher.worker_process import SERVER_ENV
+from scaleflow.interfaces.events import Event, FaultReported, MetricsLogged, Note, RunReady
+from scaleflow.launcher.processes.worker_process import SERVER_ENV
 from scaleflow.runs import EventReader, EventWriter, RunSpec
 from scaleflow.worker.build import make_evaluation_batching
 from scaleflow.worker.out_of_memory import explain_out_of_memory

@@ -1,0 +1,1 @@
+"""The input pipeline of all sources: splits, checks, preprocessing, shuffling, caches and feeds."""

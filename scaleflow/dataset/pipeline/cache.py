@@ -1,0 +1,188 @@
+"""Caches the examples of a split as arrays, in memory or in a temporary file, for access by index."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import tensorflow as tf
+
+from scaleflow.dataset.pipeline.blocks import MEMORY_BYTES, Blocks, make_blocks
+from scaleflow.dataset.pipeline.records import decode_records, static_bytes
+from scaleflow.dataset.pipeline.unreadable import FAILURES, find_first_unreadable, operation_message, unreadable_message
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Arrays, Examples, Stream, Workers, map_named
+
+#: `dataset.cache=auto` caches a split in memory up to this size, and up to a quarter of the available memory.
+AUTO_BYTES = 1 << 30
+
+READ_BATCH_SIZE = 256
+
+#: The same for arrays of single values, such as the columns of a table, where the time of a call dominates.
+VALUES_BATCH_SIZE = 4096
+
+#: Preprocessing by the name of the input that has one: raw [b, ...] -> the model's input [b, ...]. Traced.
+Transforms = Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
+
+
+def cache_split(split: str, examples: Examples, cache: str, transforms: Transforms, workers: Workers) -> Examples:
+    """Applies `dataset.cache` to a split; `split` is its name, for messages, and all `workers` decide together.
+
+    A cached stream becomes arrays of preprocessed inputs. Arrays are always preprocessed here. Memory-mapped arrays are
+    copied into memory if a stream of their size would be, and stay mapped otherwise. Raises ConfigError if an example
+    cannot be read, or if examples to be cached are text or differ in shape.
+    """
+    if isinstance(examples, Arrays):
+        return preprocess_arrays(read_mapped(examples, cache, workers), transforms)
+    spec = batch_spec(examples, transforms)
+    size = static_bytes(spec) * len(examples)
+    if cache == "auto":
+        most = AUTO_BYTES
+        if isinstance(examples, Blocks):  # all splits of the same files are kept, or none
+            size, most = static_bytes(spec) * sum(examples.rows.lengths), MEMORY_BYTES
+        cache = "memory" if workers.all(is_small(size, most)) else "none"
+    if cache == "none":
+        return examples
+    if size == float("inf"):
+        raise ConfigError(
+            f"dataset.cache={cache}: the examples of {split!r} are text or differ in shape, and such examples cannot "
+            "be cached; use dataset.cache=none"
+        )
+    arrays = tf.nest.map_structure(lambda each: allocate([len(examples), *each.shape], each.dtype, cache), spec)
+    return fill_arrays(split, examples, transforms, Arrays(*arrays))
+
+
+def cache_blocks(splits: Sequence[Blocks], cache: str, transforms: Transforms, workers: Workers) -> list[Examples]:
+    """Applies `dataset.cache` to splits of the same rows, which are read once."""
+    keeps = [each.keep for each in splits]
+    masks = [keep for keep in keeps if keep is not None]
+    union = np.logical_or.reduce(masks) if len(masks) == len(keeps) else None
+    together = make_blocks(splits[0].rows, union)
+    cached = cache_split("train", together, cache, transforms, workers)
+    if cached is together or not isinstance(cached, Arrays):
+        return list(splits)
+
+    def select(keep: np.ndarray[Any, Any] | None) -> Arrays:
+        if keep is None:
+            return cached
+        places = np.flatnonzero(keep if union is None else keep[union])
+        return cached.map(lambda array: array[places])
+
+    return [select(keep) for keep in keeps]
+
+
+def is_small(size: float, most: int = AUTO_BYTES) -> bool:
+    """Returns whether `dataset.cache=auto` caches so many bytes in memory."""
+    return size <= min(most, available_bytes() / 4)
+
+
+def is_mapped(arrays: Arrays) -> bool:
+    """Returns whether some of the arrays are memory-mapped files."""
+    return any(isinstance(array, np.memmap) for array in tf.nest.flatten(arrays.parts))
+
+
+def read_mapped(arrays: Arrays, cache: str, workers: Workers) -> Arrays:
+    """Copies memory-mapped arrays into memory if `dataset.cache` asks for it."""
+    if not is_mapped(arrays):
+        return arrays
+    if cache == "memory" or (cache == "auto" and workers.all(is_small(arrays.nbytes))):
+        return arrays.map(lambda array: np.array(array) if isinstance(array, np.memmap) else array)
+    return arrays
+
+
+def batch_spec(stream: Stream, transforms: Transforms) -> Any:
+    """Returns the specs of one example after preprocessing: (input, target), or with a weight."""
+    batches = preprocess_batches(decode_records(stream).batch(1, drop_remainder=True), transforms)
+    return tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), batches.element_spec)
+
+
+def fill_arrays(split: str, stream: Stream, transforms: Transforms, arrays: Arrays) -> Arrays:
+    """Fills empty arrays with the examples of a stream, and returns them."""
+    flat, count, done = tf.nest.flatten(arrays.parts), len(arrays), 0
+    raw = stream.slabs() if isinstance(stream, Blocks) else decode_records(stream).batch(READ_BATCH_SIZE)
+    batches = preprocess_batches(raw, transforms).prefetch(tf.data.AUTOTUNE)
+    with refuse_unreadable(split, stream):
+        for batch in batches:
+            tensors = tf.nest.flatten(batch)
+            end = min(done + len(tensors[0]), count)
+            for array, tensor in zip(flat, tensors, strict=True):
+                array[done:end] = tensor.numpy()[: end - done]
+            done = end
+            if done == count:
+                break
+    if done < count:
+        raise ConfigError(f"dataset: the stream of {split!r} holds {done} examples, but the source says {count}")
+    return arrays
+
+
+@contextlib.contextmanager
+def refuse_unreadable(split: str, examples: Examples) -> Iterator[None]:
+    """Wraps code that reads a split: if reading fails, raises ConfigError, which names the first unreadable example.
+
+    If there is none, the original error passes through.
+    """
+    try:
+        yield
+    except FAILURES as error:
+        try:
+            bad = find_first_unreadable(examples) if isinstance(examples, Stream) else None
+        except FAILURES as failure:  # before an example is decoded, such as of a generator
+            raise ConfigError(f"dataset: {split!r} cannot be read: {operation_message(failure)}") from error
+        if bad is None:
+            raise
+        raise ConfigError(unreadable_message(split, bad)) from error
+
+
+def preprocess_batches(batches: tf.data.Dataset, transforms: Transforms) -> tf.data.Dataset:
+    if not transforms:
+        return batches
+
+    def preprocess(inputs: Any, *rest: Any) -> Any:
+        return map_named(lambda name, x: transforms[name](x) if name in transforms else x, inputs), *rest
+
+    return batches.map(preprocess, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def preprocess_arrays(arrays: Arrays, transforms: Transforms) -> Arrays:
+    """Preprocesses inputs in memory, on the CPU."""
+
+    def preprocess(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if name not in transforms:
+            return array
+        parts, size = [], VALUES_BATCH_SIZE if array.ndim == 1 else READ_BATCH_SIZE
+        with tf.device("CPU:0"):
+            for first in range(0, len(array), size):
+                parts.append(np.asarray(transforms[name](tf.constant(array[first : first + size]))))
+        return np.concatenate(parts)
+
+    return replace(arrays, inputs=map_named(preprocess, arrays.inputs)) if transforms else arrays
+
+
+def allocate(shape: list[int], dtype: tf.DType, cache: str) -> np.ndarray[Any, Any]:
+    """Allocates an array in memory, or in a temporary file that disappears with this process."""
+    if cache == "memory":
+        return np.empty(shape, dtype.as_numpy_dtype)
+    try:
+        with tempfile.NamedTemporaryFile(prefix="scaleflow-cache-") as file:  # unlinked on exit, still mapped
+            return np.memmap(file, dtype.as_numpy_dtype, "w+", shape=tuple(shape) or (1,))
+    except OSError as error:
+        raise ConfigError(
+            f"dataset.cache=file: cannot write to {tempfile.gettempdir()} ({error.strerror}); set TMPDIR to "
+            "another folder"
+        ) from error
+
+
+def available_bytes() -> float:
+    """Returns the memory that this process can still allocate, within the limit of its container (cgroup v2)."""
+    available = psutil.virtual_memory().available
+    try:
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+    except (OSError, ValueError):  # no cgroup v2, or the limit is "max"
+        return available
+    return min(available, limit - used)

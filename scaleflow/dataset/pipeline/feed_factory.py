@@ -1,0 +1,88 @@
+"""Chooses the feed for a split and a strategy."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from scaleflow.dataset.pipeline.blocks import Blocks
+from scaleflow.dataset.pipeline.cache import Transforms, is_mapped
+from scaleflow.dataset.pipeline.feeds import (
+    ArrayFeed,
+    BlockFeed,
+    FileFeed,
+    HostArrayFeed,
+    StreamFeed,
+    check_static_shapes,
+)
+from scaleflow.dataset.pipeline.parameter_server_feeds import (
+    ParameterServerArrayFeed,
+    ParameterServerBlockFeed,
+    ParameterServerFileFeed,
+    ParameterServerStreamFeed,
+)
+from scaleflow.interfaces import Arrays, Batching, Examples, Feed
+
+#: A split in memory is copied to each device if it takes at most this fraction of the device's memory.
+DEVICE_SHARE = 0.25
+
+
+def make_feed(
+    examples: Examples,
+    batching: Batching,
+    strategy: tf.distribute.Strategy,
+    shuffle_seed: int | None = None,
+    *,
+    transforms: Transforms | None = None,
+    buffer: int | None = None,
+    threads: int | None = None,
+    device_bytes: float | None = None,
+    shards: int = 1,
+) -> Feed:
+    """Makes the feed of one split.
+
+    Args:
+        examples: the split.
+        batching: how a global batch is divided.
+        strategy: whose replicas read. With parameter servers, the coordinator provides the workers' data.
+        shuffle_seed: reshuffles every epoch; None keeps the order.
+        transforms: preprocessing of a stream's inputs; arrays are preprocessed already.
+        buffer, threads: `dataset.shuffle` (streams only) and `dataset.threads`.
+        device_bytes: memory of the smallest device; None if devices use the host's memory.
+        shards: `dataset.shards`, which `check_shards` has checked for the training split.
+
+    Raises ConfigError if the strategy cannot take such examples, or so many.
+    """
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        check_static_shapes(examples, transforms)
+    if isinstance(examples, Arrays):
+        return make_array_feed(examples, batching, strategy, shuffle_seed, threads, device_bytes)
+    options = (shuffle_seed, transforms, buffer, threads)
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        local_strategy = tf.distribute.get_strategy()  # only this process reads
+        if isinstance(examples, Blocks):
+            return ParameterServerBlockFeed(examples, batching, local_strategy, *options, shards)
+        return ParameterServerStreamFeed(examples, batching, local_strategy, *options)
+    if isinstance(examples, Blocks):
+        return BlockFeed(examples, batching, strategy, *options, shards)
+    return StreamFeed(examples, batching, strategy, *options)
+
+
+def make_array_feed(
+    arrays: Arrays,
+    batching: Batching,
+    strategy: tf.distribute.Strategy,
+    shuffle_seed: int | None,
+    threads: int | None,
+    device_bytes: float | None,
+) -> Feed:
+    has_room = device_bytes is None or arrays.nbytes <= device_bytes * DEVICE_SHARE
+    is_file = is_mapped(arrays)
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        if is_file:
+            return ParameterServerFileFeed(arrays, batching, tf.distribute.get_strategy(), shuffle_seed, threads)
+        return ParameterServerArrayFeed(arrays, batching, strategy, shuffle_seed)
+    if is_file:
+        return FileFeed(arrays, batching, strategy, shuffle_seed, threads)
+    if isinstance(strategy, tf.distribute.TPUStrategy) or not has_room:
+        return HostArrayFeed(arrays, batching, strategy, shuffle_seed, threads)
+    return ArrayFeed(arrays, batching, strategy, shuffle_seed, threads)

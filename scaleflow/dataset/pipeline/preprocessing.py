@@ -1,0 +1,204 @@
+"""Preprocessing: the chief learns it from the training split, and the input pipeline applies it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from scaleflow.dataset.pipeline.blocks import Blocks
+from scaleflow.dataset.pipeline.cache import refuse_unreadable
+from scaleflow.dataset.pipeline.normalise import Normalise, can_be_normalised
+from scaleflow.dataset.pipeline.records import decode_records
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import (
+    Arrays,
+    Dataset,
+    EarlierState,
+    Examples,
+    Inputs,
+    LearnedPreprocessing,
+    Preprocessing,
+    Source,
+    Workers,
+    describe_extension,
+    describe_keys,
+    label_leaf,
+    name_class,
+    name_leaves,
+)
+from scaleflow.interfaces.events import Emit, Note
+
+BATCH = 256
+
+#: The preprocessing of each input that has one, by its name; "" is a single tensor's.
+Preprocessings = Mapping[str, Preprocessing]
+
+
+def choose_preprocessing(source: Source, options: Dataset) -> Preprocessings:
+    """Returns the source's own preprocessing, or the one that the config asks for.
+
+    Raises:
+        ConfigError: if the source's preprocessing does not fit its inputs, or `dataset.normalise` does not.
+    """
+    inputs = name_leaves(source.inputs)
+    own = getattr(source, "preprocessing", None) or {}
+    preprocessings = {name: each for name, each in name_leaves(own).items() if each is not None}
+    if unknown := set(preprocessings) - set(inputs):
+        raise ConfigError(
+            f"dataset: {type(source).__name__}.preprocessing: names {', '.join(sorted(unknown)) or 'one tensor'}, but "
+            f"the inputs {describe_keys(source.inputs)}"
+        )
+    if not options.normalise:
+        return preprocessings
+    if preprocessings:
+        kinds = ", ".join(sorted({type(each).__name__ for each in preprocessings.values()}))
+        raise ConfigError(
+            f"dataset.normalise=true: {type(source).__name__} preprocesses its inputs itself, with {kinds}; remove "
+            "dataset.normalise"
+        )
+    if "" in inputs:
+        return {"": Normalise(inputs[""])}
+    chosen = {name: Normalise(each) for name, each in inputs.items() if can_be_normalised(each)}
+    if not chosen:
+        raise ConfigError(
+            f"dataset.normalise=true: none of the dataset's inputs ({', '.join(inputs)}) is float; remove it"
+        )
+    return chosen
+
+
+def learn_on_chief(
+    preprocessings: Preprocessings,
+    train: Examples,
+    workers: Workers,
+    earlier: EarlierState | None = None,
+    emit: Emit | None = None,
+) -> Mapping[str, Any]:
+    """Learns the preprocessing on the chief, and returns the result of each on every worker.
+
+    What an earlier run learned is taken as it is, or extended if `earlier` says so. If `earlier` says that new words
+    are counted, `emit` receives a note.
+
+    Raises ConfigError if an example cannot be read, or the earlier run preprocessed an input in another way.
+    """
+    known = {name: find_learned(name, each, earlier) for name, each in preprocessings.items()}
+    counts = earlier is not None and earlier.counts_words
+    extends = counts or (earlier is not None and earlier.extends)
+    new = {n: each for n, each in preprocessings.items() if known[n] is None or (extends and hasattr(each, "extend"))}
+
+    def learn() -> dict[str, Any]:
+        with refuse_unreadable("train", train):
+            return {name: each.learn(raw_batches(train, name)) for name, each in new.items()}
+
+    def recall() -> dict[str, Any]:
+        options = describe_options(new)
+        if options is None or not isinstance(train, Blocks):
+            return learn()
+        found: dict[str, Any] = train.recall("statistics", options, learn)
+        return found
+
+    learned: dict[str, Any] = json.loads(workers.from_chief(lambda: json.dumps(recall()))) if new else {}
+    unknown: list[str] = []
+    for name, old in known.items():
+        if old is None:
+            continue
+        extended = new[name].extend(old.learned, learned[name]) if name in new else old.learned  # type: ignore[attr-defined]
+        learned[name] = old.learned if counts else extended
+        unknown += describe_unknown(name, old, extended) if counts else []
+    if unknown and emit is not None:
+        emit(Note(f"dataset: the earlier run did not learn of {'; '.join(unknown)}"))
+    return learned
+
+
+def describe_unknown(name: str, old: LearnedPreprocessing, extended: Any) -> Iterator[str]:
+    """Yields what data has that an earlier run did not learn of, and how it is taken."""
+    if found := describe_extension(old, extended):
+        taken = "taken as unknown ones" if isinstance(extended, list) else "taken as means"
+        yield f"{label_leaf('inputs', name)}: {found}, {taken}"
+
+
+def find_learned(name: str, preprocessing: Preprocessing, earlier: EarlierState | None) -> LearnedPreprocessing | None:
+    """Returns what an earlier run learned for an input; None if it must be learned anew.
+
+    Raises ConfigError if the earlier run preprocessed this input in another way, unless new columns are allowed.
+    """
+    found = None if earlier is None else earlier.state.preprocessing.get(name)
+    if earlier is None or (found is not None and found.path == name_class(preprocessing)):
+        return found
+    if earlier.extends and not earlier.counts_words:
+        return None
+    before = "not at all" if found is None else f"with {found.path.rpartition('.')[2]}"
+    raise ConfigError(
+        f"dataset: {label_leaf('inputs', name)} is preprocessed with {type(preprocessing).__name__}, and the earlier "
+        f"run preprocessed it {before}; use the dataset options of that run"
+        + (", or model.init_from_preprocessing=new" if earlier.counts_words else "")
+    )
+
+
+def describe_options(preprocessings: Preprocessings) -> list[Any] | None:
+    """Returns the classes and the options of preprocessings; None if they are a user's, whose code may change."""
+    if any(not type(each).__module__.startswith("scaleflow.") for each in preprocessings.values()):
+        return None
+    return [(name, type(each).__qualname__, vars(each)) for name, each in preprocessings.items()]
+
+
+def raw_batches(examples: Examples, name: str) -> Iterator[np.ndarray[Any, Any]]:
+    """Yields one of the raw inputs in the order of the examples, [b, *Inputs.shape]."""
+    if isinstance(examples, Arrays):
+        inputs = name_leaves(examples.inputs)[name]
+        for first in range(0, len(examples), BATCH):
+            yield inputs[first : first + BATCH]
+        return
+    if isinstance(examples, Blocks):
+        yield name_leaves(examples.sample())[name]
+        return
+    batches = decode_records(examples, examples.dataset.take(len(examples))).batch(BATCH)
+    yield from batches.map(lambda x, *_: name_leaves(x)[name]).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
+
+
+def make_layer(preprocessing: Preprocessing, learned: Any) -> keras.Layer:
+    """Returns the layer, in float32 whatever the model's dtype policy is."""
+    with use_float32():
+        return preprocessing.layer(learned)
+
+
+@contextlib.contextmanager
+def use_float32() -> Iterator[None]:
+    """Sets the dtype policy float32 for layers that are made in this context."""
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("float32")
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(policy)
+
+
+def make_transform(
+    preprocessing: Preprocessing, learned: Any, sample: np.ndarray[Any, Any], features: Inputs
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns the preprocessing function of the input pipeline, on the CPU.
+
+    Raises ConfigError if the layer turns `sample` (raw inputs) into another shape or dtype than `features`.
+    """
+    with tf.device("CPU:0"), use_float32():
+        layer = preprocessing.layer(learned)
+        raw = tf.constant(sample)
+        # Traced once: each split, and the description of its features, would trace it again.
+        run = tf.function(layer, input_signature=[tf.TensorSpec([None] * raw.shape.rank, raw.dtype)])
+        output = run(raw)
+    if (tuple(output.shape[1:]), output.dtype.name) != (tuple(features.shape), features.dtype):
+        name = type(preprocessing).__name__
+        raise ConfigError(
+            f"dataset: {name}.layer returns {output.dtype.name} of shape {tuple(output.shape[1:])}, but its features "
+            f"say {features.dtype} of shape {tuple(features.shape)}"
+        )
+
+    def transform(inputs: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(run(inputs), [inputs.shape[0], *features.shape])
+
+    return transform

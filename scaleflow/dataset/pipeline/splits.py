@@ -1,0 +1,379 @@
+"""Turns a source into the splits of a run: checks, limits, preprocesses, holds out validation, drops bad examples."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from scaleflow.dataset.pipeline.blocks import MEMORY_BYTES, Blocks, draw_rows
+from scaleflow.dataset.pipeline.cache import Transforms, cache_blocks, cache_split, refuse_unreadable
+from scaleflow.dataset.pipeline.contract import check_cached_targets, check_contract, check_examples, check_ids
+from scaleflow.dataset.pipeline.fingerprint import Fingerprint, fingerprint_split
+from scaleflow.dataset.pipeline.preprocessing import (
+    Preprocessings,
+    choose_preprocessing,
+    learn_on_chief,
+    make_layer,
+    make_transform,
+)
+from scaleflow.dataset.pipeline.records import (
+    Records,
+    cache_records,
+    check_decoded_targets,
+    decode_records,
+    draw,
+    has_weights,
+    record_bytes,
+)
+from scaleflow.dataset.pipeline.source_view import find_original
+from scaleflow.dataset.pipeline.unreadable import describe_examples, drop_records, find_unreadable
+from scaleflow.dataset.reading.learned_cache import LearnedCache
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import (
+    Arrays,
+    Batching,
+    Dataset,
+    EarlierState,
+    Examples,
+    InputStructure,
+    LearnedPreprocessing,
+    LearnedState,
+    OutputStructure,
+    Source,
+    Stream,
+    Workers,
+    map_leaves,
+    map_named,
+    name_class,
+    name_leaves,
+    to_plain,
+)
+from scaleflow.interfaces.events import Emit, Event, Note
+
+#: Records of a stream up to this average size are drawn in blocks, which copies them; larger ones one by one.
+SMALL_RECORD_BYTES = 16 << 10
+
+#: Maximum number of bad examples that a message names.
+MAX_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The training, validation and test split of a run; the last two are optional."""
+
+    train: Examples
+    validation: Examples | None
+    test: Examples | None
+    #: What the model takes, after the preprocessing, and what it returns
+    inputs: InputStructure
+    outputs: OutputStructure
+    sample: Any  # a few raw inputs of the training split
+    transforms: Transforms = field(default_factory=dict)  # preprocessing of streams; arrays are preprocessed already
+    #: By the name of an input, makes a new preprocessing layer for it, as the first part of a saved model
+    preprocessing_layers: Mapping[str, Callable[[], keras.Layer]] = field(default_factory=dict)
+    fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)  # of each raw split, by name
+    learned: LearnedState | None = None  # the record of what was learned; None without preprocessing
+    is_drawn_as_read: bool = False  # whether the validation split is drawn from a stream while its records are read
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether examples of some split have weights."""
+        return any(map(has_weights, self.by_name().values()))
+
+    def counts(self) -> Mapping[str, int]:
+        return {name: len(examples) for name, examples in self.by_name().items()}
+
+    def by_name(self) -> Mapping[str, Examples]:
+        roles = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: examples for name, examples in roles.items() if examples is not None}
+
+
+class SingleProcess:
+    """`Workers` of a single process."""
+
+    def from_chief(self, make: Callable[[], str]) -> str:
+        return make()
+
+    def all(self, found: bool) -> bool:
+        return found
+
+
+def ignore_event(event: Event) -> None:
+    """An `Emit` that ignores all events."""
+
+
+def prepare_splits(
+    source: Source,
+    options: Dataset,
+    seed: int,
+    workers: Workers | None = None,
+    emit: Emit = ignore_event,
+    preprocesses: bool = True,
+    earlier: EarlierState | None = None,
+) -> Splits:
+    """Loads, checks and preprocesses the splits.
+
+    Args:
+        source: any object with the interface `Source`.
+        options: of the pipeline.
+        seed: selects the training examples that are held out for validation.
+        workers: all workers of the run; the chief learns the preprocessing for them.
+        emit: receives notes about what was left out.
+        preprocesses: False leaves the inputs raw, for a saved model that preprocesses them itself.
+        earlier: what an earlier run learned, which is not learned anew.
+
+    Raises ConfigError if the source violates its interface, a named split is missing, or an example that is read at the
+    start cannot be read.
+    """
+    for note in getattr(source, "notes", ()):
+        emit(Note(note))
+    check_contract(source)
+    workers = workers or SingleProcess()
+    names = ["train", *([options.validation] if isinstance(options.validation, str) else [])]
+    names += ["test"] if "test" in source.splits else []
+    splits = {name: clean_split(source, name, options, workers, emit) for name in dict.fromkeys(names)}
+    if "validation" in source.splits and "validation" not in splits:
+        emit(Note("the dataset's split 'validation' is not used; set dataset.validation=validation to use it"))
+    train, validation, is_drawn = splits["train"], None, False
+    if isinstance(options.validation, str):
+        validation = splits[options.validation]
+    else:
+        train, validation, is_drawn = hold_out_examples(train, options.validation or 0.0, seed, emit)
+    sample = first_inputs(train, 8)
+    check_ids(source.inputs, "train", sample)
+    raw = Splits(train, validation, splits.get("test"), source.inputs, source.outputs, sample)
+    fingerprints = {name: fingerprint_split(name, examples, source.outputs) for name, examples in raw.by_name().items()}
+    learned = LearnedState(
+        source.inputs,
+        source.outputs,
+        source=name_class(find_original(source)),
+        reading=to_plain(getattr(source, "reading", {})),
+    )
+    raw = replace(raw, fingerprints=fingerprints, learned=learned, is_drawn_as_read=is_drawn)
+    preprocessings = choose_preprocessing(source, options) if preprocesses else {}
+    preprocessed = preprocess_splits(preprocessings, raw, workers, earlier, emit)
+    cache_of_source = getattr(source, "learned_cache", None)
+    for note in cache_of_source.notes if isinstance(cache_of_source, LearnedCache) else ():
+        emit(Note(note))
+    cache = options.cache if options.shards == 1 else "none"  # each worker would keep the rows of all
+    cached = cache_splits(preprocessed, cache, workers)
+    for name, examples in cached.by_name().items():
+        if isinstance(examples, Arrays):
+            check_ids(cached.inputs, name, examples.inputs)
+            check_cached_targets(name, examples.targets)
+    if preprocesses and cache == "auto" and isinstance(cached.train, Blocks):
+        emit(
+            Note(
+                f"dataset.cache=auto: the rows are read while training, because all of them take more than "
+                f"{MEMORY_BYTES >> 20} MiB, or more than a quarter of the free memory"
+            )
+        )
+    return cached
+
+
+def clean_split(source: Source, split: str, options: Dataset, workers: Workers, emit: Emit) -> Examples:
+    """Loads, checks and limits one split, and drops unreadable examples for `dataset.on_bad_example=skip`."""
+    examples = load_split(source, split)
+    if isinstance(examples, Stream):
+        if options.on_bad_example == "raise":
+            refuse_faults(split, examples)
+        examples = cache_records(split, examples)
+    examples = limit_examples(examples, options.limit)
+    if isinstance(examples, Arrays):
+        return examples
+    if not isinstance(examples, Blocks):  # their source has checked the targets
+        examples = check_decoded_targets(examples, source.outputs)
+    return drop_unreadable(split, examples, workers, emit) if options.on_bad_example == "skip" else examples
+
+
+def refuse_faults(split: str, stream: Stream) -> None:
+    if stream.faults:
+        faults = "; ".join(stream.faults[:MAX_NAMED])
+        raise ConfigError(
+            f"dataset: {split!r} has bad examples: {faults}; use dataset.on_bad_example=skip to leave them out"
+        )
+
+
+def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) -> Stream:
+    """Returns the stream without unreadable examples; a note counts and names them."""
+    if isinstance(stream, Blocks) and stream.rows.malformed and (split == "train" or stream.keep is None):
+        shown = "; ".join(stream.rows.malformed[:MAX_NAMED])
+        emit(Note(f"dataset.on_bad_example=skip: left out {len(stream.rows.malformed)} rows of the files: {shown}"))
+    with refuse_unreadable(split, stream):
+        indices = json.loads(workers.from_chief(lambda: json.dumps(find_unreadable(stream))))
+    if not indices:
+        return stream
+    if len(indices) == len(stream):
+        first = describe_examples(stream, indices[:1])[0]
+        raise ConfigError(
+            f"dataset.on_bad_example=skip: none of the {len(stream)} examples of {split!r} can be read: {first}"
+        )
+    names = ", ".join(map(str, describe_examples(stream, indices[:MAX_NAMED])))
+    more = f" and {len(indices) - MAX_NAMED} more" if len(indices) > MAX_NAMED else ""
+    skipped = f"left out {len(indices)} of the {len(stream)} examples of {split!r} that cannot be read"
+    emit(Note(f"dataset.on_bad_example=skip: {skipped}: {names}{more}"))
+    return drop_records(stream, indices)
+
+
+def preprocess_splits(
+    preprocessings: Preprocessings, splits: Splits, workers: Workers, earlier: EarlierState | None, emit: Emit
+) -> Splits:
+    if not preprocessings:
+        return splits
+    learned = learn_on_chief(preprocessings, splits.train, workers, earlier, emit)
+    records = {
+        name: LearnedPreprocessing(name_class(each), to_plain(vars(each)), learned[name])
+        for name, each in preprocessings.items()
+    }
+    features = {name: each.features(learned[name]) for name, each in preprocessings.items()}
+    samples = name_leaves(splits.sample)
+    return replace(
+        splits,
+        learned=splits.learned and replace(splits.learned, preprocessing=records),
+        inputs=map_named(lambda name, inputs: features.get(name, inputs), splits.inputs),
+        transforms={
+            name: make_transform(each, learned[name], samples[name], features[name])
+            for name, each in preprocessings.items()
+        },
+        preprocessing_layers={
+            name: functools.partial(make_layer, each, learned[name]) for name, each in preprocessings.items()
+        },
+    )
+
+
+def cache_splits(splits: Splits, cache: str, workers: Workers) -> Splits:
+    """Applies `dataset.cache` to all splits; a split with two roles is cached once."""
+    cached: dict[int, Examples] = {}
+    blocks = [examples for examples in splits.by_name().values() if isinstance(examples, Blocks) and cache != "file"]
+    for reader in {id(each.rows): each.rows for each in blocks}.values():
+        same = [each for each in blocks if each.rows is reader]
+        cached |= zip(map(id, same), cache_blocks(same, cache, splits.transforms, workers), strict=True)
+    for name, examples in splits.by_name().items():
+        if id(examples) not in cached:
+            cached[id(examples)] = cache_split(name, examples, cache, splits.transforms, workers)
+    validation, test = (
+        None if examples is None else cached[id(examples)] for examples in (splits.validation, splits.test)
+    )
+    return replace(splits, train=cached[id(splits.train)], validation=validation, test=test)
+
+
+def first_inputs(examples: Examples, count: int) -> Any:
+    """Returns the first raw inputs of the training split, [count, *shape] each."""
+    if isinstance(examples, Arrays):
+        return map_leaves(lambda array: np.array(array[:count]), examples.inputs)
+    if isinstance(examples, Blocks):
+        with refuse_unreadable("train", examples):
+            return examples.head(count).inputs
+    with refuse_unreadable("train", examples):
+        first = [x for x, *_ in decode_records(examples, examples.dataset.take(count)).as_numpy_iterator()]
+        return map_leaves(lambda *values: np.stack(values), *first)
+
+
+def load_split(source: Source, split: str) -> Examples:
+    if split not in source.splits:
+        raise ConfigError(
+            f"dataset.validation={split}: there is no such split; the splits are {', '.join(source.splits)}"
+        )
+    examples = source.load(split)
+    if not isinstance(examples, Arrays | Stream):
+        raise ConfigError(f"dataset: load({split!r}) returned a {type(examples).__name__}, expected Arrays or a Stream")
+    if not len(examples):
+        raise ConfigError(f"dataset: the split {split!r} is empty")
+    check_examples(source, split, examples)
+    if isinstance(examples, Arrays) and examples.weights is not None:
+        return replace(examples, weights=examples.weights.astype(np.float32))
+    return examples
+
+
+def limit_examples(examples: Examples, limit: int | None) -> Examples:
+    if limit is None or limit >= len(examples):
+        return examples
+    if isinstance(examples, Arrays):
+        return examples.map(lambda array: array[:limit])
+    if isinstance(examples, Records):
+        return examples.select(np.arange(limit))
+    if isinstance(examples, Blocks):
+        return examples.select(np.arange(len(examples)) < limit)
+    return replace(examples, dataset=examples.dataset.take(limit), length=limit)
+
+
+def hold_out_examples(
+    examples: Examples, fraction: float, seed: int, emit: Emit
+) -> tuple[Examples, Examples | None, bool]:
+    """Divides a training split: (train, validation, whether validation is drawn from a stream as its records are read).
+
+    `seed` draws the validation examples. Of a stream whose records are not in memory, both splits read all records.
+    """
+    count = round(len(examples) * fraction)
+    if not count:
+        return examples, None, False
+    if count >= len(examples):
+        raise ConfigError(
+            f"dataset.validation={fraction}: leaves none of the {len(examples)} examples to train on; use a smaller "
+            "fraction"
+        )
+    if isinstance(examples, Blocks):
+        held_out = draw_rows(len(examples), fraction, seed, 1)
+        return examples.select(~held_out), examples.select(held_out), False
+    if isinstance(examples, Stream) and not isinstance(examples, Records):
+        return *hold_out_of_stream(examples, count, fraction, seed, emit), True
+    order = np.random.default_rng([seed, 1]).permutation(len(examples))
+    return select_examples(examples, np.sort(order[count:])), select_examples(examples, np.sort(order[:count])), False
+
+
+def hold_out_of_stream(stream: Stream, count: int, fraction: float, seed: int, emit: Emit) -> tuple[Stream, Stream]:
+    """Does the same for a stream whose records are not in memory."""
+    dataset = stream.dataset.take(len(stream))
+    if record_bytes(stream) <= SMALL_RECORD_BYTES:
+        rest, held_out = (draw(dataset, len(stream), count, (seed, 1), which) for which in (False, True))
+    else:
+        emit(
+            Note(
+                f"dataset.validation={fraction}: each validation reads all {len(stream)} records of the stream to find "
+                f"the {count} that are held out; to save that, set dataset.validation to the name of a split",
+            )
+        )
+        places = tf.range(len(stream), dtype=tf.int64)
+        seeds, last = tf.constant((seed, 1), tf.int64), tf.constant(max(len(stream) - 1, 1), tf.int64)
+        is_held_out = (tf.random.experimental.index_shuffle(places, seeds, last) < count).numpy()
+        numbered = replace(stream, dataset=dataset)
+        rest, held_out = (
+            drop_records(numbered, np.flatnonzero(drop).tolist()).dataset for drop in (is_held_out, ~is_held_out)
+        )
+    train = replace(stream, dataset=rest, length=len(stream) - count)
+    return train, replace(stream, dataset=held_out, length=count)
+
+
+def select_examples(examples: Arrays | Records, places: np.ndarray[Any, Any]) -> Examples:
+    if isinstance(examples, Records):
+        return examples.select(places)
+    return examples.map(lambda array: array[places])
+
+
+def repeat_first_batch(splits: Splits, batching: Batching) -> Splits:
+    """Replaces every training batch of an epoch by the first one; validates on it, too, and drops the test split."""
+    batch = limit_examples(splits.train, batching.global_size)
+    if isinstance(batch, Blocks):
+        batch = cache_split("train", batch, "memory", splits.transforms, SingleProcess())
+    train = repeat_examples(batch, batching.steps(len(splits.train)))
+    return replace(splits, train=train, validation=None if splits.validation is None else batch, test=None)
+
+
+def repeat_examples(batch: Examples, times: int) -> Examples:
+    if isinstance(batch, Arrays):
+        return batch.map(lambda array: np.concatenate([array] * times))
+    return replace(batch, dataset=batch.dataset.cache().repeat(times), length=times * len(batch))
+
+
+def limit_evaluation(splits: Splits, size: int) -> Splits:
+    def take_first(examples: Examples | None) -> Examples | None:
+        return None if examples is None else limit_examples(examples, size)
+
+    return replace(splits, validation=take_first(splits.validation), test=take_first(splits.test))

@@ -1,0 +1,175 @@
+"""Files in one folder per class: the code that `image_folder` and `text_folder` share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from scaleflow.dataset.reading.files import (
+    class_names,
+    draw_test_examples,
+    find_data_dir,
+    find_split_folders,
+    has_suffix,
+    list_folders,
+    parse_choice,
+    parse_count,
+    parse_fraction,
+    parse_words,
+    walk_files,
+)
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import EarlierState, Outputs, Stream, extend_classes
+
+KINDS = ("auto", "classification", "binary")
+
+
+@dataclass(frozen=True)
+class LabeledFiles:
+    """Paths of files, and the class index of each."""
+
+    paths: list[str]
+    labels: np.ndarray[Any, Any]
+
+
+class ClassFolders:
+    """Base of sources with one folder per class: finds the files of each class, and describes the targets.
+
+    It reads the files with one of the lower-case `suffixes`. The classes that use it describe the other arguments.
+
+    Raises ConfigError if a folder is missing or empty, or an option is invalid.
+    """
+
+    def __init__(
+        self,
+        data_dir: Any,
+        suffixes: Sequence[str],
+        classes: Any,
+        kind: Any,
+        test: Any,
+        split_seed: Any,
+        earlier: EarlierState | None,
+    ) -> None:
+        self._seed = parse_count(split_seed, "dataset.split_seed")
+        selected = parse_words(classes, "dataset.classes")
+        base = find_data_dir(data_dir)
+        folders = find_split_folders(base)
+        self.outputs = describe_classes(folders.get("train", base), selected, kind, earlier)
+        names, unknown = self.outputs.names or (), self.outputs.ignore
+        test_fraction = parse_fraction(test)
+        if folders:
+            self._files = {
+                split: label_files(
+                    path,
+                    names,
+                    suffixes,
+                    is_train=split == "train" and earlier is None,
+                    is_whole=not selected,
+                    unknown=unknown,
+                )
+                for split, path in folders.items()
+            }
+        else:
+            files = label_files(base, names, suffixes, is_train=earlier is None, is_whole=not selected, unknown=unknown)
+            self._files = divide_files(files, test_fraction, self._seed)
+
+    @property
+    def splits(self) -> Collection[str]:
+        return tuple(self._files)
+
+    def load(self, split: str) -> Stream:
+        """Returns records (path, class index), in an order drawn with the seed."""
+        files = self._files[split]
+        order = np.random.default_rng([self._seed, 1]).permutation(len(files.paths))
+        paths = np.array(files.paths, dtype=object)[order]
+        records = tf.data.Dataset.from_tensor_slices((tf.constant(paths, tf.string), files.labels[order]))
+        is_binary = self.outputs.kind == "binary"
+
+        def decode(path: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return self.read(path), tf.cast(label[None], tf.float32) if is_binary else label
+
+        return Stream(records, len(paths), decode, lambda path, _: path.decode(errors="replace"))
+
+    def read(self, path: tf.Tensor) -> tf.Tensor:
+        raise NotImplementedError
+
+
+def describe_classes(base: Path, selected: Sequence[str], kind: Any, earlier: EarlierState | None) -> Outputs:
+    """Describes the target: the classes of an earlier run if there was one, or else those of the folders."""
+    known = None if earlier is None else earlier.find_outputs()
+    if earlier is None or known is None or not known.names:
+        return outputs_of(kind, class_names(base, selected))
+    return extend_classes(known, selected or list_folders(base)) if earlier.extends else known
+
+
+def outputs_of(kind: Any, names: tuple[str, ...]) -> Outputs:
+    parse_choice(kind, "dataset.kind", KINDS)
+    if kind == "binary" and len(names) != 2:
+        raise ConfigError(
+            f"dataset.kind=binary: there are {len(names)} classes ({', '.join(names[:5])}, ...), expected 2; use "
+            "dataset.kind=classification, or choose two with dataset.classes"
+        )
+    if kind == "binary" or (kind == "auto" and len(names) == 2):
+        return Outputs("binary", (1,), names)
+    return Outputs("classification", (len(names),), names)
+
+
+def label_files(
+    base: Path,
+    names: Sequence[str],
+    suffixes: Sequence[str],
+    *,
+    is_train: bool,
+    is_whole: bool,
+    unknown: int | None = None,
+) -> LabeledFiles:
+    """Lists the files of each class folder, at any depth; `names` are the classes in the order of their indices.
+
+    If it `is_train`, every class must have files; if it `is_whole`, no other class folders may exist, unless `unknown`
+    is their label.
+    """
+    others = [name for name in list_folders(base) if name not in names] if is_whole else []
+    if others and unknown is None:
+        raise ConfigError(
+            f"dataset.data_dir: {base / others[0]} is not a class of the training split ({', '.join(names)}); remove "
+            "the folder, or add it to the training split"
+        )
+    paths: list[str] = []
+    counts = []
+    for name in (*names, *others):
+        class_paths = [path for path in walk_files(base / name) if has_suffix(path, suffixes)]
+        if not class_paths and is_train:
+            raise ConfigError(
+                f"dataset.data_dir: the class folder {base / name} has no file that ends in {', '.join(suffixes)}; "
+                "add files, remove the folder, or list the other classes in dataset.classes"
+            )
+        paths += class_paths
+        counts.append(len(class_paths))
+    if not paths:
+        raise ConfigError(f"dataset.data_dir: {base} has no file that ends in {', '.join(suffixes)}")
+    labels = [*range(len(names)), *[unknown or 0] * len(others)]
+    return LabeledFiles(paths, np.repeat(np.array(labels, np.int32), counts))
+
+
+def divide_files(whole: LabeledFiles, part: float, seed: int) -> dict[str, LabeledFiles]:
+    """Splits files into train and test, with the same test fraction in each class; no test split for 0."""
+    if not part:
+        return {"train": whole}
+    is_test = np.zeros(len(whole.labels), bool)
+    for label in np.unique(whole.labels):
+        of_class = np.flatnonzero(whole.labels == label)
+        is_test[of_class[draw_test_examples(len(of_class), part, seed)]] = True
+    if not is_test.any():
+        raise ConfigError(
+            f"dataset.test={part:g}: leaves no file to test on; use a larger fraction, or 0 for no test split"
+        )
+    return {"train": take_files(whole, ~is_test), "test": take_files(whole, is_test)}
+
+
+def take_files(whole: LabeledFiles, chosen: np.ndarray[Any, Any]) -> LabeledFiles:
+    return LabeledFiles([whole.paths[i] for i in np.flatnonzero(chosen)], whole.labels[chosen])

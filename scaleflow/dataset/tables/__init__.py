@@ -1,0 +1,1 @@
+"""Tables: their files, options, columns and values."""

@@ -1,0 +1,253 @@
+"""Preprocessing of the columns of a table: numbers, categories, texts and dates, each an input of its own.
+
+Everything is built from Keras's layers and operations, so a saved model takes raw values and loads without scaleflow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from scaleflow.dataset.reading.text import SPECIAL, Text, add_words
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Inputs
+
+#: Characters of a date, and their codes; the code of a digit is its value.
+CHARACTERS = "0123456789-:T ."
+END, BLANK, T, POINT = -2, CHARACTERS.index(" "), CHARACTERS.index("T"), CHARACTERS.index(".")
+
+#: The form of a date with a time as codes, 0 for every digit. Digits of a fraction follow, up to `LONGEST` characters.
+FORM = [CHARACTERS.index(character) for character in "0000-00-00T00:00:00"]
+LONGEST = 29
+
+#: Days from the day that Julian day numbers count from to 1970-01-01.
+EPOCH_DAY = 2440588
+DAY = 86400
+
+
+class Number:
+    """Standardises a number: (x - mean) / deviation of the training split.
+
+    A missing number, NaN, becomes 0. If the training split has missing numbers, a second feature is 1 for those.
+    """
+
+    def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, Any]:
+        """Returns the mean, the deviation, and whether some numbers are missing, from batches [b]."""
+        return describe_numbers(batch.astype(np.float64) for batch in batches)
+
+    def extend(self, learned: Any, new: Any) -> dict[str, Any]:
+        """Returns what was learned, with an indicator if numbers are missing in the new data."""
+        return {**learned, "missing": learned["missing"] or new["missing"]}
+
+    def features(self, learned: Any) -> Inputs:
+        """Describes the features: [1] float32, or [2] with an indicator."""
+        return Inputs((2 if learned["missing"] else 1,))
+
+    def layer(self, learned: Any) -> keras.Model:
+        """Builds the model numbers [b] float32 -> [b, 1] or [b, 2] float32."""
+        raw = keras.Input((), dtype="float32", name="number")
+        x = ops.expand_dims(raw, -1)
+        absent = ops.isnan(x)
+        standardised = (ops.where(absent, 0.0, x) - learned["mean"]) / learned["deviation"]
+        parts = [ops.where(absent, 0.0, standardised)]
+        if learned["missing"]:
+            parts.append(ops.cast(absent, "float32"))
+        return keras.Model(raw, join(parts), name="number")
+
+
+class Category:
+    """Encodes words: as a one-hot code, or as a number for an embedding.
+
+    The first place is for words that the training split does not have. A missing word, "", is a word like others.
+
+    Args:
+        embeds: give a number, instead of a one-hot code.
+    """
+
+    def __init__(self, embeds: bool) -> None:
+        self._embeds = embeds
+
+    def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> list[str]:
+        """Returns the sorted words of batches [b]."""
+        words: set[str] = set()
+        for batch in batches:
+            words.update(to_text(batch))
+        return sorted(words)
+
+    def extend(self, learned: Any, new: Any) -> list[str]:
+        """Returns the known words, then the new ones."""
+        return add_words(learned, new)
+
+    def features(self, learned: Any) -> Inputs:
+        """Describes the features: [1 + words] float32, or a number below 1 + words."""
+        count = 1 + len(learned)
+        return Inputs((), "int32", vocabulary=count) if self._embeds else Inputs((count,))
+
+    def layer(self, learned: Any) -> keras.Model:
+        """Builds the model words [b] -> codes [b, 1 + words] float32, or numbers [b] int32."""
+        raw = keras.Input((), dtype="string", name="word")
+        number = keras.layers.StringLookup(vocabulary=learned, num_oov_indices=1, name="words")(raw)
+        code = ops.cast(number, "int32")
+        return keras.Model(
+            raw, code if self._embeds else ops.one_hot(code, 1 + len(learned), dtype="float32"), name="category"
+        )
+
+
+class WordBag:
+    """Encodes a text by the words that it contains: 1 for each that occurs, else 0.
+
+    The first place is for words that are not among the most frequent ones of the training split.
+
+    Args:
+        name: of the column, for messages.
+        vocabulary: the number of places.
+    """
+
+    def __init__(self, name: str, vocabulary: int) -> None:
+        self._name = name
+        self._vocabulary = vocabulary
+
+    def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> list[str]:
+        """Returns the most frequent words of batches [b], without those that there is no place for."""
+        words = Text(self._vocabulary + 1).learn(batches)  # it has two special places, this one
+        if not words:
+            raise ConfigError(f"dataset.text: the column {self._name} has no words; leave it out with dataset.drop")
+        return words
+
+    def extend(self, learned: Any, new: Any) -> list[str]:
+        """Returns the known words, then the most frequent new ones that there is a place for."""
+        return add_words(learned, new, self._vocabulary - SPECIAL + 1)
+
+    def features(self, learned: Any) -> Inputs:
+        """Describes the features: [1 + words] float32."""
+        return Inputs((SPECIAL - 1 + len(learned),))
+
+    def layer(self, learned: Any) -> keras.Model:
+        """Builds the model texts [b] -> [b, 1 + words] float32."""
+        raw = keras.Input((), dtype="string", name="text")
+        bag = keras.layers.TextVectorization(output_mode="multi_hot", vocabulary=learned)(raw)
+        return keras.Model(raw, ops.cast(bag, "float32"), name="word_bag")
+
+
+class Date:
+    """Turns a date into numbers: the standardised time, and the positions in the year, the week and the day.
+
+    The form is `2024-01-31`, `2024-01-31 23:59:59` or `2024-01-31T23:59:59`; fractions of a second may follow. A
+    position is the sine and the cosine of an angle, so that December is next to January. A missing date, "", becomes
+    zeros. If the training split has missing dates, a last feature is 1 for those. Any other text is an error, in the
+    saved model too.
+    """
+
+    def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, Any]:
+        """Returns the mean and the deviation of the seconds since 1970, and whether some dates are missing."""
+        dates = (np.array(to_text(batch), "datetime64[s]") for batch in batches)
+        return describe_numbers(np.where(np.isnat(each), np.nan, each.astype(np.float64)) for each in dates)
+
+    def extend(self, learned: Any, new: Any) -> dict[str, Any]:
+        """Returns what was learned, with an indicator if dates are missing in the new data."""
+        return {**learned, "missing": learned["missing"] or new["missing"]}
+
+    def features(self, learned: Any) -> Inputs:
+        """Describes the features: [7] float32, or [8] with an indicator."""
+        return Inputs((8 if learned["missing"] else 7,))
+
+    def layer(self, learned: Any) -> keras.Model:
+        """Builds the model dates [b] as strings -> [b, 7] or [b, 8] float32."""
+        raw = keras.Input((), dtype="string", name="date")
+        absent = ops.equal(raw, "")
+        date = ops.where(absent, "1970-01-01", raw)
+        seconds, year = parse_dates(date)
+        seconds = ops.expand_dims(refuse_unparsable(date, seconds), -1)
+        day = ops.mod(seconds, DAY) / DAY
+        week = ops.mod(seconds / DAY + 3, 7) / 7  # 1970-01-01 was a Thursday
+        parts = [(seconds - learned["mean"]) / learned["deviation"]]
+        for share in (ops.expand_dims(year, -1), week, day):
+            angle = 2 * math.pi * share
+            parts += [ops.sin(angle), ops.cos(angle)]
+        absent = ops.expand_dims(absent, -1)
+        features = ops.where(absent, 0.0, ops.cast(join(parts), "float32"))
+        parts = [features, ops.cast(absent, "float32")] if learned["missing"] else [features]
+        return keras.Model(raw, join(parts), name="date")
+
+
+def describe_numbers(batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, Any]:
+    """Returns the mean and the deviation (1 for a constant) of numbers [b], and whether some are missing (NaN)."""
+    numbers = np.concatenate(list(batches))
+    present = numbers[~np.isnan(numbers)]
+    mean, deviation = (float(present.mean()), float(present.std())) if len(present) else (0.0, 0.0)
+    return {"mean": mean, "deviation": deviation or 1.0, "missing": len(present) < len(numbers)}
+
+
+def to_text(batch: np.ndarray[Any, Any]) -> list[str]:
+    """Returns strings; those of a stream are `bytes`."""
+    return [value.decode() if isinstance(value, bytes) else str(value) for value in batch]
+
+
+def join(parts: list[keras.KerasTensor]) -> keras.KerasTensor:
+    return ops.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+
+
+def parse_dates(strings: keras.KerasTensor) -> tuple[keras.KerasTensor, keras.KerasTensor]:
+    """Parses dates [n] to seconds since 1970 [n] float64, NaN if a string is no date, and the share of the year.
+
+    Keras has no such operation, and a custom layer or a Lambda would not load without scaleflow. The share is by
+    months of 31 days: [n] float64, from 0 to less than 1.
+    """
+    lookup = keras.layers.TextVectorization(
+        standardize=None,
+        split="character",
+        output_mode="int",
+        output_sequence_length=LONGEST + 1,
+        vocabulary=list(CHARACTERS),
+        name="characters",
+    )
+    x = ops.cast(lookup(strings), "int32") + END  # 0 is padding, 1 an unknown character
+    digits = ops.where(x <= 9, ops.maximum(x, 0), 0)
+    form = ops.where(ops.equal(x, BLANK), T, ops.where(ops.logical_and(x >= 0, x <= 9), 0, x))
+
+    def number(first: int, end: int) -> keras.KerasTensor:
+        return ops.sum(digits[:, first:end] * np.array([10**n for n in reversed(range(end - first))], "int32"), axis=1)
+
+    def is_all(parts: Iterable[keras.KerasTensor]) -> keras.KerasTensor:
+        return ops.all(ops.concatenate(list(parts), axis=1), axis=1)
+
+    year, month, day = number(0, 4), number(5, 7), number(8, 10)
+    hour, minute, second = number(11, 13), number(14, 16), number(17, 19)
+    limits = ((month, 1, 12), (day, 1, 31), (hour, 0, 23), (minute, 0, 59), (second, 0, 59))
+    is_end = ops.equal(x, END)
+    fraction, rest = form[:, 19:20], form[:, 20:LONGEST]
+    ends = [ops.logical_or(ops.equal(fraction, POINT), is_end[:, 19:20])]
+    ends += [ops.logical_or(ops.equal(rest, 0), is_end[:, 20:LONGEST]), is_end[:, LONGEST:]]
+    has_time = is_all([ops.equal(form[:, 10:19], FORM[10:]), *ends])
+    is_day = ops.equal(form[:, :10], FORM[:10]), ops.logical_not(ops.equal(x[:, :10], BLANK))
+    in_limits = ops.stack([op for each, least, most in limits for op in (each >= least, each <= most)], axis=1)
+    is_date = ops.logical_and(is_all([*is_day, in_limits]), ops.logical_or(is_end[:, 10], has_time))
+
+    whole = count_days(year, month, day) * float(DAY) + ops.cast(hour * 3600 + minute * 60 + second, "float64")
+    share = (ops.cast(month - 1, "float64") + ops.cast(day - 1, "float64") / 31) / 12
+    return ops.where(is_date, whole, ops.full_like(whole, float("nan"))), share
+
+
+def refuse_unparsable(strings: keras.KerasTensor, numbers: keras.KerasTensor) -> keras.KerasTensor:
+    """Returns the numbers unchanged, or raises an error that shows a string that was parsed as NaN.
+
+    Returning NaN is not enough: ReLU compiled for a CPU turns it into 0. A lookup without an index for unknown
+    strings is the only Keras layer that raises an error.
+    """
+    invalid = ops.where(ops.isnan(numbers), strings, "0")
+    zero = keras.layers.StringLookup(vocabulary=["0"], num_oov_indices=0, name="only_dates")(invalid)
+    return numbers + ops.cast(zero, "float64")
+
+
+def count_days(year: keras.KerasTensor, month: keras.KerasTensor, day: keras.KerasTensor) -> keras.KerasTensor:
+    """Returns the days since 1970-01-01 [n] float64, in the Gregorian calendar."""
+    before_march = ops.cast(month < 3, "int32")
+    years, months = year + 4800 - before_march, month + 12 * before_march - 3
+    leap_days = years // 4 - years // 100 + years // 400
+    days = day + (153 * months + 2) // 5 + 365 * years + leap_days - 32045 - EPOCH_DAY
+    return ops.cast(days, "float64")

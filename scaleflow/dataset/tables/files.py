@@ -1,0 +1,451 @@
+"""Reads tables from files with pyarrow, in blocks: CSV, TSV, Parquet, Feather, Arrow and JSON lines.
+
+A block is a row group of a Parquet file, a record batch of a Feather file, or about `TEXT_BLOCK` bytes of a text file.
+pyarrow is imported inside the functions, because only this dataset needs it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import glob
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import numpy as np
+
+from scaleflow.dataset.reading.files import expand_data_dir, find_files
+from scaleflow.dataset.reading.learned_cache import LearnedCache
+from scaleflow.dataset.reading.object_store import find_in_store, open_in_store
+from scaleflow.errors import ConfigError
+from scaleflow.files.object_store import is_store_address
+from scaleflow.files.table_formats import FORMATS, CsvForm, find_format
+
+#: Suffixes of compressed text files, which are read as a whole.
+COMPRESSED = (".gz", ".zst", ".bz2", ".lz4")
+
+#: The name of a folder's value that means a missing one.
+MISSING_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+#: The metadata of the schema of a CSV file without a header line.
+NO_HEADER = {b"header": b"none"}
+
+#: Bytes of a block of a text file.
+TEXT_BLOCK = 4 << 20
+
+
+class Block(NamedTuple):
+    """A part of a file.
+
+    Attributes:
+        path: of the file.
+        place: the number of the row group or record batch, or (first byte, end) of a text file.
+        rows: the number of rows.
+    """
+
+    path: str
+    place: Any
+    rows: int
+
+
+@dataclass
+class TableFiles:
+    """Files with the same columns.
+
+    Attributes:
+        by_split: the files of each split, or all of them as `all`.
+        format: the name of their format.
+        csv: the form of CSV files.
+        cache: what earlier runs have learned of the files.
+        schemas: the names of the columns of each file, and their types; in a CSV file these are strings.
+        used: the names and the types of the used columns, which all files have.
+        partitions: the columns that the names of a file's folders give, such as `year=2024`, with their values; by
+            file. In the file's schema they are the last columns.
+        malformed: messages about the rows with too few or too many fields, which are left out; by file.
+    """
+
+    by_split: dict[str, list[str]]
+    format: str
+    csv: CsvForm
+    cache: LearnedCache
+    schemas: dict[str, Any] = field(default_factory=dict)
+    used: Any = None
+    partitions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    malformed: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether a part of a block cannot be read alone."""
+        return self.format in ("csv", "json")
+
+    @property
+    def form(self) -> list[Any]:
+        """How the files are divided into rows; part of the fingerprint of what is learned of them."""
+        block = TEXT_BLOCK if self.is_text else None
+        return [self.format, self.csv.delimiter, self.csv.header, self.csv.encoding, block]
+
+    def list_blocks(self, split: str, column: str) -> list[Block]:
+        """Returns the blocks of a split. Text files are read for it, as far as `column`, unless an earlier run has."""
+        paths = self.by_split[split]
+
+        def learn() -> list[Any]:
+            blocks = [[(each.place, each.rows) for each in self._list_blocks(path, column)] for path in paths]
+            return [(each, self.malformed.get(path, [])) for path, each in zip(paths, blocks, strict=True)]
+
+        parsed = str(self.used) if self.format == "json" else column
+        found = []
+        for path, (blocks, malformed) in zip(
+            paths, self.cache.recall("rows", paths, [self.form, parsed], learn), strict=True
+        ):
+            self.malformed[path] = malformed
+            found += [Block(path, tuple(at) if isinstance(at, list) else at, rows) for at, rows in blocks]
+        return found
+
+    def read(self, block: Block, columns: Sequence[str], rows: int | None = None, numbers: Sequence[str] = ()) -> Any:
+        """Returns columns of the first rows of a block, or of all of them, as a `pyarrow.Table`.
+
+        Those of a CSV file are strings, except `numbers`, which are float64 if all of their values in the block are.
+        """
+        import pyarrow
+
+        values = self.partitions.get(block.path, {})
+        if not any(name in values for name in columns):
+            return self._read_columns(block, columns, rows, numbers)
+        own = [name for name in columns if name not in values]
+        table: Any = self._read_columns(block, own, rows, numbers) if own else None
+        count = len(table) if table is not None else min(block.rows, block.rows if rows is None else rows)
+        parts = {name: pyarrow.repeat(values[name], count) for name in columns if name in values}
+        for name, part in parts.items():
+            if self.format != "csv":
+                parts[name] = part.cast(self.used.field(name).type)
+            elif name in numbers:
+                with contextlib.suppress(pyarrow.ArrowInvalid):  # it stays text, as in a file
+                    parts[name] = part.cast(pyarrow.float64())
+        return pyarrow.table({name: parts[name] if name in parts else table[name] for name in columns})
+
+    def _read_columns(self, block: Block, columns: Sequence[str], rows: int | None, numbers: Sequence[str]) -> Any:
+        import pyarrow
+
+        with refuse_unreadable_file(block.path):
+            if self.format == "csv":
+                try:
+                    types = {name: pyarrow.float64() for name in numbers if name in columns}
+                    return self._read_csv(block, columns, types).slice(0, rows)
+                except pyarrow.ArrowInvalid:
+                    return self._read_csv(block, columns, {}).slice(0, rows)
+            table = self._read_as_declared(block, list(columns), rows).slice(0, rows)
+            return table.cast(pyarrow.schema([self.used.field(name) for name in table.schema.names]))
+
+    def _own_names(self, path: str) -> list[str]:
+        """The columns that are in a file."""
+        return [name for name in self.schemas[path].names if name not in self.partitions.get(path, {})]
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of the first file."""
+        return list(next(iter(self.schemas.values())).names)
+
+    def use(self, columns: Sequence[str]) -> None:
+        """Checks that all files have these columns, with types that have one in common."""
+        import pyarrow
+
+        (first, schema), *others = self.schemas.items()
+        self.used = pyarrow.schema([schema.field(name) for name in columns])
+        for path, other in others:
+            if missing := [name for name in columns if name not in other.names]:
+                raise ConfigError(
+                    f"dataset.data_dir: {path} and {first} have different columns: {', '.join(missing)} is in one of "
+                    "them only; leave it out with dataset.drop, or write it to both"
+                )
+            try:
+                fields = pyarrow.schema([other.field(name) for name in columns])
+                self.used = pyarrow.unify_schemas([self.used, fields], promote_options="permissive")
+            except pyarrow.ArrowException as error:
+                raise ConfigError(
+                    f"dataset.data_dir: {path} and {first} have different columns: {explain(error)}; write both with "
+                    "the same types, or leave the column out with dataset.drop"
+                ) from error
+
+    def read_schemas(self, paths: Sequence[str]) -> list[Any]:
+        """Returns the schema of each file, as `read_schema` reads it, or as an earlier run has read it."""
+        import pyarrow
+        from pyarrow import ipc
+
+        def learn() -> list[Any]:
+            numbers: dict[str, int] = {}  # most files have the same one
+            encoded = (base64.b64encode(self.read_schema(path).serialize()).decode() for path in paths)
+            found = [numbers.setdefault(each, len(numbers)) for each in encoded]
+            return [list(numbers), found]
+
+        encoded, numbers = self.cache.recall("columns", paths, self.form, learn)
+        schemas = [ipc.read_schema(pyarrow.py_buffer(base64.b64decode(each))) for each in encoded]
+        return [schemas[number] for number in numbers]
+
+    def read_names(self) -> list[str]:
+        """Returns the names of the columns of the first file, without the schemas of the others."""
+        path, partitions = next(iter(self.partitions.items()))
+        return [*self.read_schema(path).names, *partitions]
+
+    def read_schema(self, path: str) -> Any:
+        """Returns the names and the types of the columns of a file."""
+        import pyarrow
+        from pyarrow import ipc, json, parquet
+
+        with refuse_unreadable_file(path), open_file(path) as opened:
+            if self.format == "parquet":
+                return parquet.ParquetFile(opened).schema_arrow.remove_metadata()
+            if self.format == "feather":
+                return ipc.open_file(opened).schema.remove_metadata()
+            if self.format == "json":
+                place = next(self._divide_text(path), (0, 0))
+                return json.read_json(read_text(Block(path, place, 0))).schema
+            names = self.csv.read_first_fields(decompress(path, opened), path)
+            has_header = set(self.csv.header) <= set(names)
+            texts = [(name, pyarrow.string()) for name in (names if has_header else self.csv.header)]
+            return pyarrow.schema(texts, None if has_header else NO_HEADER)
+
+    def _list_blocks(self, path: str, column: str) -> Iterator[Block]:
+        from pyarrow import ipc, parquet
+
+        if column in self.partitions.get(path, {}):
+            column = self._own_names(path)[0]
+        with refuse_unreadable_file(path):
+            if self.format == "parquet":
+                with parquet.ParquetFile(open_file(path)) as file:
+                    for n in range(file.num_row_groups):
+                        yield Block(path, n, file.metadata.row_group(n).num_rows)
+            elif self.format == "feather":
+                place = self.schemas[path].names.index(column)
+                with ipc.open_file(open_file(path), options=ipc.IpcReadOptions(included_fields=[place])) as file:
+                    for n in range(file.num_record_batches):
+                        yield Block(path, n, file.get_batch(n).num_rows)
+            else:
+                done = 0
+                for place in self._divide_text(path):
+                    block = Block(path, place, done)
+                    rows = (
+                        self._read_csv(block, [column], {}, self.malformed.setdefault(path, []))
+                        if self.format == "csv"
+                        else self._read_as_declared(block, [column], None)
+                    ).num_rows
+                    done += rows
+                    yield Block(path, place, rows)
+
+    def _divide_text(self, path: str) -> Iterator[tuple[int, int | None]]:
+        """Yields (first byte, end) of blocks of whole rows. A line break between quotes is in a row.
+
+        A compressed file is one block. Raises ConfigError if quotes of a CSV file are not closed.
+        """
+        is_compressed = path.lower().endswith(COMPRESSED)
+        first, line, rest, is_open = 0, 1, b"", False
+        with decompress(path, open_file(path)) as file:
+            while not (is_open and len(rest) > TEXT_BLOCK) and (part := file.read(TEXT_BLOCK)):
+                rest += part
+                end = rest.rfind(b"\n") + 1
+                if self.format == "csv":
+                    end, is_open = find_last_row_end(rest, self.csv.delimiter_of(path))
+                if end and not is_compressed:
+                    yield first, first + end
+                first, line, rest = first + end, line + rest.count(b"\n", 0, end), rest[end:]
+        if is_open:
+            raise ConfigError(
+                f'dataset.data_dir: {path}: the row at line {line} has a field that begins with " and never ends with '
+                'one; close it, or write """" for a field that is a quote'
+            )
+        if is_compressed:
+            yield 0, None
+        elif rest.strip():
+            yield first, first + len(rest)
+
+    def _parse_options(self, path: str, handle: Any = None) -> Any:
+        from pyarrow import csv
+
+        return csv.ParseOptions(
+            delimiter=self.csv.delimiter_of(path), newlines_in_values=True, invalid_row_handler=handle
+        )
+
+    def _read_csv(
+        self, block: Block, columns: Sequence[str], types: Mapping[str, Any], malformed: list[str] | None = None
+    ) -> Any:
+        """Reads a block; describes rows with a wrong number of fields in `malformed`, and leaves them out."""
+        import pyarrow
+        from pyarrow import csv
+
+        has_header = block.place[0] == 0 and self.schemas[block.path].metadata != NO_HEADER
+
+        def leave_out(row: Any) -> str:
+            if malformed is not None:
+                number = block.rows + (row.number or 0) - has_header
+                malformed.append(
+                    f"{block.path}, row {number}: it has {row.actual_columns} field(s), expected {row.expected_columns}"
+                )
+            return "skip"
+
+        convert = csv.ConvertOptions(
+            include_columns=list(columns),
+            column_types=dict.fromkeys(columns, pyarrow.string()) | dict(types),
+            null_values=list(self.csv.missing),
+            strings_can_be_null=True,
+        )
+        read = csv.ReadOptions(
+            column_names=None if has_header else self._own_names(block.path),
+            encoding=self.csv.encoding,
+            use_threads=malformed is None,
+        )
+        parse = self._parse_options(block.path, leave_out)
+        return csv.read_csv(read_text(block), read_options=read, parse_options=parse, convert_options=convert)
+
+    def _read_as_declared(self, block: Block, columns: list[str], rows: int | None) -> Any:
+        import pyarrow
+        from pyarrow import ipc, json, parquet
+
+        if self.format == "parquet":
+            with parquet.ParquetFile(open_file(block.path), pre_buffer=True) as file:
+                if rows is None or rows >= block.rows:
+                    return file.read_row_group(block.place, columns=columns)
+                return pyarrow.Table.from_batches(
+                    [next(file.iter_batches(batch_size=rows, row_groups=[block.place], columns=columns))]
+                )
+        if self.format == "feather":
+            places = [self.schemas[block.path].names.index(name) for name in columns]
+            with ipc.open_file(open_file(block.path), options=ipc.IpcReadOptions(included_fields=places)) as f:
+                return pyarrow.Table.from_batches([f.get_batch(block.place)]).select(columns)
+        options = json.ParseOptions(explicit_schema=self.used, unexpected_field_behavior="ignore")
+        return json.read_json(read_text(block), parse_options=options).select(columns)
+
+
+def find_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles:
+    """Finds the files, and checks the options of their format. It opens none of them."""
+    find = find_in_store if is_store_address(data_dir) else find_files
+    by_split = find(data_dir, tuple(FORMATS))
+    paths = [path for paths in by_split.values() for path in paths]
+    files = TableFiles(by_split, find_format(paths[0], "dataset.data_dir"), form, cache)
+    form.check(paths[0], files.format)
+    files.partitions = read_partitions(data_dir, paths, files.format)
+    return files
+
+
+def open_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles:
+    """Finds the files and checks that they have one format, and names of columns that can be told apart."""
+    import pyarrow
+
+    files = find_tables(data_dir, form, cache)
+    first, *others = files.partitions
+    for path in (first, *others):
+        if find_format(path, "dataset.data_dir") != files.format:
+            raise ConfigError(f"dataset.data_dir: {path} and {first} have different formats; use one of them")
+    for path, schema in zip((first, *others), files.read_schemas([first, *others]), strict=True):
+        for name, value in files.partitions[path].items():
+            schema = schema.append(pyarrow.field(name, value.type))
+        files.schemas[path] = schema
+        if duplicate := next((name for n, name in enumerate(schema.names) if name in schema.names[:n]), None):
+            raise ConfigError(f"dataset.data_dir: {path}: two columns have the name {duplicate!r}; rename one of them")
+    return files
+
+
+def read_partitions(data_dir: Any, paths: Sequence[str], format_name: str) -> dict[str, dict[str, Any]]:
+    """Reads columns from the names of the folders below the data folder, as Hive and Spark write them.
+
+    `year=2024/town=Ulm` gives each row the columns `year` and `town`. A column is int64 if all of its values are whole
+    numbers, and strings otherwise; of CSV files, all are strings, whose type is found as that of other columns.
+
+    Returns:
+        The values as pyarrow scalars, by path and column.
+    """
+    import pyarrow
+
+    root = str(data_dir) if is_store_address(data_dir) else str(expand_data_dir(data_dir))
+    if glob.has_magic(root):
+        root = re.split(r"[*?\[]", root, maxsplit=1)[0].rpartition("/")[0]
+    texts: dict[str, dict[str, str | None]] = {}
+    for path in paths:
+        folders = [part.partition("=") for part in path.removeprefix(root).split("/")[:-1]]
+        pairs = ((unquote(name), unquote(value)) for name, equals, value in folders if name and equals)
+        texts[path] = {name: None if value == MISSING_PARTITION else value for name, value in pairs}
+    names = dict.fromkeys(name for each in texts.values() for name in each)
+    types = {}
+    for name in names:
+        values = [each[name] for each in texts.values() if each.get(name) is not None]
+        is_whole = format_name != "csv" and all(re.fullmatch(r"-?\d{1,18}", str(value)) for value in values)
+        types[name] = pyarrow.int64() if is_whole else pyarrow.string()
+
+    def convert(name: str, text: str | None) -> Any:
+        is_number = text is not None and types[name] == pyarrow.int64()
+        return pyarrow.scalar(int(str(text)) if is_number else text, types[name])
+
+    return {path: {name: convert(name, text) for name, text in each.items()} for path, each in texts.items()}
+
+
+def open_file(path: str) -> Any:
+    """Opens a file, or an address in an object store, for reading at any position."""
+    import pyarrow
+
+    if is_store_address(path):
+        return open_in_store(path)
+    return pyarrow.memory_map(path) if Path(path).stat().st_size else pyarrow.BufferReader(b"")
+
+
+def find_last_row_end(text: bytes, delimiter: str) -> tuple[int, bool]:
+    """Returns the end of the last whole row in text that begins with a row, and whether the text ends between quotes.
+
+    As for pyarrow and Python's csv, a quote opens a field only as its first character, and is text in other fields.
+    """
+    characters = np.frombuffer(text, np.uint8)
+    quotes = np.flatnonzero(characters == ord('"'))
+    opening, before = quotes[::2], np.frombuffer(f'{delimiter}\r\n"'.encode(), np.uint8)
+    if np.isin(characters[opening - 1], before)[opening > 0].all():  # no quote is in a field that it does not open
+        is_open = len(quotes) % 2 == 1
+        spans = np.stack([opening, np.append(quotes[1::2] + 1, len(text))[: len(opening)]], axis=1)
+    else:
+        pattern = rb'(?:\A(?:\xef\xbb\xbf)?|(?<=[\r\n%b]))"(?:[^"]++|"")*+("|\Z)' % re.escape(delimiter.encode())
+        fields = list(re.finditer(pattern, text))
+        is_open = bool(fields) and not fields[-1][1]
+        spans = np.array([field.span() for field in fields], int).reshape(-1, 2)
+    rest = len(text)
+    for start, end in spans[::-1]:
+        if (found := text.rfind(b"\n", end, rest)) >= 0:
+            return found + 1, is_open
+        rest = start
+    return text.rfind(b"\n", 0, rest) + 1, is_open
+
+
+def decompress(path: str, file: Any) -> Any:
+    """Returns the contents of a file, decompressed if its name ends so."""
+    import pyarrow
+
+    if not path.lower().endswith(COMPRESSED):
+        return file
+    return pyarrow.CompressedInputStream(file, pyarrow.Codec.detect(path.lower()).name)
+
+
+def read_text(block: Block) -> Any:
+    """Opens the bytes of a block of a text file."""
+    file = open_file(block.path)
+    first, end = block.place
+    if end is None:
+        return decompress(block.path, file)
+    with file:
+        file.seek(first)
+        return io.BytesIO(file.read(end - first))
+
+
+@contextlib.contextmanager
+def refuse_unreadable_file(path: str) -> Iterator[None]:
+    """Raises pyarrow's errors as ConfigError."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise ConfigError(f"dataset.data_dir: {path} cannot be read: {explain(error)}") from error
+
+
+def explain(error: Exception) -> str:
+    """Returns pyarrow's reason, without the path and the advice that it puts around it."""
+    line = str(error).strip().partition("\n")[0]
+    return re.split(r"Invalid: |'\): ", line)[-1].strip() or "pyarrow gives no reason"

@@ -1,0 +1,56 @@
+"""Which columns of a table the options name. The launcher checks them before TensorFlow is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scaleflow.dataset.reading.files import parse_words
+from scaleflow.dataset.tables.values import CATEGORY, NUMBER, TEXT
+from scaleflow.errors import ConfigError, find_similar
+
+#: The keys that say what columns are taken for.
+KEYS = {NUMBER: "dataset.numeric", CATEGORY: "dataset.categorical", TEXT: "dataset.text"}
+
+
+def choose_columns(names: Sequence[str], target: Any, columns: Any, drop: Any) -> list[str]:
+    """Returns the names of the input columns. Dropped columns may have any names."""
+    dropped = find_columns(parse_words(drop, "dataset.drop"), names, "dataset.drop")
+    left = [name for name in names if name not in dropped]
+    find_columns([target], names, "dataset.target")
+    find_columns([target], left, "dataset.target", "dataset.drop leaves it out")
+    selected = parse_words(columns, "dataset.columns")
+    find_columns(selected, names, "dataset.columns")
+    if target in selected:
+        raise ConfigError(f"dataset.columns: {target} is the target, which cannot be an input; remove it")
+    inputs = [name for name in left if name != target and (not selected or name in selected)]
+    if not inputs:
+        raise ConfigError("dataset.columns: no column is left besides the target")
+    for name in inputs:
+        if not name or "/" in name:
+            problem = "has no name" if not name else f"has a / in its name, {name}"
+            raise ConfigError(f"dataset.data_dir: a column {problem}; rename it, or use dataset.drop=['{name}']")
+    return inputs
+
+
+def find_columns(
+    given: Sequence[Any], names: Sequence[str], key: str, problem: str = "there is no such column"
+) -> list[str]:
+    for name in given:
+        if name not in names:
+            similar = find_similar(str(name), names)
+            hint = f"; did you mean {similar}? The columns are" if similar else "; the columns are"
+            raise ConfigError(f"{key}={name}: {problem}{hint} {', '.join(names)}")
+    return list(given)
+
+
+def parse_column_kinds(names: Sequence[str], options: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what the options say that a column is taken for, by its name."""
+    given: dict[str, str] = {}
+    for kind, value in options.items():
+        key = KEYS[kind]
+        for name in find_columns(parse_words(value, key), names, key, "is not an input column"):
+            if name in given:
+                raise ConfigError(f"{key}: {name} is in {KEYS[given[name]]}, too; name it in one of the two")
+            given[name] = kind
+    return given

@@ -1,0 +1,1 @@
+"""Files and object stores: addresses, formats, caches. Without TensorFlow."""

@@ -1,0 +1,299 @@
+"""The events of a run: one dataclass for each kind.
+
+Workers emit events. Those of the chief go to `events.jsonl` in the run's folder (`scaleflow.runs.event_log`), and the
+state of a run is computed from them (`scaleflow.runs.state`). The classes are in the order in which a run emits them.
+
+This version ignores fields that later versions add, and uses the default of fields that an older version did not write.
+So every field that is added later needs a default.
+"""
+
+from __future__ import annotations
+
+import time as clock
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+#: How a run ended, in MLflow's words.
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+#: The metadata of a field whose text may hold secrets. They are masked before the event is written.
+MASKED = {"is_masked": True}
+
+KINDS: dict[str, type[Event]] = {}
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a run."""
+
+    event: ClassVar[str] = ""  # the name of the kind of event in `events.jsonl`
+    #: When it happened, in milliseconds since the epoch
+    time: int = field(default_factory=lambda: int(clock.time() * 1000), kw_only=True)
+
+    def __init_subclass__(cls, event: str) -> None:
+        cls.event = event
+        KINDS[event] = cls
+
+
+#: Receives the events of a worker.
+Emit = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class ProcessStarted(Event, event="started"):
+    """A process of the run has started. `name` is `worker 0`, `coordinator` and so on."""
+
+    name: str = field(metadata=MASKED)
+    pid: int
+
+
+@dataclass(frozen=True)
+class StageBegan(Event, event="stage"):
+    """A part of the work before or after training begins, such as `reading house.csv`. The part before it has ended."""
+
+    text: str = field(metadata=MASKED)
+
+
+@dataclass(frozen=True)
+class RunReady(Event, event="ready"):
+    """The worker has built everything. From here on there is a run. Before it, an error is a refusal."""
+
+    name: str = field(metadata=MASKED)  # the run's name in the store
+    tags: Mapping[str, str] = field(default_factory=dict, metadata=MASKED)  # the user's tags
+    #: Every key of the config, and the `resolved.` values
+    params: Mapping[str, str] = field(default_factory=dict, metadata=MASKED)
+    began: int = 0  # when the command began, in milliseconds since the epoch
+    #: How long the run is
+    steps: int = 0
+    epochs: int = 0
+    #: Which values of the objective are better, `min` or `max`, by their names without the split
+    modes: Mapping[str, str] = field(default_factory=dict)
+    search: Sequence[str] = ()  # the folders with modules of the user
+    parent: str | None = None  # the folder of the sweep, if the run is a job of one
+    resumed: int | None = None  # the step at which the run continues; None if it begins
+
+
+@dataclass(frozen=True)
+class EvaluationReady(Event, event="evaluating"):
+    """`scaleflow.evaluate` has loaded the model and a split of `examples` examples, or `all` examples."""
+
+    split: str
+    resolved: Mapping[str, Any]
+    examples: int
+
+
+@dataclass(frozen=True)
+class TagsSet(Event, event="tags"):
+    """Tags of the run have new values."""
+
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class DescriptionSet(Event, event="description"):
+    """A sweep has a new description, in Markdown. The launcher itself describes a run."""
+
+    text: str = field(metadata=MASKED)
+
+
+@dataclass(frozen=True)
+class CheckpointSaved(Event, event="checkpoint"):
+    """A checkpoint was written and verified."""
+
+    step: int
+    path: str
+
+
+@dataclass(frozen=True)
+class UploadAwaited(Event, event="upload"):
+    """The worker waits, at most `seconds`, until the last checkpoints are in the object store; 0: the wait is over."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Restarted(Event, event="restart"):
+    """The launcher restarts processes."""
+
+    number: int  # how many restarts there were, including this one
+    reason: str = field(metadata=MASKED)  # why
+    worker: str | None = None  # the process that restarts while the others continue; None: all processes restart
+
+
+@dataclass(frozen=True)
+class RolledBack(Event, event="rollback"):
+    """A value became NaN or infinite, and the run continues from an earlier checkpoint, for the `number`th time."""
+
+    number: int
+    reason: str = field(metadata=MASKED)
+
+
+@dataclass(frozen=True)
+class Waiting(Event, event="waiting"):
+    """The worker waits for others, at most `seconds`."""
+
+    seconds: float  # the limit
+    peers: Sequence[str] = ()  # the addresses that it waits for
+    #: The error if nobody answers in time; None: the launcher makes one that names the missing peers
+    vain: str | None = field(default=None, metadata=MASKED)
+
+
+@dataclass(frozen=True)
+class PeersMet(Event, event="met"):
+    """The worker no longer waits: all peers answer."""
+
+
+@dataclass(frozen=True)
+class Note(Event, event="note"):
+    """Something that the user should know."""
+
+    text: str = field(metadata=MASKED)
+
+
+@dataclass(frozen=True)
+class MetricsLogged(Event, event="metrics"):
+    """Values of metrics after `step` updates."""
+
+    step: int  # the number of updates
+    values: Mapping[str, float]  # by the metric's name
+    rate: float | None = None  # training examples per second, for the terminal
+    checkpoint: int | None = None  # the step of the evaluated checkpoint; only in the file of an evaluator
+
+
+@dataclass(frozen=True)
+class SystemMetrics(Event, event="system"):
+    """System metrics that the launcher measured. `step` counts the measurements."""
+
+    step: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class EpochEnded(Event, event="epoch"):
+    """An epoch ended, `epoch` of `epochs`, with the values that the terminal shows."""
+
+    epoch: int
+    epochs: int
+    step: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class WeightHistograms(Event, event="weights"):
+    """The distribution of each weight after `step` updates, for TensorBoard."""
+
+    step: int
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ArtifactWritten(Event, event="artifact"):
+    """A file to log with the run, in the artifact folder `folder`, or at the top level if that is None."""
+
+    path: str
+    folder: str | None = None
+
+
+@dataclass(frozen=True)
+class SettingFound(Event, event="found"):
+    """A trial has found a value of a key. Its figures are in a CSV file."""
+
+    key: str
+    value: float
+    reason: str  # why this value
+    path: str
+
+    @property
+    def word(self) -> str:
+        """The override to type."""
+        return f"{self.key}={int(self.value) if float(self.value).is_integer() else self.value}"
+
+
+@dataclass(frozen=True)
+class DatasetDescribed(Event, event="data"):
+    """The dataset."""
+
+    name: str = field(metadata=MASKED)  # the option of the group `dataset`
+    #: The path, or the class and arguments that read it
+    source: Mapping[str, Any] = field(default_factory=dict, metadata=MASKED)
+    #: The kind of its targets: `classification` and so on; a dict by name for several outputs
+    kind: str | Mapping[str, str] = ""
+    #: The names of the classes, if it has some; a dict by name for several outputs
+    classes: Sequence[str] | Mapping[str, Sequence[str]] = ()
+    #: By split: the number of examples, the digest, what it covers, its version, and the dtypes and the shapes (by name
+    #: for a dict)
+    splits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ConfusionWritten(Event, event="confusion"):
+    """The confusion matrix of a split, as a CSV file for the artifact folder `folder`."""
+
+    path: str
+    folder: str
+    split: str
+
+
+@dataclass(frozen=True)
+class StepsProfiled(Event, event="profile"):
+    """The steps `first` to `last` were traced."""
+
+    folder: str  # holds the traces
+    #: The traced steps, both included
+    first: int
+    last: int
+    artifacts: str  # the artifact folder for the result of the analysis
+    usual_ms: float | None = None  # the time of a step outside of the window, in ms; None if it is not known
+    facts: Mapping[str, Any] = field(default_factory=dict)  # values of the run that the analysis uses
+
+
+@dataclass(frozen=True)
+class ModelExported(Event, event="model"):
+    """The model was exported to a folder, as it was after `step` updates."""
+
+    path: str
+    step: int
+
+
+@dataclass(frozen=True)
+class FaultReported(Event, event="fault"):
+    """Training failed, or a peer was lost before it began. The launcher decides how the run ends."""
+
+    error: str = field(metadata=MASKED)  # one line
+    lost_peer: bool = False  # whether the cause is that another process is gone
+
+
+@dataclass(frozen=True)
+class RunEnded(Event, event="end"):
+    """The run ended. `status` is FINISHED, FAILED or KILLED; `error` says why, unless it is FINISHED."""
+
+    status: Status
+    error: str = field(default="", metadata=MASKED)
+
+
+@dataclass(frozen=True)
+class RunRefused(Event, event="refused"):
+    """There is no run: the command cannot work."""
+
+    message: str = field(metadata=MASKED)  # the reason, and what would work
+    keep: bool = False  # whether the folder stays, because a log says more
+    died: bool = False  # whether the cause is a process that died; the exit code is then 1 instead of 2
+
+
+def to_fields(event: Event) -> dict[str, Any]:
+    """Returns the fields of an event for a line of `events.jsonl`, without those that are None."""
+    values = {each.name: getattr(event, each.name) for each in fields(event)}
+    return {"event": event.event, **{key: value for key, value in values.items() if value is not None}}
+
+
+def parse_event(line: Mapping[str, Any]) -> Event | None:
+    """Returns the event of a line of `events.jsonl`; None if its kind is unknown, or if it is incomplete."""
+    kind = KINDS.get(str(line.get("event")))
+    if kind is None:
+        return None
+    known = {each.name for each in fields(kind)}
+    try:
+        return kind(**{key: value for key, value in line.items() if key in known})
+    except TypeError:
+        return None

@@ -1,0 +1,73 @@
+"""Starts the processes of a run on this machine. The fork server, which has imported TensorFlow, forks them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from scaleflow.cluster.gpus import gpu_environments, visible_gpus
+from scaleflow.cluster.members import count_processes
+from scaleflow.cluster.tasks import environments
+from scaleflow.cluster.tf_config import TF_CONFIG
+from scaleflow.launcher.processes.supervisor import choose_reason
+from scaleflow.launcher.processes.worker_process import EndReason, RunProcess, start_fork_server, start_workers
+from scaleflow.launcher.recording.system_metrics import make_machine_metrics, record_system_metrics
+from scaleflow.runs import RunSpec
+
+
+class LocalHost:
+    """Starts the processes of a run on this machine. Without the address of a fork `server`, the run starts its own."""
+
+    first_stage = "importing TensorFlow"
+
+    def __init__(self, server: str | None) -> None:
+        self._requested_server = server
+        self._servers = contextlib.ExitStack()
+        self._server = ""
+        self._lost_server: str | None = None
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        with self._servers:
+            self._start_server()
+            yield
+
+    def _start_server(self) -> None:
+        """Starts the fork server, which imports TensorFlow while the launcher opens the store."""
+        self._servers.close()
+        self._server = self._servers.enter_context(start_fork_server(self._requested_server, self._lost_server))
+
+    @contextlib.contextmanager
+    def start(self, spec: RunSpec) -> Iterator[tuple[RunSpec, Sequence[RunProcess]]]:
+        if self._lost_server == self._server:
+            self._start_server()
+        with (
+            start_workers(*make_worker_specs(spec), self._server) as processes,
+            record_system_metrics(spec, make_machine_metrics(spec, processes)),
+        ):
+            yield spec, processes
+            if not all(process.has_server for process in processes):
+                self._lost_server = self._server
+
+    def find_reason(self, processes: Sequence[RunProcess]) -> EndReason:
+        return choose_reason(processes)
+
+    def explain_loss(self) -> str | None:
+        return None
+
+
+def make_worker_specs(spec: RunSpec) -> tuple[list[RunSpec], list[Mapping[str, str]]]:
+    """Makes the specs of the processes on this machine, the chief first, and their environment variables.
+
+    Raises ConfigError if the machine has too few GPUs for them.
+    """
+    plan = spec.plan
+    if plan.tf_config is not None:  # each process of the run has its own launcher
+        return [spec], [{**spec.environment, TF_CONFIG: plan.tf_config}]
+    roles, options = count_processes(plan), plan.hardware
+    count = sum(roles.values())
+    gpus = visible_gpus(spec.environment) if count > 1 and options.name not in ("cpu", "tpu") else []
+    variables = zip(environments(roles), gpu_environments(roles, options, gpus), strict=True)
+    specs = [replace(spec, worker=number) for number in range(count)]
+    return specs, [{**spec.environment, **peers, **devices} for peers, devices in variables]

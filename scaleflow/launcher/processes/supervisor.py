@@ -1,0 +1,214 @@
+"""Supervises the processes of a run: watches them, restarts them, and decides why the run ended.
+
+A `ProcessHost` starts them: the one that the cluster engine names (`cluster/engines.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Protocol
+
+from scaleflow.cluster.engines import find_engine
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces.events import Note, Restarted
+from scaleflow.interfaces.secret_masking import mask_secrets
+from scaleflow.launcher.processes.stop import GRACE_SECONDS
+from scaleflow.launcher.processes.worker_process import EndReason, RunProcess
+from scaleflow.launcher.recording.monitor import POLL_SECONDS, RunMonitor
+from scaleflow.runs import EventWriter, RunSpec
+
+#: The limit of restarts if `cluster.max_restarts` is null, for runs that are restarted by default.
+DEFAULT_MAX_RESTARTS = 10
+
+#: A run that has died this often at one step is not restarted if it dies there again: it would never get further.
+MAX_DEATHS_AT_STEP = 2
+
+
+class ProcessHost(Protocol):
+    """Starts the processes of a run.
+
+    Attributes:
+        first_stage: what the start waits for, such as `importing TensorFlow`.
+    """
+
+    first_stage: str
+
+    def open(self) -> AbstractContextManager[None]:
+        """Prepares the host for the whole run and releases it after the block. Raises ConfigError if it cannot
+        be used.
+        """
+
+    def start(self, spec: RunSpec) -> AbstractContextManager[tuple[RunSpec, Sequence[RunProcess]]]:
+        """Starts all processes of an attempt; none of them outlives the block.
+
+        Yields the spec, whose plan may have fewer workers after a loss, and the processes, the chief first. Raises
+        ConfigError if the machines have too few resources.
+        """
+
+    def find_reason(self, processes: Sequence[RunProcess]) -> EndReason:
+        """Returns why the processes of an attempt ended."""
+
+    def explain_loss(self) -> str | None:
+        """Returns why no restart is possible; None: one may be tried."""
+
+
+class Supervisor:
+    """Runs the processes of one run to their end. The host starts them, and the monitor follows the run."""
+
+    def __init__(self, monitor: RunMonitor, host: ProcessHost) -> None:
+        self._monitor = monitor
+        self._host = host
+        self._spec = monitor.spec
+        self._stop = monitor.stop
+        self._reason: EndReason | None = None
+        self._restarts = 0
+        self._began = 0.0
+        self._died_at: list[int] = []
+        self._opened = time.time()
+
+    def run(self) -> int:
+        """Starts, watches and restarts the processes; returns the exit code of the command."""
+        try:
+            self._opened = time.time()
+            with self._host.open():
+                while self._run_attempt():
+                    self._spec = replace(self._spec, attempt=self._spec.attempt + 1)
+                    self._opened = time.time()
+        except ConfigError as refusal:
+            self._reason = EndReason(str(refusal), is_reported=True, has_log=False)
+        except Exception as error:  # a defect of the launcher: the run still needs a recorded end
+            with contextlib.suppress(OSError):
+                print(mask_secrets(traceback.format_exc()), end="", file=sys.stderr)
+            self._reason = EndReason(f"the launcher failed: {type(error).__name__}: {error}")
+        return self._monitor.finish(self._reason)
+
+    def _run_attempt(self) -> bool:
+        """Runs all processes once; returns whether they have to be restarted."""
+        self._reason = None
+        self._monitor.begin_start(self._host.first_stage, self._opened)
+        if not self._monitor.open_store():
+            self._reason = EndReason(self._monitor.recorder.reason, is_reported=True)
+            return False
+        self._began = time.monotonic()
+        try:
+            with self._host.start(self._spec) as (self._spec, processes):
+                self._began = time.monotonic()
+                self._watch(processes)
+                self._reason = self._reason or self._host.find_reason(processes)
+        except ConfigError as refusal:
+            self._reason = EndReason(str(refusal), is_reported=True, has_log=False)
+        self._monitor.follow()
+        return self._should_restart(self._reason)
+
+    def _should_restart(self, reason: EndReason) -> bool:
+        """Returns whether all processes are restarted from the last checkpoint.
+
+        An error that a worker reports would occur again, except for the loss of another process.
+        """
+        state = self._monitor.state
+        if (
+            self._stop.is_set()
+            or state.last is not None
+            or not state.is_ready
+            or self._monitor.recorder.refusal is not None
+            or reason.would_come_again
+            or self._restarts >= self._allowed_restarts
+        ):
+            return False
+        if loss := self._host.explain_loss():
+            self._reason = EndReason(f"{loss}: {reason.why}")
+            return False
+        if self._died_at[-MAX_DEATHS_AT_STEP:] == [state.step] * MAX_DEATHS_AT_STEP:
+            why = f"{reason.why}; it died at step {state.step} each of the last {MAX_DEATHS_AT_STEP + 1} times"
+            self._reason = replace(reason, why=why)
+            return False
+        self._died_at.append(state.step)
+        self._report_restart(f"{reason.why}; all processes restart from the last checkpoint")
+        self._monitor.follow()
+        return True
+
+    def _report_restart(self, why: str, worker: str | None = None) -> None:
+        self._restarts += 1
+        write = EventWriter(self._spec.events)
+        write(Restarted(self._restarts, why, worker))
+        write(Note(f"{why} ({self._restarts} of at most {self._allowed_restarts})"))
+        write.close()
+
+    @property
+    def _allowed_restarts(self) -> int:
+        plan = self._spec.plan
+        if self._spec.trial is not None:
+            return 0  # a trial has no checkpoints
+        if plan.cluster.max_restarts is not None:
+            return plan.cluster.max_restarts
+        engine = find_engine(plan.cluster)
+        is_asynchronous_here = plan.strategy.has_coordinator and engine.is_local
+        return DEFAULT_MAX_RESTARTS if is_asynchronous_here or engine.is_remote else 0
+
+    def _watch(self, processes: Sequence[RunProcess]) -> None:
+        """Follows the run until the chief has ended, and ends processes that must not continue."""
+        deadline: float | None = None
+        chief, state = processes[0], self._monitor.state
+        while chief.is_alive:
+            self._monitor.follow()
+            if self._monitor.recorder.refusal is not None:
+                chief.kill()
+            if self._stop.is_set() and deadline is None:
+                self._ask_to_stop(processes)
+                deadline = time.monotonic() + GRACE_SECONDS
+            if state.last is not None and deadline is None:  # the chief may wait for a process that is gone
+                deadline = time.monotonic() + GRACE_SECONDS
+            is_late = deadline is not None and time.monotonic() > deadline + state.upload_seconds
+            if deadline is not None and (self._stop.times > 1 or is_late or not state.is_ready):
+                chief.kill()
+            if reason := self._monitor.find_futile_wait():
+                self._reason = reason
+                chief.kill()
+            if reason := self._monitor.find_stall(self._began):
+                self._reason = reason
+                for process in processes:
+                    process.kill()
+            lost = find_lost(processes)
+            if lost and state.last is None and not all(self._start_again(process) for process in lost):
+                time.sleep(POLL_SECONDS)  # the others may still report the loss
+                return
+            chief.wait(POLL_SECONDS)
+
+    def _ask_to_stop(self, processes: Sequence[RunProcess]) -> None:
+        for process in processes:
+            if not process.spec.serves:  # the others end with the coordinator
+                process.stop()
+        self._monitor.display.print_line(f"stopping ({self._stop.signal_name}); send it again to stop at once")
+
+    def _start_again(self, process: RunProcess) -> bool:
+        """Restarts a lost worker if the coordinator continues without it; returns False if that is not possible."""
+        if (
+            not (process.spec.is_replaceable and process.has_server and self._monitor.state.is_ready)
+            or self._stop.is_set()
+            or self._restarts >= self._allowed_restarts
+        ):
+            return False
+        name, how = process.spec.name, process.start_again()
+        self._report_restart(f"{name} {how}; it is restarted", name)
+        return True
+
+
+def find_lost(processes: Sequence[RunProcess]) -> list[RunProcess]:
+    """Returns the processes that ended with an error and that this launcher did not kill."""
+    return [process for process in processes if process.is_lost and not process.was_ended]
+
+
+def choose_reason(processes: Sequence[RunProcess]) -> EndReason:
+    """Returns why an attempt ended: a refusal of the run first, then a death without a report, then an error of a
+    process's own, then a lost peer.
+
+    Processes that lost a peer may report that, or be killed by TensorFlow, before the peer itself reports its error.
+    """
+    reasons = [process.find_reason() for process in find_lost(processes) or processes[:1]]
+    return min(reasons, key=lambda reason: (reason.has_log, reason.is_reported, reason.is_lost_peer))

@@ -1,0 +1,489 @@
+"""Starts, watches and ends worker processes, and the fork server that forks them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import resource
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scaleflow.cluster.tf_config import TF_CONFIG
+from scaleflow.errors import WorkerDied
+from scaleflow.interfaces.events import FaultReported, RunRefused
+from scaleflow.runs import EventReader, RunSpec
+
+#: The variable with the address of a running fork server. Commands that see it start none.
+SERVER_ENV = "SCALEFLOW_SERVER"
+
+#: The variables with the sizes of TensorFlow's thread pools. The config's sizes win over them.
+THREADS_ENV = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+
+#: Workers that can be requested while the server imports TensorFlow, without a wait for it. The system may allow fewer.
+MAX_PENDING = 4096
+
+#: Open files that a launcher allows itself.
+MAX_OPEN_FILES = 16_384
+
+#: Seconds for which an answer of `MessageWatch` holds, so that one look serves a loop over all processes.
+LOOK_SECONDS = 0.01
+
+#: The program of a server.
+FORK_SERVER_MODULE = "scaleflow.launcher.processes.fork_server"
+
+#: The file with a server's own output, beside its socket.
+SERVER_LOG = "log"
+
+#: Seconds to wait until the server reports the end of a process that was killed.
+KILL_SECONDS = 10.0
+
+#: The same for a process that was killed before the server has reported its id: the server still imports TensorFlow.
+FORK_SECONDS = 1.0
+
+#: Maximum length of the folder for a socket. The path of a Unix socket may have 104 bytes; we add about 30.
+MAX_SOCKET_FOLDER_LENGTH = 70
+
+
+class MessageWatch:
+    """Receives the fork server's messages to all processes of a run with one system call, instead of one for each.
+
+    It is for one thread.
+    """
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._looked_at = -math.inf
+
+    def add(self, connection: socket.socket, process: ForkedProcess) -> None:
+        self._selector.register(connection, selectors.EVENT_READ, process)
+
+    def remove(self, connection: socket.socket) -> None:
+        with contextlib.suppress(KeyError, ValueError):  # it was removed at the end of the process, or closed
+            self._selector.unregister(connection)
+
+    def look(self) -> None:
+        """Receives what is there, unless that was done within the last `LOOK_SECONDS`."""
+        if time.monotonic() - self._looked_at >= LOOK_SECONDS:
+            self.wait(0.0)
+
+    def wait(self, seconds: float) -> None:
+        """Waits for messages to any of the processes, and receives them."""
+        for key, _ in self._selector.select(seconds):
+            key.data.receive()
+            if key.data.returncode is not None:  # a connection that the server has closed stays readable
+                self._selector.unregister(key.fileobj)
+        self._looked_at = time.monotonic()
+
+    def close(self) -> None:
+        self._selector.close()
+
+
+class ForkedProcess:
+    """A process forked by the fork server. It reads its task from standard input, and ends when that is closed.
+
+    Args:
+        address: the address of the server.
+        log: receives the output.
+        environment: the complete environment of the process.
+        module: the process runs its `main`.
+        streams: descriptors that receive standard output and error instead of the log.
+        watch: receives the messages to this process and to others, in one thread; None: each call of this object does.
+
+    Attributes:
+        pid: the process id; 0 until the server has reported it.
+        returncode: the exit status, as in `subprocess.Popen`; None while the process runs.
+        has_server: whether the server still answered at the last contact.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        log: Path,
+        environment: Mapping[str, str],
+        module: str = "scaleflow.worker.main",
+        streams: tuple[int, int] | None = None,
+        watch: MessageWatch | None = None,
+    ) -> None:
+        self.returncode: int | None = None
+        self.has_server = True
+        self.pid = 0
+        self._killed: float | None = None
+        self._partial = b""
+        self._log = log
+        self._log_of_server = Path(address).with_name(SERVER_LOG)
+        task, self._input = os.pipe()
+        os.set_inheritable(self._input, False)
+        self._server = socket.socket(socket.AF_UNIX)
+        self._watch = watch
+        try:
+            with log.open("ab") as output:
+                self._server.connect(address)
+                request = {"module": module, "environment": dict(environment), "folder": str(Path.cwd())}
+                line = json.dumps(request).encode() + b"\n"
+                sent = socket.send_fds(self._server, [line], [task, *(streams or [output.fileno()] * 2)])
+                self._server.sendall(line[sent:])
+            if watch is not None:
+                watch.add(self._server, self)
+        except OSError as error:
+            self.returncode, self.has_server = 1, False
+            self._log_lost_server(f": {error}")
+        finally:
+            os.close(task)
+
+    def send(self, line: bytes) -> None:
+        data = memoryview(line)
+        with contextlib.suppress(BrokenPipeError):
+            while data:
+                data = data[os.write(self._input, data) :]
+
+    def poll(self) -> int | None:
+        if self._watch is not None and self.returncode is None:
+            self._watch.look()
+        while self._watch is None and self.returncode is None and self._has_message(0.0):
+            self.receive()
+        if self.returncode is None and self._killed is not None:
+            patience = KILL_SECONDS if self.pid else FORK_SECONDS
+            if time.monotonic() - self._killed > patience:  # a suspended server, or a disk that hangs: no end comes
+                self._kill_without_server()
+                self.returncode, self.has_server = -signal.SIGKILL, False
+        return self.returncode
+
+    def _has_message(self, seconds: float) -> bool:
+        """Waits for a message of the server. It uses `poll`, since `select` fails for descriptors from 1024 on."""
+        poll = select.poll()
+        poll.register(self._server, select.POLLIN)
+        return bool(poll.poll(math.ceil(seconds * 1000)))
+
+    def _kill_without_server(self) -> None:
+        """Kills the process by its id, which is still its own: the server has not reported its end."""
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, seconds: float | None = None) -> None:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while self.poll() is None:
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if remaining == 0.0:
+                return
+            wait = self._has_message if self._watch is None else self._watch.wait
+            wait(1.0 if remaining is None else min(remaining, 1.0))
+
+    def receive(self) -> None:
+        """Reads messages of the server. If the server is gone, the process counts as ended."""
+        try:
+            data = self._server.recv(4096)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self.returncode, self.has_server = 1, False
+            self._log_lost_server()
+            self._kill_without_server()  # nobody would report its end
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for message in map(json.loads, lines):
+            self.pid = message.get("pid", self.pid)
+            self.returncode = message.get("status", self.returncode)
+
+    def _log_lost_server(self, why: str = "") -> None:
+        """Writes to the log that the server is gone. If it forked no process, its own log says why."""
+        server_log = self._log_of_server.read_bytes() if self.pid == 0 and self._log_of_server.exists() else b""
+        with self._log.open("ab") as log:
+            log.write(server_log or f"the fork server has ended{why}\n".encode())
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            self._server.sendall(json.dumps({"signal": int(number)}).encode() + b"\n")
+
+    def kill(self) -> None:
+        """Kills the process. It counts as dead after `KILL_SECONDS`, even if the server does not report its end.
+
+        If the server has not forked it yet, it does so later, and kills it at once.
+        """
+        self._killed = self._killed or time.monotonic()
+        self.signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Closes standard input and the connection. A second call must not close the same number again."""
+        descriptor, self._input = self._input, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+        if self._watch is not None:
+            self._watch.remove(self._server)
+        self._server.close()
+
+
+@dataclass(frozen=True)
+class EndReason:
+    """Why the processes of a run ended."""
+
+    why: str  # one line
+    is_reported: bool = False  # whether a worker reported the reason itself, as a refusal or a fault
+    is_lost_peer: bool = False  # whether it reported that another process is gone or does not answer
+    has_log: bool = True  # whether a log says more
+
+    @property
+    def would_come_again(self) -> bool:
+        """Whether the same would happen after a restart."""
+        return self.is_reported and not self.is_lost_peer
+
+
+class RunProcess(ABC):
+    """A process of the run, on this machine or on another one. `was_ended` says whether this command killed it."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+        self.was_ended = False
+        if not spec.is_resumed:
+            spec.log.unlink(missing_ok=True)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Remembers where the events and the log of the new process begin."""
+        self._events_begin = file_size(self.spec.events)
+        self._log_begin = file_size(self.spec.log)
+
+    @property
+    @abstractmethod
+    def returncode(self) -> int | None:
+        """The exit status, as in `subprocess.Popen`; None while the process runs."""
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """The process id on its machine; 0 if it is not known yet."""
+
+    @property
+    @abstractmethod
+    def has_server(self) -> bool:
+        """Whether the fork server or the actor that started it still answered at the last contact."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> None: ...
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Asks the process to save and end after the current call of the training loop."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Kills the process."""
+
+    @abstractmethod
+    def start_again(self) -> str:
+        """Restarts a lost process with the same address and log; returns how it was lost."""
+
+    @property
+    def is_alive(self) -> bool:
+        return self.returncode is None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the process has ended with an error."""
+        return self.returncode not in (None, 0)
+
+    def describe_exit(self) -> str:
+        return describe_exit(self.returncode or 0)
+
+    def find_reason(self) -> EndReason:
+        """Returns why the process ended: its own report, or the end of its log."""
+        for event in reversed(list(EventReader(self.spec.events, self._events_begin).read())):
+            if isinstance(event, RunRefused):
+                return EndReason(event.message, is_reported=True, has_log=event.keep)
+            if isinstance(event, FaultReported):
+                return EndReason(event.error, is_reported=True, is_lost_peer=event.lost_peer)
+        lines = last_lines(self.spec.log, offset=self._log_begin)
+        return EndReason(str(WorkerDied(self.describe_exit(), lines, self.spec.name)))
+
+
+class WorkerProcess(RunProcess):
+    """A process on this machine. It ends when the launcher ends, and has its own log.
+
+    `environment` has variables to add to the launcher's environment, whose TF_CONFIG is ignored; `server` is the
+    address of the fork server; `watch` receives the server's messages to all processes of the run.
+    """
+
+    def __init__(
+        self, spec: RunSpec, environment: Mapping[str, str], server: str, watch: MessageWatch | None = None
+    ) -> None:
+        super().__init__(spec)
+        self._environment = environment
+        self._server = server
+        self._watch = watch
+        self._process = self._start()
+
+    def _start(self) -> ForkedProcess:
+        environment = {**inherit_environment(), **self._environment}
+        process = ForkedProcess(self._server, self.spec.log, environment, watch=self._watch)
+        process.send(self.spec.to_line(environment))
+        return process
+
+    def start_again(self) -> str:
+        exit_description = self.describe_exit()
+        self._process.close()
+        self._begin()
+        self._process = self._start()
+        return exit_description
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_server(self) -> bool:
+        return self._process.has_server
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    def wait(self, seconds: float) -> None:
+        self._process.wait(seconds)
+
+    def stop(self) -> None:
+        self._process.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        if self.is_alive:
+            self.was_ended = True
+            self._process.kill()
+
+    def close(self) -> None:
+        self.kill()
+        self._process.wait()
+        self._process.close()
+
+
+@contextlib.contextmanager
+def start_workers(
+    jobs: Sequence[RunSpec], environments: Sequence[Mapping[str, str]], server: str
+) -> Iterator[list[WorkerProcess]]:
+    """Starts the processes of a run on this machine, each with its own variables, and yields them, the chief first.
+
+    After the block, the processes are dead and their temporary files are deleted.
+    """
+    workers: list[WorkerProcess] = []
+    watch = MessageWatch()
+    temporary = tempfile.TemporaryDirectory(prefix="scaleflow-", ignore_cleanup_errors=True)
+    try:
+        for spec, environment in zip(jobs, environments, strict=True):
+            workers.append(WorkerProcess(spec, {"TMPDIR": temporary.name, **environment}, server, watch))
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            worker.close()
+        watch.close()
+        temporary.cleanup()
+
+
+@contextlib.contextmanager
+def start_fork_server(
+    requested: str | None = None, lost: str | None = None, module: str = FORK_SERVER_MODULE
+) -> Iterator[str]:
+    """Starts a fork server for the block, unless one runs already; yields its address.
+
+    The server imports TensorFlow first. Requests wait until then. At the `requested` address a server should run
+    already; if it does not answer, another one is started. At the address `lost` one is known to be gone: a killed
+    server loses its workers shortly before its address stops to answer. `module` is the server's program.
+    """
+    existing = os.environ.get(SERVER_ENV) if not requested else None
+    if requested and requested != lost and is_server_reachable(requested):
+        existing = requested
+    if existing:
+        yield existing
+        return
+    raise_file_limit()
+    parent = None if len(tempfile.gettempdir()) < MAX_SOCKET_FOLDER_LENGTH else "/tmp"
+    with (
+        tempfile.TemporaryDirectory(prefix="scaleflow-", dir=parent) as folder,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
+        address = str(Path(folder, "socket"))
+        listener.bind(address)
+        listener.listen(MAX_PENDING)
+        ours, theirs = os.pipe()
+        os.set_inheritable(theirs, False)
+        with Path(folder, SERVER_LOG).open("wb") as log:
+            server = subprocess.Popen(
+                [sys.executable, "-m", module, str(ours)],
+                stdin=listener.fileno(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=inherit_environment(),
+                pass_fds=[ours],
+                process_group=0,
+            )
+        os.close(ours)
+        listener.close()  # so that connecting fails when the server is gone
+        try:
+            yield address
+        finally:
+            os.close(theirs)
+            server.kill()  # it may still be importing; its workers have ended, or end by themselves
+            server.wait()
+
+
+def raise_file_limit() -> None:
+    """Raises this process's limit of open files, and that of what it starts, to `MAX_OPEN_FILES` if it may.
+
+    A worker takes two files in the launcher and one in the fork server. The usual limit is 1,024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with contextlib.suppress(ValueError, OSError):  # the system may have a lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def is_server_reachable(address: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(address) == 0
+
+
+def inherit_environment() -> dict[str, str]:
+    """Returns the launcher's environment, with Keras on TensorFlow (whatever keras.json says) and unbuffered logs.
+
+    It has no TF_CONFIG, which would make a strategy of one process wait for others.
+    """
+    inherited = {key: value for key, value in os.environ.items() if key != TF_CONFIG}
+    return {**inherited, "KERAS_BACKEND": "tensorflow", "PYTHONUNBUFFERED": "1"}
+
+
+def describe_exit(returncode: int) -> str:
+    if returncode >= 0:
+        return f"ended with exit status {returncode}"
+    try:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was killed by signal {-returncode}"
+
+
+def file_size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def last_lines(log: Path, count: int = 3, offset: int = 0) -> str:
+    """Returns the last lines of a log after an offset, without messages of TensorFlow's runtime."""
+    with log.open(errors="replace") as lines:
+        lines.seek(offset)
+        messages = (
+            line.strip()
+            for line in lines
+            if line.strip() and not re.match(r"[IWE]\d{4} |WARNING: All log|To enable the following", line)
+        )
+        return " | ".join(deque(messages, count))

@@ -1,0 +1,200 @@
+"""Describes a run in the store, in Markdown: what was run, what came of it, how to load its model and resume it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+import yaml
+
+from scaleflow.config.words import quote_override
+from scaleflow.interfaces import name_command
+from scaleflow.interfaces.formatting import format_number
+from scaleflow.interfaces.trials import PARAM
+from scaleflow.runs import RunFolder, RunState
+from scaleflow.runs.provenance import read_provenance
+from scaleflow.tracking.uri import format_loading
+
+#: The most characters of a description that MLflow takes.
+LONGEST = 8000
+
+#: The most characters of a command, and of the reason for an end.
+LONGEST_PART = 2000
+
+MOST_METRICS = 20
+
+#: Space between two columns of a table.
+SPACE = "&emsp;"
+
+LEFT_OUT = "*The rest is omitted: MLflow accepts at most 8,000 characters.*"
+
+
+def describe_run(files: RunFolder, state: RunState, store: str, model_uri: str | None) -> str:
+    """Returns the description of a run.
+
+    Args:
+        files: the run's folder.
+        state: the state of the run.
+        store: the address of the store.
+        model_uri: the URI of the model that the run has logged; None if there is none.
+    """
+    parts = [  # MLflow's UI shows the first few lines; the others follow after a click
+        describe_status(state),
+        "" if PARAM in state.params else format_results(state),
+        describe_command(files),
+        describe_loading(store, model_uri),
+        "" if PARAM in state.params else describe_resuming(files, state),
+    ]
+    return join_parts(parts)
+
+
+def describe_loading(store: str | None, model_uri: str | None, model: str = "the model") -> str:
+    """Returns the lines of Python that load a model; empty if the store has none."""
+    if store is None or model_uri is None:
+        return ""
+    loading = "\n".join(format_loading(store, model_uri))
+    return f"Load {model}:\n\n{format_block('python', loading)}"
+
+
+def describe_command(files: RunFolder) -> str:
+    """Returns the command, and the overrides that it does not contain, as in a sweep or a script."""
+    command = read_provenance(files.path).get("scaleflow.command", "")
+    typed = {simplify_word(word) for word in split_words(command)}
+    overrides = [word for word in read_overrides(files) if simplify_word(word) not in typed]
+    parts = []
+    if command:
+        parts += ["The command:", format_block("sh", cut_text(command, "the tag scaleflow.command"))]
+    if overrides:
+        words = cut_text(shlex.join(overrides), f"the file {files.overrides.name}")
+        parts += ["This run's overrides:", format_block("sh", words)]
+    return "\n\n".join(parts)
+
+
+def split_words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # it was cut inside of quotes
+        return command.split()
+
+
+def simplify_word(word: str) -> str:
+    """Removes the quotes and backslashes of a word: Hydra's sweepers write an override with others."""
+    return re.sub(r"['\"\\]", "", word)
+
+
+def read_overrides(files: RunFolder) -> list[str]:
+    try:
+        words = yaml.safe_load(files.overrides.read_text())
+    except (OSError, yaml.YAMLError):
+        return []
+    return [str(word) for word in words] if isinstance(words, list) else []
+
+
+def describe_status(state: RunState) -> str:
+    if state.status is None:
+        return "**RUNNING.** The results follow when the run ends."
+    if state.status == "FINISHED" and state.found is not None:
+        return f"**FINISHED.** Use `{state.found.word}`: {state.found.reason}."
+    if state.status == "FINISHED":
+        return f"**FINISHED** after {state.step} steps."
+    reason = format_block("text", cut_text(state.error, "the tag scaleflow.error"))
+    return f"**{state.status}** at step {state.step}:\n\n{reason}"
+
+
+def format_results(state: RunState) -> str:
+    """Returns a table of the last metrics of the test and of validation, or of the training, with their baselines."""
+    values = state.metrics_of("test") | state.metrics_of("val") or state.metrics_of("train")
+    if not values:
+        return ""
+    baselines = {name: state.baseline.get(name) for name in values}
+    rows = [["metric", "value", "baseline"]]
+    rows += [[name, format_number(value), format_optional(baselines[name])] for name, value in values.items()]
+    note = "The baseline is the best constant prediction: the most frequent class, or the mean."
+    if all(value is None for value in baselines.values()):
+        rows, note = [row[:2] for row in rows], ""
+    more = f"and {len(values) - MOST_METRICS} more metrics" if len(values) > MOST_METRICS else ""
+    return "\n\n".join(filter(None, [format_table(pad_cells(rows[: MOST_METRICS + 1])), more, note]))
+
+
+def format_optional(value: float | None) -> str:
+    return "" if value is None else format_number(value)
+
+
+def describe_resuming(files: RunFolder, state: RunState) -> str:
+    """Returns the command that resumes a run, or trains a finished one longer."""
+    words = f"{name_command()} {quote_override('resume', files.path)}"
+    host = read_provenance(files.path).get("scaleflow.host")
+    where = f"in the folder of the command above{f', on {host}' if host else ''}"
+    if state.status == "FINISHED":
+        if state.checkpoint is None:
+            return ""
+        longer = f"{words} {shlex.quote(lengthen_training(state))}"
+        return f"Train it longer, {where}:\n\n{format_block('sh', longer)}"
+    start = f"from step {state.checkpoint}" if state.checkpoint else "from its newest checkpoint, or from the beginning"
+    lead = "If it is interrupted, resume it" if state.status is None else "Resume it"
+    return f"{lead} {start}, {where}:\n\n{format_block('sh', words)}"
+
+
+def lengthen_training(state: RunState) -> str:
+    """Returns the override that doubles the length of a finished run."""
+    steps, epochs = (state.ready.steps, state.ready.epochs) if state.ready else (0, 0)
+    if state.params.get("training.max_steps") == str(steps):
+        return f"training.max_steps={2 * steps}"
+    return f"training.epochs={2 * epochs}"
+
+
+# ---------------------------------------------------------------------------------------------
+# Markdown
+# ---------------------------------------------------------------------------------------------
+
+
+def format_block(language: str, text: str) -> str:
+    """Returns a fenced block of code, whose fence is longer than any in the text."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def pad_cells(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Adds space to the widest cells of each column, because MLflow's UI leaves none between columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        [cell + SPACE if len(cell) > width - 3 else cell for cell, width in zip(row, widths, strict=True)]
+        for row in rows
+    ]
+
+
+def format_table(rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table in Markdown, whose first row is the head."""
+    head, *others = [f"| {' | '.join(map(escape_cell, row))} |" for row in rows]
+    return "\n".join([head, f"|{'---|' * len(rows[0])}", *others])
+
+
+def escape_cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def cut_text(text: str, source: str) -> str:
+    """Cuts a long text, and says so.
+
+    Args:
+        text: the text.
+        source: where more of it is.
+    """
+    if len(text) <= LONGEST_PART:
+        return text
+    end = f"... (cut; {source} has more)"
+    return text[: LONGEST_PART - len(end)] + end
+
+
+def join_parts(parts: Sequence[str]) -> str:
+    """Joins the parts that are not empty, up to the limit of MLflow. A part that does not fit ends the text."""
+    text = ""
+    room = LONGEST - len(LEFT_OUT) - 2
+    for part in filter(None, parts):
+        if len(text) + len(part) + 2 > room:
+            return f"{text}\n\n{LEFT_OUT}".strip()
+        text = f"{text}\n\n{part}".strip()
+    return text

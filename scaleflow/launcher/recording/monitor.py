@@ -1,0 +1,203 @@
+"""Follows one run for its launcher: shows its events, keeps its state, and writes its end if no worker did."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import distributions
+
+from scaleflow.cluster.members import find_unreachable
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces.events import Event, RunEnded, RunRefused, SystemMetrics
+from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
+from scaleflow.launcher.display import Display
+from scaleflow.launcher.processes.stop import StopRequest
+from scaleflow.launcher.processes.worker_process import EndReason
+from scaleflow.launcher.recording.recorder import Recorder
+from scaleflow.runs import EventReader, RunSpec, RunState
+from scaleflow.runs.event_log import append_event
+from scaleflow.runs.provenance import write_provenance
+
+#: Seconds between two checks of the processes. Each check takes processor time.
+POLL_SECONDS = 0.1
+
+
+class RunMonitor:
+    """What a launcher knows of its run.
+
+    Attributes:
+        spec: the spec of the chief, or of the process that this command runs.
+        state: the state, computed from the events of this command.
+        heard_at: when the last event of a worker arrived, in seconds of this process's monotonic clock. The clock of
+            the worker's machine may be wrong.
+        waiting_since: when the last event `waiting` or `met` arrived, by the same clock.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        recorder: Recorder,
+        display: Display,
+        stop: StopRequest,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.recorder = recorder
+        self.display = display
+        self.stop = stop
+        self.state = RunState()
+        self.heard_at = 0.0
+        self.waiting_since = 0.0
+        self._on_event = on_event
+        self._reader = EventReader(spec.events, spec.events.stat().st_size if spec.events.exists() else 0)
+
+    def begin_start(self, stage: str, since: float | None = None) -> None:
+        """Shows that the processes are being started, and the store opened at the same time.
+
+        Args:
+            stage: what the start of the processes waits for.
+            since: when it began, in seconds since the epoch; None: now.
+        """
+        is_opening = self.spec.plan.tracking.name != "none" and not self.recorder.is_settled.is_set()
+        self.display.begin_stage(f"{stage}, opening the MLflow store" if is_opening else stage, since)
+
+    def open_store(self) -> bool:
+        """Starts the recorder and waits until it knows whether the store can be used, so that no training is wasted.
+
+        Returns False if the store refuses the run, or if the user asked for the end.
+        """
+        if not self.recorder.is_alive() and not self.recorder.done.is_set():
+            if self.spec.records:  # another process of the run may share the folder
+                write_environment(self.spec)
+                write_provenance(self.spec.folder, self.spec.tags)
+            self.recorder.start()
+        while not self.recorder.is_settled.wait(POLL_SECONDS):
+            if self.stop.is_set():
+                return False
+        return self.recorder.refusal is None
+
+    def follow(self) -> None:
+        """Reads, applies and shows the new events."""
+        for event in self._reader.read():
+            self._apply(event)
+            self.display.show_event(event)
+            if self._on_event is not None:
+                self._on_event(event)
+
+    def _apply(self, event: Event) -> None:
+        if not isinstance(event, SystemMetrics):  # these come from the launcher itself
+            self.heard_at = time.monotonic()
+        waiting = self.state.waiting
+        self.state.apply(event)
+        if self.state.waiting is not waiting:
+            self.waiting_since = self.heard_at
+
+    def has_stored(self) -> bool:
+        """Returns whether the store has all events that were read."""
+        return self.recorder.has_taken(self._reader.offset)
+
+    def find_futile_wait(self) -> EndReason | None:
+        """Returns why a worker that waits too long has to be killed; None if there is no such worker.
+
+        It cannot end itself, because no Python thread runs while TensorFlow waits.
+        """
+        waiting = self.state.waiting
+        if waiting is None or time.monotonic() < self.waiting_since + waiting.seconds:
+            return None
+        if waiting.vain:
+            return EndReason(waiting.vain, is_reported=True)
+        absent = find_unreachable(self.spec.plan, waiting.peers)
+        who = f"{absent} has not joined" if absent else "all processes answer, but one of them does not start training"
+        return EndReason(f"cluster.start_seconds={waiting.seconds:g}: {who}", is_reported=True)
+
+    def find_stall(self, began: float) -> EndReason | None:
+        """Returns why processes without progress for `cluster.stall_seconds` have to be killed; None if they may go on.
+
+        Until the processes have built everything, `cluster.start_seconds` are added to the limit. They `began` at a
+        time of the monotonic clock.
+        """
+        plan = self.spec.plan
+        cluster = plan.cluster
+        if cluster.stall_seconds is None or self.state.last is not None or self.stop.is_set():
+            return None
+        extra = 0.0 if self.state.is_under_way else cluster.start_seconds
+        allowed = cluster.stall_seconds + extra + self.state.upload_seconds
+        if time.monotonic() - max(self.heard_at, began) <= allowed:
+            return None
+        more = f" + cluster.start_seconds={extra:g}" if extra else ""
+        why = f"no progress for cluster.stall_seconds={cluster.stall_seconds:g}{more}, at step {self.state.step}"
+        if plan.task and (absent := find_unreachable(plan, plan.task.peers)):
+            why += f"; no answer from {absent}"
+        return EndReason(why)
+
+    def finish(self, reason: EndReason | None) -> int:
+        """Writes the end of the run, unless a worker has written it, and shows it; returns the exit code of the
+        command.
+
+        `reason` is why the run ended, if no worker reported its end.
+        """
+        self.follow()
+        if self.state.last is None:
+            self._write_end(reason or EndReason("it ended without a report"))
+            self.follow()
+        self.display.close()
+        return self.exit_code
+
+    def _write_end(self, reason: EndReason) -> None:
+        end: RunEnded | RunRefused
+        if not self.state.is_ready:
+            why = f"stopped by {self.stop.signal_name}" if self.stop.is_set() else reason.why
+            end = RunRefused(why, reason.has_log and not self.stop.is_set(), not reason.would_come_again)
+        elif self.stop.is_set():
+            end = RunEnded("KILLED", f"stopped by {self.stop.signal_name}")
+        else:
+            end = RunEnded("FAILED", reason.why)
+        try:
+            append_event(self.spec.events, end)
+        except OSError as full:
+            self._handle_unwritten_end(end, full)
+
+    def _handle_unwritten_end(self, end: RunEnded | RunRefused, error: OSError) -> None:
+        """Passes an end that cannot be written to the file of events to the terminal and the store."""
+        prefix = f"{os.path.relpath(self.spec.events)} can't be written: {error.strerror}; "
+        if isinstance(end, RunEnded):
+            end = replace(end, error=prefix + end.error)
+        else:
+            end = replace(end, message=prefix + end.message)
+        self._apply(end)
+        self.display.show_event(end)
+        self.recorder.add_event(end)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command, once the run has ended."""
+        last = self.state.last
+        is_killed = isinstance(last, RunEnded) and last.status == "KILLED"
+        if is_killed or (self.stop.is_set() and not self.state.is_ready):
+            return self.stop.exit_code  # 143 if there was no signal: a worker received SIGTERM
+        if self.recorder.refusal is not None:
+            return REFUSED
+        if isinstance(last, RunRefused):
+            return FAILED if last.died else REFUSED
+        return FINISHED if last is not None and last.status == "FINISHED" else FAILED
+
+    @property
+    def refusal(self) -> ConfigError | None:
+        """Why there is no run, if it was refused, by the store or by a worker."""
+        return self.recorder.refusal or self.state.refusal
+
+
+def write_environment(spec: RunSpec) -> None:
+    """Writes the versions of all installed packages to the run's folder."""
+    spec.files.environment.write_text(list_environment())
+
+
+@functools.cache
+def list_environment() -> str:
+    """Returns a line for Python and for each installed package. Cached: a sweep writes it for each of its jobs."""
+    packages = sorted({f"{d.name}=={d.version}" for d in distributions()}, key=str.lower)
+    return f"python=={sys.version.split()[0]}\n" + "\n".join(packages) + "\n"

@@ -1,0 +1,240 @@
+"""Records a run while it trains: a thread sends the events to the tracking store.
+
+After the start, neither training nor the terminal waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scaleflow.errors import ConfigError, StoreUnreachable
+from scaleflow.interfaces import Tracker
+from scaleflow.interfaces.events import Event, StepsProfiled
+from scaleflow.launcher.recording.transfer import EventTransfer, StillReadingError, format_error, read_profile
+from scaleflow.tracking import TensorBoardWriter
+
+if TYPE_CHECKING:
+    from scaleflow.profiler.analysis_process import Profile
+
+PASS_SECONDS = 1.0
+MAX_PAUSE_SECONDS = 10.0
+
+#: Seconds that a store may fail to open before a run that needs it is refused.
+CONNECT_SECONDS = 10.0
+
+#: Seconds to wait for a request in progress when nothing more is to be sent.
+STOP_SECONDS = 1.0
+
+#: How often files that were put aside are sent again when everything else is recorded.
+FINAL_ATTEMPTS = 5
+
+
+class BackgroundReader:
+    """Analyses profiles in background threads, one at a time, because an analysis takes minutes."""
+
+    def __init__(self) -> None:
+        self._profiles: dict[tuple[int, int], Future[Profile]] = {}
+        self._one_at_a_time = threading.Lock()
+
+    def __call__(self, event: StepsProfiled) -> Profile:
+        """Returns the analysis of a traced window. The first call starts it. Raises what the analysis raised.
+
+        Raises `StillReadingError` until the analysis is done.
+        """
+        key = event.first, event.time
+        if key not in self._profiles:
+            self._profiles[key] = Future()
+            threading.Thread(target=self._read, args=(event, self._profiles[key]), name="profile", daemon=True).start()
+        if not self._profiles[key].done():
+            raise StillReadingError(f"the profile of steps {event.first} to {event.last} is still being analyzed")
+        if self._profiles[key].exception() is not None:
+            return self._profiles.pop(key).result()  # raises; the next call starts the analysis again
+        return self._profiles[key].result()
+
+    def _read(self, event: StepsProfiled, profile: Future[Profile]) -> None:
+        with self._one_at_a_time:
+            try:
+                profile.set_result(read_profile(event))
+            except Exception as error:
+                profile.set_exception(error)
+
+
+class Recorder(threading.Thread):
+    """Records one run while it trains.
+
+    Args:
+        tracker: the store.
+        events: the run's `events.jsonl`.
+        before: the size of `events` before this command, in bytes.
+        is_resumed: whether those bytes belong to this run; what the store lacks of them is sent first.
+        offline: whether the store may stay unreachable for any time.
+        writer: writes the events of the whole run for TensorBoard.
+        keeps: whether to write `record.json`; False if another process, which shares the folder, writes it.
+
+    Attributes:
+        refusal: why the store cannot be used, when that is known.
+        is_settled: set when it is known that the store can be used, that it cannot, or that it may be unreachable.
+        done: set when the thread sends nothing more.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        events: Path,
+        before: int = 0,
+        *,
+        is_resumed: bool = False,
+        offline: bool = False,
+        writer: TensorBoardWriter | None = None,
+        keeps: bool = True,
+    ) -> None:
+        super().__init__(name="recorder", daemon=True)
+        self._tracker = tracker
+        self.events = events
+        self._transfer = EventTransfer(
+            tracker, events, read_profile=BackgroundReader(), board=writer, keeps_record=keeps
+        )
+        self._before = before
+        if not is_resumed:
+            self._transfer.start_after(before)
+        self._offline = offline
+        self._hurry = threading.Event()
+        self._stop_requested = threading.Event()
+        self._is_open = False
+        self._attempts_left = FINAL_ATTEMPTS
+        self._failing_since: float | None = None
+        self._reason = ""
+        self._unwritten: list[Event] = []
+        self.refusal: ConfigError | None = None
+        self.is_settled = threading.Event()
+        self.done = threading.Event()
+
+    def add_event(self, event: Event) -> None:
+        """Adds an event that could not be written to the file. It is sent after all others."""
+        self._unwritten.append(event)
+
+    @property
+    def profiles(self) -> dict[int, str]:
+        """A line for the user about each traced window, by its first step."""
+        return self._transfer.profiles
+
+    @property
+    def recorded(self) -> int:
+        """Bytes of `events.jsonl` that the store has taken."""
+        return self._transfer.taken if self._transfer.has_run else 0
+
+    def has_taken(self, offset: int) -> bool:
+        """Returns whether the events up to this byte are recorded, or do not have to be."""
+        return self._transfer.taken >= offset
+
+    def run(self) -> None:
+        began = time.monotonic()
+        try:
+            self._wait_for_earlier()
+            self._transfer.save_state()
+            while not self._stop_requested.is_set():
+                self._try_pass(began)
+                if self._is_open or self._offline:
+                    self.is_settled.set()
+                    self._transfer.import_ahead()
+                if self._is_through and not (self._transfer.has_deferred and self._attempts_left):
+                    break
+                self._attempts_left -= self._is_through and not self._transfer.is_reading
+                self._pause()
+        except ConfigError as refusal:
+            self.refusal = refusal
+        finally:
+            self.is_settled.set()
+            self.done.set()
+
+    def _wait_for_earlier(self) -> None:
+        """Waits for the recorder of an earlier command in this process, whose last request may still end the run."""
+        for thread in threading.enumerate():
+            if isinstance(thread, Recorder) and thread.events == self.events and thread._stop_requested.is_set():
+                thread.join()
+
+    @property
+    def _is_through(self) -> bool:
+        return self._transfer.ended > self._before
+
+    def finish(self, patience: float, should_stop: Callable[[], bool] = bool) -> bool:
+        """Waits until everything is recorded, or gives up; returns whether everything is. Nothing is sent after that.
+
+        It waits `patience` seconds for a store that is unreachable or slow, and gives up when `should_stop` returns
+        True.
+        """
+        deadline = time.monotonic() + patience
+        self._hurry.set()
+        while not self.done.wait(0.02):
+            if should_stop():
+                self._reason = self._reason or "interrupted"
+                break
+            if time.monotonic() > deadline:
+                break
+        self._end_thread()
+        return self._is_through and not self._transfer.aside
+
+    def stop(self) -> None:
+        """Stops sending, and writing to the run's folder."""
+        self._transfer.leave_record()
+        self._end_thread()
+
+    def _end_thread(self) -> None:
+        """Ends the thread. It lives longer than this call if the store does not answer a request."""
+        self._stop_requested.set()
+        self._hurry.set()
+        if self.is_alive():
+            self.join(STOP_SECONDS)
+            if self.is_alive():
+                self._transfer.leave_record()
+
+    @property
+    def reason(self) -> str:
+        """The last error of the store; empty if there was none."""
+        return str(self.refusal or next(iter(self._transfer.aside.values()), self._reason))
+
+    def describe_links(self) -> Sequence[tuple[str, str]]:
+        """Returns rows of (label, value) that say where the recorded run can be seen."""
+        return self._tracker.describe_links()
+
+    def _pause(self) -> None:
+        """Waits for more to send. The pause grows with the time for which the store has failed."""
+        if self._hurry.is_set():
+            self._stop_requested.wait(PASS_SECONDS)
+            return
+        failing = 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
+        self._hurry.wait(min(MAX_PAUSE_SECONDS, PASS_SECONDS + failing / 2))
+
+    def _try_pass(self, began: float) -> None:
+        """Sends what is there. After a failure, what the store has taken stays taken.
+
+        Raises ConfigError if the store cannot be used. Once it has the run, errors are only noted, and it is tried
+        again.
+        """
+        is_first = not self._is_open and self._failing_since is None
+        try:
+            if not self._is_open:
+                self._transfer.open()
+                self._is_open = True
+            self._transfer.write_tensorboard()
+            self._transfer.send(self._hurry.is_set(), self._stop_requested.is_set)
+            self._transfer.send_unwritten(list(self._unwritten))
+            self._failing_since, self._reason = None, ""
+        except Exception as error:  # a store may raise anything
+            if self._is_fatal(error, is_first, time.monotonic() - began):
+                raise (
+                    error if isinstance(error, ConfigError) else ConfigError(f"tracking: {format_error(error)}")
+                ) from error
+            self._failing_since = self._failing_since or time.monotonic()
+            self._reason = str(error) if isinstance(error, ConfigError) else format_error(error)
+
+    def _is_fatal(self, error: Exception, is_first: bool, seconds: float) -> bool:
+        """Returns whether an error means that the store cannot be used, so that the run is refused."""
+        if isinstance(error, ConfigError) and not isinstance(error, StoreUnreachable):
+            return is_first or not (self._offline or self._failing_since or self._transfer.has_run)
+        return not self._is_open and not self._offline and seconds > CONNECT_SECONDS

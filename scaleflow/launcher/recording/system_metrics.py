@@ -1,0 +1,269 @@
+"""System metrics: the launcher measures this machine and the run's processes on it while the run trains.
+
+The names are MLflow's, so that its UI shows them as system metrics. Values of a process contain the process's name. All
+values go through `events.jsonl`. If a run has several launchers, each measures its machine, under the machine's name.
+The chief's launcher adds the values that the others write to the run's folder, if all machines see that folder. Values
+of more than `MAX_NAMED` machines or processes are summarized.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Protocol
+
+from scaleflow.interfaces.events import Event, ProcessStarted, RunReady, SystemMetrics
+from scaleflow.runs import EventReader, RunSpec
+from scaleflow.runs.event_log import append_event
+
+if TYPE_CHECKING:
+    import psutil
+
+#: MLflow's own interval.
+SAMPLE_SECONDS = 10.0
+
+#: Seconds before the measurement begins: values from the start of the processes are useless.
+START_SECONDS = 1.0
+
+#: Bytes at the end of the file in which the event `end` is looked for.
+MAX_END_BYTES = 1 << 16
+
+MEGABYTE = 1e6
+
+#: The most machines, and the most processes, that have metrics of their own. A store would get thousands otherwise.
+MAX_NAMED = 64
+
+#: The name of a process in the name of a metric; other names are those of machines.
+PROCESS_NAME = re.compile(r"(?:worker|server)-\d+|coordinator|evaluator")
+
+Values = dict[str, float]
+
+
+class MeasuredProcess(Protocol):
+    """A process of the run."""
+
+    @property
+    def spec(self) -> RunSpec: ...
+
+    @property
+    def pid(self) -> int: ...
+
+
+#: Begins to measure; returns a function that returns the current values.
+Measuring = Callable[[], Callable[[], Values]]
+
+
+def make_machine_metrics(spec: RunSpec, processes: Sequence[MeasuredProcess]) -> Measuring:
+    """Returns what measures this machine and the run's processes on it."""
+    if spec.plan.task is None:
+        return lambda: MachineMetrics(spec.folder, processes).measure
+    return lambda: SharedRunMetrics(spec, processes).measure
+
+
+@contextlib.contextmanager
+def record_system_metrics(spec: RunSpec, measuring: Measuring) -> Iterator[None]:
+    """Measures while the block lasts, if `tracking.system_metrics` is set."""
+    is_wanted = spec.plan.tracking.system_metrics and spec.plan.tracking.name != "none"
+    if not is_wanted or not (spec.records or spec.plan.task):
+        yield
+        return
+    over = threading.Event()
+    thread = threading.Thread(target=append_samples, args=(spec, measuring, over), name="system metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def append_samples(spec: RunSpec, measuring: Measuring, over: threading.Event) -> None:
+    """Appends an event every ten seconds. Events that cannot be written are dropped."""
+    if over.wait(START_SECONDS):
+        return
+    measure = measuring()
+    step: int | None = None
+    while not over.wait(SAMPLE_SECONDS):
+        values = summarize(measure())
+        if step is None:
+            step = next_sample(spec.events, RunReady if spec.records else ProcessStarted)  # a run begins with its chief
+        if step is None or has_ended(spec.events):
+            continue
+        with contextlib.suppress(OSError):  # the worker reports a full disk
+            append_event(spec.events, SystemMetrics(step, values))
+            step += 1
+
+
+def summarize(values: Values) -> Values:
+    """Returns the values, with those of more than `MAX_NAMED` machines, or processes, by their least, median and
+    largest.
+
+    The `system/worker-17/threads` of many processes become `system/processes/threads_min`, `_median` and `_max`. For
+    machines it is `system/machines/...`.
+    """
+    named: dict[str, dict[str, Values]] = {"processes": {}, "machines": {}}  # by the name of the metric, by the owner
+    summary: Values = {}
+    for key, value in values.items():
+        _, *owners, name = key.split("/")
+        for owner in owners:
+            kind = "processes" if PROCESS_NAME.fullmatch(owner) else "machines"
+            named[kind].setdefault(name, {})[owner] = value
+        if not owners:
+            summary[key] = value
+    for kind, metrics in named.items():
+        is_large = len({owner for by_owner in metrics.values() for owner in by_owner}) > MAX_NAMED
+        for name, by_owner in metrics.items():
+            if is_large:
+                each = by_owner.values()
+                summary |= {
+                    f"system/{kind}/{name}_{word}": value
+                    for word, value in (("min", min(each)), ("median", median(each)), ("max", max(each)))
+                }
+            else:
+                summary |= {f"system/{owner}/{name}": value for owner, value in by_owner.items()}
+    return summary
+
+
+def next_sample(events: Path, first: type[Event]) -> int | None:
+    """Returns the number of the next measurement; None before the event `first`."""
+    step, is_ready = 1, False
+    for event in EventReader(events).read():
+        is_ready = is_ready or isinstance(event, first)
+        if isinstance(event, SystemMetrics):
+            step = event.step + 1
+    return step if is_ready else None
+
+
+def has_ended(events: Path) -> bool:
+    """Returns whether the last event is the end of the run, after which no event may follow."""
+    with events.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_END_BYTES))
+        lines = file.read().splitlines()
+    return bool(lines) and lines[-1].startswith((b'{"event": "end"', b'{"event": "refused"'))
+
+
+def name_by_host(values: Values, spec: RunSpec, host: str) -> Values:
+    """Adds the machine's name to the names of values, except those of the process, which contain the process's name."""
+    prefix = f"system/{spec.name.replace(' ', '-')}/"
+    return {
+        key if key.startswith(prefix) else key.replace("system/", f"system/{host}/", 1): value
+        for key, value in values.items()
+    }
+
+
+class SharedRunMetrics:
+    """Measures a machine whose launcher is one of several, under the machine's name.
+
+    The chief's launcher also gives its values MLflow's plain names, and adds the values that the others write to the
+    run's folder from now on.
+    """
+
+    def __init__(self, spec: RunSpec, processes: Sequence[MeasuredProcess]) -> None:
+        self._spec = spec
+        self._machine = MachineMetrics(spec.folder, processes)
+        self._host = socket.gethostname()
+        self._others = {path: EventReader(path, path.stat().st_size) for path in self._reports()}
+
+    def measure(self) -> Values:
+        values = self._machine.measure()
+        named = name_by_host(values, self._spec, self._host)
+        return {**values, **named, **self._read_latest()} if self._spec.records else named
+
+    def _read_latest(self) -> Values:
+        """Returns the newest value of each metric that the others have written since the last call."""
+        values: Values = {}
+        for path in self._reports():
+            for event in self._others.setdefault(path, EventReader(path)).read():
+                if isinstance(event, SystemMetrics):
+                    values |= event.values
+        return values
+
+    def _reports(self) -> list[Path]:
+        return self._spec.files.list_process_events()
+
+
+class MachineMetrics:
+    """Measures a machine, with the disk of the run's folder, and the run's processes on it, whose ids change when they
+    restart.
+    """
+
+    def __init__(self, folder: Path, processes: Sequence[MeasuredProcess]) -> None:
+        import psutil
+
+        self._psutil = psutil
+        self._folder = folder
+        self._processes = processes
+        self._known: dict[int, psutil.Process] = {}
+        network = psutil.net_io_counters()
+        self._received, self._sent = network.bytes_recv, network.bytes_sent
+        self._devices = list_gpu_readers()
+        psutil.cpu_percent()  # each call covers the time since the previous one, so the first has no value
+        self.measure()
+
+    def measure(self) -> Values:
+        """Returns the values by MLflow's names, in percent, megabytes (10^6 bytes) and watts."""
+        values = self._of_host()
+        for process in self._processes:
+            with contextlib.suppress(self._psutil.Error):
+                name = process.spec.file_name
+                values |= {f"system/{name}/{key}": value for key, value in self._of_process(process.pid).items()}
+        for index, device in enumerate(self._devices):
+            values |= {f"system/gpu_{index}_{key}": value for key, value in device().items()}
+        return values
+
+    def _of_host(self) -> Values:
+        psutil = self._psutil
+        memory, disk, network = psutil.virtual_memory(), psutil.disk_usage(str(self._folder)), psutil.net_io_counters()
+        return {
+            "system/cpu_utilization_percentage": psutil.cpu_percent(),
+            "system/system_memory_usage_megabytes": memory.used / MEGABYTE,
+            "system/system_memory_usage_percentage": memory.percent,
+            "system/disk_usage_percentage": disk.percent,
+            "system/disk_available_megabytes": disk.free / MEGABYTE,
+            "system/network_receive_megabytes": (network.bytes_recv - self._received) / MEGABYTE,
+            "system/network_transmit_megabytes": (network.bytes_sent - self._sent) / MEGABYTE,
+        }
+
+    def _of_process(self, pid: int) -> Values:
+        """Returns the values of a process. CPU utilization is in percent of one core, and unknown at the first call."""
+        is_new = pid not in self._known
+        process = self._known.setdefault(pid, self._psutil.Process(pid))
+        with process.oneshot():
+            share = process.cpu_percent()
+            values = {
+                "memory_usage_megabytes": process.memory_info().rss / MEGABYTE,
+                "threads": float(process.num_threads()),
+            }
+        return values if is_new else {"cpu_utilization_percentage": share, **values}
+
+
+def list_gpu_readers() -> list[Callable[[], Values]]:
+    """Returns one function per NVIDIA GPU that reads its values; none without a driver or without nvidia-ml-py."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except Exception:  # no driver, or one that does not answer: no reason to end a run
+        return []
+    return [lambda handle=handle: read_gpu(pynvml, handle) for handle in handles]  # type: ignore[misc]
+
+
+def read_gpu(nvml: Any, handle: Any) -> Values:
+    """Reads the values of a GPU, without those that it does not report."""
+    values: Values = {}
+    with contextlib.suppress(nvml.NVMLError):
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        values["memory_usage_megabytes"] = memory.used / MEGABYTE
+        values["memory_usage_percentage"] = 100 * memory.used / memory.total
+    with contextlib.suppress(nvml.NVMLError):
+        values["utilization_percentage"] = float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    with contextlib.suppress(nvml.NVMLError):
+        values["power_usage_watts"] = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
+    return values

@@ -1,0 +1,213 @@
+"""The rules by which trials choose a batch size and a learning rate. No TensorFlow."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scaleflow.interfaces.trials import choose_first_size
+
+#: An epoch keeps at least so many steps: with fewer updates a model learns less from the same examples.
+STEPS_PER_EPOCH = 8
+
+#: The search ends after so many doublings in a row that are not faster than what was measured before.
+DOUBLINGS_WITHOUT_GAIN = 3
+
+#: Sizes with at least this share of the fastest are measured again, in so many rounds: other work on the machine slows
+#: some measurements.
+CLOSE = 0.85
+ROUNDS = 3
+
+#: A smaller size is taken if its examples/s are at least this share of the fastest.
+FAST_ENOUGH = 0.99
+
+#: The next batch size is tried only if twice the memory of this one is within this share of what can be had.
+MEMORY_SHARE = 0.8
+
+#: The test of learning rates ends when the smoothed loss is so many times its minimum.
+DIVERGENCE = 4.0
+
+#: The weight of the past in the smoothed loss that ends the test.
+MOMENTUM = 0.9
+
+#: The suggested rate is the one with the least loss, divided by this.
+MARGIN = 10.0
+
+#: The smoothed loss has to fall by this share at least, and by so many standard errors of a smoothed loss.
+MIN_FALL = 0.01
+MIN_ERRORS = 4.0
+
+
+# ---------------------------------------------------------------------------------------------
+# The batch size
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BatchMeasurement:
+    """What was measured with a batch size.
+
+    Attributes:
+        batch_size: examples of a micro-batch on one replica.
+        rate: examples per second; None if the batch does not fit into the memory.
+        may_double: whether twice the size fits into the memory, as far as that can be foreseen.
+        host_mb: by how many MiB the memory of the process grew.
+        problem: why the batch size cannot be used, if not because of the memory.
+    """
+
+    batch_size: int
+    rate: float | None
+    may_double: bool = True
+    host_mb: float = 0.0
+    problem: str = ""
+
+
+def limit_batch_size(examples: int, parts: int, steps_per_epoch: int | None) -> int:
+    """Returns the largest size to try, so that an epoch of `examples` has enough steps.
+
+    Args:
+        examples: of the training split.
+        parts: replicas x `training.accumulate`.
+        steps_per_epoch: the configured number; None: the whole split.
+    """
+    return max(1, examples // (parts * max(STEPS_PER_EPOCH, steps_per_epoch or 1)))
+
+
+def choose_next_size(measurements: Sequence[BatchMeasurement], multiple: int, most: int) -> int | None:
+    """Returns the size to try after these measurements, in the order in which they were made; None: no further.
+
+    Sizes double. If not even the first one fits, they are halved.
+    """
+    if not measurements:
+        return choose_first_size(multiple, most)
+    last = measurements[-1]
+    if last.rate is None:
+        has_fit = any(measurement.rate is not None for measurement in measurements)
+        return last.batch_size // 2 if not has_fit and last.batch_size > multiple else None
+    rates = [measurement.rate for measurement in measurements if measurement.rate is not None]
+    earlier, latest = rates[:-DOUBLINGS_WITHOUT_GAIN], rates[-DOUBLINGS_WITHOUT_GAIN:]
+    is_no_faster = bool(earlier) and max(latest) <= max(earlier)
+    is_shrinking = len(rates) < len(measurements)
+    if is_no_faster or is_shrinking or not last.may_double or 2 * last.batch_size > most:
+        return None
+    return 2 * last.batch_size
+
+
+def list_close_sizes(measurements: Sequence[BatchMeasurement]) -> list[int]:
+    """Returns the sizes to measure again, the largest first; none if one is far ahead."""
+    best = max((measurement.rate or 0.0 for measurement in measurements), default=0.0)
+    close = [each.batch_size for each in measurements if each.rate is not None and each.rate >= CLOSE * best]
+    return sorted(close, reverse=True) if len(close) > 1 else []
+
+
+def take_faster(measurements: Sequence[BatchMeasurement], again: BatchMeasurement) -> list[BatchMeasurement]:
+    """Returns the measurements with the faster measurement of a size: what disturbs one only makes it slower."""
+    return [
+        again if each.batch_size == again.batch_size and (again.rate or 0.0) > (each.rate or 0.0) else each
+        for each in measurements
+    ]
+
+
+def fits_twice(before: float, peak: float, now: float, available: float) -> bool:
+    """Returns whether twice a batch will fit into the host's memory, if it needs twice the memory of this one.
+
+    Args:
+        before: bytes of the process before the first measurement.
+        peak, now: its bytes at most during this one, and after it.
+        available: bytes that it may still get.
+    """
+    return 2 * (peak - before) - (now - before) <= MEMORY_SHARE * available
+
+
+def explain_end(measurements: Sequence[BatchMeasurement], chosen: BatchMeasurement, most: int) -> str:
+    """Returns why no larger batch was tried, if the chosen one is the largest that fits; empty otherwise."""
+    larger = [measurement for measurement in measurements if measurement.batch_size > chosen.batch_size]
+    if any(measurement.rate is not None for measurement in larger):
+        return ""
+    if larger and larger[0].problem:
+        return f"; training.batch_size={larger[0].batch_size} cannot be used: {larger[0].problem}"
+    if larger or not chosen.may_double:
+        return "; twice that does not fit into the memory"
+    return "; with twice that, an epoch would have too few steps" if 2 * chosen.batch_size > most else ""
+
+
+def choose_batch_size(measurements: Sequence[BatchMeasurement]) -> tuple[BatchMeasurement, str] | None:
+    """Returns the smallest batch size that is fast enough, and why; None if no batch fits."""
+    measured = [(measurement, measurement.rate) for measurement in measurements if measurement.rate is not None]
+    if not measured:
+        return None
+    fastest, best = max(measured, key=lambda each: each[1])
+    chosen, rate = min(
+        (each for each in measured if each[1] >= FAST_ENOUGH * best), key=lambda each: each[0].batch_size
+    )
+    if chosen is fastest:
+        return chosen, f"the fastest of {len(measured)}, {rate:,.0f} examples/s"
+    share = f"{rate / best:.0%} of the fastest, {fastest.batch_size}"
+    return chosen, f"the smallest of {len(measured)} that is fast enough: {rate:,.0f} examples/s, {share}"
+
+
+# ---------------------------------------------------------------------------------------------
+# The learning rate
+# ---------------------------------------------------------------------------------------------
+
+
+class Divergence:
+    """Finds the step at which the loss of a range test has diverged."""
+
+    def __init__(self) -> None:
+        self._average = 0.0
+        self._steps = 0
+        self._least = math.inf
+
+    def add(self, loss: float) -> bool:
+        """Adds the loss of a step; returns whether the smoothed loss is far above its minimum, or not finite."""
+        self._steps += 1
+        self._average = MOMENTUM * self._average + (1 - MOMENTUM) * loss
+        smoothed = self._average / (1 - MOMENTUM**self._steps)
+        self._least = min(self._least, smoothed)
+        return not (smoothed <= DIVERGENCE * self._least or -math.inf < self._least <= 0)
+
+
+def smooth_losses(losses: Sequence[float], steps: int) -> list[float]:
+    """Returns the mean of each loss and its neighbours, a twentieth of the test's `steps` in all.
+
+    The means have no lag, as those of an average over the past would.
+    """
+    reach = steps // 40
+    means = []
+    for at in range(len(losses)):
+        near = min(reach, at, len(losses) - 1 - at)
+        means.append(math.fsum(losses[at - near : at + near + 1]) / (2 * near + 1))
+    return means
+
+
+def choose_rate(rates: Sequence[float], losses: Sequence[float], steps: int) -> tuple[float, str] | None:
+    """Chooses a learning rate: a tenth of the rate at which the smoothed loss is lowest.
+
+    Args:
+        rates: the rate of each step, rising.
+        losses: the loss of each step.
+        steps: the steps that the test takes without an early end.
+
+    Returns:
+        The rate with two digits, and why; None if the loss does not fall.
+    """
+    smoothed, reach = smooth_losses(losses, steps), steps // 40
+    inner = range(reach, len(losses) - reach)  # at the ends are fewer neighbours
+    at = min(inner, key=smoothed.__getitem__, default=0)
+    if at <= reach:
+        return None
+    early = losses[: max(1, min(at, steps // 4))]  # the rates are too low to change much
+    start = math.fsum(early) / len(early)
+    differences = [after - before for before, after in itertools.pairwise(losses[: at + 1])]
+    deviation = math.sqrt(math.fsum(each * each for each in differences) / len(differences) / 2)
+    error = deviation / math.sqrt(2 * reach + 1)
+    if start - smoothed[at] < max(MIN_FALL * abs(start), MIN_ERRORS * error):
+        return None
+    rate = float(f"{rates[at] / MARGIN:.1e}")
+    reason = f"a tenth of the rate with the lowest smoothed loss, {rates[at]:.2g}"
+    if len(rates) == steps and at == inner[-1]:
+        reason += "; the loss still fell at the highest rate, so --high may be higher"
+    return rate, reason

@@ -1,0 +1,57 @@
+"""Numbers and durations as text."""
+
+import math
+
+import pytest
+
+from scaleflow.interfaces.formatting import format_duration, format_elapsed, format_number
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (168401787944.96, "1.68e+11"),
+        (0.0034, "0.0034"),
+        (0.00341234, "0.003412"),
+        (0.95333, "0.9533"),
+        (0.1 + 0.2, "0.3"),
+        (1.0, "1"),
+        (0.0, "0"),
+        (-0.5, "-0.5"),
+        (0.0001, "0.0001"),
+        (0.000012345, "1.23e-05"),
+        (12.3456, "12.35"),
+        (999.96, "1000"),
+        (1234.56, "1234.6"),
+        (-61000.4, "-61000"),
+        (99999.7, "1e+05"),
+        (123456.0, "1.23e+05"),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+    ],
+)
+def test_a_number(value: float, shown: str) -> None:
+    assert format_number(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0, "0 s"),
+        (0.4, "0 s"),
+        (8.2, "8 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (250, "4 min 10 s"),
+        (3599.7, "1 h 00 min"),
+        (7500, "2 h 05 min"),
+        (90000, "25 h 00 min"),
+    ],
+)
+def test_a_duration_in_words(seconds: float, shown: str) -> None:
+    assert format_duration(seconds) == shown
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.04, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (70, "1 min 10 s")])
+def test_the_time_that_something_takes(seconds: float, shown: str) -> None:
+    assert format_elapsed(seconds) == shown
