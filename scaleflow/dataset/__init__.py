@@ -43,17 +43,17 @@ __all__ = [
 
 #: The modules that define these names.
 MODULES = (
-    "splits",
-    "augment",
-    "blocks",
-    "cache",
-    "feed_factory",
-    "fingerprint",
-    "matched_source",
+    "pipeline.splits",
+    "pipeline.augment",
+    "pipeline.blocks",
+    "pipeline.cache",
+    "pipeline.feed_factory",
+    "pipeline.fingerprint",
+    "pipeline.matched_source",
     "own",
-    "targets",
-    "unreadable",
-    "whole_source",
+    "pipeline.targets",
+    "pipeline.unreadable",
+    "pipeline.whole_source",
 )
 
 
