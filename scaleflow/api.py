@@ -36,7 +36,7 @@ from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Status
 from scaleflow.interfaces.trials import Trial
 from scaleflow.launcher.answer import ANSWER, INTERRUPTED, TERMINATED
-from scaleflow.launcher.data_frame import set_data_dir, to_arrow, write_table
+from scaleflow.launcher.data_frame import set_data_dir, to_arrow, write_feather
 from scaleflow.launcher.launch import describe_outcome, launch_run
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recording.recovery import repair_quietly
@@ -134,7 +134,7 @@ def run(
     table = to_arrow(data)
     composed, file = set_data_dir(composed, table)
     try:
-        return run_config(composed, overrides, lambda: write_table(table, file))
+        return run_config(composed, overrides, lambda: write_feather(table, file))
     except ConfigError:
         file.unlink(missing_ok=True)  # there is no run that could read it
         raise

@@ -81,7 +81,7 @@ def run_words(words: list[str], began: float) -> int:
     remember_secrets([*find_environment_secrets(), *find_typed_secrets(words)])
     register_resolver()
     OmegaConf.register_new_resolver("scaleflow.commands", describe_commands, replace=True)  # of the page of help
-    task = Task(began)
+    task = HydraTask(began)
     app = hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(task)
     sys.argv = ["scaleflow", *words]
     try:
@@ -109,7 +109,7 @@ class JobFailed(Exception):
     """A job of a sweep did not finish. The reason is on standard error."""
 
 
-class Task:
+class HydraTask:
     """The task function: Hydra calls it for each job. scaleflow's own Hydra launchers call `sweep` instead.
 
     Args:
@@ -125,7 +125,7 @@ class Task:
         self._sweep: SweepRunner | None = None
         self.has_begun = False
 
-    def __enter__(self) -> Task:
+    def __enter__(self) -> HydraTask:
         return self
 
     def __exit__(self, *error: object) -> None:

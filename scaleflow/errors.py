@@ -97,6 +97,11 @@ class WorkerDied(RunError):
         super().__init__(f"{name} {how}" + (f"; the end of its log: {last_lines}" if last_lines else ""))
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, or the name of its class if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def find_similar(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Returns the known word that is most similar to a word, whatever their case, or else one that it begins."""
     words = {each.casefold(): each for each in known}

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def find_setting(argv: list[str]) -> int:
-    typed = make_parser().parse_intermixed_args(split_overrides(argv))
+    typed = make_find_parser().parse_intermixed_args(split_overrides(argv))
     words, trial = list(typed.overrides), read_trial(typed)
     if isinstance(trial, BatchSearch):
         refuse_typed_batch_size(words)
@@ -50,7 +50,7 @@ def find_setting(argv: list[str]) -> int:
     return launch_config(compose_config(words, typed.config_dir), words, trial=trial)[0]
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_find_parser() -> argparse.ArgumentParser:
     default = RateTest()
     parser = CommandParser("find", __doc__)
     parser.add_argument("setting", choices=(RateTest.name, BatchSearch.name), help="what to find")

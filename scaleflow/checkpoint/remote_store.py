@@ -117,7 +117,7 @@ class RemoteStore:
     def _describe(self, path: str) -> dict[str, int]:
         size = check = 0
         with self._system.open_input_stream(path) as file:
-            for chunk in read_chunks(file):
+            for chunk in read_pieces(file):
                 size += len(chunk)
                 check = zlib.crc32(chunk, check)
         return {"bytes": size, "crc32": check}
@@ -136,7 +136,7 @@ class RemoteStore:
         for info in self._system.get_file_info(fs.FileSelector(self._path_of(step))):
             if info.type == fs.FileType.File and info.base_name != MANIFEST:
                 with self._system.open_input_stream(info.path) as source, (folder / info.base_name).open("wb") as file:
-                    for chunk in read_chunks(source):
+                    for chunk in read_pieces(source):
                         file.write(chunk)
         (folder / MANIFEST).write_bytes(manifest)
 
@@ -188,7 +188,7 @@ class RemoteStore:
         self._system.delete_file(f"{self._root}/{name}")
 
 
-def read_chunks(file: BinaryIO) -> Iterator[bytes]:
+def read_pieces(file: BinaryIO) -> Iterator[bytes]:
     while chunk := file.read(CHUNK_BYTES):
         yield chunk
 
@@ -197,6 +197,6 @@ def read_local_chunks(path: Path) -> Iterator[bytes]:
     """Yields the chunks of a file. Raises DamagedCheckpoint if it cannot be read."""
     try:
         with path.open("rb") as file:
-            yield from read_chunks(file)
+            yield from read_pieces(file)
     except OSError as error:
         raise DamagedCheckpoint(f"{path.name}: {error.strerror}") from error

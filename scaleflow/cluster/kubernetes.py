@@ -67,7 +67,7 @@ def pod_options(plan: Plan) -> KubernetesCluster:
     return plan.cluster
 
 
-def tf_config(environment: Mapping[str, str], servers: int, port: int) -> str:
+def make_pod_config(environment: Mapping[str, str], servers: int, port: int) -> str:
     """Returns the TF_CONFIG of this pod, with the variables of its `environment`. Each pod listens on `port`.
 
     `servers` is the number of parameter servers, or 0. Raises ConfigError if this process is not in a pod of such a
@@ -308,7 +308,7 @@ ENGINE = ClusterEngine(
     variables=("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "HOSTNAME", INDEX),
     assigns_resources=True,
     restarts_failed_only=True,
-    read_tf_config=lambda plan, environment: tf_config(environment, count_servers(plan), pod_options(plan).port),
+    read_tf_config=lambda plan, environment: make_pod_config(environment, count_servers(plan), pod_options(plan).port),
     render_job=lambda plan, *job: manifest(pod_options(plan), *job),
     rules=(
         Rule(

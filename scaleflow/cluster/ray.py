@@ -100,7 +100,7 @@ def loopback(cluster: RayCluster) -> str | None:
 
 
 @contextlib.contextmanager
-def connect(cluster: RayCluster, count: int) -> Iterator[None]:
+def connect_ray(cluster: RayCluster, count: int) -> Iterator[None]:
     """Connects this process to the cluster as a driver. The jobs of a sweep share one connection.
 
     A new local cluster has room for `count` processes, however few cores there are. Raises ConfigError if Ray can't

@@ -33,7 +33,7 @@ SRUN_HINT = (
 )
 
 
-def tf_config(environment: Mapping[str, str], servers: int) -> str:
+def make_task_config(environment: Mapping[str, str], servers: int) -> str:
     """Returns the TF_CONFIG of this task, with the variables of its `environment`.
 
     `servers` is the number of parameter servers, or 0. Raises ConfigError if this process is not a task of a step, the
@@ -153,7 +153,7 @@ ENGINE = ClusterEngine(
         *("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", TASK),
         *("SLURM_LOCALID", NODE, "SLURM_CPUS_PER_TASK", "SLURM_GPUS_ON_NODE", "SLURM_MEM_PER_NODE"),
     ),
-    read_tf_config=lambda plan, environment: tf_config(environment, count_servers(plan)),
+    read_tf_config=lambda plan, environment: make_task_config(environment, count_servers(plan)),
     render_job=lambda plan, tasks, words, folder, _: render_batch_script(
         " ".join(filter(None, ("scaleflow", plan.tracking.run_name))),
         tasks,

@@ -48,7 +48,7 @@ def parse_tf_config(text: str | None) -> TaskInfo:
     if peers["ps"] and not (peers["chief"] and peers["worker"]):
         raise ConfigError("TF_CONFIG: cluster names ps, which also needs a chief and at least one worker")
     if len(peers["chief"]) > 1:
-        raise ConfigError(f"TF_CONFIG: cluster.chief={format_value(peers['chief'])}: expected one address")
+        raise ConfigError(f"TF_CONFIG: cluster.chief={format_json(peers['chief'])}: expected one address")
     addresses = tuple(itertools.chain(*peers.values()))
     if task.get("type") == EVALUATOR:
         return TaskInfo(0, addresses, len(peers["ps"]), "here")
@@ -74,7 +74,7 @@ def split_sections(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         if role not in (*ROLES, EVALUATOR):
             raise ConfigError(f"TF_CONFIG: there is no role {role}; use one of {', '.join((*ROLES, EVALUATOR))}")
     if len(parse_addresses(cluster, EVALUATOR)) > 1:
-        raise ConfigError(f"TF_CONFIG: cluster.evaluator={format_value(cluster[EVALUATOR])}: expected one address")
+        raise ConfigError(f"TF_CONFIG: cluster.evaluator={format_json(cluster[EVALUATOR])}: expected one address")
     if task.get("type") == EVALUATOR and EVALUATOR not in cluster:
         raise ConfigError(
             "TF_CONFIG: task.type=evaluator: the chief must know the evaluator; add its address to cluster.evaluator"
@@ -85,23 +85,23 @@ def split_sections(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 def parse_addresses(cluster: dict[str, Any], role: str) -> list[str]:
     addresses = cluster.get(role, [])
     if not isinstance(addresses, list) or not all(isinstance(a, str) and is_address(a) for a in addresses):
-        raise ConfigError(f"TF_CONFIG: cluster.{role}={format_value(addresses)}: expected a list of HOST:PORT")
+        raise ConfigError(f"TF_CONFIG: cluster.{role}={format_json(addresses)}: expected a list of HOST:PORT")
     return addresses
 
 
 def task_index(cluster: dict[str, Any], task: dict[str, Any]) -> int:
     role, index = task.get("type"), task.get("index")
     if role not in cluster:
-        raise ConfigError(f"TF_CONFIG: task.type={format_value(role)}: the cluster has only {', '.join(cluster)}")
+        raise ConfigError(f"TF_CONFIG: task.type={format_json(role)}: the cluster has only {', '.join(cluster)}")
     count = len(cluster[role])
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
         raise ConfigError(
-            f"TF_CONFIG: task.index={format_value(index)}: expected 0 to {count - 1}, one of cluster.{role}"
+            f"TF_CONFIG: task.index={format_json(index)}: expected 0 to {count - 1}, one of cluster.{role}"
         )
     return index + sum(len(cluster.get(before, [])) for before in ROLES[: ROLES.index(role)])
 
 
-def format_value(value: object) -> str:
+def format_json(value: object) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -28,7 +28,7 @@ from scaleflow.config.hydra_errors import list_keys, parse_overrides, shorten_er
 from scaleflow.config.parse import parse_section, unknown_key_error, unknown_option_error
 from scaleflow.config.trust import (
     check_interpolation,
-    check_targets,
+    check_trusted_targets,
     check_values,
     is_trusted,
     list_own_targets,
@@ -154,7 +154,7 @@ def check_code(config: Mapping[str, Any], trusted: Sequence[str], words: RerunCo
     """
     command = complete_command(config, trusted, words)
     try:
-        check_targets(config, trusted)
+        check_trusted_targets(config, trusted)
     except ConfigError as refusal:
         raise ConfigError(f"{refusal}; the command with all that is missing:\n{command}") from refusal
     for key, path in list_own_targets(config):

@@ -179,13 +179,13 @@ def format_value(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+def flatten_config(config: Any, prefix: str = "") -> dict[str, Any]:
     """Returns the leaves of nested mappings by their dotted keys. An empty inner mapping is a leaf."""
     if isinstance(config, Mapping) and (config or not prefix):
         return {
             k: v
             for key, value in config.items()
-            for k, v in flatten(value, f"{prefix}.{key}" if prefix else str(key)).items()
+            for k, v in flatten_config(value, f"{prefix}.{key}" if prefix else str(key)).items()
         }
     return {prefix: config}
 

@@ -15,7 +15,7 @@ from scaleflow.cluster.engines import find_engine, list_engines
 from scaleflow.cluster.members import count_synchronous_workers
 from scaleflow.config.parse import MAX_INT, format_value, parse_section, parse_value, type_hints, unknown_key_error
 from scaleflow.config.rules import check_rules
-from scaleflow.config.trust import check_targets
+from scaleflow.config.trust import check_trusted_targets
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address, split_address
 from scaleflow.interfaces import Batching, Cluster, Plan, Strategy, Training, name_command
@@ -51,7 +51,7 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
     for key in sections:
         raise unknown_key_error(key, [f.name for f in dataclasses.fields(Plan) if f.name not in DERIVED_FIELDS])
     if plan.trusted_modules is not None:
-        check_targets(config, plan.trusted_modules)
+        check_trusted_targets(config, plan.trusted_modules)
     return apply_fast_debug(plan)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
-from scaleflow.errors import ConfigError, find_similar
+from scaleflow.errors import ConfigError, find_similar, first_line
 from scaleflow.interfaces import Target
 
 
@@ -81,7 +81,7 @@ def explain_missing(error: BaseException, path: str) -> str:
     """Formats an error in one line, without its class if it only says that a part of the path does not exist."""
     missing = getattr(error, "name", None)
     is_known = isinstance(error, ModuleNotFoundError | AttributeError) and missing is not None
-    return f"{error}{suggest_target(path)}" if is_known and f".{missing}." in f".{path}." else first_line(error)
+    return f"{error}{suggest_target(path)}" if is_known and f".{missing}." in f".{path}." else name_error(error)
 
 
 def suggest_target(path: str) -> str:
@@ -103,7 +103,7 @@ def build_nested(target: Target, name: str, value: Any) -> Any:
     except InstantiationException as error:
         cause = error.__cause__ or error
         is_clear = isinstance(cause, TypeError | ValueError | ImportError)  # such as a wrong argument: needs no class
-        reason = str(cause).partition("\n")[0].rstrip(":") if is_clear else first_line(cause)
+        reason = first_line(cause).rstrip(":") if is_clear else name_error(cause)
         raise ConfigError(
             f"{target.key}.{name}: cannot be built ({reason}); check its _target_ and the other keys"
         ) from error
@@ -140,6 +140,6 @@ def check_arguments(target: Target, named: Callable[..., Any], given: int, argum
         ) from None
 
 
-def first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+def name_error(error: BaseException) -> str:
+    name = type(error).__name__
+    return f"{name}: {first_line(error)}" if str(error).strip() else name

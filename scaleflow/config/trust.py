@@ -54,7 +54,7 @@ TEXT_KEYS = (
 )
 
 
-def check_targets(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
+def check_trusted_targets(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
     """Checks that each `_target_` is on the lists or has a `trusted` name or prefix. Imports nothing.
 
     Raises ConfigError, naming the first one that is not.
@@ -184,10 +184,10 @@ def check_values(config: Any, own: Collection[str], trusted: Sequence[str], key:
         for index, value in enumerate(config):
             check_values(value, own, trusted, f"{key}.{index}")
     elif isinstance(config, str | bytes | PurePath):  # YAML has tags for all of them
-        check_text(key, os.fsdecode(config), trusted)
+        check_trusted_text(key, os.fsdecode(config), trusted)
 
 
-def check_text(key: str, value: str, trusted: Sequence[str]) -> None:
+def check_trusted_text(key: str, value: str, trusted: Sequence[str]) -> None:
     section, _, name = key.partition(".")
     if "${" in value:
         raise unresolvable_error(key, value)

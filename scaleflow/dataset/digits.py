@@ -37,11 +37,11 @@ class Digits:
 
     @cached_property
     def _examples(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        rows = read_rows()
+        rows = read_digits()
         return rows[:, :64].reshape(-1, 8, 8, 1).astype(np.float32), rows[:, 64].astype(np.int32)
 
 
-def read_rows() -> np.ndarray[Any, Any]:
+def read_digits() -> np.ndarray[Any, Any]:
     """Reads [1797, 65]: 64 pixels and the digit.
 
     It reads scikit-learn's file directly: importing scikit-learn would take longer than the rest of a short run.

@@ -22,7 +22,7 @@ from scaleflow.dataset.reading.files import (
 )
 from scaleflow.dataset.reading.images import make_image_decoder
 from scaleflow.dataset.reading.text import Text
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import EarlierState, Inputs, Outputs, Preprocessing, Standardize, Stream
 
 KINDS = ("auto", "classification", "binary", "regression")
@@ -37,7 +37,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnForm:
     """How the values of a column become an input."""
 
     inputs: Inputs
@@ -220,21 +220,21 @@ class HuggingFace:
                         "them before save_to_disk"
                     )
 
-    def _describe(self, name: str, feature: Any) -> Column:
+    def _describe(self, name: str, feature: Any) -> ColumnForm:
         import datasets
 
         if isinstance(feature, datasets.Image):
-            return Column(Inputs(self._image_shape, "uint8", scale=1 / 255), "string", (), self._image)
+            return ColumnForm(Inputs(self._image_shape, "uint8", scale=1 / 255), "string", (), self._image)
         shape, dtype = shape_of(feature)
         if dtype in ("string", "large_string") and not shape:
-            return Column(Inputs((), "string"), "string", ())
+            return ColumnForm(Inputs((), "string"), "string", ())
         if dtype is None or "string" in dtype:
             raise ConfigError(
                 f"dataset.input={name}: is {feature}, expected text, an image, a number, or lists of numbers of one "
                 "length"
             )
         kept = dtype if dtype in KEPT_TYPES else "float32"
-        return Column(Inputs(shape, kept, scale=1 / 255 if kept == "uint8" else None), kept, shape)
+        return ColumnForm(Inputs(shape, kept, scale=1 / 255 if kept == "uint8" else None), kept, shape)
 
     def _describe_target(
         self, kind: str, name: str, feature: Any, known: Outputs | None
@@ -304,7 +304,7 @@ def open_splits(data_dir: Any, name: Any, config: Any, streams: bool) -> tuple[s
             folder: Path = expand_data_dir(data_dir)
             found = datasets.load_from_disk(str(folder))
     except Exception as error:  # of the network, of a file, or of what is in it
-        reason = str(error).strip().partition("\n")[0]
+        reason = first_line(error)
         raise ConfigError(f"{label}: cannot be read: {reason}") from error
     splits = dict(found) if isinstance(found, dict) else {"train": found}
     image = datasets.Image(decode=False)

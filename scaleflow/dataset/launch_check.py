@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from scaleflow.dataset.npz import check_names, list_names
+from scaleflow.dataset.npz import check_names, to_name_list
 from scaleflow.dataset.reading.corpus import SUFFIXES as CORPUS_SUFFIXES
 from scaleflow.dataset.reading.files import (
     RECORD_SUFFIXES,
@@ -57,7 +57,7 @@ def check_class_folders(arguments: Arguments) -> None:
 def check_arrays(arguments: Arguments) -> None:
     keys = (("inputs", "x"), ("targets", "y"), ("weights", None))
     names = [arguments.get(key, default) for key, default in keys]
-    check_names(arguments["data_dir"], [each for name in names for each in list_names(name or [])])
+    check_names(arguments["data_dir"], [each for name in names for each in to_name_list(name or [])])
 
 
 #: The sources that are checked.

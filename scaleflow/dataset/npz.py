@@ -76,7 +76,7 @@ class Npz:
         self._part = parse_fraction(test)
         self._seed = parse_count(split_seed, "dataset.split_seed")
         arrays = open_arrays(data_dir)
-        names = [*list_names(inputs), *list_names(targets), *list_names(weights or [])]
+        names = [*to_name_list(inputs), *to_name_list(targets), *to_name_list(weights or [])]
         parts = find_parts(data_dir, arrays, names)
 
         def of_all(name: str) -> dict[str, Array]:
@@ -87,7 +87,7 @@ class Npz:
                 check_finite_targets(f"targets {name!r}" + ("" if split == "all" else f" of {split!r}"), array)
             known = None if earlier is None else earlier.find_outputs("" if isinstance(targets, str) else name)
             kind = resolve_kind(kinds[name], of_all(name)) if known is None else find_kind(kinds[name], known)
-            return describe_outputs(kind, list(of_all(name).values()))
+            return describe_array_outputs(kind, list(of_all(name).values()))
 
         self.inputs = map_leaves(lambda name: describe_inputs(data_dir, name, of_all(name)), self._names[0])
         self.outputs = map_leaves(describe_target, self._names[1])
@@ -118,7 +118,7 @@ class Npz:
         )
 
 
-def list_names(names: str | Sequence[str]) -> list[str]:
+def to_name_list(names: str | Sequence[str]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
@@ -134,7 +134,7 @@ def parse_names(names: Any, key: str) -> Any:
 
 def parse_kinds(kind: Any, targets: str | Sequence[str]) -> dict[str, str]:
     """Returns the kind, or `auto`, of each target by its name."""
-    names = list_names(targets)
+    names = to_name_list(targets)
     kinds = {**dict.fromkeys(names, "auto"), **kind} if isinstance(kind, Mapping) else dict.fromkeys(names, kind)
     if unknown := set(kinds) - set(names):
         raise ConfigError(f"dataset.kind.{min(unknown)}: there is no such target; the targets are {', '.join(names)}")
@@ -314,7 +314,7 @@ def find_kind(kind: str, known: Outputs) -> Kind:
     return "classification" if known.is_one_class else known.kind
 
 
-def describe_outputs(kind: Kind, targets: list[Array]) -> Outputs:
+def describe_array_outputs(kind: Kind, targets: list[Array]) -> Outputs:
     shape = targets[0].shape[1:] or (1,)
     if any((y.shape[1:] or (1,)) != shape for y in targets):
         raise ConfigError("dataset: the targets of the splits differ in shape")

@@ -24,7 +24,7 @@ from filelock import FileLock
 from scaleflow.dataset.pipeline.records import interleave_files
 from scaleflow.dataset.reading.files import parse_count
 from scaleflow.dataset.reading.text import Text
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import Inputs, Outputs, Preprocessing, Standardize, Stream
 
 #: Timeout for a connection to the host of a download.
@@ -88,7 +88,7 @@ class Tfds:
     @cached_property
     def inputs(self) -> Inputs:
         feature = self._features[0]
-        if is_text(feature):
+        if is_text_feature(feature):
             return Inputs((), "string")
         if is_image(feature):
             shape = self._image_shape(feature)
@@ -102,7 +102,7 @@ class Tfds:
         feature = self._features[1]
         labels = find_class_label(feature)
         if labels is not None:
-            count, names = labels.num_classes, class_names(labels)
+            count, names = labels.num_classes, read_class_names(labels)
             if is_sequence(feature):
                 return Outputs("multi_label", (count,), names)
             return Outputs("binary", (1,), names) if count == 2 else Outputs("classification", (count,), names)
@@ -122,7 +122,7 @@ class Tfds:
         try:
             info = self._builder.info.splits[instruction]
         except (ValueError, KeyError) as error:
-            raise ConfigError(f"dataset.splits.{split}={instruction}: {str(error).splitlines()[0]}") from None
+            raise ConfigError(f"dataset.splits.{split}={instruction}: {first_line(error)}") from None
         parts = [(part.filename, part.skip, part.take) for part in info.file_instructions]
 
         def name(file: bytes, row: int, serialized: bytes) -> str:
@@ -233,7 +233,7 @@ def is_image(feature: Any) -> bool:
     return isinstance(feature, tfds.features.Image)
 
 
-def is_text(feature: Any) -> bool:
+def is_text_feature(feature: Any) -> bool:
     import tensorflow_datasets as tfds
 
     is_string = isinstance(feature, tfds.features.Tensor) and np.dtype(feature.np_dtype).kind in "OSU"
@@ -254,7 +254,7 @@ def find_class_label(feature: Any) -> Any:
     return inner if isinstance(inner, tfds.features.ClassLabel) and inner.num_classes else None
 
 
-def class_names(labels: Any) -> tuple[str, ...]:
+def read_class_names(labels: Any) -> tuple[str, ...]:
     return tuple(labels.int2str(number) for number in range(labels.num_classes))
 
 
@@ -332,7 +332,7 @@ def download_dataset(folder: Path, name: str, version: str | None) -> Path:
         ) from None
     except Exception as error:  # the dataset's own code can raise anything
         options = f"dataset.name={name}" + ("" if version is None else f" with dataset.version={version}")
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise ConfigError(
             f"{options}: is not prepared, and could not be downloaded ({reason}); put a prepared copy at {where}, or "
             "set dataset.data_dir to its folder"

@@ -122,7 +122,7 @@ class TFRecord:
         self._seed = parse_count(split_seed, "dataset.split_seed")
         input_feature = self._features[input]
         self.inputs = Inputs(input_feature.shape, input_feature.dtype, parse_scale(scale, input_feature))
-        self.outputs = describe_outputs(kind, classes, names, self._features[target])
+        self.outputs = describe_feature_outputs(kind, classes, names, self._features[target])
         self._files = find_files(data_dir, RECORD_SUFFIXES)
         self._counted: dict[str, FileCounts] = {}
 
@@ -168,7 +168,7 @@ class TFRecord:
         used = {name: self._features[name] for name in (self._input, self._target)}
         parsed = tf.io.parse_single_example(record, {name: feature.stored for name, feature in used.items()})
         inputs = used[self._input].finish(parsed[self._input])
-        return inputs, convert_target(self.outputs, used[self._target].finish(parsed[self._target]))
+        return inputs, cast_target(self.outputs, used[self._target].finish(parsed[self._target]))
 
     def _recall_counts(self, files: Sequence[str]) -> FileCounts:
         """Returns the result of the first pass over files, or of that of an earlier run."""
@@ -326,7 +326,7 @@ def parse_scale(scale: Any, feature: Feature) -> float | None:
     return float(scale)
 
 
-def describe_outputs(kind: Any, classes: Any, names: Any, feature: Feature) -> Outputs:
+def describe_feature_outputs(kind: Any, classes: Any, names: Any, feature: Feature) -> Outputs:
     checked_kind: Any = parse_choice(kind, "dataset.kind", get_args(Kind))
     size = max(1, math.prod(feature.shape))
     if feature.dtype == "string":
@@ -350,7 +350,7 @@ def describe_outputs(kind: Any, classes: Any, names: Any, feature: Feature) -> O
     return Outputs(checked_kind, shape, tuple(labels) or None)
 
 
-def convert_target(outputs: Outputs, target: tf.Tensor) -> tf.Tensor:
+def cast_target(outputs: Outputs, target: tf.Tensor) -> tf.Tensor:
     if outputs.kind == "classification":
         return tf.cast(tf.reshape(target, []), tf.int32)
     return tf.cast(tf.reshape(target, outputs.shape), tf.float32)

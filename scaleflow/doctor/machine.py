@@ -132,7 +132,7 @@ def list_gpus() -> list[dict[str, Any]]:
     return [{key: int(cell) if cell.isdigit() else cell for key, cell in zip(keys, row, strict=False)} for row in rows]
 
 
-def read_variables() -> dict[str, dict[str, str]]:
+def read_environment() -> dict[str, dict[str, str]]:
     """Returns those of `VARIABLES` that are set, with secrets masked."""
     return {
         who: {

@@ -81,7 +81,7 @@ def examine(seconds: float = TENSORFLOW_SECONDS) -> Report:
             "tensorflow": {},
             "gpus": try_check(machine.list_gpus),
             "tf_config": try_check(machine.describe_tf_config),
-            "variables": try_check(machine.read_variables),
+            "variables": try_check(machine.read_environment),
             "tracking": try_check(check_store),
         }
         answer = read_answer(process, seconds)
@@ -256,8 +256,8 @@ def check_store_server(uri: str) -> tuple[bool, str]:
 
 def format_report(report: Report) -> str:
     blocks = [
-        format_block("versions", report["versions"].items()),
-        format_block(
+        format_section("versions", report["versions"].items()),
+        format_section(
             "machine",
             [
                 ("system", failure_of(report["system"]) or report["system"]),
@@ -265,22 +265,22 @@ def format_report(report: Report) -> str:
                 ("memory", failure_of(report["memory"]) or memory_line(report["memory"])),
             ],
         ),
-        format_block("tensorflow", tensorflow_rows(report)),
-        format_block("environment", environment_rows(report)),
-        format_block("strategies", verdict_rows(report["strategies"])),
-        format_block("precisions", verdict_rows(report["precisions"])),
-        format_block("auto", auto_rows(report["auto"])),
+        format_section("tensorflow", tensorflow_rows(report)),
+        format_section("environment", environment_rows(report)),
+        format_section("strategies", verdict_rows(report["strategies"])),
+        format_section("precisions", verdict_rows(report["precisions"])),
+        format_section("auto", auto_rows(report["auto"])),
     ]
     return "\n\n".join(blocks)
 
 
-def format_block(title: str, rows: Any) -> str:
+def format_section(title: str, rows: Any) -> str:
     shown = [(word, "not installed" if value is None else str(value)) for word, value in rows]
     width = max((len(word) for word, _ in shown), default=0)
     return "\n".join([title, *(f"  {word:<{width}}  {value}" for word, value in shown)])
 
 
-Rows = list[tuple[str, str]]
+ReportRows = list[tuple[str, str]]
 
 
 def failure_of(found: Any) -> str | None:
@@ -300,7 +300,7 @@ def memory_line(memory: Mapping[str, Any]) -> str:
     return f"{memory['total_mb']} MiB, {memory['available_mb']} free{limit}"
 
 
-def tensorflow_rows(report: Report) -> Rows:
+def tensorflow_rows(report: Report) -> ReportRows:
     tensorflow = report["tensorflow"]
     if not tensorflow["works"]:
         return [("broken", tensorflow["error"])]
@@ -328,7 +328,7 @@ def cuda_line(cuda: Mapping[str, Any]) -> str:
     return "built for " + ", ".join(f"{name} ({'found' if is_found else 'not found'})" for name, is_found in libraries)
 
 
-def environment_rows(report: Report) -> Rows:
+def environment_rows(report: Report) -> ReportRows:
     config, store = report["tf_config"], report["tracking"]
     peers = (
         f"{config['role']} {config['index']} of {', '.join(config['peers'])}" if config and "peers" in config else ""
@@ -342,7 +342,7 @@ def environment_rows(report: Report) -> Rows:
     return rows + [(name, value) for who in groups.values() if isinstance(who, Mapping) for name, value in who.items()]
 
 
-def verdict_rows(verdicts: Mapping[str, Any]) -> Rows:
+def verdict_rows(verdicts: Mapping[str, Any]) -> ReportRows:
     if reason := failure_of(verdicts):
         return [("error", reason)]
     words = {True: "yes", False: "no", None: "?"}
@@ -350,7 +350,7 @@ def verdict_rows(verdicts: Mapping[str, Any]) -> Rows:
     return [(f"{option:<{width}}  {words[v['works']]:<3}", v["reason"]) for option, v in verdicts.items()]
 
 
-def auto_rows(auto: Mapping[str, Any]) -> Rows:
+def auto_rows(auto: Mapping[str, Any]) -> ReportRows:
     if reason := failure_of(auto) or (auto["refusal"] and f"refused: {auto['refusal']}"):
         return [("", reason)]
     words = {"strategy=auto": "strategy", "hardware=auto": "hardware", "precision=mixed": "mixed"}

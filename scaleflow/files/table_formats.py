@@ -91,3 +91,9 @@ class CsvForm:
         for key in ("delimiter", "header", "encoding"):
             if format_name != "csv" and getattr(self, key) != getattr(CsvForm(), key):
                 raise ConfigError(f"dataset.{key}={getattr(self, key)}: {path} is no CSV file; leave it out")
+
+
+def explain_arrow_error(error: Exception) -> str:
+    """Returns pyarrow's reason, without the path and the advice that it puts around it."""
+    line = str(error).strip().partition("\n")[0]
+    return re.split(r"Invalid: |'\): ", line)[-1].strip() or "pyarrow gives no reason"

@@ -40,6 +40,10 @@ class Event:
 Emit = Callable[[Event], None]
 
 
+def ignore_event(event: Event) -> None:
+    """An `Emit` that ignores all events."""
+
+
 @dataclass(frozen=True)
 class ProcessStarted(Event, event="started"):
     """A process of the run has started. `name` is `worker 0`, `coordinator` and so on."""

@@ -43,3 +43,8 @@ def describe_keys(structure: Any) -> str:
 def label_leaf(what: str, name: str) -> str:
     """Names a leaf in a message: `inputs` of a single value, `inputs['age']` in a dict."""
     return f"{what}['{name}']" if name else what
+
+
+def add_batch_dimension(shape: tuple[int | None, ...]) -> str:
+    """Formats the shape of a batch of examples of a shape: `(batch, 8, 8)`."""
+    return "(batch" + "".join(f", {size}" for size in shape) + ")"

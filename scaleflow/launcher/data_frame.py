@@ -64,7 +64,7 @@ def set_data_dir(composed: ComposedConfig, table: Any) -> tuple[ComposedConfig, 
     return replace(composed, config=config), path
 
 
-def write_table(table: Any, path: Path) -> None:
+def write_feather(table: Any, path: Path) -> None:
     """Writes a table as a Feather file in batches."""
     import pyarrow
 

@@ -70,7 +70,7 @@ def display_for(stream: TextIO | None = None, is_plain: bool = False, is_chief: 
 
 
 @dataclass(frozen=True)
-class Stage:
+class ShownStage:
     """A part of the work before or after training.
 
     Attributes:
@@ -125,8 +125,8 @@ class Display:
         self._stream = stream
         self._shows_stages = shows_stages
         self._breaks_silence = breaks_silence
-        self._stage: Stage | None = None
-        self._training: Training | None = None
+        self._stage: ShownStage | None = None
+        self._training: TrainingProgress | None = None
         self._closing = threading.Event()
         self._closing.set()  # no thread runs
         end_greeting()
@@ -138,12 +138,12 @@ class Display:
         with self._lock:
             match event:
                 case StageBegan():
-                    self._begin_stage(Stage(event.text, time.monotonic(), event.time))
+                    self._begin_stage(ShownStage(event.text, time.monotonic(), event.time))
                 case Waiting():
                     what = "the other processes" if event.peers else "the TPU"
-                    self._begin_stage(Stage(f"waiting for {what}", time.monotonic(), event.time))
+                    self._begin_stage(ShownStage(f"waiting for {what}", time.monotonic(), event.time))
                 case UploadAwaited() if event.seconds:
-                    self._begin_stage(Stage("uploading the last checkpoint", time.monotonic(), event.time))
+                    self._begin_stage(ShownStage("uploading the last checkpoint", time.monotonic(), event.time))
                 case RunReady():
                     self._end_stage(event.time)
                     self._show_ready(event)
@@ -203,14 +203,14 @@ class Display:
         """
         earlier = 0.0 if since is None else max(0.0, time.time() - since)
         with self._lock:
-            self._begin_stage(Stage(text, time.monotonic() - earlier))
+            self._begin_stage(ShownStage(text, time.monotonic() - earlier))
 
     def end_stage(self) -> None:
         """Ends the stage, and prints how long it took."""
         with self._lock:
             self._end_stage()
 
-    def _begin_stage(self, stage: Stage) -> None:
+    def _begin_stage(self, stage: ShownStage) -> None:
         self._end_stage(stage.began_ms)
         self._training = None
         self._stage = stage
@@ -225,7 +225,7 @@ class Display:
         if self._shows_stages and seconds >= SHORTEST_STAGE:
             self.print_line(f"{stage.text} ({format_elapsed(seconds)})", "dim")
 
-    def _show_stage(self, stage: Stage) -> None:
+    def _show_stage(self, stage: ShownStage) -> None:
         if self._breaks_silence:
             self._start_thread()
         elif self._shows_stages:
@@ -260,10 +260,10 @@ class Display:
     # Training ---------------------------------------------------------------------------------
 
     def _show_ready(self, event: RunReady) -> None:
-        self._training = Training(event.steps)
+        self._training = TrainingProgress(event.steps)
         if event.resumed:
             self.print_line(f"resumed at step {event.resumed}")
-        self.print_line(describe_run(event))
+        self.print_line(format_run_line(event))
         if self._breaks_silence:
             self._start_thread()
 
@@ -280,7 +280,7 @@ class Display:
         return "" if self._training is None else self._training.describe_time_left(step)
 
 
-class Training:
+class TrainingProgress:
     """What is known of a training that is under way.
 
     Args:
@@ -362,7 +362,7 @@ class BarDisplay(Display):
         self._hide_stage()
         self._hide_bar()
 
-    def _show_stage(self, stage: Stage) -> None:
+    def _show_stage(self, stage: ShownStage) -> None:
         self._hide_bar()
         self._spinner = self._console.status(stage)
         self._spinner.start()
@@ -419,7 +419,7 @@ def silence_stream(stream: TextIO) -> None:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
-def describe_run(event: RunReady) -> str:
+def format_run_line(event: RunReady) -> str:
     """Returns the first line of a run: its name, its model, its devices and its length."""
     resolved = {k.removeprefix("resolved."): v for k, v in event.params.items() if k.startswith("resolved.")}
     total, trainable = int(resolved["parameters"]), int(resolved["trainable_parameters"])

@@ -136,13 +136,13 @@ def load_saved_config(folder: Path, composed: Config) -> Config:
         raise ConfigError(f"resume={folder}: its config.yaml can't be read: {error}") from error
     assert isinstance(saved, dict)
     remember_secrets(find_secrets(OmegaConf.to_container(loaded, resolve=False), saved))
-    return dict(restore_secrets(saved, composed))
+    return dict(unmask_secrets(saved, composed))
 
 
-def restore_secrets(saved: Any, composed: Any) -> Any:
+def unmask_secrets(saved: Any, composed: Any) -> Any:
     if isinstance(saved, Mapping):
         there = composed if isinstance(composed, Mapping) else {}
-        return {str(key): restore_secrets(value, there.get(key)) for key, value in saved.items()}
+        return {str(key): unmask_secrets(value, there.get(key)) for key, value in saved.items()}
     return composed if isinstance(saved, str) and MASK in saved else saved
 
 

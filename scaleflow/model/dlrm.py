@@ -44,7 +44,7 @@ def build(
     vectors, numbers = [], []
     for name, spec in inputs.items():
         if spec.vocabulary is None:
-            numbers.append(to_numbers(raw[name], spec))
+            numbers.append(scale_numbers(raw[name], spec))
             continue
         embedded = keras.layers.Embedding(spec.vocabulary, size, name=f"{to_label(name)}_embedding")(raw[name])
         vectors.append(average(embedded, raw[name]) if spec.shape else embedded)
@@ -71,7 +71,7 @@ def check_columns(inputs: Any) -> None:
         raise ConfigError("model=dlrm: the dataset has no categorical input (Inputs.vocabulary); use model=mlp")
 
 
-def to_numbers(x: Any, spec: Inputs) -> Any:
+def scale_numbers(x: Any, spec: Inputs) -> Any:
     """Converts a numeric input to [b, n], near [0, 1] if it has a scale."""
     x = x if spec.shape else ops.expand_dims(x, axis=-1)
     return keras.layers.Rescaling(1.0 if spec.scale is None else spec.scale)(x)

@@ -9,7 +9,7 @@ import keras
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Lora, Model
-from scaleflow.model.layer_patterns import find_layers, format_names, walk_layers
+from scaleflow.model.layer_patterns import find_layers, format_paths, walk_layers
 
 #: Prefix of the functions that make scaleflow's own models.
 OWN_MODELS = "scaleflow.model."
@@ -32,7 +32,7 @@ def fine_tune(model: keras.Model, options: Model) -> None:
     if options.lora is not None:
         add_lora(model, options.lora)
     if options.freeze and not model.trainable_variables:
-        names = format_names(dict(walk_layers(model)))
+        names = format_paths(dict(walk_layers(model)))
         raise ConfigError(
             f"model.freeze=[{', '.join(options.freeze)}]: no layer is left to train; the model has {names}"
         )
@@ -59,7 +59,7 @@ def find_freeze_warning(model: keras.Model, options: Model) -> str | None:
         return None
     keys = ["model.init_from", *(f"model.{key}" for key in ("preset", "weights") if key in options.target.arguments)]
     return (
-        f"model.freeze=[{', '.join(options.freeze)}]: the weights of {format_names(frozen)} are random and stay so; "
+        f"model.freeze=[{', '.join(options.freeze)}]: the weights of {format_paths(frozen)} are random and stay so; "
         f"set {' or '.join(keys[:2])}"
     )
 
@@ -90,7 +90,7 @@ def add_lora(model: keras.Model, options: Lora) -> None:
         if not found:
             paths = {path: layer for path, layer in walk_layers(model) if id(layer) in able}
             raise ConfigError(
-                f"{setting}: {pattern} matches no layer that takes LoRA; these do: {format_names(paths) or 'none'}"
+                f"{setting}: {pattern} matches no layer that takes LoRA; these do: {format_paths(paths) or 'none'}"
             )
         chosen |= found
     for layer in chosen.values():
@@ -98,7 +98,7 @@ def add_lora(model: keras.Model, options: Lora) -> None:
             layer.enable_lora(options.rank)
         except ValueError as error:  # the weights have a constraint, or LoRA already
             raise ConfigError(f"{setting}: {layer.name}: {' '.join(str(error).split())}") from error
-        _, first, second = list_matrices(layer)
+        _, first, second = list_lora_matrices(layer)
         first.trainable = second.trainable = True  # Keras creates them frozen in a frozen layer
 
 
@@ -109,7 +109,7 @@ def merge_lora(model: keras.Model) -> keras.Model:
     """
     for layer in model._flatten_layers():
         if getattr(layer, "lora_enabled", False):
-            weights, first, second = list_matrices(layer)
+            weights, first, second = list_lora_matrices(layer)
             weights.assign(weights + layer.lora_alpha / layer.lora_rank * keras.ops.matmul(first, second))
             layer.lora_enabled, layer.lora_rank, layer.lora_alpha = False, None, None
             for variable in (first, second):
@@ -117,7 +117,7 @@ def merge_lora(model: keras.Model) -> keras.Model:
     return model
 
 
-def list_matrices(layer: keras.Layer) -> tuple[Any, Any, Any]:
+def list_lora_matrices(layer: keras.Layer) -> tuple[Any, Any, Any]:
     """Returns the weight matrix and LoRA's two matrices of a layer with LoRA."""
     names = next(names for names in MATRICES if hasattr(layer, names[1]))
     weights, first, second = (getattr(layer, name) for name in names)

@@ -57,13 +57,13 @@ def build(
     positions = keras.layers.Embedding(inputs.shape[0], width, embeddings_initializer=small(), name="positions")
     x = apply_dropout(words + positions(make_positions(tokens)), rate)
     for number in range(1, count + 1):
-        x = build_block(x, f"block{number}", heads, units, rate)
+        x = build_decoder_block(x, f"block{number}", heads, units, rate)
     x = keras.layers.LayerNormalization(epsilon=1e-5, name="norm")(x)
     logits = keras.layers.Dense(outputs.shape[-1], dtype="float32", kernel_initializer=small(), name="outputs")(x)
     return keras.Model(raw, logits, name="gpt")
 
 
-def build_block(x: Any, name: str, heads: int, units: int, rate: float) -> Any:
+def build_decoder_block(x: Any, name: str, heads: int, units: int, rate: float) -> Any:
     """Adds one block: [b, tokens, width] -> the same shape."""
     width = x.shape[-1]
     normed = keras.layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm1")(x)

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import LearnedChanges
 from scaleflow.model.export import ON_RAW_INPUTS
 from scaleflow.model.layer_segments import find_segments, label_inputs
@@ -36,7 +36,7 @@ def read_weights(path: str, origin: str, grown: Collection[str] = ()) -> SavedWe
         with tf.device("CPU:0"):
             model = keras.models.load_model(path, compile=False)
     except Exception as error:  # zipfile, h5py and Keras raise many types
-        reason = (str(error).strip().splitlines() or [""])[0]
+        reason = first_line(error)
         if path.endswith(".keras") and not zipfile.is_zipfile(path):  # Keras reports such a file as missing
             reason = "it is damaged, or not a .keras file"
         raise ConfigError(
@@ -85,8 +85,8 @@ def initialize_from(model: keras.Model, saved: SavedWeights, changes: LearnedCha
             )
         raise ConfigError(
             f"model.init_from={saved.origin}: no layer has the name and the shapes of a layer of this model; the file "
-            f"has {format_first(saved.layers)}, and this model has "
-            f"{format_first({n: layer.weights for n, layer in layers.items()})}"
+            f"has {format_layers(saved.layers)}, and this model has "
+            f"{format_layers({n: layer.weights for n, layer in layers.items()})}"
         )
     for name, values in matches.items():
         for variable, value in zip(layers[name].weights, values, strict=True):
@@ -144,7 +144,7 @@ def assign_variable(variable: keras.Variable, value: np.ndarray[Any, Any]) -> No
         start = end
 
 
-def format_first(layers: Mapping[str, Sequence[Any]]) -> str:
+def format_layers(layers: Mapping[str, Sequence[Any]]) -> str:
     return (
         format_names([f"{name} {' '.join(map(str, list_shapes(weights)))}" for name, weights in layers.items()])
         or "no weights"

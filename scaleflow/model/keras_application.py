@@ -9,9 +9,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import Inputs, Outputs
-from scaleflow.model.layers import check_shape, first_line, fraction, head
+from scaleflow.model.layers import check_shape, fraction, head
 
 #: Mean colour of ImageNet (blue, green, red), subtracted from pixels in [0, 255].
 CAFFE_MEAN = (103.939, 116.779, 123.68)

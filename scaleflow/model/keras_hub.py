@@ -9,9 +9,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import Inputs, OutputStructure
-from scaleflow.model.layers import average, check_shape, check_tokens, entry, first_line, fraction, head
+from scaleflow.model.layers import average, check_shape, check_tokens, entry, fraction, head
 
 
 def build(

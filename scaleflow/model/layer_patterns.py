@@ -46,7 +46,7 @@ def find_layers(model: keras.Model, pattern: str, setting: str) -> list[keras.La
     if not found:
         raise ConfigError(
             f"{setting}: {pattern} matches no layer with weights{suggest_name(pattern, layers)}; the model has "
-            f"{format_names(layers)}"
+            f"{format_paths(layers)}"
         )
     return found
 
@@ -60,7 +60,7 @@ def suggest_name(pattern: str, paths: Iterable[str]) -> str:
     return ""
 
 
-def format_names(names: Collection[str]) -> str:
+def format_paths(names: Collection[str]) -> str:
     """Formats the paths of layers, the outermost first. Those that contain others come with the number of these."""
     inside = {path: sum(other.startswith(f"{path}/") for other in names) for path in names}
     ordered = sorted(names, key=lambda path: path.count("/"))

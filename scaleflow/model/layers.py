@@ -182,11 +182,6 @@ def flag(value: Any, key: str = "model.batch_norm") -> bool:
     return value
 
 
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error's message, for a refusal."""
-    return next(iter(str(error).strip().splitlines()), "it failed without a reason")
-
-
 def rectified(
     x: keras.KerasTensor, layer: Callable[..., keras.Layer], size: int, batch_norm: bool, **options: Any
 ) -> keras.KerasTensor:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras.src.models.functional import Functional
 
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import (
     Batching,
     InputStructure,
@@ -19,6 +19,7 @@ from scaleflow.interfaces import (
     map_named,
     name_leaves,
 )
+from scaleflow.interfaces.structures import add_batch_dimension
 from scaleflow.model.export import WEIGHTS_FILE, keras_file_fault
 from scaleflow.model.layers import make_inputs
 
@@ -48,9 +49,7 @@ def make_model(factory: Callable[..., Any], inputs: InputStructure, outputs: Out
         returned = model(model_inputs)
     except (ValueError, TypeError, KeyError) as error:
         shapes = [f"{name} {add_batch_dimension(each.shape)}".strip() for name, each in name_leaves(inputs).items()]
-        raise ConfigError(
-            f"model: does not accept inputs of shape {', '.join(shapes)}: {(str(error).splitlines() or [''])[0]}"
-        ) from error
+        raise ConfigError(f"model: does not accept inputs of shape {', '.join(shapes)}: {first_line(error)}") from error
     check_outputs(returned, outputs)
     if any(each.scaling is not None for each in name_leaves(outputs).values()):
         return scale_outputs(model, model_inputs, returned, outputs)
@@ -246,7 +245,3 @@ def find_moving_average_warning(model: keras.Model, steps: int, accumulate: int)
 def format_first(names: list[str]) -> str:
     """Formats the first of several names and the number of the others."""
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-
-
-def add_batch_dimension(shape: tuple[int | None, ...]) -> str:
-    return "(batch" + "".join(f", {size}" for size in shape) + ")"

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import Inputs, OutputStructure
 from scaleflow.model.layers import check_shape, entry, head
 
@@ -82,11 +82,11 @@ def build_small(x: Any, blocks: int) -> Any:
     x = keras.layers.ReLU()(convolve(x, FILTERS[0], 1, "first"))
     for stage, filters in enumerate(FILTERS, 1):
         for number in range(1, blocks + 1):
-            x = build_block(x, filters, 2 if stage > 1 and number == 1 else 1, f"stage{stage}_block{number}")
+            x = build_residual_block(x, filters, 2 if stage > 1 and number == 1 else 1, f"stage{stage}_block{number}")
     return keras.layers.GlobalAveragePooling2D()(x)
 
 
-def build_block(x: Any, filters: int, stride: int, name: str) -> Any:
+def build_residual_block(x: Any, filters: int, stride: int, name: str) -> Any:
     """Adds two convolutions and the shortcut around them."""
     y = keras.layers.ReLU()(convolve(x, filters, stride, f"{name}_1"))
     y = convolve(y, filters, 1, f"{name}_2")
@@ -136,7 +136,7 @@ def load_weights(net: keras.Model, weights: str) -> None:
     try:
         net.load_weights(Path(weights).expanduser())
     except Exception as error:  # h5py, zipfile and Keras raise many types
-        reason = (str(error).strip().splitlines() or [""])[0]
+        reason = first_line(error)
         raise ConfigError(
             f"model.weights={weights}: this is not a file with the weights of ResNet50 without its top ({reason}); "
             "use such a file, or null"

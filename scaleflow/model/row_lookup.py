@@ -24,7 +24,7 @@ def read_rows_in_take() -> None:
 
     def take(x: Any, indices: Any, axis: int | None = None) -> Any:
         if axis == 0 and can_read_rows(x) and isinstance(indices, tf.Tensor):
-            return x._maybe_autocast(read_rows(x._value, indices))
+            return x._maybe_autocast(look_up_rows(x._value, indices))
         return keras_take(x, indices, axis)
 
     take.reads_rows = True  # type: ignore[attr-defined]
@@ -38,7 +38,7 @@ def can_read_rows(x: Any) -> bool:
     return not keras.src.backend.common.stateless_scope.in_stateless_scope()
 
 
-def read_rows(variable: Any, rows: tf.Tensor) -> tf.Tensor:
+def look_up_rows(variable: Any, rows: tf.Tensor) -> tf.Tensor:
     """Reads rows of a TensorFlow variable, which may be in shards. Like Keras, it counts negative ones from the end."""
     rows = tf.where(rows < 0, rows + tf.cast(variable.shape[0], rows.dtype), rows)
     shards = getattr(variable, "variables", None)

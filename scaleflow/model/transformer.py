@@ -49,11 +49,11 @@ def build(
         x + keras.layers.Embedding(inputs.shape[0], width, name="positions")(make_positions(tokens)), rate
     )
     for number in range(1, whole(blocks, "model.blocks") + 1):
-        x = build_block(x, mask, f"block{number}", heads, whole(units, "model.units"), rate)
+        x = build_encoder_block(x, mask, f"block{number}", heads, whole(units, "model.units"), rate)
     return keras.Model(raw, head(average(x, tokens), outputs), name="transformer")
 
 
-def build_block(x: Any, there: Any, name: str, heads: int, units: int, rate: float) -> Any:
+def build_encoder_block(x: Any, there: Any, name: str, heads: int, units: int, rate: float) -> Any:
     """Adds one encoder block: [b, tokens, width] -> the same shape."""
     width = x.shape[-1]
     attention = keras.layers.MultiHeadAttention(heads, width // heads, name=f"{name}_attention")

@@ -38,13 +38,13 @@ def build(
     raw, x = entry(inputs)
     skips = []
     for count in levels[:-1]:
-        x = convolve(x, count, normalizes)
+        x = convolve_twice(x, count, normalizes)
         skips.append(x)
         x = keras.layers.MaxPooling2D()(x)
-    x = convolve(x, levels[-1], normalizes)
+    x = convolve_twice(x, levels[-1], normalizes)
     for count, skip in zip(levels[-2::-1], skips[::-1], strict=True):
         x = keras.layers.Conv2DTranspose(count, 2, strides=2)(x)
-        x = convolve(keras.layers.Concatenate()([skip, x]), count, normalizes)
+        x = convolve_twice(keras.layers.Concatenate()([skip, x]), count, normalizes)
     x = keras.layers.Conv2D(outputs.shape[-1], 1, dtype="float32", name="outputs")(x)
     return keras.Model(raw, x, name="unet")
 
@@ -64,7 +64,7 @@ def check_pixels(inputs: Inputs, outputs: Outputs, levels: Sequence[int]) -> Non
         )
 
 
-def convolve(x: Any, count: int, normalizes: bool) -> Any:
+def convolve_twice(x: Any, count: int, normalizes: bool) -> Any:
     """Adds two convolutions."""
     for _ in range(2):
         x = rectified(x, keras.layers.Conv2D, count, normalizes, kernel_size=3, padding="same")

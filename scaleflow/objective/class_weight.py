@@ -43,7 +43,7 @@ def find_class_weights(
     balanced = [name for name, given in options.items() if given == "balanced"]
     counts = count(balanced) if balanced else {}
     return {
-        name: balance(counts[name]) if given == "balanced" else list_weights(named[name], given)
+        name: balance(counts[name]) if given == "balanced" else list_class_weights(named[name], given)
         for name, given in options.items()
     }
 
@@ -90,7 +90,7 @@ def names_of_classes(described: Outputs) -> dict[str, int]:
     return {str(n): n for n in range(count)} | {name: n for n, name in enumerate(described.names or ())}
 
 
-def list_weights(described: Outputs, given: Mapping[str, float]) -> list[float]:
+def list_class_weights(described: Outputs, given: Mapping[str, float]) -> list[float]:
     known = names_of_classes(described)
     weights = [1.0] * (max(known.values()) + 1)
     for name, weight in given.items():

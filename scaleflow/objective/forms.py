@@ -49,7 +49,7 @@ class Loader:
         try:
             return make()
         except Exception as error:  # a class may raise anything
-            raise ConfigError(f"{target.key}: {target.path}: {first_line(error)}") from error
+            raise ConfigError(f"{target.key}: {target.path}: {strip_operation(error)}") from error
 
 
 def find_keras_name(named: Any) -> str | None:
@@ -89,7 +89,7 @@ def add_arguments(target: Target, arguments: Mapping[str, Any]) -> Target:
     return replace(target, arguments={**target.arguments, **arguments})
 
 
-def first_line(error: BaseException) -> str:
+def strip_operation(error: BaseException) -> str:
     """Returns the first line of an error's message, without the operation that TensorFlow adds."""
     lines = re.sub(r"\{\{.*?\}\} *| *\[Op:\w*\].*", "", str(error)).strip().splitlines()
     return lines[0] if lines else "it fails"

@@ -17,9 +17,9 @@ from scaleflow.objective.forms import (
     add_arguments,
     draw_batch,
     find_keras_name,
-    first_line,
     has_logits,
     plain_names,
+    strip_operation,
     takes,
     to_one_hot,
     to_probabilities,
@@ -187,7 +187,7 @@ def check_loss(described: Outputs, target: Target, named: Any, loss: Loss, has_c
     except ConfigError:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise ConfigError(f"{start}fails on {form}: {first_line(error)}") from error
+        raise ConfigError(f"{start}fails on {form}: {strip_operation(error)}") from error
     shape = tuple(both.shape)
     if shape[:1] != (2,) or shape != tuple(outputs.shape)[: len(shape)]:
         axes = tuple(range(1, len(described.shape) + 1))

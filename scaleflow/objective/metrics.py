@@ -22,11 +22,11 @@ from scaleflow.objective.forms import (
     add_arguments,
     draw_batch,
     find_keras_name,
-    first_line,
     has_logits,
     is_of_keras,
     plain_name,
     plain_names,
+    strip_operation,
     takes,
     to_integers,
     to_probabilities,
@@ -111,7 +111,7 @@ def make_measure(
         target = add_arguments(target, {"threshold": 0.5})
     metric = loader.make(target)
     check_metric(described, start, metric, keras_name)
-    rows = Rows(described, metric, keras_name, has_logits(metric), is_weighted)
+    rows = MetricRows(described, metric, keras_name, has_logits(metric), is_weighted)
     try:
         state = State(metric, *rows.draw(sum(TRIED)))
         check_sums(start, state, rows, is_weighted)
@@ -119,8 +119,8 @@ def make_measure(
         raise
     except Exception as error:  # a user's class may raise anything
         form = f"{described.kind} targets and outputs of shape (n, {rows.columns})"
-        raise ConfigError(f"{start}fails on {form}: {first_line(error)}") from error
-    names = list_names(described, start, choose_name(target, metric, start), state.results)
+        raise ConfigError(f"{start}fails on {form}: {strip_operation(error)}") from error
+    names = name_results(described, start, choose_name(target, metric, start), state.results)
     mode = find_mode(metric, keras_name)
 
     def sums(targets: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
@@ -134,7 +134,7 @@ def make_measure(
 # ---------------------------------------------------------------------------------------------
 
 
-class Rows:
+class MetricRows:
     """Brings targets, outputs and weights into the form that a metric takes: a row for each position.
 
     Args:
@@ -316,7 +316,7 @@ def check_metric(described: Outputs, start: str, metric: Any, keras_name: str | 
         raise ConfigError(f"{start}predicts the largest output, and no other; make it with threshold=0.5")
 
 
-def check_sums(start: str, state: State, rows: Rows, is_weighted: bool) -> None:
+def check_sums(start: str, state: State, rows: MetricRows, is_weighted: bool) -> None:
     """Tries a metric on random rows.
 
     Raises:
@@ -377,7 +377,7 @@ def choose_name(target: Target, metric: Any, start: str) -> str:
     return name
 
 
-def list_names(described: Outputs, start: str, name: str, results: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+def name_results(described: Outputs, start: str, name: str, results: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
     """Lists the names of a metric's results: its own, and one for each class, threshold or key if there are several."""
     names: list[str] = []
     for key, shape in results.items():

@@ -41,7 +41,7 @@ def create_optimizer(
         ConfigError: if the factory makes no optimizer or rejects a value, or if an option of `INSTEAD` or `use_ema` is
             set.
     """
-    check_numbers(factory)
+    check_arguments_are_numbers(factory)
     try:
         optimizer = factory(learning_rate=rate)
     except ValueError as error:  # Keras rejects a value
@@ -66,7 +66,7 @@ def create_optimizer(
     return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer
 
 
-def check_numbers(factory: Callable[..., Any]) -> None:
+def check_arguments_are_numbers(factory: Callable[..., Any]) -> None:
     """Rejects text for an argument that is a number. Keras does not check all of them."""
     if not isinstance(factory, functools.partial):
         return

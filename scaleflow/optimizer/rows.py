@@ -28,7 +28,7 @@ def update_by_rows(optimizer: keras.optimizers.Optimizer) -> None:
     Each row may occur once. Keras's own update of Adagrad reads the whole table and writes a root of all its values.
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer.check_finite = check_finite
+        optimizer.check_finite = are_finite
         optimizer = optimizer.inner_optimizer
     update_all = optimizer.update_step
 
@@ -51,7 +51,7 @@ def update_rows(optimizer: keras.optimizers.Optimizer, gradient: Any, variable: 
     variable.scatter_sub(tf.IndexedSlices(rate * values, rows))
 
 
-def check_finite(gradients: Any) -> tf.Tensor:
+def are_finite(gradients: Any) -> tf.Tensor:
     """Returns whether all gradients are finite; of a gradient by rows it reads the rows."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
     return tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(value)) for value in values]))

@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 # ---------------------------------------------------------------------------------------------
 
 
-def choose_columns(
+def match_columns(
     inputs: Mapping[str, ModelInput], schema: Any, selected: Sequence[str], target: str | None
 ) -> dict[str, list[str]]:
     """Returns the columns of each input.
@@ -47,18 +47,21 @@ def choose_columns(
     """
     if "" not in inputs:
         if selected:
-            raise ConfigError(f"--columns: this model takes columns by name: {list_names(list(inputs))}; leave it out")
+            raise ConfigError(
+                f"--columns: this model takes columns by name: {format_columns(list(inputs))}; leave it out"
+            )
         if missing := [name for name in inputs if name not in schema.names]:
             raise ConfigError(
-                f"--input: there is no column {list_names(missing)}, which the model takes; the table has "
-                f"{list_names(schema.names)}"
+                f"--input: there is no column {format_columns(missing)}, which the model takes; the table has "
+                f"{format_columns(schema.names)}"
             )
         for name, described in inputs.items():
             check_type(name, schema.field(name).type, described)
         return {name: [name] for name in inputs}
     if missing := [name for name in selected if name not in schema.names]:
         raise ConfigError(
-            f"--columns {list_names(missing)}: there is no such column; the table has {list_names(schema.names)}"
+            f"--columns {format_columns(missing)}: there is no such column; the table has "
+            f"{format_columns(schema.names)}"
         )
     columns = list(selected) or [name for name in schema.names if name != target]
     described = inputs[""]
@@ -70,14 +73,14 @@ def choose_columns(
             check_type(name, schema.field(name).type, ModelInput((), described.dtype))
     else:
         raise ConfigError(
-            f"--input: the model takes {describe_input(described)}: {count:,} column{'s' if count != 1 else ''} with a "
-            f"value each, or one column of lists; the table has {len(columns)}: {list_names(columns)}; name those of "
-            "the model, in its order, with --columns"
+            f"--input: the model takes {describe_model_input(described)}: {count:,} column"
+            f"{'s' if count != 1 else ''} with a value each, or one column of lists; the table has {len(columns)}: {format_columns(columns)}; name "
+            "those of the model, in its order, with --columns"
         )
     return {"": columns}
 
 
-def describe_input(described: ModelInput) -> str:
+def describe_model_input(described: ModelInput) -> str:
     """Returns an input in words, such as `an array of shape (8, 8, 1), float32`."""
     kind = "text" if described.dtype in ("object", "string") else str(described.dtype)
     return f"an array of shape {described.shape}, {kind}" if described.shape else f"one value, {kind}"
@@ -91,7 +94,7 @@ def check_type(name: str, type_: Any, described: ModelInput) -> None:
     if is_list(type_) and not described.shape:
         problem = "the model takes one value of each row"
     elif math.prod(described.shape) != 1 and not is_list(type_):
-        problem = f"the model takes a list, {describe_input(described)}"
+        problem = f"the model takes a list, {describe_model_input(described)}"
     elif types.is_nested(inner) or types.is_binary(inner) or types.is_large_binary(inner):
         problem = "the model takes numbers, texts or dates"
     else:
@@ -103,7 +106,7 @@ def is_list(type_: Any) -> bool:
     return bool(types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_))
 
 
-def list_names(names: Sequence[str]) -> str:
+def format_columns(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more
 

@@ -44,7 +44,7 @@ from scaleflow.commands.tracked_run import add_run_id, answer_model, format_mode
 from scaleflow.config.compose import compose_config, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options, load_config
 from scaleflow.config.hydra_errors import parse_overrides
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import LearnedState, Plan, Tracking
 from scaleflow.interfaces.events import Event, Note
 from scaleflow.launcher.answer import ANSWER, FINISHED, write_error
@@ -95,12 +95,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def predict_words(words: list[str]) -> int:
-    typed = make_parser().parse_intermixed_args(words)
+    typed = make_predict_parser().parse_intermixed_args(words)
     with contextlib.closing(display_for()) as display:
         return predict(typed, display)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_predict_parser() -> argparse.ArgumentParser:
     parser = CommandParser("predict", __doc__)
     add_run_id(parser)
     parser.add_argument(
@@ -159,9 +159,9 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     """Checks the command, and computes and writes the predictions. Raises ConfigError before, RunError after."""
     plan = make_prediction_plan(typed)
     from scaleflow.predict.output import open_output
-    from scaleflow.predict.source import find_files
+    from scaleflow.predict.source import list_table_files
 
-    find_files(typed.input)
+    list_table_files(typed.input)
     output = open_output(typed.output, typed.overwrite, typed.resume)
     if typed.shard_rows and not output.is_folder:
         raise ConfigError(f"--shard-rows {typed.shard_rows}: is for a folder of shards; use --output FOLDER/")
@@ -183,7 +183,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
         with catch_stop_signals() as stop:
             display.begin_stage("importing TensorFlow and loading the model")
             with hide_errors():
-                model, devices, notes = load_model(plan, model_folder, typed.batch_size)
+                model, devices, notes = load_predictor(plan, model_folder, typed.batch_size)
             display.end_stage()
             for note in [*notes, *([Note(NO_RECORD)] if state is None else [])]:
                 display.show_event(note)
@@ -241,14 +241,14 @@ def make_task(typed: argparse.Namespace, reading: Reading, description: ModelDes
     import pyarrow
 
     from scaleflow.predict.chunks import Task
-    from scaleflow.predict.columns import OutputColumns, choose_columns
+    from scaleflow.predict.columns import OutputColumns, match_columns
     from scaleflow.predict.output import check_schema
     from scaleflow.predict.source import open_table
 
     inputs = [name for name in description.inputs if name]
     source = open_table(typed.input, typed.delimiter, reading, inputs)
     names = source.schema.names
-    columns = choose_columns(description.inputs, source.schema, split_names(typed.columns), reading.target)
+    columns = match_columns(description.inputs, source.schema, split_names(typed.columns), reading.target)
     keep = names if typed.keep == "all" and "all" not in names else split_names(typed.keep)
     if absent := [name for name in keep if name not in names]:
         raise ConfigError(f"--keep {', '.join(absent)}: there is no such column; the table has {', '.join(names)}")
@@ -307,7 +307,7 @@ def hide_errors() -> Iterator[None]:
         os.close(shown)
 
 
-def load_model(plan: Plan, folder: Path, batch_size: int | None) -> tuple[DistributedModel, str, list[Note]]:
+def load_predictor(plan: Plan, folder: Path, batch_size: int | None) -> tuple[DistributedModel, str, list[Note]]:
     """Sets up the devices and loads the model. Returns it, the devices in words, and notes about them."""
     from scaleflow.worker.build import setup_runtime
     from scaleflow.worker.keras_import import import_keras
@@ -320,7 +320,7 @@ def load_model(plan: Plan, folder: Path, batch_size: int | None) -> tuple[Distri
     try:
         model = DistributedModel(folder, runtime.strategy, batch_size)
     except (OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
+        reason = first_line(error)
         raise ConfigError(f"the SavedModel of the run cannot be loaded: {reason[:300]}") from error
     replicas = len(runtime.devices)
     words = f"{replicas} {runtime.kind}{'s' if replicas > 1 else ''}, {model.batch_size:,} rows at once"

@@ -132,7 +132,7 @@ def join_replicas(values: Any) -> Array:
 # ---------------------------------------------------------------------------------------------
 
 
-class Column(NamedTuple):
+class OutputColumn(NamedTuple):
     """The values of a column, [rows, values of a row], and in which rows some are missing: [rows] bool."""
 
     name: str
@@ -164,7 +164,7 @@ def convert_rows(
     """
     is_malformed = np.isin(np.arange(len(rows.table)), list(rows.malformed))
     problems = [Problem("fields", is_malformed, lambda row: rows.malformed[row])]
-    found: dict[str, list[Column]] = {}
+    found: dict[str, list[OutputColumn]] = {}
     for name, spec in specs.items():
         found[name] = [convert_column(spec, column, rows, reading, name, problems) for column in columns[name]]
     problems[1:] = [each._replace(is_bad=each.is_bad & ~is_malformed) for each in problems[1:]]
@@ -179,7 +179,7 @@ def convert_rows(
     return joined if is_good.all() else {name: values[is_good] for name, values in joined.items()}, is_good
 
 
-def join_columns(columns: Sequence[Column], spec: tf.TensorSpec) -> Array:
+def join_columns(columns: Sequence[OutputColumn], spec: tf.TensorSpec) -> Array:
     """Returns the values of an input, [rows, *shape]."""
     values = [column.values for column in columns]
     joined = values[0] if len(values) == 1 else np.concatenate(values, axis=1)
@@ -188,7 +188,7 @@ def join_columns(columns: Sequence[Column], spec: tf.TensorSpec) -> Array:
 
 def convert_column(
     spec: tf.TensorSpec, name: str, rows: Rows, reading: Reading, input_name: str, problems: list[Problem]
-) -> Column:
+) -> OutputColumn:
     """Converts a column of an input, and appends the problems of its rows to `problems`."""
     column = rows.table[name]
     count, size = len(column), math.prod(spec.shape[1:]) if is_list(column.type) else 1
@@ -217,7 +217,7 @@ def convert_column(
         return whole
 
     problems.append(Problem(name, np.any(widen(is_bad), axis=1), explain))
-    return Column(name, widen(converted), np.any(widen(absent), axis=1))
+    return OutputColumn(name, widen(converted), np.any(widen(absent), axis=1))
 
 
 def find_missing(values: Array, kind: str | None) -> Array:
@@ -262,14 +262,14 @@ def convert_values(
         return *to_texts(text), "a text"
     column = clean_column(column, MISSING if missing is None else missing)
     if dtype.is_integer:
-        return *to_integers(column, dtype), f"a whole number ({dtype.name})"
+        return *to_whole_numbers(column, dtype), f"a whole number ({dtype.name})"
     numbers, is_bad = to_numbers(column)
     if dtype.is_bool:
         is_bad = is_bad | np.isnan(numbers)
     return numbers.astype(dtype.as_numpy_dtype), is_bad, EXPECTED[NUMBER]
 
 
-def to_integers(column: Any, dtype: tf.DType) -> tuple[Array, Array]:
+def to_whole_numbers(column: Any, dtype: tf.DType) -> tuple[Array, Array]:
     """Converts a column to whole numbers, and returns which values are none, are missing, or are out of range."""
     is_bad = is_missing(column)
     try:

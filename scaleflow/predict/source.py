@@ -14,7 +14,7 @@ import pyarrow
 from pyarrow import csv, dataset
 
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.files.table_formats import CsvForm, find_format
+from scaleflow.files.table_formats import CsvForm, explain_arrow_error, find_format
 from scaleflow.predict.reading import Reading
 
 #: Formats that store the number of rows.
@@ -92,7 +92,7 @@ class TableSource:
                         yield Rows(path, first, batch, malformed).slice(skip)
                     first, skip = first + len(batch), max(0, skip - len(batch))
             except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-                raise RunError(f"{path}: cannot be read after row {first}: {explain(error)}") from error
+                raise RunError(f"{path}: cannot be read after row {first}: {explain_arrow_error(error)}") from error
 
     def _read_file(self, index: int, columns: Sequence[str], at_once: int) -> Iterator[tuple[Any, dict[int, str]]]:
         if self.format == "csv":
@@ -170,7 +170,7 @@ def open_table(
     """
     if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
         raise ConfigError(f"--delimiter {delimiter!r}: expected one character, such as ';'")
-    files = find_files(path)
+    files = list_table_files(path)
     form = find_format(files[0], "--input")
     for other in files[1:]:
         if find_format(other, "--input") != form:
@@ -213,7 +213,7 @@ def open_csv_files(
 
 def read_first_row(file: str, form: CsvForm) -> list[str]:
     """Returns the fields of the first row of a CSV file."""
-    with refuse_unreadable(file), pyarrow.input_stream(file) as stream:
+    with refuse_broken_table(file), pyarrow.input_stream(file) as stream:
         return form.read_first_fields(stream, file)
 
 
@@ -254,7 +254,7 @@ def open_csv(file: str, form: CsvForm, names: Sequence[str] | None, handle: Any,
 
 def open_dataset(path: str, files: Sequence[str], form: str) -> tuple[TableSource, list[list[str]]]:
     """Opens files that are not CSV files. Returns the table, and the names of the columns that each file has."""
-    with refuse_unreadable(path):
+    with refuse_broken_table(path):
         is_folder = Path(path).is_dir()
         whole = dataset.dataset(
             path if is_folder else list(files), format=form, partitioning="hive" if is_folder else None
@@ -262,21 +262,21 @@ def open_dataset(path: str, files: Sequence[str], form: str) -> tuple[TableSourc
         fragments = tuple(sorted(whole.get_fragments(), key=lambda each: each.path))
     headers = []
     for fragment in fragments:
-        with refuse_unreadable(fragment.path):
+        with refuse_broken_table(fragment.path):
             headers.append(list(fragment.physical_schema.names))
     return TableSource(tuple(each.path for each in fragments), form, whole.schema, fragments), headers
 
 
 @contextlib.contextmanager
-def refuse_unreadable(path: str) -> Iterator[None]:
+def refuse_broken_table(path: str) -> Iterator[None]:
     """Raises pyarrow's errors as ConfigError."""
     try:
         yield
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise ConfigError(f"--input {path}: cannot be read: {explain(error)}") from error
+        raise ConfigError(f"--input {path}: cannot be read: {explain_arrow_error(error)}") from error
 
 
-def find_files(path: str) -> tuple[str, ...]:
+def list_table_files(path: str) -> tuple[str, ...]:
     """Returns the sorted files. In a folder, names that begin with `.` or `_` are left out."""
     if Path(path).is_file():
         return (path,)
@@ -295,11 +295,6 @@ def find_files(path: str) -> tuple[str, ...]:
     else:
         raise ConfigError(f"--input {path}: there is no such file or folder")
     return tuple(sorted(found))
-
-
-def explain(error: Exception) -> str:
-    """Returns the first line of pyarrow's reason."""
-    return str(error).strip().partition("\n")[0] or "pyarrow gives no reason"
 
 
 def take_chunks(rows: Iterator[Rows], places: Iterator[tuple[T, int]]) -> Iterator[tuple[tuple[T, int], list[Rows]]]:

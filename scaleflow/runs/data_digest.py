@@ -188,11 +188,13 @@ def find_data_files(arguments: Mapping[str, Any]) -> list[str]:
         data_dir = str(Path(data_dir, re.split("[/:]", name)[0]))
     others = (value for value in values.values() if os.sep in value or os.path.isfile(value))  # noqa: PTH113
     return list(
-        dict.fromkeys(itertools.islice(itertools.chain.from_iterable(map(list_files, [data_dir, *others])), MAX_FILES))
+        dict.fromkeys(
+            itertools.islice(itertools.chain.from_iterable(map(list_data_files, [data_dir, *others])), MAX_FILES)
+        )
     )
 
 
-def list_files(pattern: str) -> Iterator[str]:
+def list_data_files(pattern: str) -> Iterator[str]:
     """Yields the data files that a path or a glob names, those in folders and their subfolders, too, in fixed order."""
     path = os.path.expanduser(pattern)  # noqa: PTH111  (Path.expanduser raises for an unknown user)
     paths = [path] if os.path.exists(path) else sorted(glob.iglob(path, recursive=True))  # noqa: PTH110, PTH207

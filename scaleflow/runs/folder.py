@@ -28,7 +28,7 @@ class FolderBusy(ConfigError):
     """Another process works in the run's folder."""
 
 
-class Entry:
+class FolderEntry:
     """The path of a file or folder in a run's folder, as a read-only attribute."""
 
     def __init__(self, name: str) -> None:
@@ -44,30 +44,32 @@ class RunFolder:
 
     path: Path
 
-    events = Entry("events.jsonl")  # of the chief, which are those of the run
-    config = Entry("config.yaml")  # the composed config, interpolations kept, secrets masked
-    overrides = Entry("overrides.yaml")  # as they were typed
-    environment = Entry("environment.txt")  # the versions of all installed packages
-    provenance = Entry("provenance.json")  # the tags that say where the run comes from
-    code = Entry("code.json")  # the digests of the user's code
-    data_files = Entry("data_files.json")  # the digests of the files that the data is read from
-    record = Entry("record.json")  # which run in the store this is, and how many bytes of the events it has taken
-    traceback = Entry("traceback.txt")  # of a fault of the chief
-    model_summary = Entry("model_summary.txt")
-    model = Entry("model")  # the folder of the exported model
-    checkpoints = Entry("checkpoints")  # their folder, unless `checkpoint.folder` names another one
-    profile = Entry("profile")  # the folder of traces and of their analysis
-    plots = Entry("plots")
-    learning_rates = Entry("learning_rates.csv")  # the loss at each learning rate of a test
-    batch_sizes = Entry("batch_sizes.csv")  # the speed of each batch size that was tried, also in the run's own folder
-    tensorboard = Entry("tensorboard")  # the folder of the event file for TensorBoard
-    sweep_config = Entry("multirun.yaml")  # what Hydra writes for a sweep, secrets masked
-    ledger = Entry("sweep.json")  # the jobs of a sweep; only a sweep's folder has it
-    sweep_inputs = Entry("sweep-inputs.json")  # digests of the code and data that the jobs of a sweep read
+    events = FolderEntry("events.jsonl")  # of the chief, which are those of the run
+    config = FolderEntry("config.yaml")  # the composed config, interpolations kept, secrets masked
+    overrides = FolderEntry("overrides.yaml")  # as they were typed
+    environment = FolderEntry("environment.txt")  # the versions of all installed packages
+    provenance = FolderEntry("provenance.json")  # the tags that say where the run comes from
+    code = FolderEntry("code.json")  # the digests of the user's code
+    data_files = FolderEntry("data_files.json")  # the digests of the files that the data is read from
+    record = FolderEntry("record.json")  # which run in the store this is, and how many bytes of the events it has taken
+    traceback = FolderEntry("traceback.txt")  # of a fault of the chief
+    model_summary = FolderEntry("model_summary.txt")
+    model = FolderEntry("model")  # the folder of the exported model
+    checkpoints = FolderEntry("checkpoints")  # their folder, unless `checkpoint.folder` names another one
+    profile = FolderEntry("profile")  # the folder of traces and of their analysis
+    plots = FolderEntry("plots")
+    learning_rates = FolderEntry("learning_rates.csv")  # the loss at each learning rate of a test
+    batch_sizes = FolderEntry(
+        "batch_sizes.csv"
+    )  # the speed of each batch size that was tried, also in the run's own folder
+    tensorboard = FolderEntry("tensorboard")  # the folder of the event file for TensorBoard
+    sweep_config = FolderEntry("multirun.yaml")  # what Hydra writes for a sweep, secrets masked
+    ledger = FolderEntry("sweep.json")  # the jobs of a sweep; only a sweep's folder has it
+    sweep_inputs = FolderEntry("sweep-inputs.json")  # digests of the code and data that the jobs of a sweep read
 
-    _write_lock = Entry("run.lock")
-    _record_lock = Entry("record.lock")
-    _sweep_lock = Entry("sweep.lock")
+    _write_lock = FolderEntry("run.lock")
+    _record_lock = FolderEntry("record.lock")
+    _sweep_lock = FolderEntry("sweep.lock")
 
     def process_events(self, process: str) -> Path:
         """Returns the file with the events of another process, such as `worker 1`."""

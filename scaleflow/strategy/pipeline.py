@@ -24,8 +24,8 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Objective, Strategy
 from scaleflow.strategy.recompute import check_states
 from scaleflow.strategy.replica_scope import ReplicaScope
-from scaleflow.strategy.segments import Segment, choose_segments, list_layers
-from scaleflow.strategy.stages import Graph, Stage, build_graph, divide_graph
+from scaleflow.strategy.segments import Segment, choose_segments, list_inner_layers
+from scaleflow.strategy.stages import Graph, ModelStage, build_graph, divide_graph
 
 #: The device on which a model is built before its variables move to the stages: it may be too large for each of them.
 HOST = "CPU:0"
@@ -109,7 +109,7 @@ def build_pipeline(
     return Pipeline(model, graph, stages, replicas, objective, options.micro_batches, segments), notes
 
 
-def describe_stages(stages: Sequence[Stage], replicas: Sequence[Sequence[str]]) -> str:
+def describe_stages(stages: Sequence[ModelStage], replicas: Sequence[Sequence[str]]) -> str:
     """Says which layers are on which devices, and what they cost."""
     places = [
         f"{stage} on {' and '.join(devices)} ({stage.parameters:,} parameters, {stage.cost:.0%} of the estimated cost)"
@@ -118,15 +118,15 @@ def describe_stages(stages: Sequence[Stage], replicas: Sequence[Sequence[str]]) 
     return f"strategy=pipeline: {', '.join(places)}"
 
 
-def divide_stage(stage: Stage, source: int, micro_batches: int, is_recomputed: bool) -> list[Segment]:
+def divide_stage(stage: ModelStage, source: int, micro_batches: int, is_recomputed: bool) -> list[Segment]:
     """Divides a stage into the segments in which training runs it."""
     if not is_recomputed:
         return [Segment(stage.calls, stage.inputs, stage.outputs, is_recomputed=False)]
-    check_states(list_layers(stage.calls))
+    check_states(list_inner_layers(stage.calls))
     return choose_segments(stage.calls, set(stage.outputs), source, copies=micro_batches, keeps_last=False)
 
 
-def move_variables(stages: Sequence[Stage], devices: Sequence[str]) -> None:
+def move_variables(stages: Sequence[ModelStage], devices: Sequence[str]) -> None:
     """Creates each variable again on its stage's device, with the same value."""
     for stage, device in zip(stages, devices, strict=True):
         with tf.device(device):
@@ -152,7 +152,7 @@ class Pipeline:
         self,
         model: keras.Model,
         graph: Graph,
-        stages: Sequence[Stage],
+        stages: Sequence[ModelStage],
         replicas: Sequence[Sequence[str]],  # the devices of each replica's stages
         objective: Objective,
         micro_batches: int,
@@ -270,7 +270,7 @@ class Pipeline:
             with tf.device(device), tf.GradientTape() as tape:
                 tape.watch(list_differentiable_inputs(stage, state))
                 if scope is not None:
-                    tape.watch(list_weights(stage, scope))
+                    tape.watch(list_stage_weights(stage, scope))
                 layer_losses = [loss for segment in segments for loss in segment.run(state.values)]
                 losses = [tf.reduce_sum(tf.cast(loss, tf.float32)) / (parts * self._count) for loss in layer_losses]
                 if counts_weights:
@@ -298,7 +298,7 @@ class Pipeline:
                 if not targets:
                     continue
                 inputs = list_differentiable_inputs(stage, state)
-                sources = [*inputs, *list_weights(stage, scope)]
+                sources = [*inputs, *list_stage_weights(stage, scope)]
                 gradients = tape.gradient(targets, sources, output_gradients=output_gradients)
                 # An embedding's gradient is `IndexedSlices`, whose sums and norms differ from a dense gradient's.
                 gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
@@ -311,12 +311,12 @@ class Pipeline:
                         sums[key] = sums[key] + gradient if key in sums else gradient
 
 
-def list_weights(stage: Stage, scope: ReplicaScope | None) -> list[Any]:
+def list_stage_weights(stage: ModelStage, scope: ReplicaScope | None) -> list[Any]:
     """Returns what a stage computes with: its trainable variables, or a replica's copies of them."""
     return [v.value if scope is None else scope.copies[id(v)] for v in stage.trainable]
 
 
-def list_differentiable_inputs(stage: Stage, state: ForwardState) -> list[tf.Tensor]:
+def list_differentiable_inputs(stage: ModelStage, state: ForwardState) -> list[tf.Tensor]:
     """Returns a stage's inputs from earlier stages that have gradients."""
     return [tensor for tensor in list_distinct_tensors(stage.inputs, state) if tensor.dtype.is_floating]
 

@@ -88,7 +88,7 @@ def recompute(
 
         return list_differentiable(*first[0]), backward
 
-    before = count_operations()
+    before = count_graph_operations()
     if inputs or weights:
         tensors = iter(differentiate(*inputs.values(), *values))
     else:
@@ -211,7 +211,7 @@ def use_layer_state(layer_state: Mapping[str, Any]) -> Iterator[None]:
             global_state.set_global_attribute(name, before[name])
 
 
-def count_operations() -> int:
+def count_graph_operations() -> int:
     """Returns the number of operations of the graph so far; 0 without a graph."""
     return 0 if tf.executing_eagerly() else len(tf.compat.v1.get_default_graph().get_operations())
 

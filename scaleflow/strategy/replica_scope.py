@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
-from scaleflow.strategy.stages import Stage
+from scaleflow.strategy.stages import ModelStage
 
 
 class ReplicaScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no types
@@ -25,7 +25,7 @@ class ReplicaScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no 
         copies: id(variable) -> its copy.
     """
 
-    def __init__(self, stages: Sequence[Stage], devices: Sequence[str]) -> None:
+    def __init__(self, stages: Sequence[ModelStage], devices: Sequence[str]) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
         self.copies = {
             id(variable): copy_value(variable, device)

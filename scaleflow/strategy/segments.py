@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from scaleflow.errors import ConfigError
 from scaleflow.strategy.recompute import check_states, recompute
-from scaleflow.strategy.stages import Call, build_graph, find_functional, format_range
+from scaleflow.strategy.stages import Call, build_graph, find_plain_graph, format_range
 
 #: How many limits of a segment's size are tried.
 LIMITS = 32
@@ -68,7 +68,7 @@ def recompute_segments(model: keras.Model) -> list[Segment]:
     Raises:
         ConfigError: if the model has no graph of layers, or no segments that would save memory.
     """
-    if find_functional(model) is None:
+    if find_plain_graph(model) is None:
         raise ConfigError(
             f"hardware.remat=true: the model {model.name} ({type(model).__name__}) is not a graph of layers, so it "
             f"cannot be divided; name layers to compute again, such as hardware.remat=[{name_example(model)}]"
@@ -81,7 +81,7 @@ def recompute_segments(model: keras.Model) -> list[Segment]:
             f"hardware.remat=true: the model {model.name} has no part whose activations need more memory than its "
             "result; use hardware.remat=false"
         )
-    check_states(layer for segment in recomputed for layer in list_layers(segment.calls))
+    check_states(layer for segment in recomputed for layer in list_inner_layers(segment.calls))
     plain_call = model.call
 
     def call(inputs: Any, training: bool | None = None, mask: Any = None, **named: Any) -> Any:
@@ -121,7 +121,7 @@ def recompute_layers(layers: Sequence[keras.Layer], setting: str, *, is_divided:
                 f"{setting}: {layer.name} looks up rows of a table, which saves no memory and would read the whole "
                 "table; leave it out"
             )
-        if is_divided and find_functional(layer) is not None:
+        if is_divided and find_plain_graph(layer) is not None:
             names = ", ".join(part.name for part in parts[1:] if part.weights)
             raise ConfigError(
                 f"{setting}: {layer.name} is a model, which strategy=pipeline divides; use hardware.remat=true, or "
@@ -152,7 +152,7 @@ def replace_call(layer: keras.Layer, call: Callable[..., Any]) -> None:
     object.__setattr__(layer, "call", call)
 
 
-def list_layers(calls: Sequence[Call]) -> list[keras.Layer]:
+def list_inner_layers(calls: Sequence[Call]) -> list[keras.Layer]:
     """Lists the layers of calls, at any depth."""
     layers = (call.run for call in calls if isinstance(call.run, keras.layers.Layer))
     return [part for layer in layers for part in layer._flatten_layers()]
@@ -225,7 +225,7 @@ def estimate_sizes(
     made = {number for call in calls for number in call.outputs}
     trained = {number for call in calls for number in call.inputs} - made - {source}
     for index, call in enumerate(calls):
-        inner = list_layers([call])
+        inner = list_inner_layers([call])
         if call.inputs & trained or any(variable.trainable for variable in call.variables):
             trained.update(call.outputs)
             sizes[index + 1] = sum(call.sizes) * max(len(inner), 1)

@@ -83,7 +83,7 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Stage:
+class ModelStage:
     """Consecutive calls on one device."""
 
     calls: Sequence[Call]
@@ -114,7 +114,7 @@ def format_range(calls: Sequence[Call]) -> str:
     return named[0] if len(named) == 1 else f"{named[0]} to {named[-1]}"
 
 
-def divide_graph(graph: Graph, count: int, cuts: Sequence[str] | None, examples: int) -> list[Stage]:
+def divide_graph(graph: Graph, count: int, cuts: Sequence[str] | None, examples: int) -> list[ModelStage]:
     """Divides a model before each layer in `cuts`, or into `count` stages balanced by estimated cost.
 
     Args:
@@ -144,7 +144,7 @@ def divide_graph(graph: Graph, count: int, cuts: Sequence[str] | None, examples:
         wanted_later = graph.sink_numbers | {number for call in graph.calls[end:] for number in call.inputs}
         variables = {id(v): v for call in calls for v in call.variables}
         stages.append(
-            Stage(
+            ModelStage(
                 calls=calls,
                 inputs=sorted(inputs & earlier),
                 outputs=sorted(outputs & wanted_later),
@@ -163,7 +163,7 @@ def build_graph(model: keras.Model) -> Graph:
     Raises:
         ConfigError: if it is another kind of model, which has no graph of layers.
     """
-    functional = find_functional(model)
+    functional = find_plain_graph(model)
     if functional is None:
         raise ConfigError(
             f"strategy=pipeline: the model {model.name} ({type(model).__name__}) is not a graph of layers, so it "
@@ -176,7 +176,7 @@ def build_graph(model: keras.Model) -> Graph:
     return Graph(calls, source, sinks)
 
 
-def find_functional(operation: Any) -> Functional | None:
+def find_plain_graph(operation: Any) -> Functional | None:
     """Returns Keras's graph of a functional or sequential model, None if its class overrides `call`."""
     if isinstance(operation, keras.Sequential) and type(operation).call is keras.Sequential.call:
         return operation._functional
@@ -194,7 +194,7 @@ def list_calls(
         prefix: the prefix of its layers' names.
         numbers: yields unused tensor numbers.
     """
-    graph = find_functional(model)
+    graph = find_plain_graph(model)
     assert graph is not None
     entries = [TensorRef(next(numbers)) for _ in graph.inputs]
     standardize = functools.partial(standardize_inputs, model, graph)
@@ -221,7 +221,7 @@ def list_node_calls(
         (node.arguments.args, node.arguments.kwargs),
     )
     extra_arguments = [name for name, value in named.items() if value is not None and name != "training"]
-    if find_functional(layer) is not None and len(args) == 1 and not extra_arguments:
+    if find_plain_graph(layer) is not None and len(args) == 1 and not extra_arguments:
         return list_calls(layer, args[0], f"{prefix}{layer.name}/", numbers)
     outputs = [TensorRef(next(numbers)) for _ in node.outputs]
     numbers_of_outputs = tuple(ref.number for ref in outputs)

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from scaleflow.config.compose import HYDRA_LOCK, resolve_config
 from scaleflow.config.hydra_config import composed_from_hydra, read_typed_overrides
 from scaleflow.config.hydra_errors import override_key, parse_overrides
-from scaleflow.config.parse import flatten
+from scaleflow.config.parse import flatten_config
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.secret_masking import find_secrets, remember_secrets
@@ -171,7 +171,7 @@ class JobComposer:
         OmegaConf.set_readonly(config.hydra, False)
         plain: Any = OmegaConf.to_container(drop_hydra(config), resolve=False)
         everything = str(OmegaConf.to_container(config, resolve=False))
-        references = frozenset(key for key, value in flatten(plain).items() if REFERENCE.search(str(value)))
+        references = frozenset(key for key, value in flatten_config(plain).items() if REFERENCE.search(str(value)))
         return Template(config, plain, references, OVERRIDE_DIRNAME.search(everything) is not None)
 
 

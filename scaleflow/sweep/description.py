@@ -13,7 +13,7 @@ from scaleflow.launcher.recording.description import (
     cut_text,
     describe_command,
     describe_loading,
-    format_block,
+    format_code_block,
     format_table,
     join_parts,
     pad_cells,
@@ -43,7 +43,7 @@ def describe_sweep(report: Report, folder: Path) -> str:
         folder: the folder of the sweep.
     """
     store, model_uri = (report.best[1].store, report.best[1].model_uri) if report.best else (None, None)
-    repeated = format_block("sh", quote_override("hydra.sweep.dir", folder))
+    repeated = format_code_block("sh", quote_override("hydra.sweep.dir", folder))
     rest = join_parts(
         [
             list_reasons(report),
@@ -54,7 +54,7 @@ def describe_sweep(report: Report, folder: Path) -> str:
     )
     head = cut_text(f"**Best:** {report.describe_best()}" if report.best else report.ranking, MARKDOWN)
     cells = report.cells(report.shown, MAX_ROWS)
-    table = cut_rows(format_table(pad_cells(cells)), len(report.rows), LONGEST - len(head) - len(rest) - 4)
+    table = cut_table(format_table(pad_cells(cells)), len(report.rows), LONGEST - len(head) - len(rest) - 4)
     return f"{head}\n\n{table}\n\n{rest}"
 
 
@@ -67,7 +67,7 @@ def list_reasons(report: Report) -> str:
     return "\n".join(lines)
 
 
-def cut_rows(table: str, total: int, longest: int) -> str:
+def cut_table(table: str, total: int, longest: int) -> str:
     """Cuts the last rows of a table that is longer than `longest`, and says how many of `total` rows it lacks."""
     lines = table.split("\n")
     if len(table) > longest - LONGEST_END:

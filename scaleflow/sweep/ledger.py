@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scaleflow.config.parse import flatten, format_value
+from scaleflow.config.parse import flatten_config, format_value
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import RunFolder
@@ -138,7 +138,7 @@ def list_job_leaves(config: Config) -> dict[str, Any]:
     """Returns the values of a config that decide what a job computes, by their dotted keys."""
     return {
         key: value
-        for key, value in flatten(config).items()
+        for key, value in flatten_config(config).items()
         if key.startswith(MODEL_KEYS) or not (key in IGNORED_KEYS or key.startswith(IGNORED_SECTIONS))
     }
 

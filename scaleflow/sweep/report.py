@@ -98,7 +98,7 @@ class Report:
         self._ranked = ranked = rank_jobs(self._jobs, metric, mode)
         has_best = mode is not None and bool(ranked) and ranked[0].score(metric) is not None
         self.best = ranked[0].find_best(metric, mode == "max") if has_best else None
-        self._choices = choose_columns([run for _, run in jobs], swept)
+        self._choices = choose_report_columns([run for _, run in jobs], swept)
         self._swept = swept
         self._are_repeated = any(len(each.jobs) > 1 for each in self._jobs)
         self._losses = LossCheck(jobs, lambda entry: make_label(entry, swept)) if same_losses else None
@@ -302,7 +302,7 @@ def choose_style(row: Mapping[str, Cell]) -> str | None:
     return "bold green" if row["best"] else None
 
 
-def choose_columns(jobs: Sequence[RunHistory], swept: Sequence[str]) -> list[str]:
+def choose_report_columns(jobs: Sequence[RunHistory], swept: Sequence[str]) -> list[str]:
     """Lists the params that vary: the swept keys, and for a swept `experiment` all keys that differ."""
     keys = [key for key in swept if key not in ("experiment", "seed")]
     if "experiment" in swept:

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from mlflow.entities import Dataset, DatasetInput, InputTag, Run
-from mlflow.types import Schema, TensorSpec
+from mlflow.types import Schema
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from scaleflow.interfaces.events import DatasetDescribed
+from scaleflow.tracking.mlflow_model import to_tensor_spec
 
 #: Longest profile or source that MLflow's store accepts, in characters.
 MAX_TEXT = 16_000
@@ -35,7 +35,7 @@ def describe_split(data: DatasetDescribed, split: Mapping[str, Any]) -> Dataset:
     if data.classes:
         profile["classes"] = data.classes
     if len(json.dumps(profile)) > MAX_TEXT:
-        profile["classes"] = count_classes(data.classes)
+        profile["classes"] = count_class_names(data.classes)
     tensors = {name: to_schema(split[name]).to_json() for name in ("inputs", "targets")}
     schema = {"mlflow_tensorspec": {"features": tensors["inputs"], "targets": tensors["targets"]}}
     return Dataset(
@@ -64,10 +64,10 @@ def read_dataset_inputs(run: Run) -> dict[str, dict[str, Any]]:
     return found
 
 
-def count_classes(classes: Any) -> Any:
+def count_class_names(classes: Any) -> Any:
     """Returns the number of names, for each output if there are several."""
     is_dict = isinstance(classes, Mapping)
-    return {name: count_classes(each) for name, each in classes.items()} if is_dict else len(classes)
+    return {name: count_class_names(each) for name, each in classes.items()} if is_dict else len(classes)
 
 
 def make_dataset_source(source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -79,12 +79,6 @@ def make_dataset_source(source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
 
 
 def to_schema(specs: Mapping[str, Any]) -> Schema:
-    """Converts the dtype and shape of one tensor, or a dict of them by name."""
-    if isinstance(specs.get("dtype"), str):
-        return Schema([to_tensor_spec(specs)])
-    return Schema([to_tensor_spec(spec, name) for name, spec in specs.items()])
-
-
-def to_tensor_spec(spec: Mapping[str, Any], name: str | None = None) -> TensorSpec:
-    dtype = np.dtype(object if spec["dtype"] == "string" else spec["dtype"])
-    return TensorSpec(dtype, (-1, *spec["shape"]), name)
+    """Converts the dtype and shape of one example's tensor, or a dict of them by name."""
+    named = {None: specs} if isinstance(specs.get("dtype"), str) else specs
+    return Schema([to_tensor_spec({**each, "shape": (-1, *each["shape"])}, name) for name, each in named.items()])

@@ -132,7 +132,7 @@ def to_tensor(spec: tf.TensorSpec, given: Any, name: str) -> tf.Tensor:
     if is_bad.any():
         at = int(is_bad.argmax())
         column = name or name_value(given, at % size)
-        value = repr(str(values[at])[:80]) if to_text(values[at]) else "missing"
+        value = repr(str(values[at])[:80]) if convert_text(values[at]) else "missing"
         raise MlflowException.invalid_parameter_value(f"row {at // size}: {column} is {value}, expected {expected}")
     return tf.reshape(tf.constant(converted, spec.dtype), [rows, *spec.shape[1:]])
 
@@ -213,10 +213,10 @@ def convert_texts(values: Array) -> Array:
     """Converts values [n] to texts."""
     if values.dtype.kind == "M":
         return np.where(np.isnat(values), "", np.datetime_as_string(values.astype("datetime64[s]"))).astype(object)
-    return np.array([to_text(value) for value in values], object)
+    return np.array([convert_text(value) for value in values], object)
 
 
-def to_text(value: Any) -> str | bytes:
+def convert_text(value: Any) -> str | bytes:
     """Converts a cell to text; a missing value becomes an empty string."""
     if isinstance(value, str | bytes):
         return value

@@ -40,7 +40,7 @@ def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: s
     code = folder / "code"
     code.mkdir()
     shutil.copy(Path(__file__).with_name("loader.py"), code / f"{LOADER}.py")
-    requirements = write_environment(folder, metadata["tensorflow"])
+    requirements = write_requirements(folder, metadata["tensorflow"])
     signature = ModelSignature(make_input_schema(metadata["inputs"]), make_tensor_schema(metadata["outputs"]))
     model = Model(artifact_path="model", run_id=run_id, model_id=model_id, signature=signature)
     _save_example(model, read_example(exported), str(folder))
@@ -103,7 +103,7 @@ def to_tensor_spec(tensor: dict[str, Any], name: str | None = None) -> TensorSpe
     )
 
 
-def write_environment(folder: Path, tensorflow: str) -> list[str]:
+def write_requirements(folder: Path, tensorflow: str) -> list[str]:
     """Writes a server's requirements in MLflow's three files, and returns them."""
     requirements = [f"mlflow=={version('mlflow')}", f"tensorflow=={tensorflow}", f"keras=={version('keras')}"]
     (folder / "requirements.txt").write_text("\n".join(requirements) + "\n")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.tracking.store import RESULT_TAG, STEP_TAG, explain_missing
+from scaleflow.tracking.store import RESULT_TAG, STEP_TAG, refuse_missing
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -66,7 +66,7 @@ def resolve_reference(named: str, store: str) -> ModelReference:
     if model_id is None:
         version = find_model_version(client, named)
         model_id = version.model_id or str(version.source).removeprefix("models:/")
-    with explain_missing(f"{named}: the store {mask_secrets(store)} has no logged model {model_id}"):
+    with refuse_missing(f"{named}: the store {mask_secrets(store)} has no logged model {model_id}"):
         model = client.get_logged_model(model_id)
     if not model.source_run_id or STEP_TAG not in model.tags:
         raise ConfigError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import LearnedState, Tracking, name_leaves
 from scaleflow.tracking.store import MlflowTracker
 from scaleflow.tracking.tracked_runs import TrackedRun, download_artifact
@@ -87,11 +87,11 @@ def describe_model(
             inputs = {name: ModelInput(shape, dtype) for name, shape, dtype in read_schema(signature.inputs)}
             shapes = {name: shape for name, shape, _ in read_schema(signature.outputs)}
         except Exception as error:  # MLflow and YAML raise many types
-            reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
+            reason = first_line(error)
             raise ConfigError(
                 f"{run.run_id}: the description of its model {run.model_id} cannot be read: {reason[:300]}"
             ) from error
-    kinds, names = read_targets(tracker.fetch_run()) if state is None else read_learned_targets(state)
+    kinds, names = read_target_kinds(tracker.fetch_run()) if state is None else read_learned_targets(state)
     return ModelDescription(
         inputs, {name: describe_output(shape, pick(kinds, name), pick(names, name)) for name, shape in shapes.items()}
     )
@@ -132,7 +132,7 @@ def read_schema(schema: Any) -> list[tuple[str, tuple[int, ...], str | None]]:
     return [(spec.name or "", (), "string" if not spec.name else None) for spec in schema.inputs]
 
 
-def read_targets(run: Any) -> tuple[Any, Any]:
+def read_target_kinds(run: Any) -> tuple[Any, Any]:
     """Returns kinds and names of the targets that a run was trained on, each a dict if there are several outputs."""
     for entry in run.inputs.dataset_inputs if run.inputs else []:
         if any(tag.key == "mlflow.data.context" and tag.value in TRAINING_SPLITS for tag in entry.tags):

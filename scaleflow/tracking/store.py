@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from scaleflow.errors import ConfigError, RunMissing, StoreUnreachable
+from scaleflow.errors import ConfigError, RunMissing, StoreUnreachable, first_line
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracking, name_command
 from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -154,7 +154,7 @@ class MlflowTracker:
     def _get_run(self, run_id: str, key: str = "") -> Run:
         """Returns a run. Raises RunMissing, with a message that begins with `key`, if it is not there or deleted."""
         start = f"{key}: " if key else ""
-        with explain_missing(
+        with refuse_missing(
             f"{start}the store {mask_secrets(self.uri)} has no run {run_id}; set tracking.uri to the store that has it",
             RunMissing,
         ):
@@ -210,7 +210,7 @@ class MlflowTracker:
         if not experiment_id:
             self._client.get_experiment_by_name(name)  # fails if the store can't be used
             return name
-        with explain_missing(
+        with refuse_missing(
             f"MLFLOW_EXPERIMENT_ID={experiment_id}: the store {mask_secrets(self.uri)} has no such experiment; unset "
             "it, or set tracking.experiment"
         ):
@@ -379,7 +379,7 @@ class MlflowTracker:
 
 
 @contextlib.contextmanager
-def explain_missing(message: str, kind: type[ConfigError] = ConfigError) -> Iterator[None]:
+def refuse_missing(message: str, kind: type[ConfigError] = ConfigError) -> Iterator[None]:
     """Raises an error of the `kind` instead of MLflow's if a run, an experiment or a model does not exist."""
     from mlflow.exceptions import MlflowException
 
@@ -393,7 +393,7 @@ def explain_missing(message: str, kind: type[ConfigError] = ConfigError) -> Iter
 
 def explain_unusable(uri: str, error: Exception) -> ConfigError:
     """Returns the error to raise if a store can't be used: StoreUnreachable if it is only unavailable now."""
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    reason = first_line(error)
     kind = StoreUnreachable if is_transient(error) else ConfigError
     return kind(f"tracking.uri={mask_secrets(uri)}: the store cannot be used: {mask_secrets(reason)}")
 

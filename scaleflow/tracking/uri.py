@@ -25,7 +25,7 @@ def resolve_store(tracking: Tracking) -> Tracking:
     """
     if tracking.name == "none":
         return tracking
-    check_names(tracking)
+    check_registered_name(tracking)
     origin = "tracking.uri" if tracking.uri is not None else "MLFLOW_TRACKING_URI"
     uri = tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     scheme = uri.partition(":")[0].lower() if ":" in uri else ""
@@ -46,7 +46,7 @@ def resolve_store(tracking: Tracking) -> Tracking:
     return dataclasses.replace(tracking, uri=uri)
 
 
-def check_names(tracking: Tracking) -> None:
+def check_registered_name(tracking: Tracking) -> None:
     """Raises ConfigError for a registered model's name or alias that MLflow would reject at the end of the run."""
     name, alias = tracking.register_as, tracking.alias
     if name is not None and (not name.strip() or set(name) & set("/:'\"%\n") or name.startswith("..") or name == "."):

@@ -83,7 +83,7 @@ class FitEngine(Engine):
         self._fitted = FitModel(self.model, self.objective, self._sums)
         with self.strategy.scope():
             self._fitted.compile(self.optimizer, steps_per_execution=self._per_execution, jit_compile=False)
-            batches = self.strategy.experimental_distribute_dataset(add_weights(feed.batches(1, 1)))
+            batches = self.strategy.experimental_distribute_dataset(add_mask_weights(feed.batches(1, 1)))
 
             @tf.function(autograph=False)
             def step(batch: Any) -> Any:
@@ -112,7 +112,7 @@ class FitEngine(Engine):
         batches = feed.batches(epochs, host.steps_per_epoch).skip(host.epoch * host.steps_per_epoch + begun)
         with self.strategy.scope():
             self._fitted.fit(
-                add_weights(batches),
+                add_mask_weights(batches),
                 initial_epoch=host.epoch,
                 epochs=epochs,
                 steps_per_epoch=host.steps_per_epoch - begun,
@@ -166,7 +166,7 @@ class FitEngine(Engine):
         return self._metric_sums.means(self._sums.sums.numpy(), min(taken * feed.batching.global_size, feed.examples))
 
 
-def add_weights(batches: tf.data.Dataset) -> tf.data.Dataset:
+def add_mask_weights(batches: tf.data.Dataset) -> tf.data.Dataset:
     """Replaces the mask of each global batch, and the weights if there are some, by what Keras passes on unchanged:
     (mask, weights, weights / (valid examples)), each [b].
     """

@@ -30,14 +30,14 @@ def check_monitor(key: str, options: EarlyStopping | Best | None, objective: Obj
         names += [f"val/{name}" for name in MetricSums(objective, evaluates=True).names]
     if options.monitor not in names:
         raise ConfigError(f"{key}.monitor={options.monitor}: there is no such value; the values are {', '.join(names)}")
-    if find_mode(options, objective.modes) is None:
+    if find_monitor_mode(options, objective.modes) is None:
         raise ConfigError(
             f"{key}.mode=auto with {key}.monitor={options.monitor}: scaleflow does not know whether larger values are "
             f"better; set {key}.mode=max or min"
         )
 
 
-def find_mode(options: EarlyStopping | Best, modes: Mapping[str, str]) -> str | None:
+def find_monitor_mode(options: EarlyStopping | Best, modes: Mapping[str, str]) -> str | None:
     """Returns whether larger (`max`) or smaller (`min`) values are better; None if that is not known.
 
     Args:
@@ -57,7 +57,7 @@ class BestValue:
 
     def __init__(self, options: EarlyStopping | Best | None, modes: Mapping[str, str]) -> None:
         self._options = options
-        self._mode = options and find_mode(options, modes)
+        self._mode = options and find_monitor_mode(options, modes)
         self._value: float | None = None
         self._step: int | None = None
 

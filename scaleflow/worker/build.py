@@ -379,7 +379,7 @@ def make_loop(
         passes = pipeline
     else:
         by_rows = can_update_by_rows(net, model_optimizer)
-        loss = make_loss_step(plan, outputs, goal)
+        loss = choose_step(plan, outputs, goal)
         passes, notes = training.TapeForwardBackward(net, loss, keeps_rows=by_rows), []
     facts = runtime.strategy_name, runtime.kind, runtime.policy
     choice = training.choose_xla(plan, facts, net, feed, keeps_rows=passes.keeps_rows, steps=run.total)
@@ -430,7 +430,7 @@ def make_parameter_server_loop(
             plan.training.clip_norm,
             passes=training.TapeForwardBackward(
                 served,
-                make_loss_step(plan, outputs, goal),
+                choose_step(plan, outputs, goal),
                 training.list_shards(served.trainable_variables),
                 keeps_rows=can_update_by_rows(served, model_optimizer),
             ),
@@ -518,7 +518,7 @@ def make_fit_engine(plan: Plan, runtime: Runtime, net: keras.Model, goal: Object
     )
 
 
-def make_loss_step(plan: Plan, outputs: OutputStructure, goal: Objective) -> Any:
+def choose_step(plan: Plan, outputs: OutputStructure, goal: Objective) -> Any:
     """Returns the function that computes the loss of a batch: the user's, or the one for the kind of target."""
     from scaleflow import training
 

@@ -24,7 +24,7 @@ MAX_NAMED = 5
 def digest_splits(plan: Plan, fingerprints: Mapping[str, Fingerprint]) -> dict[str, dict[str, Any]]:
     """Returns `digest`, `covers` and `version` by split; files count for splits that are not in memory as a whole."""
     others = [each for each in fingerprints.values() if each.covers != ALL_VALUES]
-    listed = list_data_files(plan) if any(not each.paths for each in others) else []
+    listed = list_plan_files(plan) if any(not each.paths for each in others) else []
     digests = digest_files(dict.fromkeys([*listed, *(path for each in others for path in each.paths)]))
     found = {}
     for split, each in fingerprints.items():
@@ -33,14 +33,14 @@ def digest_splits(plan: Plan, fingerprints: Mapping[str, Fingerprint]) -> dict[s
     return found
 
 
-def list_data_files(plan: Plan) -> list[str]:
+def list_plan_files(plan: Plan) -> list[str]:
     """Returns the files that the dataset's arguments name."""
     return find_data_files(plan.dataset.target.arguments)
 
 
 def write_data_files(plan: Plan, files: RunFolder) -> None:
     """Writes the digests of the data files to the run's folder."""
-    digests = group_by_folder(digest_files(list_data_files(plan)))
+    digests = group_by_folder(digest_files(list_plan_files(plan)))
     files.data_files.write_text(json.dumps({"version": 1, "files": digests}, indent=1))
 
 
@@ -50,7 +50,7 @@ def explain_changed_data(spec: RunSpec, now: SplitDigests) -> str:
     if not changes:
         return ""
     before = read_json(spec.files.data_files).get("files", {})
-    changed = find_changed_files(before, group_by_folder(digest_files(list_data_files(spec.plan)))) if before else {}
+    changed = find_changed_files(before, group_by_folder(digest_files(list_plan_files(spec.plan)))) if before else {}
     named = shorten_list([f"{path} {how if how == 'changed' else f'is {how}'}" for path, how in changed.items()], ", ")
     return f"{shorten_list(changes)}; files: {named}" if named else shorten_list(changes)
 

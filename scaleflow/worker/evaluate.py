@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.config.trust import check_origins
-from scaleflow.errors import ConfigError, RunError
+from scaleflow.errors import ConfigError, RunError, first_line
 from scaleflow.interfaces import (
     EarlierState,
     Inputs,
@@ -33,6 +33,7 @@ from scaleflow.interfaces import (
     name_leaves,
 )
 from scaleflow.interfaces.events import Emit, EvaluationReady, MetricsLogged, Note, StageBegan
+from scaleflow.interfaces.structures import add_batch_dimension
 from scaleflow.runs import EvaluationSpec, RunFolder
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.worker.build import find_example_location, make_evaluation_batching, setup_runtime
@@ -202,7 +203,7 @@ def load_model(spec: EvaluationSpec, trusted: Sequence[str]) -> keras.Model:
     try:
         return keras.models.load_model(spec.model, compile=False, safe_mode=True)
     except Exception as error:  # zipfile, h5py and Keras raise many types
-        reason = (str(error).strip().splitlines() or [""])[0]
+        reason = first_line(error)
         such = f", such as\n{spec.command}" if spec.command else ""
         raise ConfigError(
             f"{spec.origin}: its model cannot be loaded ({reason[:300]}); to load a class of your own, decorate it "
@@ -222,7 +223,7 @@ def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, spec: Eva
             outputs_of = model(inputs_of)
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
-                f"{name}: the model of {spec.origin} does not accept its inputs: {(str(error).splitlines() or [''])[0]}"
+                f"{name}: the model of {spec.origin} does not accept its inputs: {first_line(error)}"
             ) from error
     else:
         inputs_of, outputs_of = map(to_single, graph)
@@ -268,10 +269,6 @@ def check_input_fits(given_text: str, model_input: Any, inputs: Inputs, spec: Ev
 
 def format_shape(shape: tuple[int | None, ...], dtype: str) -> str:
     return f"shape {add_batch_dimension(shape)}, {dtype}"
-
-
-def add_batch_dimension(shape: tuple[int | None, ...]) -> str:
-    return "(batch" + "".join(f", {size}" for size in shape) + ")"
 
 
 def set_precision(model: keras.Model, policy: str) -> None:

@@ -136,14 +136,14 @@ def report_confusion(
         return
     path = files.plots / CONFUSION
     path.parent.mkdir(exist_ok=True)
-    write_table(path, counts, outputs.names)
+    write_confusion_matrix(path, counts, outputs.names)
     assert split is not None
     emit(ConfusionWritten(str(path), files.plots.name, split))
     if importlib.util.find_spec("matplotlib") is None:
         emit(Note(f"no picture of {files.plots.name}/{CONFUSION}: matplotlib is not installed; pip install matplotlib"))
 
 
-def write_table(path: Path, counts: np.ndarray[Any, Any], names: Sequence[str] | None) -> None:
+def write_confusion_matrix(path: Path, counts: np.ndarray[Any, Any], names: Sequence[str] | None) -> None:
     """Writes counts as CSV: a row for each true class, a column for each predicted class."""
     labels = list(names) if names is not None and len(names) == len(counts) else [str(n) for n in range(len(counts))]
     with path.open("w", newline="", encoding="utf-8") as file:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from scaleflow.cluster.members import count_synchronous_workers, process_names
 from scaleflow.cluster.network import is_listening
-from scaleflow.config.parse import flatten
+from scaleflow.config.parse import flatten_config
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import LearnedState, Plan, Tracer
@@ -316,7 +316,7 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
     """Reports `ready`: from here on there is a run, or it continues at `step`."""
     plan = spec.plan
     resolved = setup.resolved
-    config = flatten(mask_secrets(plan.config))
+    config = flatten_config(mask_secrets(plan.config))
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}
     params = {**plan.choices, **texts}
     params |= {f"resolved.{key}": str(value) for key, value in resolved.items()}

@@ -23,7 +23,7 @@ import psutil
 from scaleflow.cluster.members import count_synchronous_workers
 from scaleflow.config.plan import find_batch_multiple, set_batch_size
 from scaleflow.errors import ConfigError, NotFinite
-from scaleflow.interfaces.events import Emit, Event, MetricsLogged, RunEnded, SettingFound, StageBegan
+from scaleflow.interfaces.events import Emit, MetricsLogged, RunEnded, SettingFound, StageBegan, ignore_event
 from scaleflow.interfaces.trials import BatchSearch, RateTest, choose_first_size
 from scaleflow.runs import RunSpec
 from scaleflow.worker.build import TrainingSetup, build_engine, build_training, prepare_data
@@ -410,10 +410,6 @@ def drop_engine(setup: TrainingSetup) -> TrainingSetup:
     return replace(
         setup, engine=nothing, train=nothing, validation=nothing, test=nothing, export=nothing, metadata=None
     )
-
-
-def ignore_event(event: Event) -> None:
-    pass
 
 
 def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

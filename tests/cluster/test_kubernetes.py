@@ -17,7 +17,14 @@ import pytest
 import yaml
 
 from scaleflow import __version__
-from scaleflow.cluster.kubernetes import GROUP, LEAST_VERSION, KubernetesCluster, escape_expansion, manifest, tf_config
+from scaleflow.cluster.kubernetes import (
+    GROUP,
+    LEAST_VERSION,
+    KubernetesCluster,
+    escape_expansion,
+    make_pod_config,
+    manifest,
+)
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.processes.worker_process import SERVER_ENV
 from tests.cluster import forked, hosts
@@ -51,14 +58,14 @@ def variables(index: int, count: int = 3, **more: str) -> dict[str, str]:
 
 
 def test_pods_are_workers_at_host_names_that_follow_from_the_job() -> None:
-    told = [json.loads(tf_config(variables(index), 0, 2222)) for index in range(3)]
+    told = [json.loads(make_pod_config(variables(index), 0, 2222)) for index in range(3)]
     for each in told:
         assert each["cluster"] == {"worker": ["train-0.train:2222", "train-1.train:2222", "train-2.train:2222"]}
     assert [each["task"] for each in told] == [{"type": "worker", "index": index} for index in range(3)]
 
 
 def test_the_first_pod_is_the_coordinator_and_the_last_ones_are_servers() -> None:
-    told = json.loads(tf_config(variables(2), 1, 80))
+    told = json.loads(make_pod_config(variables(2), 1, 80))
     hosts_of = {role: [f"train-{index}.train:80"] for index, role in enumerate(("chief", "worker", "ps"))}
     assert told["cluster"] == hosts_of
     assert told["task"] == {"type": "ps", "index": 0}
@@ -78,7 +85,7 @@ def test_the_first_pod_is_the_coordinator_and_the_last_ones_are_servers() -> Non
 )
 def test_a_pod_that_makes_no_sense_is_refused(told: dict[str, str], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        tf_config({**variables(0), **told}, 2, 2222)
+        make_pod_config({**variables(0), **told}, 2, 2222)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scaleflow.cluster.slurm import expand_node_list, tf_config
+from scaleflow.cluster.slurm import expand_node_list, make_task_config
 from scaleflow.errors import ConfigError
 from tests.cluster import engine, forked
 from tests.conftest import Command
@@ -31,24 +31,24 @@ def task(number: int, count: int = 3, **more: str) -> dict[str, str]:
 
 
 def test_tasks_are_workers_at_addresses_that_all_of_them_find() -> None:
-    told = [json.loads(tf_config(task(number), 0)) for number in range(3)]
+    told = [json.loads(make_task_config(task(number), 0)) for number in range(3)]
     assert {json.dumps(each["cluster"]) for each in told} == {'{"worker": ["a08:10707", "a08:10708", "a11:10707"]}'}
     assert [each["task"] for each in told] == [{"type": "worker", "index": n} for n in range(3)]
 
 
 def test_the_first_task_is_the_coordinator_and_the_last_ones_are_servers() -> None:
-    told = json.loads(tf_config(task(2), 1))
+    told = json.loads(make_task_config(task(2), 1))
     assert told["cluster"] == {"chief": ["a08:10707"], "worker": ["a08:10708"], "ps": ["a11:10707"]}
     assert told["task"] == {"type": "ps", "index": 0}
     with pytest.raises(ConfigError, match=r"SLURM_STEP_NUM_TASKS=3: .* cluster.servers=2 .* srun --ntasks=4"):
-        tf_config(task(0), 2)
+        make_task_config(task(0), 2)
 
 
 def test_other_jobs_have_other_ports_and_reserved_ones_are_taken() -> None:
-    assert "a08:10808" in tf_config(task(0, JOB_ID="8"), 0)
-    assert "a08:10718" in tf_config(task(0, STEP_ID="1"), 0)
-    assert '"a08:12000","a08:12001","a11:12000"' in tf_config(task(0, STEP_RESV_PORTS="12000-12001"), 0)
-    assert "a08:10707" in tf_config(task(0, STEP_RESV_PORTS="12000"), 0)  # not enough of them
+    assert "a08:10808" in make_task_config(task(0, JOB_ID="8"), 0)
+    assert "a08:10718" in make_task_config(task(0, STEP_ID="1"), 0)
+    assert '"a08:12000","a08:12001","a11:12000"' in make_task_config(task(0, STEP_RESV_PORTS="12000-12001"), 0)
+    assert "a08:10707" in make_task_config(task(0, STEP_RESV_PORTS="12000"), 0)  # not enough of them
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_lists_of_machines(text: str, names: list[str]) -> None:
 
 def test_tasks_that_are_dealt_out_otherwise_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"DISTRIBUTION=cyclic.*use srun --distribution=block"):
-        tf_config(task(1, NODEID="1", DISTRIBUTION="cyclic"), 0)
+        make_task_config(task(1, NODEID="1", DISTRIBUTION="cyclic"), 0)
 
 
 def script(command: Command, *words: str, **environment: str) -> str:

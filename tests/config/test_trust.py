@@ -17,7 +17,7 @@ import yaml
 import scaleflow
 from scaleflow.config.compose import ComposedConfig, compose_config, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, reuse_config
-from scaleflow.config.trust import TEXT_KEYS, check_origins, check_targets, check_values
+from scaleflow.config.trust import TEXT_KEYS, check_origins, check_trusted_targets, check_values
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.prepare import make_plan
 
@@ -449,7 +449,7 @@ def test_of_a_trusted_module_only_what_is_defined_there_is_followed(
     (tmp_path / "trusted_by_test.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     config = {"model": {"_target_": path}}
-    check_targets(config, ["trusted_by_test"])
+    check_trusted_targets(config, ["trusted_by_test"])
     try:
         if is_followed:
             check_origins(config, ["trusted_by_test"])

@@ -433,11 +433,11 @@ def test_variables_are_told_by_who_sets_them(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID", "TPU_NAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOSTNAME", "box")
-    assert machine.read_variables()["kubernetes"] == {}
+    assert machine.read_environment()["kubernetes"] == {}
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("TPU_NAME", "grpc://me:sesame@h:1")
-    found = machine.read_variables()
+    found = machine.read_environment()
     assert found["kubernetes"]["HOSTNAME"] == "box"
     assert found["slurm"]["SLURM_JOB_ID"] == "7"
     assert found["tpu"]["TPU_NAME"] == "grpc://****@h:1"

@@ -18,7 +18,7 @@ from scaleflow.interfaces import Inputs, LearnedPreprocessing, LearnedState, Out
 from scaleflow.predict import source as source_module
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.chunks import Chunk, Task
-from scaleflow.predict.columns import OutputColumns, choose_columns
+from scaleflow.predict.columns import OutputColumns, match_columns
 from scaleflow.predict.output import MANIFEST, open_output
 from scaleflow.predict.reading import Reading, describe_reading
 from scaleflow.predict.source import Rows, name_row, open_table, take_chunks
@@ -200,7 +200,7 @@ NUMBERS = {name: pyarrow.int64() for name in "abcd"}
     ],
 )
 def test_columns_are_found_by_name_or_by_order(inputs: Any, columns: Any, selected: Any, expected: Any) -> None:
-    assert choose_columns(inputs, columns, selected, "price") == expected
+    assert match_columns(inputs, columns, selected, "price") == expected
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_columns_are_found_by_name_or_by_order(inputs: Any, columns: Any, select
 )
 def test_a_table_that_the_model_cannot_take_is_refused(inputs: Any, columns: Any, selected: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        choose_columns(inputs, columns, selected, None)
+        match_columns(inputs, columns, selected, None)
 
 
 def test_outputs_become_columns_by_their_kind() -> None:

@@ -29,7 +29,7 @@ from scaleflow.tracking.store import (
     MlflowTracker,
     split_text_batches,
 )
-from scaleflow.tracking.uri import check_names
+from scaleflow.tracking.uri import check_registered_name
 
 #: Letters that names are made of, and such as become the same.
 KEYS = st.text(alphabet="ab/.-_ :@#\u00e9\n", min_size=0, max_size=12) | st.text(max_size=300)
@@ -143,7 +143,7 @@ def test_a_registered_models_name_and_alias_are_refused_where_mlflow_would(name:
 
     def ours() -> bool:
         try:
-            check_names(Tracking(register_as=name, alias=alias))
+            check_registered_name(Tracking(register_as=name, alias=alias))
         except ConfigError:
             return False
         return True
@@ -153,4 +153,4 @@ def test_a_registered_models_name_and_alias_are_refused_where_mlflow_would(name:
 
 def test_quotes_which_could_not_be_searched_for_are_refused_too() -> None:
     with pytest.raises(ConfigError, match=r"tracking\.register_as=it's: expected a name without"):
-        check_names(Tracking(register_as="it's"))
+        check_registered_name(Tracking(register_as="it's"))

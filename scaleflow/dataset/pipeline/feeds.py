@@ -231,7 +231,7 @@ class FileFeed(HostArrayFeed):
     def _take(self, arrays: Any, position: tf.Tensor) -> Any:
         flat = tf.nest.flatten(arrays)
         gathered = tf.numpy_function(
-            lambda places: tuple(read_rows(array, places) for array in flat),
+            lambda places: tuple(gather_rows(array, places) for array in flat),
             [position],
             [tf.string if array.dtype.kind in "SU" else array.dtype for array in flat],
             stateful=False,
@@ -240,7 +240,7 @@ class FileFeed(HostArrayFeed):
         return tf.nest.pack_sequence_as(arrays, shaped)
 
 
-def read_rows(array: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def gather_rows(array: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Returns rows of an array, text as objects."""
     rows = np.asarray(array[places])
     return rows.astype(object) if rows.dtype.kind in "SU" else rows

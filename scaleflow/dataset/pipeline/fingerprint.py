@@ -64,7 +64,9 @@ def fingerprint_split(split: str, examples: Examples, outputs: OutputStructure |
         for name, values in (named for part in parts for named in name_leaves(part).items()):
             digest.update(f"{name} {dtype_name(values)} {values.shape}".encode())
             update_digest(digest, values)
-        specs = specs or [{name: to_spec(each) for name, each in name_leaves(part).items()} for part in parts[:2]]
+        specs = specs or [
+            {name: describe_values(each) for name, each in name_leaves(part).items()} for part in parts[:2]
+        ]
     if isinstance(examples, Records):
         components = [values.numpy() for values in examples.components]
         contents = [values for values in components if not are_paths(values)]
@@ -97,7 +99,7 @@ def is_in_memory(blocks: Blocks) -> bool:
     return len(blocks.rows.sampled) == sum(blocks.rows.lengths)
 
 
-def to_spec(values: Array) -> tuple[str, Sequence[int]]:
+def describe_values(values: Array) -> tuple[str, Sequence[int]]:
     return dtype_name(values), list(values.shape[1:])
 
 

@@ -55,7 +55,7 @@ from scaleflow.interfaces import (
     name_leaves,
     to_plain,
 )
-from scaleflow.interfaces.events import Emit, Event, Note
+from scaleflow.interfaces.events import Emit, Note, ignore_event
 
 #: Records of a stream up to this average size are drawn in blocks, which copies them; larger ones one by one.
 SMALL_RECORD_BYTES = 16 << 10
@@ -103,10 +103,6 @@ class SingleProcess:
 
     def all(self, found: bool) -> bool:
         return found
-
-
-def ignore_event(event: Event) -> None:
-    """An `Emit` that ignores all events."""
 
 
 def prepare_splits(

@@ -76,7 +76,7 @@ class ClassFolders:
             }
         else:
             files = label_files(base, names, suffixes, is_train=earlier is None, is_whole=not selected, unknown=unknown)
-            self._files = divide_files(files, test_fraction, self._seed)
+            self._files = draw_test_files(files, test_fraction, self._seed)
 
     @property
     def splits(self) -> Collection[str]:
@@ -156,7 +156,7 @@ def label_files(
     return LabeledFiles(paths, np.repeat(np.array(labels, np.int32), counts))
 
 
-def divide_files(whole: LabeledFiles, part: float, seed: int) -> dict[str, LabeledFiles]:
+def draw_test_files(whole: LabeledFiles, part: float, seed: int) -> dict[str, LabeledFiles]:
     """Splits files into train and test, with the same test fraction in each class; no test split for 0."""
     if not part:
         return {"train": whole}

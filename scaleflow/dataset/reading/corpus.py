@@ -37,12 +37,12 @@ def read_documents(path: str, column: str, is_bytes: bool) -> Iterator[Iterator[
         elif suffix in PARQUET_SUFFIXES:
             yield from (iter([text.encode()]) for text in read_parquet(path, column))
         else:
-            yield read_text(path, is_bytes)
+            yield read_lines(path, is_bytes)
     except OSError as error:
         raise ConfigError(f"dataset.data_dir: {path}: {error.strerror or error}") from error
 
 
-def read_text(path: str, is_bytes: bool) -> Iterator[bytes]:
+def read_lines(path: str, is_bytes: bool) -> Iterator[bytes]:
     with Path(path).open("rb") as file:
         while lines := file.readlines(BLOCK_BYTES):
             block = b"".join(lines)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from scaleflow.dataset.reading.text import add_words
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, first_line
 
 #: Number of different bytes.
 BYTES = 256
@@ -176,7 +176,7 @@ class HubTokenizer(FixedTokenizer):
         try:
             self._tokenizer = keras_hub.tokenizers.Tokenizer.from_preset(folder)
         except Exception as error:  # of a download, of a file, or of what is in it
-            reason = str(error).strip().partition("\n")[0]
+            reason = first_line(error)
             raise ConfigError(f"dataset.tokenizer={preset}: {EXPECTED}, which cannot be loaded: {reason}") from error
         settings = json.dumps(self._tokenizer.get_config(), sort_keys=True, default=str)
         vocabulary = json.dumps(self._tokenizer.get_vocabulary()) if hasattr(self._tokenizer, "get_vocabulary") else ""

@@ -24,7 +24,7 @@ from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.dataset.reading.object_store import find_in_store, open_in_store
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address
-from scaleflow.files.table_formats import FORMATS, CsvForm, find_format
+from scaleflow.files.table_formats import FORMATS, CsvForm, explain_arrow_error, find_format
 
 #: Suffixes of compressed text files, which are read as a whole.
 COMPRESSED = (".gz", ".zst", ".bz2", ".lz4")
@@ -167,8 +167,9 @@ class TableFiles:
                 self.used = pyarrow.unify_schemas([self.used, fields], promote_options="permissive")
             except pyarrow.ArrowException as error:
                 raise ConfigError(
-                    f"dataset.data_dir: {path} and {first} have different columns: {explain(error)}; write both with "
-                    "the same types, or leave the column out with dataset.drop"
+                    f"dataset.data_dir: {path} and {first} have different columns: "
+                    f"{explain_arrow_error(error)}; write both "
+                    "with the same types, or leave the column out with dataset.drop"
                 ) from error
 
     def read_schemas(self, paths: Sequence[str]) -> list[Any]:
@@ -442,10 +443,4 @@ def refuse_unreadable_file(path: str) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise ConfigError(f"dataset.data_dir: {path} cannot be read: {explain(error)}") from error
-
-
-def explain(error: Exception) -> str:
-    """Returns pyarrow's reason, without the path and the advice that it puts around it."""
-    line = str(error).strip().partition("\n")[0]
-    return re.split(r"Invalid: |'\): ", line)[-1].strip() or "pyarrow gives no reason"
+        raise ConfigError(f"dataset.data_dir: {path} cannot be read: {explain_arrow_error(error)}") from error

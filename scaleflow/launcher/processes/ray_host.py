@@ -152,7 +152,7 @@ class RayHost:
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         self._monitor.display.begin_stage("connecting to Ray")
-        with ray.connect(self._cluster, sum(count_processes(self._monitor.spec.plan).values())):
+        with ray.connect_ray(self._cluster, sum(count_processes(self._monitor.spec.plan).values())):
             yield
 
     @contextlib.contextmanager

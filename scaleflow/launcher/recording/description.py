@@ -54,7 +54,7 @@ def describe_loading(store: str | None, model_uri: str | None, model: str = "the
     if store is None or model_uri is None:
         return ""
     loading = "\n".join(format_loading(store, model_uri))
-    return f"Load {model}:\n\n{format_block('python', loading)}"
+    return f"Load {model}:\n\n{format_code_block('python', loading)}"
 
 
 def describe_command(files: RunFolder) -> str:
@@ -64,10 +64,10 @@ def describe_command(files: RunFolder) -> str:
     overrides = [word for word in read_overrides(files) if simplify_word(word) not in typed]
     parts = []
     if command:
-        parts += ["The command:", format_block("sh", cut_text(command, "the tag scaleflow.command"))]
+        parts += ["The command:", format_code_block("sh", cut_text(command, "the tag scaleflow.command"))]
     if overrides:
         words = cut_text(shlex.join(overrides), f"the file {files.overrides.name}")
-        parts += ["This run's overrides:", format_block("sh", words)]
+        parts += ["This run's overrides:", format_code_block("sh", words)]
     return "\n\n".join(parts)
 
 
@@ -98,7 +98,7 @@ def describe_status(state: RunState) -> str:
         return f"**FINISHED.** Use `{state.found.word}`: {state.found.reason}."
     if state.status == "FINISHED":
         return f"**FINISHED** after {state.step} steps."
-    reason = format_block("text", cut_text(state.error, "the tag scaleflow.error"))
+    reason = format_code_block("text", cut_text(state.error, "the tag scaleflow.error"))
     return f"**{state.status}** at step {state.step}:\n\n{reason}"
 
 
@@ -130,10 +130,10 @@ def describe_resuming(files: RunFolder, state: RunState) -> str:
         if state.checkpoint is None:
             return ""
         longer = f"{words} {shlex.quote(lengthen_training(state))}"
-        return f"Train it longer, {where}:\n\n{format_block('sh', longer)}"
+        return f"Train it longer, {where}:\n\n{format_code_block('sh', longer)}"
     start = f"from step {state.checkpoint}" if state.checkpoint else "from its newest checkpoint, or from the beginning"
     lead = "If it is interrupted, resume it" if state.status is None else "Resume it"
-    return f"{lead} {start}, {where}:\n\n{format_block('sh', words)}"
+    return f"{lead} {start}, {where}:\n\n{format_code_block('sh', words)}"
 
 
 def lengthen_training(state: RunState) -> str:
@@ -149,7 +149,7 @@ def lengthen_training(state: RunState) -> str:
 # ---------------------------------------------------------------------------------------------
 
 
-def format_block(language: str, text: str) -> str:
+def format_code_block(language: str, text: str) -> str:
     """Returns a fenced block of code, whose fence is longer than any in the text."""
     fence = "```"
     while fence in text:

@@ -72,7 +72,7 @@ class RunMonitor:
         """
         if not self.recorder.is_alive() and not self.recorder.done.is_set():
             if self.spec.records:  # another process of the run may share the folder
-                write_environment(self.spec)
+                write_versions(self.spec)
                 write_provenance(self.spec.folder, self.spec.tags)
             self.recorder.start()
         while not self.recorder.is_settled.wait(POLL_SECONDS):
@@ -191,7 +191,7 @@ class RunMonitor:
         return self.recorder.refusal or self.state.refusal
 
 
-def write_environment(spec: RunSpec) -> None:
+def write_versions(spec: RunSpec) -> None:
     """Writes the versions of all installed packages to the run's folder."""
     spec.files.environment.write_text(list_environment())
 
