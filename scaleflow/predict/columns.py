@@ -74,8 +74,8 @@ def match_columns(
     else:
         raise ConfigError(
             f"--input: the model takes {describe_model_input(described)}: {count:,} column"
-            f"{'s' if count != 1 else ''} with a value each, or one column of lists; the table has {len(columns)}: {format_columns(columns)}; name "
-            "those of the model, in its order, with --columns"
+            f"{'s' if count != 1 else ''} with a value each, or one column of lists; the table has {len(columns)}: "
+            f"{format_columns(columns)}; name those of the model, in its order, with --columns"
         )
     return {"": columns}
 

@@ -13,7 +13,7 @@ from scaleflow.interfaces.events import Event, MetricsLogged, RunEnded, RunReady
 from scaleflow.launcher.launch import SweepContext
 from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.runs import EventWriter
-from scaleflow.sweep.ledger import flatten
+from scaleflow.sweep.ledger import flatten_config
 
 Outcome = Status | Literal["REFUSED"]
 
@@ -66,7 +66,7 @@ class FakeLaunch:
             write(event)
             sweep.on_event(event)
 
-        params = {key: str(value) for key, value in flatten(plan.config).items()} | dict(plan.choices)
+        params = {key: str(value) for key, value in flatten_config(plan.config).items()} | dict(plan.choices)
         replicas = plan.hardware.logical_devices if plan.strategy.name == "mirrored" else 1
         params |= {"resolved.replicas": str(replicas), "resolved.global_batch_size": "32", "resolved.cache": "none"}
         resumed = 0 if run.resume_number else None
