@@ -259,9 +259,9 @@ def waiting() -> dict[str, Any]:
         config = OmegaConf.to_container(compose("config", overrides=list(words)), resolve=True)
     built = build_training(make_plan(config, {}), lambda event, **fields: None)  # type: ignore[arg-type]
     loop: Any = built.engine
-    steps = built.train.batching.steps(built.train.examples)
-    one = next(iter(built.train.batches(1, 1)))
-    feeds = {"fed": built.train, "still": Still(built.train, tuple(map(tf.identity, one)))}
+    steps = built.feeds.train.batching.steps(built.feeds.train.examples)
+    one = next(iter(built.feeds.train.batches(1, 1)))
+    feeds = {"fed": built.feeds.train, "still": Still(built.feeds.train, tuple(map(tf.identity, one)))}
     seconds: dict[str, list[float]] = {name: [] for name in feeds}
     losses = []
     for epoch in range(EPOCHS):

@@ -53,7 +53,10 @@ WORKER_MODULES = {
     "scaleflow.profiler.tracer",
     "scaleflow.testing",
     "scaleflow.tracking.loader",
-    *(f"scaleflow.worker.{name}" for name in ("build", "evaluate", "export", "failures", "keras_import")),
+    *(
+        f"scaleflow.worker.{name}"
+        for name in ("build", "data", "engine", "evaluate", "export", "failures", "keras_import", "runtime")
+    ),
 }
 
 

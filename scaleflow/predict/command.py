@@ -309,8 +309,8 @@ def hide_errors() -> Iterator[None]:
 
 def load_predictor(plan: Plan, folder: Path, batch_size: int | None) -> tuple[DistributedModel, str, list[Note]]:
     """Sets up the devices and loads the model. Returns it, the devices in words, and notes about them."""
-    from scaleflow.worker.build import setup_runtime
     from scaleflow.worker.keras_import import import_keras
+    from scaleflow.worker.runtime import setup_runtime
 
     import_keras()
     events: list[Event] = []

@@ -36,9 +36,10 @@ from scaleflow.interfaces.events import Emit, EvaluationReady, MetricsLogged, No
 from scaleflow.interfaces.structures import add_batch_dimension
 from scaleflow.runs import EvaluationSpec, RunFolder
 from scaleflow.runs.learned_state import read_learned_state
-from scaleflow.worker.build import find_example_location, make_evaluation_batching, setup_runtime
+from scaleflow.worker.data import find_example_location
 from scaleflow.worker.earlier import open_source
 from scaleflow.worker.metadata import describe_data, describe_data_name, report_confusion
+from scaleflow.worker.runtime import make_evaluation_batching, setup_runtime
 
 if TYPE_CHECKING:
     import keras

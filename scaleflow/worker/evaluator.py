@@ -56,8 +56,8 @@ def run_evaluator(
             except checkpoint.DamagedCheckpoint:  # or it was deleted because there are newer ones
                 continue
             setup.engine.restore_model(snapshot.tensors)
-            assert setup.validation is not None
-            values = {f"val/{name}": value for name, value in setup.engine.evaluate(setup.validation).items()}
+            assert setup.feeds.validation is not None
+            values = {f"val/{name}": value for name, value in setup.engine.evaluate(setup.feeds.validation).items()}
             metrics = MetricsLogged(snapshot.host["updates"], values)
             write(replace(metrics, checkpoint=step))
             emit(metrics)

@@ -34,7 +34,7 @@ def report_failure(spec: RunSpec, error: Exception, emit: Emit, setup: TrainingS
         spec.files.traceback.write_text(mask_secrets(traceback.format_exc()))
         emit(ArtifactWritten(str(spec.files.traceback)))
     if is_out_of_memory(error):
-        text = explain_out_of_memory(str(error), spec.plan, setup.resolved)
+        text = explain_out_of_memory(str(error), spec.plan, setup.facts.resolved)
     else:
         text = format_failure(error, spec.plan)
     is_lost = is_loss_of_peer(error)

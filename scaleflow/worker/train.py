@@ -6,6 +6,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,8 +89,8 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
         emit(FaultReported(message, lost_peer=True) if is_loss_of_peer(error) else RunRefused(message, keep=True))
         return False
     report_ready(spec, setup, session.step, emit)
-    if data_changes is not None and spec.records and setup.metadata is not None:
-        report_changes(spec, setup.metadata.data, data_changes, emit)
+    if data_changes is not None and spec.records and setup.facts.metadata is not None:
+        report_changes(spec, setup.facts.metadata.data, data_changes, emit)
     if spec.plan.debug.placement:
         where = "above" if spec.plan.debug.inline else f"in {spec.log}"
         emit(Note(f"debug.placement: the device of each operation is {where}, as 'MatMul: (MatMul): /job:...'"))
@@ -181,7 +182,7 @@ def check_resumed_data(spec: RunSpec, setup: TrainingSetup, worker_sync: WorkerS
         return None
 
     def explain() -> str:  # on the chief, which has the metadata
-        return "" if setup.metadata is None else explain_changed_data(spec, setup.metadata.data.splits)
+        return "" if setup.facts.metadata is None else explain_changed_data(spec, setup.facts.metadata.data.splits)
 
     changes = worker_sync.from_chief(explain)
     if changes and spec.plan.resume_data == "same":
@@ -228,16 +229,16 @@ def begin_training(
 
     options, tracking = spec.plan.checkpoint, spec.plan.tracking
     histogram_epochs = tracking.histograms_every_epochs if tracking.tensorboard and spec.records else None
-    manager = make_checkpoint_manager(spec, emit, setup.learned)
-    validation = None if spec.plan.evaluator else setup.validation
+    manager = make_checkpoint_manager(spec, emit, setup.facts.learned)
     session = training.Session(
         setup.engine,
         spec.plan.training,
-        training.Feeds(
-            *(setup.train, validation, setup.test, setup.is_drawn_as_read),
+        replace(
+            setup.feeds,
+            validation=None if spec.plan.evaluator else setup.feeds.validation,
             may_have_changed=spec.plan.resume_data == "changed",
         ),
-        training.MetricsLog(setup.engine, emit, startup_timer, setup.peak_flops, histogram_epochs),
+        training.MetricsLog(setup.engine, emit, startup_timer, setup.facts.peak_flops, histogram_epochs),
         worker_sync,
         checkpointing=training.Checkpointing(
             None if options.name == "none" else manager,
@@ -254,7 +255,7 @@ def begin_training(
     if not spec.is_resumed:
         manager.check_empty()
         if spec.records:
-            write_learned_state(spec.folder, setup.learned)
+            write_learned_state(spec.folder, setup.facts.learned)
     else:
         emit(StageBegan("reading the last checkpoint"))
         manager.publish()
@@ -304,10 +305,10 @@ def make_tracer(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> Tracer | Non
 
     emits = emit if spec.records else None
     # A trace of a GPU cannot be taken in a child process.
-    is_in_child = len(process_names(spec.plan)) > 1 and setup.resolved["hardware"] == "cpu"
+    is_in_child = len(process_names(spec.plan)) > 1 and setup.facts.resolved["hardware"] == "cpu"
 
     def collect_facts() -> dict[str, Any]:
-        return {**setup.facts, "memory": training.measure_peaks()}
+        return {**setup.facts.profile, "memory": training.measure_peaks()}
 
     return StepTracer(options, spec.files.profile, spec.file_name, emits, collect_facts, is_in_child)
 
@@ -315,12 +316,12 @@ def make_tracer(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> Tracer | Non
 def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> None:
     """Reports `ready`: from here on there is a run, or it continues at `step`."""
     plan = spec.plan
-    resolved = setup.resolved
+    resolved = setup.facts.resolved
     config = flatten_config(mask_secrets(plan.config))
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}
     params = {**plan.choices, **texts}
     params |= {f"resolved.{key}": str(value) for key, value in resolved.items()}
-    params |= {f"resolved.examples.{split}": str(count) for split, count in setup.counts.items()}
+    params |= {f"resolved.examples.{split}": str(count) for split, count in setup.facts.counts.items()}
     params = params if spec.trial is None else to_params(spec.trial, params)
     emit(
         RunReady(
@@ -336,10 +337,10 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
             resumed=step if spec.is_resumed else None,
         )
     )
-    if setup.metadata is not None and spec.records and not spec.is_resumed:
-        report_metadata(setup.metadata, spec.files, emit)
+    if setup.facts.metadata is not None and spec.records and not spec.is_resumed:
+        report_metadata(setup.facts.metadata, spec.files, emit)
         write_data_files(plan, spec.files)
-        report_other_data(spec.repeats, setup.metadata.data.splits, emit)
+        report_other_data(spec.repeats, setup.facts.metadata.data.splits, emit)
 
 
 def make_run_name(plan: Plan, resolved: Mapping[str, Any], label: str) -> str:
@@ -373,7 +374,7 @@ def train_and_export(
         return
     emit(StageBegan("exporting the model"))
     if spec.records:
-        evaluated = {"validation": setup.validation, "test": setup.test}
+        evaluated = {"validation": setup.feeds.validation, "test": setup.feeds.test}
         report_confusion(setup.engine, evaluated, setup.outputs, spec.files, emit)
     export_model(spec, setup)
     emit(ModelExported(str(spec.files.model), result.model_step))

@@ -26,7 +26,8 @@ from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.interfaces.events import Emit, MetricsLogged, RunEnded, SettingFound, StageBegan, ignore_event
 from scaleflow.interfaces.trials import BatchSearch, RateTest, choose_first_size
 from scaleflow.runs import RunSpec
-from scaleflow.worker.build import TrainingSetup, build_engine, build_training, prepare_data
+from scaleflow.worker.build import TrainingSetup, build_engine, build_training
+from scaleflow.worker.data import prepare_data
 from scaleflow.worker.failures import is_out_of_memory
 from scaleflow.worker.startup_timer import StartupTimer
 from scaleflow.worker.trial_rules import (
@@ -142,7 +143,7 @@ class RateTrial(TrialHost):
                 "optimizers, whose rates the test cannot raise; set the rate by hand"
             )
         self._sync = make_sync(spec, self.setup, should_stop)
-        super().__init__(training.compute_length(plan.training, self.setup.train), self._sync)
+        super().__init__(training.compute_length(plan.training, self.setup.feeds.train), self._sync)
         self._engine: Loop = self.setup.engine  # type: ignore[assignment]  # the only one that is not refused
         self._spec, self._test, self._emit = spec, test, emit
         self._divergence = Divergence()
@@ -151,7 +152,7 @@ class RateTrial(TrialHost):
     def run(self) -> None:
         """Takes the steps, and reports the rate that is found and the end of the run."""
         with contextlib.suppress(NotFinite):  # the loss has diverged
-            self._engine.run(self.setup.train, self)
+            self._engine.run(self.setup.feeds.train, self)
         if self.stopped:
             self._emit(RunEnded("KILLED", f"stopped at step {self.step}"))
         else:
@@ -330,7 +331,7 @@ class BatchSizeTrial:
         from scaleflow import training
 
         built = self._built if self._built is not None else self._build()
-        options, feed = self._spec.plan.training, built.train
+        options, feed = self._spec.plan.training, built.feeds.train
         length = training.compute_length(options, feed)
         fixed = None if options.steps_per_loop == "auto" else options.steps_per_loop
         if options.engine == "fit":
@@ -407,9 +408,7 @@ def make_sync(spec: RunSpec, setup: TrainingSetup, should_stop: Callable[[], boo
 def drop_engine(setup: TrainingSetup) -> TrainingSetup:
     """Returns what is left of a setup when its engine is no longer needed, whose memory is then free."""
     nothing: Any = None
-    return replace(
-        setup, engine=nothing, train=nothing, validation=nothing, test=nothing, export=nothing, metadata=None
-    )
+    return replace(setup, engine=nothing, feeds=nothing, export=nothing, facts=replace(setup.facts, metadata=None))
 
 
 def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

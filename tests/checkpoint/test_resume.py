@@ -316,9 +316,9 @@ def confusions(plan: Plan, folder: str) -> list[Any]:
     manager = checkpoint.CheckpointManager(plan.checkpoint, folder, ignore)
     checkpointing = training.Checkpointing(manager, plan.checkpoint.sought, ends_as_best=True)
     make_session(plan, built, ignore, checkpointing=checkpointing).run()
-    counted = built.engine.read_confusion(built.validation)
-    built.engine.evaluate(built.validation)
-    return [counted, built.engine.read_confusion(built.validation)]
+    counted = built.engine.read_confusion(built.feeds.validation)
+    built.engine.evaluate(built.feeds.validation)
+    return [counted, built.engine.read_confusion(built.feeds.validation)]
 
 
 def test_without_a_test_split_the_confusions_are_those_of_the_best_one(

@@ -55,7 +55,7 @@ def trained(base: Path, plans: dict[str, Plan]) -> dict[str, Any]:
     found = {}
     for name, plan in plans.items():
         built = build_training(plan, ignore)
-        losses = take(built.engine, built.train, 12).losses
+        losses = take(built.engine, built.feeds.train, 12).losses
         built.export(base / "exported" / name)
         saved = tf.saved_model.load(str(base / "exported" / name / "saved_model"))
         if name == "csv":
@@ -64,7 +64,7 @@ def trained(base: Path, plans: dict[str, Plan]) -> dict[str, Any]:
         else:
             raw = np.load(base / "exported" / name / "input_example.npy", allow_pickle=True)
         served = saved.serve(tf.nest.map_structure(tf.constant, raw)).numpy()
-        found[name] = losses, served, tf.nest.flatten(raw), built.counts
+        found[name] = losses, served, tf.nest.flatten(raw), built.facts.counts
     return found
 
 

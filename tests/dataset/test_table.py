@@ -583,7 +583,7 @@ def train(base: Path, plans: Mapping[str, Plan]) -> Any:
     for name, plan in plans.items():
         write_table(base / f"table.{name}", frame)
         built = build_training(plan, ignore)
-        losses[name] = take(built.engine, built.train, 3).losses
+        losses[name] = take(built.engine, built.feeds.train, 3).losses
     built.export(base / "exported")
     (base / "logged").mkdir()
     write_mlflow_model(base / "exported", base / "logged", run_id="0" * 32, model_id="m-" + "0" * 32)

@@ -22,7 +22,7 @@ def trained(plan: Any, folder: Path) -> np.ndarray[Any, Any]:
 
     built = build_training(plan, ignore)
     built.engine.start_epoch()
-    built.engine.train(built.train, built.train.open(0, 0), 0, 0, 3, 0)
+    built.engine.train(built.feeds.train, built.feeds.train.open(0, 0), 0, 0, 3, 0)
     built.export(folder)
     return np.asarray(built.engine.model(np.load(folder / "input_example.npy"), training=False))
 

@@ -220,9 +220,9 @@ def changed(plan: Any, steps: int = 3) -> dict[str, bool]:
     built = build_training(plan, ignore)
     model = built.engine.model
     before = {variable.path: np.array(variable) for variable in model.variables}
-    built.engine.train(built.train, built.train.open(0, 0), 0, 0, steps, 0)
+    built.engine.train(built.feeds.train, built.feeds.train.open(0, 0), 0, 0, steps, 0)
     return {v.path: bool((np.array(v) != before[v.path]).any()) for v in model.variables} | {
-        "resolved": built.resolved["trainable_parameters"] < built.resolved["parameters"]
+        "resolved": built.facts.resolved["trainable_parameters"] < built.facts.resolved["parameters"]
     }
 
 

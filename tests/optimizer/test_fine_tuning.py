@@ -30,14 +30,14 @@ def follow_averages(plan: Any) -> tuple[list[float], list[np.ndarray[Any, Any]],
     from tests.training.fake_engine import weights
 
     built = build_training(plan, ignore)
-    engine, feed = built.engine, built.train
+    engine, feed = built.engine, built.feeds.train
     losses, history = [], []
     engine.start_epoch()
     for step in range(STEPS):
         losses.append(engine.train(feed, feed.open(0, step), 0, step, 1, step)["loss"])
         history.append(np.concatenate([w.ravel() for w in weights(engine)]))
     before = weights(engine)
-    validated = engine.evaluate(built.validation)["loss"]
+    validated = engine.evaluate(built.feeds.validation)["loss"]
     assert all((a == b).all() for a, b in zip(before, weights(engine), strict=True))
     engine.finish_model()
     return losses, history, weights(engine), validated
@@ -55,7 +55,7 @@ def resume(plan: Any) -> bool:
     for built, first, last in ((whole, 0, 6), (half, 0, 3), (rest, 3, 6)):
         if built is rest:
             rest.engine.restore(half.engine.read_state())
-        built.engine.train(built.train, built.train.open(0, first), 0, first, last - first, first)
+        built.engine.train(built.feeds.train, built.feeds.train.open(0, first), 0, first, last - first, first)
     wanted, found = whole.engine.read_state(), rest.engine.read_state()
     assert any(name.startswith("optimizer/average/") for name in wanted)
     return wanted.keys() == found.keys() and all((wanted[name] == found[name]).all() for name in wanted)

@@ -76,9 +76,9 @@ def applied(plan: Any) -> tuple[float, list[float]]:
     for step in range(3):
         seen.append(float(built.engine.optimizer._get_current_learning_rate()))
         built.engine.start_epoch()
-        built.engine.train(built.train, built.train.open(step, 0), step, 0, 1, step)
+        built.engine.train(built.feeds.train, built.feeds.train.open(step, 0), step, 0, 1, step)
     assert rate is not None
-    return built.resolved["learning_rate"], seen
+    return built.facts.resolved["learning_rate"], seen
 
 
 def test_the_built_optimizer_takes_the_schedule(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:

@@ -259,7 +259,7 @@ def refuse_constraint() -> str:
     import keras
 
     from scaleflow.errors import ConfigError
-    from scaleflow.worker.build import check_no_constraints
+    from scaleflow.worker.engine import check_no_constraints
 
     net = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, kernel_constraint="non_neg", name="first")])
     with pytest.raises(ConfigError) as refusal:

@@ -50,9 +50,9 @@ def followed(plan: Plan, steps: int) -> Followed:
 
     notes: list[str] = []
     built = build_training(plan, lambda event: notes.append(getattr(event, "text", "")))
-    course = take(built.engine, built.train, steps)
-    assert built.test is not None
-    return course, dict(built.engine.evaluate(built.test)), notes
+    course = take(built.engine, built.feeds.train, steps)
+    assert built.feeds.test is not None
+    return course, dict(built.engine.evaluate(built.feeds.test)), notes
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def placed(plan: Plan) -> tuple[Places, dict[str, int]]:
     built = build_training(plan, lambda event: None)
     loop = built.engine
     context.enable_run_metadata()
-    loop.train(built.train, built.train.open(0, 0), 0, 0, 2, 0)
+    loop.train(built.feeds.train, built.feeds.train.open(0, 0), 0, 0, 2, 0)
     places: Places = {}
     for graph in context.export_run_metadata().partition_graphs:
         for node in graph.node:
@@ -211,7 +211,7 @@ def exported(plan: Plan, folder: Path) -> np.ndarray[Any, Any]:
     from scaleflow.worker.build import build_training
 
     built = build_training(plan, lambda event: None)
-    built.engine.train(built.train, built.train.open(0, 0), 0, 0, 3, 0)
+    built.engine.train(built.feeds.train, built.feeds.train.open(0, 0), 0, 0, 3, 0)
     built.export(folder)
     return np.asarray(tf.function(built.engine.passes.forward)(tf.constant(np.load(folder / "input_example.npy"))))
 

@@ -42,9 +42,9 @@ def follow(plan: Plan) -> Followed:
     from scaleflow.worker.build import build_training
 
     built = build_training(plan, ignore)
-    losses = take(built.engine, built.train, STEPS).losses
+    losses = take(built.engine, built.feeds.train, STEPS).losses
     variables = {v.path: np.asarray(v) for v in built.engine.gather_model().variables}
-    return losses, variables, built.resolved["remat"]
+    return losses, variables, built.facts.resolved["remat"]
 
 
 def assert_same(found: Followed, wanted: Followed, atol: float = SAME) -> None:

@@ -62,7 +62,7 @@ def make_session(
     return training.Session(
         built.engine,
         plan.training,
-        training.Feeds(built.train, built.validation, built.test),
+        training.Feeds(built.feeds.train, built.feeds.validation, built.feeds.test),
         training.MetricsLog(built.engine, emit, startup_timer),
         training.WorkerSync(built.strategy, 1, should_stop),
         **options,
@@ -146,7 +146,7 @@ def follow(plan: Plan, steps: int) -> Course:
     from scaleflow.worker.build import build_training
 
     built = build_training(plan, ignore)
-    return take(built.engine, built.train, steps)
+    return take(built.engine, built.feeds.train, steps)
 
 
 def follow_each(plans: Sequence[Plan], steps: int) -> list[Course]:

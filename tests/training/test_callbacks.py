@@ -150,9 +150,9 @@ def losses_of_run(plan: Any) -> list[float]:
             losses.append(event.values["val/loss"])
 
     result = make_session(plan, built, emit, callbacks=built.callbacks).run()
-    assert built.test is not None
+    assert built.feeds.test is not None
     built.engine.finish_model()
-    return [*losses, result.test["test/loss"], built.engine.evaluate(built.test)["loss"]]
+    return [*losses, result.test["test/loss"], built.engine.evaluate(built.feeds.test)["loss"]]
 
 
 @pytest.mark.parametrize("engine", ["loop", "fit"])

@@ -83,7 +83,7 @@ def follow_all(plan: Any) -> tuple[list[float], list[np.ndarray[Any, Any]]]:
     from tests.training.fake_engine import ignore, take
 
     built = build_training(plan, ignore)
-    losses = take(built.engine, built.train, STEPS).losses
+    losses = take(built.engine, built.feeds.train, STEPS).losses
     return losses, [np.asarray(v) for v in built.engine.model.variables if "seed" not in v.path]
 
 

@@ -77,7 +77,7 @@ def evaluated(plan: Any) -> tuple[dict[str, float], dict[str, float], dict[str, 
 
     built = build_training(plan, ignore)
     built.engine.start_epoch()
-    built.engine.train(built.train, built.train.open(0, 0), 0, 0, 10, 0)
+    built.engine.train(built.feeds.train, built.feeds.train.open(0, 0), 0, 0, 10, 0)
     test = Digits().load("test")
     logits = np.asarray(built.engine.model(test.inputs, training=False), np.float64)
     logits -= logits.max(axis=1, keepdims=True)
@@ -88,8 +88,8 @@ def evaluated(plan: Any) -> tuple[dict[str, float], dict[str, float], dict[str, 
         "accuracy": float(is_found.mean()),
         "balanced_accuracy": float(np.mean([is_found[test.targets == each].mean() for each in range(10)])),
     }
-    assert built.test is not None
-    return dict(built.engine.evaluate(built.test)), dict(built.engine.evaluate(built.test)), wanted
+    assert built.feeds.test is not None
+    return dict(built.engine.evaluate(built.feeds.test)), dict(built.engine.evaluate(built.feeds.test)), wanted
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
@@ -503,14 +503,14 @@ def growth(plan: Any) -> tuple[float, float]:
 
     built = build_training(plan, ignore)
     process = psutil.Process()
-    per_epoch, done, seen = built.train.batching.steps(built.train.examples), 0, []
+    per_epoch, done, seen = built.feeds.train.batching.steps(built.feeds.train.examples), 0, []
     for until in (4000, 24_000):
         while done < until:
             built.engine.start_epoch()
-            opened = built.train.open(done // per_epoch, 0)
+            opened = built.feeds.train.open(done // per_epoch, 0)
             for first in range(0, per_epoch, 10):
                 built.engine.train(
-                    built.train, opened, done // per_epoch, first, min(10, per_epoch - first), done + first
+                    built.feeds.train, opened, done // per_epoch, first, min(10, per_epoch - first), done + first
                 )
             done += per_epoch
         gc.collect()

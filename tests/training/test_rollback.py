@@ -90,7 +90,7 @@ def course(
     session = training.Session(
         built.engine,
         plan.training,
-        training.Feeds(built.train, built.validation, built.test),
+        training.Feeds(built.feeds.train, built.feeds.validation, built.feeds.test),
         training.MetricsLog(built.engine, emit),
         CallCounter(built.strategy, 1, bool),
         checkpointing=training.Checkpointing(keeper),

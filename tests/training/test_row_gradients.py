@@ -55,7 +55,7 @@ def resume(plan: Any) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, 
     for built, first, last in ((whole, 0, 8), (half, 0, 4), (rest, 4, 8)):
         if built is rest:
             rest.engine.restore(half.engine.read_state())
-        built.engine.train(built.train, built.train.open(0, first), 0, first, last - first, first)
+        built.engine.train(built.feeds.train, built.feeds.train.open(0, first), 0, first, last - first, first)
     return weights(whole.engine), weights(rest.engine)
 
 
@@ -78,7 +78,7 @@ def graph_of_a_step(plan: Any) -> list[list[int]]:
     from tests.training.fake_engine import ignore
 
     built = build_training(plan, ignore)
-    feed = built.train
+    feed = built.feeds.train
     import tensorflow as tf
 
     position = [tf.constant(value, tf.int64) for value in (0, 0, 1)]

@@ -87,7 +87,7 @@ def stopped_at(plan: Any) -> int:
 
     built = build_training(plan, ignore)
     try:
-        built.engine.train(built.train, built.train.open(0, 0), 0, 0, 27, 0)
+        built.engine.train(built.feeds.train, built.feeds.train.open(0, 0), 0, 0, 27, 0)
     except NotFinite as error:
         return error.step
     return 0

@@ -68,13 +68,13 @@ def follow_states(plan: Any) -> tuple[str, list[float], dict[str, np.ndarray[Any
     from scaleflow.worker.build import build_training
 
     built = build_training(plan, ignore)
-    losses = take(built.engine, built.train, 10).losses
+    losses = take(built.engine, built.feeds.train, 10).losses
     states = {
         f"{variable.path}/{replica}": np.asarray(value)
         for variable in built.engine.model.non_trainable_variables
         for replica, value in enumerate(built.strategy.experimental_local_results(variable.value))
     }
-    return built.resolved["xla"], losses, states
+    return built.facts.resolved["xla"], losses, states
 
 
 def test_each_replica_keeps_its_own_states_under_xla(isolated: Callable[..., Any], plan: Any) -> None:
@@ -119,7 +119,7 @@ MANY_EPOCHS = "training.epochs=1000"
 def choices_of(plans: list[Any]) -> list[str]:
     from scaleflow.worker.build import build_training
 
-    return [build_training(plan, ignore).resolved["xla"] for plan in plans]
+    return [build_training(plan, ignore).facts.resolved["xla"] for plan in plans]
 
 
 def test_auto_compiles_the_whole_loop_by_a_rule_that_is_recorded(isolated: Callable[..., Any], plan: Any) -> None:
@@ -247,7 +247,7 @@ def why(plan: Any) -> str:
 
     try:
         built = build_training(plan, ignore)
-        built.engine.train(built.train, built.train.open(0, 0), 0, 0, 1, 0)
+        built.engine.train(built.feeds.train, built.feeds.train.open(0, 0), 0, 0, 1, 0)
     except ConfigError as refusal:
         return f"refused: {refusal}"
     except Exception as error:

@@ -6,7 +6,7 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Batching, Training
-from scaleflow.worker.build import check_batch_size
+from scaleflow.worker.data import check_batch_size
 
 
 def test_a_batch_of_which_most_would_be_padding_is_refused() -> None:

@@ -83,12 +83,12 @@ def eager_and_compiled(eager: Any, compiled: Any) -> tuple[list[float], list[flo
     from scaleflow.worker.build import build_training
     from tests.training.fake_engine import ignore, take
 
-    losses = [take(built.engine, built.train, 4).losses for built in [build_training(compiled, ignore)]]
+    losses = [take(built.engine, built.feeds.train, 4).losses for built in [build_training(compiled, ignore)]]
     built = build_training(eager, ignore)
     seen: list[bool] = []
     inner = built.engine.model.call
     built.engine.model.call = lambda *a, **k: (seen.append(tf.executing_eagerly()), inner(*a, **k))[1]
-    losses.append(take(built.engine, built.train, 4).losses)
+    losses.append(take(built.engine, built.feeds.train, 4).losses)
     return losses[0], losses[1], bool(seen) and all(seen)
 
 

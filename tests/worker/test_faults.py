@@ -18,8 +18,8 @@ from scaleflow.interfaces import Batching, Inputs, Outputs, Plan, Stream
 from scaleflow.interfaces.events import Event, FaultReported, MetricsLogged, Note, RunReady
 from scaleflow.launcher.processes.worker_process import SERVER_ENV
 from scaleflow.runs import EventReader, EventWriter, RunSpec
-from scaleflow.worker.build import make_evaluation_batching
 from scaleflow.worker.out_of_memory import explain_out_of_memory
+from scaleflow.worker.runtime import make_evaluation_batching
 from tests.conftest import Command
 
 OOM = (

@@ -1,0 +1,189 @@
+"""Reads the data of a run: splits, feeds, the objective that their targets need, and what describes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.cluster.gpus import gpu_memory_bytes
+from scaleflow.config.plan import make_batching
+from scaleflow.config.targets import bind_target, locate_target
+from scaleflow.config.trust import check_origins
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import (
+    Batching,
+    Examples,
+    Feed,
+    LearnedChanges,
+    LearnedState,
+    Objective,
+    Plan,
+    Source,
+    Stream,
+    Training,
+)
+from scaleflow.interfaces.events import Emit, Note, StageBegan
+from scaleflow.worker.earlier import find_changes, find_earlier, open_source
+from scaleflow.worker.metadata import RunMetadata, describe_data_name
+from scaleflow.worker.runtime import Runtime, divide_evaluation, setup_runtime
+from scaleflow.worker.startup_timer import StartupTimer
+
+if TYPE_CHECKING:
+    from scaleflow.dataset import Splits
+    from scaleflow.training import Feeds
+
+#: What identifies a split, of its description in the event `data`.
+DIGEST_KEYS = ("examples", "digest", "covers", "version")
+
+#: A global batch of up to this many examples may be mostly padding.
+SMALL_BATCH = 4096
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """The devices and the examples of a run, which do not depend on its batch size."""
+
+    runtime: Runtime
+    source: Source
+    splits: Splits
+    changes: LearnedChanges | None = None  # what the run learned otherwise than the one whose weights it takes
+
+    def divide(self, training: Training) -> PreparedData:
+        """Returns the same with global batches of another size."""
+        batching = make_batching(training, self.runtime.batching.replicas)
+        return dataclasses.replace(self, runtime=dataclasses.replace(self.runtime, batching=batching))
+
+
+def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: Path | None = None) -> PreparedData:
+    """Sets up TensorFlow and reads the dataset. A process does that once. Raises what `build_training` raises."""
+    sys.path[:0] = [folder for folder in plan.search if folder not in sys.path]
+    from scaleflow import dataset
+
+    startup_timer.end_part("import")
+    emit(StageBegan("setting up the devices"))
+    runtime = setup_runtime(plan, emit)
+    startup_timer.end_part("build")
+    if plan.trusted_modules is not None:
+        check_origins(plan.config, plan.trusted_modules)
+    emit(StageBegan(f"reading {describe_data_name(plan)}"))
+    earlier = find_earlier(plan, resumed, runtime.worker_sync)
+    source = open_source(plan, earlier)
+    splits = dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit, earlier=earlier)
+    assert splits.learned is not None
+    return PreparedData(runtime, source, splits, find_changes(plan, splits.learned, emit))
+
+
+def check_batch_size(options: Training, batching: Batching, examples: int) -> None:
+    """Rejects a global batch of which most is padding, because it would take the memory of real examples."""
+    if batching.global_size <= max(SMALL_BATCH, 2 * examples):
+        return
+    key = "batch_size" if options.global_batch_size is None else "global_batch_size"
+    raise ConfigError(
+        f"training.{key}={getattr(options, key)}: makes a global batch of {batching.global_size:,} examples, but the "
+        f"training split has {examples:,}; use a smaller one"
+    )
+
+
+def apply_debug_subset(splits: Splits, plan: Plan, runtime: Runtime) -> Splits:
+    """Reduces the splits for `debug=overfit` and `debug=fast`."""
+    from scaleflow import dataset
+
+    if plan.debug.overfit:
+        splits = dataset.repeat_first_batch(splits, runtime.batching)
+    if plan.debug.fast:
+        splits = dataset.limit_evaluation(splits, divide_evaluation(runtime, plan).global_size)
+    return splits
+
+
+def make_feeds(splits: Splits, runtime: Runtime, plan: Plan) -> Feeds:
+    """Makes the feeds: training shuffled by the seed, validation and test in order and without micro-batches."""
+    from scaleflow import dataset, training
+
+    batching = runtime.read_batching(runtime.batching)
+    evaluation_batching = runtime.read_batching(divide_evaluation(runtime, plan))
+    device_bytes = gpu_memory_bytes(runtime.kind, plan.hardware)
+    read = functools.partial(
+        dataset.make_feed,
+        transforms=splits.transforms,
+        threads=plan.dataset.threads,
+        device_bytes=device_bytes,
+        shards=plan.dataset.shards,
+    )
+
+    def in_order(examples: Examples | None) -> Feed | None:
+        return None if examples is None else read(examples, evaluation_batching, runtime.evaluation_strategy)
+
+    seed = None if plan.debug.overfit else plan.seed  # all its batches are the same
+    train = read(splits.train, batching, runtime.strategy, seed, buffer=plan.dataset.shuffle)
+    train = dataset.augment_feed(train, plan.dataset.augment, plan.seed, splits.inputs, splits.outputs)
+    validation = in_order(splits.validation)
+    test = validation if splits.test is splits.validation else in_order(splits.test)
+    return training.Feeds(train, validation, test, splits.is_drawn_as_read)
+
+
+def resolve_cache(plan: Plan, splits: Splits) -> str:
+    """Returns `dataset.cache`, with `auto` replaced by what the training split uses."""
+    if plan.dataset.shards > 1:  # also where a debug option keeps some batches in memory
+        return "none"
+    if plan.dataset.cache != "auto":
+        return plan.dataset.cache
+    return {"stream": "none", "memory": "memory", "file": "file"}[place_of_split(splits.train)]
+
+
+def list_profile_facts(resolved: Mapping[str, Any], splits: Splits) -> dict[str, Any]:
+    """Returns the values that the analysis of a profile uses, as plain data."""
+    names = ("strategy", "precision", "hardware", "replicas", "global_batch_size", "cache")
+    return {name: resolved[name] for name in names} | {"input": find_example_location(splits.train)}
+
+
+def find_example_location(examples: Examples) -> str:
+    """Returns where the steps find their examples: in `memory`, or in a `stream`."""
+    return "memory" if place_of_split(examples) == "memory" else "stream"
+
+
+def place_of_split(examples: Examples) -> str:
+    """Returns `stream`, `file` for memory-mapped arrays, or `memory`."""
+    from scaleflow import dataset
+
+    if isinstance(examples, Stream):
+        return "stream"
+    return "file" if dataset.is_mapped(examples) else "memory"
+
+
+def add_digests(learned: LearnedState | None, metadata: RunMetadata | None) -> LearnedState:
+    """Returns the record with the digests of the splits, which only the chief knows."""
+    assert learned is not None
+    described = {} if metadata is None else metadata.data.splits
+    digests = {name: {key: each[key] for key in DIGEST_KEYS} for name, each in described.items()}
+    return dataclasses.replace(learned, splits=digests)
+
+
+def make_run_objective(plan: Plan, splits: Splits, runtime: Runtime, emit: Emit) -> Objective:
+    """Makes the loss and the metrics of a run. The chief counts the classes of the training split, if that is needed.
+
+    Raises:
+        ConfigError: if a loss, a metric or a class weight does not fit the outputs of the dataset.
+    """
+    from scaleflow import dataset, objective
+
+    def count(names: list[str]) -> dict[str, list[int]]:
+        def count_here() -> str:
+            targets = dataset.read_targets("train", splits.train)
+            return json.dumps(objective.count_classes(splits.outputs, names, targets))
+
+        counts: dict[str, list[int]] = json.loads(runtime.worker_sync.from_chief(count_here))
+        return counts
+
+    weights = objective.find_class_weights(splits.outputs, plan.objective.class_weight, count)
+    for note in objective.describe_class_weights(splits.outputs, weights):
+        emit(Note(note))
+    loader = objective.Loader(locate_target, bind_target)
+    return objective.make_objective(
+        splits.outputs, plan.objective, is_weighted=splits.is_weighted, loader=loader, class_weights=weights
+    )

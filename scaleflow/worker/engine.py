@@ -1,0 +1,338 @@
+"""Makes the model, the optimizer and the engine of a run, in the scope of its strategy."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.cluster.members import count_workers
+from scaleflow.config.targets import bind_target, is_class_target
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import (
+    Batching,
+    Feed,
+    ForwardBackward,
+    InputStructure,
+    LearnedChanges,
+    MakeOptimizer,
+    Objective,
+    OutputStructure,
+    Plan,
+)
+from scaleflow.interfaces.events import Emit, Note
+from scaleflow.worker.earlier import get_origin
+from scaleflow.worker.runtime import Runtime
+
+if TYPE_CHECKING:
+    import keras
+
+    from scaleflow.training import Engine, FitEngine, Length, Loop
+
+
+def make_model_maker(
+    plan: Plan,
+    inputs: InputStructure,
+    outputs: OutputStructure,
+    emit: Emit,
+    changes: LearnedChanges | None = None,
+) -> Callable[[], keras.Model]:
+    """Returns a function that makes the model with its initial weights, frozen layers and LoRA.
+
+    Call it in the strategy's scope.
+    """
+    from scaleflow import model
+
+    make = model.keep_names(
+        functools.partial(model.make_model, bind_target(plan.model.target, given=2), inputs, outputs)
+    )
+    saved = None
+    if plan.model.init_from is not None:
+        import keras
+
+        saved = model.read_weights(
+            plan.model.init_from, get_origin(plan), () if changes is None else changes.grown_inputs
+        )
+        keras.utils.set_random_seed(plan.seed)  # reading the weights has used random numbers
+    reported: set[str] = set()  # a coordinator makes its model twice
+
+    def make_prepared() -> keras.Model:
+        new_model = make()
+        if saved is not None and (note := model.initialize_from(new_model, saved, changes)) not in reported:
+            reported.add(note)
+            emit(Note(note))
+        model.fine_tune(new_model, plan.model)
+        return new_model
+
+    return make_prepared
+
+
+def make_engine(
+    plan: Plan,
+    runtime: Runtime,
+    make_model: Callable[[], keras.Model],
+    outputs: OutputStructure,
+    goal: Objective,
+    run: Length,
+    feed: Feed,
+) -> tuple[Engine, list[str]]:
+    """Makes the engine, a loop or Keras's `fit`, and the model in the strategy's scope.
+
+    Returns:
+        The engine, and notes for the user on how the model is divided into stages.
+    """
+    from scaleflow import strategy
+
+    engine: Engine
+    notes: list[str] = []
+    if runtime.strategy_name == "parameter_server":
+        engine = make_parameter_server_loop(plan, runtime, make_model, outputs, goal, run)
+        engine.remat = apply_remat(plan, runtime, engine.model) or engine.remat
+        return engine, notes
+    with runtime.strategy.scope():
+        with strategy.variable_scope(runtime.strategy_name):
+            net = make_model()
+        remat = apply_remat(plan, runtime, net)
+        if plan.training.step is not None and is_class_target(plan.training.step):
+            engine = make_custom_update_loop(plan, runtime, net, outputs, goal, run)
+        elif plan.training.engine == "fit":
+            engine = make_fit_engine(plan, runtime, net, goal, run)
+        else:
+            engine, notes = make_loop(plan, runtime, net, outputs, goal, run, feed)
+    engine.remat = remat or engine.remat
+    return engine, notes
+
+
+def apply_remat(plan: Plan, runtime: Runtime, net: keras.Model) -> str:
+    """Makes training compute parts of a model again, as `hardware.remat` says. A pipeline divides its stages itself.
+
+    Returns:
+        What is computed again; empty if nothing is.
+
+    Raises:
+        ConfigError: if a pattern matches no layer, or if the model cannot be divided like that.
+    """
+    from scaleflow import model, strategy
+
+    setting = plan.hardware.remat
+    if setting is False or (setting is True and runtime.is_divided):
+        return ""
+    if setting is True:
+        return count_of(len(strategy.recompute_segments(net)), "segment")
+    key = f"hardware.remat=[{', '.join(setting)}]"
+    layers = [layer for pattern in setting for layer in model.find_layers(net, pattern, key)]
+    return count_of(strategy.recompute_layers(layers, key, is_divided=runtime.is_divided), "layer")
+
+
+def count_of(count: int, noun: str) -> str:
+    """Returns a number with its noun."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def make_loop(
+    plan: Plan, runtime: Runtime, net: keras.Model, outputs: OutputStructure, goal: Objective, run: Length, feed: Feed
+) -> tuple[Loop, list[str]]:
+    """Makes the loop for a whole model, or for one in stages. Returns it with notes for the user."""
+    from scaleflow import optimizer, strategy, training
+
+    model_optimizer = make_optimizer(plan, runtime, run.total, net, takes_rows=not runtime.is_divided)
+    passes: ForwardBackward
+    if runtime.is_divided:
+        optimizer.update_in_place(model_optimizer)
+        is_recomputed = plan.hardware.remat is True
+        pipeline, notes = strategy.build_pipeline(
+            net, goal, runtime.devices, plan.strategy, runtime.batching.share, is_recomputed
+        )
+        passes = pipeline
+    else:
+        by_rows = can_update_by_rows(net, model_optimizer)
+        loss = choose_step(plan, outputs, goal)
+        passes, notes = training.TapeForwardBackward(net, loss, keeps_rows=by_rows), []
+    facts = runtime.strategy_name, runtime.kind, runtime.policy
+    choice = training.choose_xla(plan, facts, net, feed, keeps_rows=passes.keeps_rows, steps=run.total)
+    options = plan.training.clip_norm, plan.hardware.xla is True
+    make = training.XlaLoop if choice.mode == "loop" else training.Loop
+    loop = make(runtime.strategy, net, model_optimizer, goal, *options, passes=passes)
+    loop.xla = choice
+    if runtime.is_divided and plan.hardware.remat is True:
+        loop.remat = count_of(pipeline.count_recomputed(), "segment")
+    return loop, notes
+
+
+def make_parameter_server_loop(
+    plan: Plan,
+    runtime: Runtime,
+    make_model: Callable[[], keras.Model],
+    outputs: OutputStructure,
+    goal: Objective,
+    run: Length,
+) -> Loop:
+    """Makes the loop of a coordinator, which has the model twice: on the servers, and unpartitioned in its process.
+
+    Raises:
+        ConfigError: if `training.step` is a class: its optimizers would not update the variables on the servers.
+    """
+    import keras
+
+    from scaleflow import training
+
+    step = plan.training.step
+    if step is not None and is_class_target(step):
+        raise ConfigError(
+            f"training.step._target_={step.path} with strategy=parameter_server: a class applies its own optimizers, "
+            "which does not work with parameter servers; use a function (model, batch, weights) -> (loss, outputs)"
+        )
+    with runtime.evaluation_strategy.scope():
+        local = make_model()
+    keras.utils.set_random_seed(plan.seed)  # so that both models have the same initial weights
+    with runtime.strategy.scope():
+        served = make_model()
+        check_no_constraints(served)
+        model_optimizer = make_optimizer(plan, runtime, run.total, served, takes_rows=True)
+        return training.ParameterServerLoop(
+            runtime.strategy,
+            served,
+            model_optimizer,
+            goal,
+            plan.training.clip_norm,
+            passes=training.TapeForwardBackward(
+                served,
+                choose_step(plan, outputs, goal),
+                training.list_shards(served.trainable_variables),
+                keeps_rows=can_update_by_rows(served, model_optimizer),
+            ),
+            workers=count_workers(plan),
+            whole=local,
+            here=runtime.evaluation_strategy,
+        )
+
+
+def make_custom_update_loop(
+    plan: Plan, runtime: Runtime, net: keras.Model, outputs: OutputStructure, goal: Objective, run: Length
+) -> Loop:
+    """Makes the loop for a training step of the user that applies its own optimizers."""
+    from scaleflow import training
+
+    step = plan.training.step
+    assert step is not None
+    training.check_own_updates(plan.training, plan.optimizer, runtime.policy, plan.hardware.xla is True, step.path)
+    return training.CustomUpdateLoop(
+        strategy=runtime.strategy,
+        model=net,
+        objective=goal,
+        outputs=outputs,
+        own=bind_target(step)(),
+        name=step.path,
+        make_optimizer=make_optimizer_maker(plan, runtime, run.total),
+    )
+
+
+def make_fit_engine(plan: Plan, runtime: Runtime, net: keras.Model, goal: Objective, run: Length) -> FitEngine:
+    from scaleflow import training
+
+    per_execution = training.choose_steps_per_execution(plan.training.steps_per_loop, run.steps_per_epoch, run.total)
+    return training.FitEngine(
+        strategy=runtime.strategy,
+        model=net,
+        optimizer=make_optimizer(plan, runtime, run.total, net, takes_summed=False),
+        objective=goal,
+        steps_per_execution=per_execution,
+    )
+
+
+def choose_step(plan: Plan, outputs: OutputStructure, goal: Objective) -> Any:
+    """Returns the function that computes the loss of a batch: the user's, or the one for the kind of target."""
+    from scaleflow import training
+
+    step = plan.training.step
+    if step is not None:
+        return training.add_checks(bind_target(step, given=3), step.path, outputs)
+    return training.make_loss_step(goal)
+
+
+def make_optimizer(
+    plan: Plan, runtime: Runtime, steps: int, net: keras.Model, takes_summed: bool = True, takes_rows: bool = False
+) -> keras.optimizers.Optimizer:
+    """Makes the config's optimizer for a run of `steps` steps, which updates the variables of `net` or their shards.
+
+    Args:
+        takes_summed: whether its gradients are summed over the replicas already.
+        takes_rows: whether gradients of embedding tables come as `tf.IndexedSlices`, each row once.
+    """
+    from scaleflow import model, optimizer, training
+
+    options = plan.optimizer
+    rate = optimizer.make_learning_rate(options, runtime.batching.global_size, steps)
+    scaled = runtime.policy == "mixed_float16"
+    new_optimizer = optimizer.create_optimizer(
+        bind_target(options.target), rate, loss_scaling=scaled, takes_summed=takes_summed, ema=options.ema
+    )
+    if takes_rows and can_update_by_rows(net, new_optimizer):
+        optimizer.update_by_rows(new_optimizer)  # before the factors, which are to scale these updates, too
+    if options.rate_factors is not None:
+        factors = model.find_rate_factors(net, options.rate_factors)
+        shards = zip(factors, net.trainable_variables, strict=True)
+        optimizer.scale_rates(new_optimizer, [f for f, v in shards for _ in training.list_shards([v])])
+    return new_optimizer
+
+
+def make_optimizer_maker(plan: Plan, runtime: Runtime, steps: int) -> MakeOptimizer:
+    """Returns the function for user training steps that makes optimizers. These sum gradients over the replicas."""
+    from scaleflow import optimizer
+
+    def make(variables: Sequence[Any], rate_factor: float = 1.0) -> keras.optimizers.Optimizer:
+        options = dataclasses.replace(plan.optimizer, learning_rate=plan.optimizer.learning_rate * rate_factor)
+        rate = optimizer.make_learning_rate(options, runtime.batching.global_size, steps)
+        new_optimizer = optimizer.create_optimizer(
+            bind_target(plan.optimizer.target), rate, loss_scaling=False, takes_summed=False
+        )
+        new_optimizer.build(list(variables))
+        return new_optimizer
+
+    return make
+
+
+def can_update_by_rows(net: keras.Model, model_optimizer: keras.optimizers.Optimizer) -> bool:
+    """Returns whether updates may touch only the rows of embedding tables that a batch uses."""
+    from scaleflow import model, optimizer
+
+    return bool(model.list_tables(net)) and optimizer.find_dense_cause(model_optimizer) is None
+
+
+def check_no_constraints(net: keras.Model) -> None:
+    """Rejects constraints of weights, which Keras applies to its own variables only, not to those on the servers."""
+    for variable in net.trainable_variables:
+        if variable.constraint is not None:
+            raise ConfigError(
+                f"model: {variable.path} has a constraint ({type(variable.constraint).__name__}), which "
+                "strategy=parameter_server does not apply; use another strategy, or remove the constraint"
+            )
+
+
+def find_new_weights_warnings(plan: Plan, net: keras.Model, run: Length, batching: Batching) -> list[str | None]:
+    """Returns warnings about layers that need trained weights or a longer run, if the config loads no weights."""
+    from scaleflow import model
+
+    if model.loads_weights(plan.model, plan.config.get("model") or {}):
+        return []
+    return [
+        model.find_freeze_warning(net, plan.model),
+        model.find_moving_average_warning(net, run.total, batching.accumulate),
+    ]
+
+
+def find_table_warning(plan: Plan, runtime: Runtime, engine: Engine) -> str | None:
+    """Returns a warning if each step updates all rows of a large embedding table, else None."""
+    from scaleflow import model, optimizer
+
+    table = model.describe_large_table(engine.model)
+    cause = "training.step" if engine.optimizer is None else optimizer.find_dense_cause(engine.optimizer)
+    if plan.training.engine == "fit" or runtime.is_divided:
+        cause = "training.engine=fit" if plan.training.engine == "fit" else "strategy=pipeline"
+    if table is None or cause is None:
+        return None
+    return (
+        f"{cause}: each step updates {table}, not only those of its batch; optimizer=adagrad, and optimizer=sgd "
+        "optimizer.momentum=0, update only those, with training.engine=loop on other strategies than pipeline"
+    )

@@ -1,0 +1,205 @@
+"""Sets up a worker process: devices, strategy, precision, and the division of a batch."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.cluster.gpus import assigned_hardware
+from scaleflow.cluster.members import count_synchronous_workers, process_names
+from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
+from scaleflow.config.plan import make_batching
+from scaleflow.config.rules import check_rules, resolve_choices
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import (
+    Batching,
+    Plan,
+)
+from scaleflow.interfaces.events import Emit, Note, PeersMet, Waiting
+from scaleflow.runs.learned_state import LEARNED_FILES
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from scaleflow.training import WorkerSync
+
+PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+
+#: Minimum number of examples per step of an evaluation on CPUs, over all replicas.
+EVALUATION_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The basis of everything else: devices, the strategy over them, the precision, the division of a batch.
+
+    Attributes:
+        kind: the kind of the devices, such as `CPU`.
+        devices: the names of the devices of this process.
+        strategy_name: the resolved option of `strategy`.
+        evaluation_strategy: the strategy for evaluations; a coordinator evaluates in its own process.
+        policy: the name of the Keras dtype policy.
+    """
+
+    kind: str
+    devices: Sequence[str]
+    strategy_name: str
+    strategy: tf.distribute.Strategy
+    evaluation_strategy: tf.distribute.Strategy
+    policy: str
+    batching: Batching
+    worker_sync: WorkerSync
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the model is divided into stages on several devices."""
+        return self.strategy_name == "pipeline"
+
+    def read_batching(self, batching: Batching) -> Batching:
+        """Returns how the loop reads such global batches: a pipeline divides them among its replicas itself."""
+        if not self.is_divided:
+            return batching
+        return Batching(batching.batch_size * batching.replicas, batching.accumulate, replicas=1)
+
+    def to_values(self) -> dict[str, Any]:
+        return {
+            "strategy": self.strategy_name,
+            "precision": self.policy,
+            "hardware": self.kind.lower(),
+            "replicas": self.batching.replicas,
+            "batch_size": self.batching.batch_size,
+            "global_batch_size": self.batching.global_size,
+        }
+
+
+def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
+    """Sets up TensorFlow and Keras in this process. No operation of TensorFlow may have run before."""
+    import keras
+
+    from scaleflow import hardware, model, precision, strategy, training
+
+    model.correct_keras_add()
+    model.read_rows_in_take()
+    training.apply_debug(plan.debug)
+    with guard_tpu_connection(plan, emit):
+        devices = hardware.configure_devices(assigned_hardware(plan.hardware, os.environ))
+    name = strategy.resolve_strategy(plan.strategy, devices.names)
+    policy = precision.resolve_policy(plan.precision, devices.kind)
+    warnings = check_rules(resolve_choices(plan, name, devices.kind.lower(), policy))
+    with guard_rendezvous(plan, emit):
+        tf_strategy, strategy_note = strategy.create_strategy(name, devices.names, plan.strategy, devices.tpu)
+        worker_sync = training.WorkerSync(tf_strategy, count_synchronous_workers(plan), bool)
+        if not worker_sync.is_same(digest_plan(plan)):
+            worker_sync.leave()
+            raise ConfigError(
+                "strategy=multi_worker: the workers were not all started with the same config, TensorFlow version "
+                "and model.init_from; start each with the same command"
+            )
+    keras.utils.set_random_seed(plan.seed)
+    precision.apply_policy(policy)
+    for note in filter(None, (strategy_note, *warnings)):
+        emit(Note(note))
+    local = strategy.create_strategy("one_device", devices.names)[0] if name == "parameter_server" else tf_strategy
+    replicas = plan.strategy.replicas if name == "pipeline" else tf_strategy.num_replicas_in_sync
+    batching = make_batching(plan.training, replicas, is_resumed=plan.resume is not None)
+    return Runtime(devices.kind, devices.names, name, tf_strategy, local, policy, batching, worker_sync)
+
+
+def divide_evaluation(runtime: Runtime, plan: Plan) -> Batching:
+    """Returns the division of the run's evaluation batches."""
+    multiple = plan.strategy.micro_batches if runtime.is_divided else 1
+    return make_evaluation_batching(runtime.batching, runtime.kind, multiple)
+
+
+def make_evaluation_batching(batching: Batching, kind: str, multiple: int = 1) -> Batching:
+    """Returns the division of evaluation batches on devices of a kind (`CPU`, `GPU` or `TPU`).
+
+    A replica's share is divisible by `multiple`, as it is in training.
+
+    In a device's own memory a replica takes as many examples at once as in training: more may not fit. In the host's
+    memory there are no micro-batches, since there are no gradients to hold.
+    """
+    share = max(batching.share, EVALUATION_BATCH // batching.replicas) if kind == "CPU" else batching.batch_size
+    return Batching(-(-share // multiple) * multiple, 1, batching.replicas)
+
+
+def compute_peak(plan: Plan, runtime: Runtime) -> float | None:
+    """Computes the peak of all workers' devices in floating-point operations per second; None if unknown."""
+    from scaleflow import hardware
+
+    if runtime.strategy_name == "parameter_server":
+        return None  # the coordinator does not see the devices of its workers
+    workers = count_synchronous_workers(plan)
+    devices = len(runtime.devices) if runtime.is_divided else runtime.batching.replicas // workers
+    local_peak = hardware.process_peak(runtime.kind, runtime.policy, -(-devices // plan.hardware.logical_devices))
+    return None if local_peak is None else local_peak * workers
+
+
+@contextlib.contextmanager
+def guard_rendezvous(plan: Plan, emit: Emit) -> Iterator[None]:
+    """Wraps the code in which processes wait for each other. The launcher may kill a process that waits too long."""
+    if len(process_names(plan)) == 1:
+        yield
+        return
+    with allow_kill(emit, peers=parse_tf_config(os.environ.get(TF_CONFIG)).peers, seconds=plan.cluster.start_seconds):
+        yield
+
+
+@contextlib.contextmanager
+def guard_tpu_connection(plan: Plan, emit: Emit) -> Iterator[None]:
+    """Wraps the connection to a TPU, which waits forever if something else answers at the address."""
+    if plan.hardware.name != "tpu":
+        yield
+        return
+    seconds = plan.cluster.start_seconds
+    vain = f"hardware.tpu={plan.hardware.tpu}: no TPU answers there within cluster.start_seconds={seconds:g}"
+    with allow_kill(emit, vain=vain, seconds=seconds):
+        yield
+
+
+@contextlib.contextmanager
+def allow_kill(emit: Emit, **what: Any) -> Iterator[None]:
+    """Wraps a call of TensorFlow that may never return, and during which no Python thread of this process runs."""
+    emit(Waiting(**what))
+    end_with_parent(signal.SIGKILL)  # the thread that watches the launcher does not run either
+    yield
+    end_with_parent(0)
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # TensorFlow's runtime has replaced the handler
+    emit(PeersMet())
+
+
+def end_with_parent(number: int) -> None:
+    """Makes the kernel send this process a signal when its parent ends; 0 for none. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def is_chief(plan: Plan) -> bool:
+    """Returns whether the events of this process are those of the run."""
+    return len(process_names(plan)) == 1 or parse_tf_config(os.environ.get(TF_CONFIG)).worker == 0
+
+
+def digest_plan(plan: Plan) -> str:
+    """Returns a text that must be the same on all workers: the config, TensorFlow's version, the initial weights."""
+    excluded = ("tracking", "cluster", "resume", "resume_data", "resume_code")
+    config = {key: value for key, value in plan.config.items() if key not in excluded}
+    weights = plan.model.init_from
+    files = [] if weights is None else [weights, *(str(Path(weights).with_name(each)) for each in LEARNED_FILES)]
+    return json.dumps([config, version("tensorflow"), [digest_file(each) for each in files]], sort_keys=True)
+
+
+def digest_file(file: str) -> str | None:
+    if not Path(file).exists():
+        return None
+    with Path(file).open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
