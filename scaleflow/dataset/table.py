@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.pipeline.blocks import Blocks, draw_rows, make_blocks
-from scaleflow.dataset.reading.class_names import IS_NUMBER
 from scaleflow.dataset.reading.files import (
     ALL,
     TEST_FRACTION,
@@ -28,11 +26,12 @@ from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.dataset.reading.text import Text
 from scaleflow.dataset.tables.columns import Category, Date, Number, WordBag
 from scaleflow.dataset.tables.files import TableFiles, open_tables
-from scaleflow.dataset.tables.options import KEYS, choose_columns, find_columns, parse_column_kinds
+from scaleflow.dataset.tables.kinds import SampleColumns, check_column_types, choose_kind
+from scaleflow.dataset.tables.options import choose_columns, find_columns, parse_column_kinds
+from scaleflow.dataset.tables.targets import describe_known_target, restore_outputs
 from scaleflow.dataset.tables.values import (
     CATEGORY,
     CONVERSIONS,
-    DATE,
     EXPECTED,
     MISSING,
     NUMBER,
@@ -41,21 +40,14 @@ from scaleflow.dataset.tables.values import (
     are_plain_numbers,
     clean_column,
     convert_target,
-    infer_dates,
-    infer_type,
-    is_numeric,
-    to_classes,
-    to_numbers,
     to_texts,
 )
 from scaleflow.errors import ConfigError
 from scaleflow.files.table_formats import CsvForm
-from scaleflow.interfaces import Arrays, EarlierState, Inputs, Kind, Outputs, Preprocessing, extend_classes
+from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs, Preprocessing
 
 KINDS = ("auto", "classification", "binary", "regression")
 
-#: `kind: auto` treats whole numbers as classes up to this many distinct values.
-FEW = 20
 
 #: Maximum number of faults that are recorded with file and row.
 NAMED = 10
@@ -63,9 +55,6 @@ NAMED = 10
 #: The rows that are learned from are the first ones of so many blocks.
 SAMPLED_BLOCKS = 32
 
-#: A column of strings is text if its values have at least this many words on average, and more than a share of them
-#: is different.
-TEXT_WORDS, TEXT_DIFFERENT = 3, 0.5
 
 #: Words of a text for embeddings, if `tokens` is null.
 TOKENS = 50
@@ -349,28 +338,6 @@ class TableRows:
         return Arrays(inputs, targets), reasons
 
 
-@dataclass(frozen=True)
-class SampleColumns:
-    """The columns of the rows that are learned from.
-
-    Attributes:
-        columns: by name, as `clean_column` returns them.
-        format: of the files; in CSV files all columns are strings, whose types are to be inferred.
-        place: names a row by its index.
-    """
-
-    columns: Mapping[str, Any]
-    format: str
-    place: Callable[[int], str]
-
-    def infer(self, name: str, ways: str = "") -> Any:
-        """Returns a column with the type that its values have."""
-        column = self.columns[name]
-        if self.format == "csv":
-            return infer_type(name, column, self.place, ways)
-        return infer_dates(column) if self.format == "json" else column
-
-
 # ---------------------------------------------------------------------------------------------
 # Options
 # ---------------------------------------------------------------------------------------------
@@ -425,149 +392,9 @@ def describe_columns(kinds: Mapping[str, str], target: str, outputs: Outputs, ro
 # ---------------------------------------------------------------------------------------------
 
 
-def choose_kind(rows: SampleColumns, name: str, most: int) -> str:
-    """Returns what a column is taken for, by its type and its values."""
-    from pyarrow import compute, types
-
-    ways = f"add {name} to dataset.numeric (the value is then a bad example), dataset.categorical or dataset.drop"
-    column = rows.infer(name, ways)
-    if column.null_count == len(column):
-        raise ConfigError(f"dataset.data_dir: the column {name} has no values; leave it out with dataset.drop=[{name}]")
-    if is_numeric(column):
-        return NUMBER
-    if types.is_timestamp(column.type) or types.is_date(column.type):
-        return DATE
-    if not types.is_string(column.type):
-        raise ConfigError(
-            f"dataset.data_dir: the column {name} has the type {column.type}, and an input is a number, a text or a "
-            f"date; leave it out with dataset.drop=[{name}], or convert it in the file"
-        )
-    different = compute.count_distinct(column).as_py()
-    words = compute.mean(compute.count_substring_regex(column, r"\S+")).as_py()
-    rows_with_value = len(column) - column.null_count
-    if words >= TEXT_WORDS and (different > most or different > TEXT_DIFFERENT * rows_with_value):
-        return TEXT
-    check_most_values(column, name, most)
-    return CATEGORY
-
-
-def check_most_values(column: Any, name: str, most: int) -> None:
-    """Rejects a categorical column with more than `most` different values."""
-    from pyarrow import compute
-
-    different = compute.count_distinct(column).as_py()
-    if different > most:
-        raise ConfigError(
-            f"dataset.data_dir: the column {name} has {different} different words, more than "
-            f"dataset.most_values={most}; leave it out with dataset.drop=[{name}], name it in dataset.text, or raise "
-            "dataset.most_values"
-        )
-
-
-def check_column_types(rows: SampleColumns, given: Mapping[str, str], most: int) -> None:
-    """Rejects columns whose type, or number of different values, does not fit what the options take them for."""
-    from pyarrow import types
-
-    for name, kind in given.items():
-        column = rows.columns[name]
-        can_be_words = kind != NUMBER and (types.is_timestamp(column.type) or types.is_date(column.type))
-        if not (types.is_string(column.type) or is_numeric(column) or can_be_words):
-            raise ConfigError(
-                f"{KEYS[kind]}: the column {name} has the type {column.type}, which cannot be taken for {kind}; leave "
-                f"it out with dataset.drop=[{name}], or convert it in the file"
-            )
-        if kind == CATEGORY:
-            check_most_values(column, name, most)
-
-
 def make_preprocessing(name: str, kind: str, embed: bool, vocabulary: int, tokens: int) -> Preprocessing:
     if kind == TEXT:
         return Text(vocabulary, tokens) if embed else WordBag(name, vocabulary)
     if kind == CATEGORY:
         return Category(embed)
     return Number() if kind == NUMBER else Date()
-
-
-def describe_target(rows: SampleColumns, target: str, kind: str, most: int, is_scaled: bool) -> Outputs:
-    """Describes the target; raises `ConfigError` if its values do not fit `kind`."""
-    if kind == "regression" or (kind == "auto" and has_values(rows, target)):
-        numbers, is_bad = to_numbers(rows.columns[target])
-        numbers = numbers[~is_bad & ~np.isnan(numbers)].astype(np.float64)
-        if not len(numbers):
-            raise ConfigError(f"dataset.target={target}: no row of the training split has a number in it")
-        deviation = float(numbers.std())
-        scaling = (float(numbers.mean()), deviation) if is_scaled and deviation > 0 else None
-        return Outputs("regression", (1,), scaling=scaling)
-    classes = find_classes(rows, target, most)
-    if len(classes) < 2 or (kind == "binary" and len(classes) != 2):
-        expected = "2" if kind == "binary" else "at least 2"
-        raise ConfigError(
-            f"dataset.target={target}: has {len(classes)} different value(s), expected {expected} classes"
-        )
-    is_binary = kind == "binary" or (kind == "auto" and len(classes) == 2)
-    resolved: Kind = "binary" if is_binary else "classification"
-    return Outputs(resolved, (1,) if is_binary else (len(classes),), tuple(classes))
-
-
-def describe_known_target(
-    rows: SampleColumns, target: str, kind: str, most: int, is_scaled: bool, earlier: EarlierState | None
-) -> Outputs:
-    """Describes the target as an earlier run learned it, with new classes if it may be extended."""
-    known = None if earlier is None else earlier.find_outputs()
-    if earlier is None or known is None:
-        return describe_target(rows, target, kind, most, is_scaled)
-    is_same = earlier.state.reading.get("target", target) == target and kind in ("auto", known.kind)
-    if earlier.extends and not is_same:
-        return describe_target(rows, target, kind, most, is_scaled)
-    if not earlier.extends and kind not in ("auto", known.kind):
-        raise ConfigError(f"dataset.kind={kind}: the earlier run has the kind {known.kind}; leave it auto")
-    if not earlier.extends and known.scaling and not is_scaled:
-        raise ConfigError("dataset.scale_target=false: the earlier run scaled its target; leave it out")
-    if known.kind == "regression":
-        return known if is_scaled else replace(known, scaling=None)
-    if not earlier.extends:
-        return known
-    extended = extend_classes(known, find_classes(rows, target, most))
-    if kind == "binary" and extended.kind != kind:
-        raise ConfigError(
-            f"dataset.kind=binary: {target} has {len(extended.names or ())} classes with those of the earlier run "
-            f"({', '.join(extended.names or ())}); leave dataset.kind out, or use model.init_from_preprocessing=new"
-        )
-    return extended
-
-
-def find_classes(rows: SampleColumns, target: str, most: int) -> list[str]:
-    """Returns the classes of a target: numbers by value, then words."""
-    classes = sorted(set(to_classes(rows.columns[target]).unique().to_pylist()) - {""}, key=number_sort_key)
-    if len(classes) > most:
-        raise ConfigError(
-            f"dataset.target={target}: has more than {most} classes; raise dataset.most_values, or choose another "
-            "target"
-        )
-    return classes
-
-
-def restore_outputs(kind: Kind, shape: Sequence[int], names: Any, ignore: int | None, scaling: Any) -> Outputs:
-    """Returns the `Outputs` whose fields, as JSON holds them, are the arguments."""
-    return Outputs(kind, tuple(shape), tuple(names) if names else None, ignore, tuple(scaling) if scaling else None)
-
-
-def has_values(rows: SampleColumns, target: str) -> bool:
-    """Returns whether a target is a quantity by `kind: auto`; the others are classes."""
-    from pyarrow import compute, types
-
-    column = rows.infer(target, "set dataset.kind")
-    if types.is_integer(column.type):
-        return bool(compute.count_distinct(column).as_py() > FEW)
-    if types.is_string(column.type) or types.is_boolean(column.type):
-        return False
-    if not is_numeric(column):
-        raise ConfigError(
-            f"dataset.target={target}: has the type {column.type}, and a target is a number, a word or a boolean"
-        )
-    return True
-
-
-def number_sort_key(name: str) -> tuple[bool, float, str]:
-    """Returns a sort key: numbers by value, then words."""
-    return (False, float(name), name) if re.match(IS_NUMBER, name) else (True, 0.0, name)

@@ -18,12 +18,9 @@ the command starts fast.
 from scaleflow.interfaces.command_names import is_console_script, name_command
 from scaleflow.interfaces.config import (
     Augment,
-    Best,
-    Checkpoint,
     ClassWeight,
     Cluster,
     Dataset,
-    Debug,
     EarlyStopping,
     Hardware,
     Lora,
@@ -31,15 +28,9 @@ from scaleflow.interfaces.config import (
     ObjectiveOptions,
     Optimizer,
     Partitioner,
-    Plan,
     Precision,
-    Profiler,
-    Rule,
     Strategy,
-    Sweep,
     Target,
-    TaskInfo,
-    Tracking,
     Training,
 )
 from scaleflow.interfaces.data import (
@@ -68,6 +59,8 @@ from scaleflow.interfaces.learned_state import (
     name_class,
     to_plain,
 )
+from scaleflow.interfaces.plan import Plan, Rule, TaskInfo
+from scaleflow.interfaces.recording_config import Best, Checkpoint, Debug, Profiler, Sweep, Tracking
 from scaleflow.interfaces.structures import (
     describe_keys,
     label_leaf,

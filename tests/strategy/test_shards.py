@@ -20,7 +20,8 @@ import os
 import threading
 from pathlib import Path
 
-from scaleflow.dataset import table, table_files
+from scaleflow.dataset import table
+from scaleflow.dataset.tables import files as table_files
 
 opens = table_files.open_file
 worker = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]

@@ -1,0 +1,358 @@
+"""The rules about debugging, profiling, training and data."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from scaleflow.cluster.engines import find_engine
+from scaleflow.cluster.members import process_names
+from scaleflow.interfaces import Plan, Rule, Strategy
+
+#: The class of `dataset=table` and `dataset=csv`.
+TABLE = "scaleflow.dataset.table.Table"
+
+#: Keys of `strategy` that only one option has.
+FOR_PIPELINE = ("stages", "replicas", "micro_batches", "cuts")
+
+
+def has_invalid_fraction(plan: Plan) -> bool:
+    validation = plan.dataset.validation
+    return isinstance(validation, float) and not 0 <= validation < 1
+
+
+def is_known_not_to_be_table(path: str) -> bool:
+    """Whether this is another dataset of scaleflow's. The worker knows what a class of the user's is."""
+    return path.startswith("scaleflow.") and path != TABLE
+
+
+def has_monitor_without_validation(plan: Plan) -> bool:
+    stopping = plan.training.early_stopping
+    return stopping is not None and stopping.monitor.startswith("val/") and not plan.dataset.validation
+
+
+def is_fit_mirrored(plan: Plan) -> bool:
+    return plan.training.engine == "fit" and plan.strategy.name == "mirrored"
+
+
+def has_windows_after_the_end(plan: Plan) -> bool:
+    longest = plan.training.max_steps
+    return longest is not None and any(last > longest for _, last in plan.profiler.windows)
+
+
+def has_windows_that_overlap(plan: Plan) -> bool:
+    windows = plan.profiler.windows
+    return any(following <= last for (_, last), (following, _) in itertools.pairwise(windows))
+
+
+TRAINING_RULES: Sequence[Rule] = (
+    Rule(
+        ("debug.inline", "strategy"),
+        lambda p: p.debug.inline and len(process_names(p)) > 1,
+        "each worker needs its own process",
+        "use strategy=one_device or mirrored, or cluster.workers=1",
+    ),
+    Rule(
+        ("debug.eager", "hardware.xla"),
+        lambda p: p.debug.eager and p.hardware.xla is True,
+        "XLA compiles, and debug.eager turns compilation off",
+        "set one of the two to false",
+    ),
+    Rule(
+        ("debug.eager", "strategy"),
+        lambda p: p.debug.eager and p.strategy.name in ("mirrored", "multi_worker"),
+        "without compilation, replicas start their collective operations in different orders, and TensorFlow "
+        "aborts (measured)",
+        "use strategy=one_device or pipeline",
+    ),
+    Rule(
+        ("debug.eager", "strategy"),
+        lambda p: p.debug.eager and p.strategy.name in ("parameter_server", "tpu"),
+        "only compiled functions run on other machines or on a TPU",
+        "use strategy=one_device",
+    ),
+    Rule(
+        ("debug.nan", "hardware.xla"),
+        lambda p: p.debug.nan and p.hardware.xla is True,
+        "XLA cannot compile the check of each operation",
+        "set one of the two to false",
+    ),
+    Rule(
+        ("debug.nan", "hardware.deterministic"),
+        lambda p: p.debug.nan and p.hardware.deterministic,
+        "TensorFlow's deterministic cross-entropy contains a NaN constant, which the check would report at step 1",
+        "set one of the two to false",
+    ),
+    Rule(
+        ("debug.nan", "dataset._target_"),
+        lambda p: p.debug.nan and p.dataset.target.path == TABLE,
+        "the preprocessing of a table marks missing values with NaN, which the check would report before step 1",
+        "remove debug=nan; a run always reports the first step whose loss is not finite",
+    ),
+    Rule(
+        ("debug.nan", "strategy"),
+        lambda p: p.debug.nan and p.strategy.name == "tpu",
+        "a TPU cannot run the check of each operation",
+        "use strategy=one_device or mirrored",
+    ),
+    Rule(
+        ("debug.nan", "precision"),
+        lambda p: p.debug.nan and p.precision.name == "mixed_float16",
+        "dynamic loss scaling makes some gradients Inf on purpose, which is not an error",
+        "use precision=float32 or mixed_bfloat16",
+    ),
+    Rule(
+        ("profiler", "debug.fast"),
+        lambda p: p.profiler.name == "trace" and p.debug.fast,
+        "debug.fast runs a single step, whose time is mostly compilation",
+        "use profiler=none, or training.max_steps=100 instead of debug=fast",
+    ),
+    Rule(
+        ("profiler.start_step", "profiler.steps", "training.max_steps"),
+        has_windows_after_the_end,
+        "the run ends before the last step to trace",
+        "start earlier, trace fewer steps, or train longer",
+    ),
+    Rule(
+        ("profiler.start_step",),
+        lambda p: p.profiler.name == "trace" and not p.profiler.windows,
+        "the list is empty, so there is no step to start at",
+        "set profiler.start_step=50",
+    ),
+    Rule(
+        ("profiler.start_step", "profiler.steps"),
+        has_windows_that_overlap,
+        "a window starts before the previous one ends",
+        "use starts that are further apart, or fewer steps",
+    ),
+    Rule(
+        ("profiler", "debug.eager"),
+        lambda p: p.profiler.name == "trace" and p.debug.eager,
+        "the trace would show Python's time, not that of a compiled run",
+        "use only one of the two",
+    ),
+    Rule(
+        ("profiler", "training.engine", "training.steps_per_loop"),
+        lambda p: (
+            p.profiler.name == "trace" and p.training.engine == "fit" and p.training.steps_per_loop not in ("auto", 1)
+        ),
+        "Keras's fit cannot run the traced steps one by one",
+        "use training.steps_per_loop=1, or training.engine=loop",
+    ),
+    Rule(
+        ("profiler", "strategy"),
+        lambda p: p.profiler.name == "trace" and p.strategy.name == "tpu",
+        "this has not been tried on a TPU, and the trace of a TPU on the network contains only the host's part",
+        "check the trace before you trust its summary",
+        "warning",
+    ),
+    Rule(
+        ("cluster", "strategy"),
+        lambda p: p.strategy.name == "pipeline" and not find_engine(p.cluster).is_local,
+        "all stages and replicas of a pipeline are on the devices of one process",
+        "use cluster=local",
+    ),
+    Rule(
+        ("strategy.stages", "strategy.replicas", "hardware.logical_devices"),
+        lambda p: (
+            p.strategy.name == "pipeline"
+            and p.hardware.name == "cpu"
+            and p.hardware.logical_devices != p.strategy.stages * p.strategy.replicas
+        ),
+        "a pipeline needs exactly one device for each stage of each replica",
+        "set hardware.logical_devices to strategy.stages x strategy.replicas",
+    ),
+    Rule(
+        ("strategy.cuts", "strategy.stages"),
+        lambda p: (
+            p.strategy.name == "pipeline"
+            and p.strategy.cuts is not None
+            and len(p.strategy.cuts) != p.strategy.stages - 1
+        ),
+        "the list must name the first layer of every stage except the first stage",
+        "give one name fewer than there are stages, or null",
+    ),
+    Rule(
+        ("strategy.stages", "strategy.replicas", "strategy.micro_batches", "strategy.cuts", "strategy"),
+        lambda p: (
+            not p.strategy.is_pipeline and any(getattr(p.strategy, k) != getattr(Strategy, k) for k in FOR_PIPELINE)
+        ),
+        "this strategy does not divide the model",
+        "use strategy=pipeline, or leave them at their defaults",
+    ),
+    Rule(
+        ("hardware.xla", "strategy"),
+        lambda p: p.hardware.xla is True and p.strategy.name == "pipeline",
+        "XLA compiles a program for one device, and a pipeline uses several",
+        "use hardware.xla=false, or another strategy",
+    ),
+    Rule(
+        ("hardware.xla", "strategy"),
+        lambda p: p.hardware.xla is True and p.strategy.name == "parameter_server",
+        "an XLA program cannot read variables on another machine",
+        "use hardware.xla=false, or another strategy",
+    ),
+    Rule(
+        ("training.engine", "strategy"),
+        lambda p: p.training.engine == "fit" and p.strategy.name not in ("auto", "one_device", "mirrored"),
+        "Keras 3's fit works only with strategy=one_device and mirrored",
+        "use training.engine=loop",
+    ),
+    Rule(
+        ("training.engine", "training.step._target_"),
+        lambda p: p.training.engine == "fit" and p.training.step is not None,
+        "Keras's fit runs its own training step",
+        "use training.engine=loop",
+    ),
+    Rule(
+        ("training.engine", "training.accumulate"),
+        lambda p: p.training.engine == "fit" and p.training.accumulate > 1,
+        "Keras's gradient accumulation fails under a strategy",
+        "use training.engine=loop",
+    ),
+    Rule(
+        ("training.engine", "training.clip_norm"),
+        lambda p: p.training.engine == "fit" and p.training.clip_norm is not None,
+        "Keras clips the gradient of each replica before they are summed",
+        "use training.engine=loop",
+    ),
+    Rule(
+        ("training.engine", "hardware.xla"),
+        lambda p: p.training.engine == "fit" and p.hardware.xla is True,
+        "XLA is supported only in scaleflow's own loop",
+        "use training.engine=loop, or hardware.xla=false",
+    ),
+    Rule(
+        ("training.engine", "precision", "strategy"),
+        lambda p: is_fit_mirrored(p) and p.precision.name == "mixed_float16",
+        "Keras checks only the first replica's gradients for overflow",
+        "use training.engine=loop",
+    ),
+    Rule(
+        ("training.steps_per_loop", "training.engine", "strategy"),
+        lambda p: is_fit_mirrored(p) and p.training.steps_per_loop not in ("auto", 1),
+        "Keras's steps_per_execution fails under this strategy",
+        "use auto, or training.engine=loop",
+    ),
+    Rule(
+        ("training.on_nan", "training.engine"),
+        lambda p: p.training.on_nan == "rollback" and p.training.engine == "fit",
+        "Keras's fit cannot go back to an earlier step",
+        "use training.engine=loop",
+    ),
+    Rule(
+        ("training.on_nan", "checkpoint"),
+        lambda p: p.training.on_nan == "rollback" and p.checkpoint.name == "none",
+        "no checkpoints are saved to go back to",
+        "use checkpoint=default",
+    ),
+    Rule(
+        ("debug.nan", "training.on_nan"),
+        lambda p: p.debug.nan and p.training.on_nan == "rollback",
+        "debug.nan ends the run at the first NaN, and a rollback continues it",
+        "use only one of the two",
+    ),
+    Rule(
+        ("objective.class_weight", "training.step._target_"),
+        lambda p: p.objective.class_weight is not None and p.training.step is not None,
+        "a custom step computes the training loss itself",
+        "apply the class weights in the step, and leave objective.class_weight null",
+    ),
+    Rule(
+        ("training.step._target_", "strategy"),
+        lambda p: p.training.step is not None and p.strategy.name == "pipeline",
+        "a custom step calls the whole model, and a pipeline divides it into stages",
+        "use another strategy",
+    ),
+    Rule(
+        ("strategy.communication", "hardware"),
+        lambda p: p.strategy.communication == "nccl" and p.hardware.name == "cpu",
+        "NCCL works only between GPUs",
+        "use ring, or auto",
+    ),
+    Rule(
+        ("precision", "hardware"),
+        lambda p: p.precision.name == "mixed_float16" and p.hardware.name == "cpu",
+        "results are correct, but float16 is slow on a CPU",
+        "precision=mixed selects bfloat16",
+        "warning",
+    ),
+    Rule(
+        ("training.batch_size", "training.global_batch_size"),
+        lambda p: p.training.batch_size == "auto" and p.training.global_batch_size is not None,
+        "the global batch size leaves nothing to find",
+        "leave training.global_batch_size null, or training.batch_size at its default",
+    ),
+    Rule(
+        ("training.batch_size", "strategy"),
+        lambda p: p.training.batch_size == "auto" and p.strategy.name == "parameter_server",
+        "its workers do not take steps together, so a trial cannot measure one",
+        "set a number, or use another strategy",
+    ),
+    Rule(
+        ("training.batch_size", "cluster"),
+        lambda p: p.training.batch_size == "auto" and not find_engine(p.cluster).is_local,
+        "the trials before the run use this machine only",
+        "use cluster=local, or set a number",
+    ),
+    Rule(
+        ("training.batch_size", "debug.inline"),
+        lambda p: p.training.batch_size == "auto" and p.debug.inline,
+        "the trials and the run each need a process of their own",
+        "set a number",
+    ),
+    Rule(
+        ("training.batch_size", "debug.fast"),
+        lambda p: p.training.batch_size == "auto" and p.debug.fast,
+        "one step needs no fast batch",
+        "set a number",
+    ),
+    Rule(
+        ("optimizer.schedule",),
+        lambda p: p.optimizer.schedule == "step" and p.optimizer.step_every is None,
+        "the schedule needs the number of updates after which the rate is multiplied by optimizer.step_factor",
+        "set optimizer.step_every",
+    ),
+    Rule(
+        ("model.init_from_preprocessing", "model.init_from"),
+        lambda p: p.model.init_from is None and p.model.init_from_preprocessing != "extend",
+        "there is no earlier run whose preprocessing could be taken",
+        "set model.init_from, or leave model.init_from_preprocessing out",
+    ),
+    Rule(
+        ("model.lora.layers",),
+        lambda p: p.model.lora is not None and not p.model.lora.layers,
+        "it names no layers",
+        "name the layers: model.lora.layers=[dense*]",
+    ),
+    Rule(
+        ("optimizer.rate_factors",),
+        lambda p: 0.0 in (p.optimizer.rate_factors or {}).values(),
+        "a layer whose learning rate is 0 does not train",
+        "leave it out, and use model.freeze=[PATTERN]",
+    ),
+    Rule(
+        ("dataset.validation",),
+        has_invalid_fraction,
+        "this is not a fraction of the training split",
+        "give a fraction from 0 to less than 1, the name of a split, or null",
+    ),
+    Rule(
+        ("dataset.shards", "dataset._target_"),
+        lambda p: p.dataset.shards > 1 and is_known_not_to_be_table(p.dataset.target.path),
+        "only tables that are read while training can be divided by their files",
+        "use dataset=table, or leave dataset.shards 1",
+    ),
+    Rule(
+        ("dataset.shards", "dataset.cache"),
+        lambda p: p.dataset.shards > 1 and p.dataset.cache in ("memory", "file"),
+        "every worker would read all rows once, to keep them",
+        "use dataset.cache=none, or leave dataset.shards 1",
+    ),
+    Rule(
+        ("training.early_stopping.monitor", "dataset.validation"),
+        has_monitor_without_validation,
+        "there is no validation split",
+        "set dataset.validation=0.1, or monitor train/loss",
+    ),
+)

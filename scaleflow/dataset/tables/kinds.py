@@ -1,0 +1,100 @@
+"""What the columns of a table are taken for: numbers, categories, texts or dates, as a sample of its rows shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scaleflow.dataset.tables.options import KEYS
+from scaleflow.dataset.tables.values import (
+    CATEGORY,
+    DATE,
+    NUMBER,
+    TEXT,
+    infer_dates,
+    infer_type,
+    is_numeric,
+)
+from scaleflow.errors import ConfigError
+
+#: A column of strings is text if its values have at least this many words on average, and more than a share of them
+#: is different.
+TEXT_WORDS, TEXT_DIFFERENT = 3, 0.5
+
+
+@dataclass(frozen=True)
+class SampleColumns:
+    """The columns of the rows that are learned from.
+
+    Attributes:
+        columns: by name, as `clean_column` returns them.
+        format: of the files; in CSV files all columns are strings, whose types are to be inferred.
+        place: names a row by its index.
+    """
+
+    columns: Mapping[str, Any]
+    format: str
+    place: Callable[[int], str]
+
+    def infer(self, name: str, ways: str = "") -> Any:
+        """Returns a column with the type that its values have."""
+        column = self.columns[name]
+        if self.format == "csv":
+            return infer_type(name, column, self.place, ways)
+        return infer_dates(column) if self.format == "json" else column
+
+
+def choose_kind(rows: SampleColumns, name: str, most: int) -> str:
+    """Returns what a column is taken for, by its type and its values."""
+    from pyarrow import compute, types
+
+    ways = f"add {name} to dataset.numeric (the value is then a bad example), dataset.categorical or dataset.drop"
+    column = rows.infer(name, ways)
+    if column.null_count == len(column):
+        raise ConfigError(f"dataset.data_dir: the column {name} has no values; leave it out with dataset.drop=[{name}]")
+    if is_numeric(column):
+        return NUMBER
+    if types.is_timestamp(column.type) or types.is_date(column.type):
+        return DATE
+    if not types.is_string(column.type):
+        raise ConfigError(
+            f"dataset.data_dir: the column {name} has the type {column.type}, and an input is a number, a text or a "
+            f"date; leave it out with dataset.drop=[{name}], or convert it in the file"
+        )
+    different = compute.count_distinct(column).as_py()
+    words = compute.mean(compute.count_substring_regex(column, r"\S+")).as_py()
+    rows_with_value = len(column) - column.null_count
+    if words >= TEXT_WORDS and (different > most or different > TEXT_DIFFERENT * rows_with_value):
+        return TEXT
+    check_most_values(column, name, most)
+    return CATEGORY
+
+
+def check_most_values(column: Any, name: str, most: int) -> None:
+    """Rejects a categorical column with more than `most` different values."""
+    from pyarrow import compute
+
+    different = compute.count_distinct(column).as_py()
+    if different > most:
+        raise ConfigError(
+            f"dataset.data_dir: the column {name} has {different} different words, more than "
+            f"dataset.most_values={most}; leave it out with dataset.drop=[{name}], name it in dataset.text, or raise "
+            "dataset.most_values"
+        )
+
+
+def check_column_types(rows: SampleColumns, given: Mapping[str, str], most: int) -> None:
+    """Rejects columns whose type, or number of different values, does not fit what the options take them for."""
+    from pyarrow import types
+
+    for name, kind in given.items():
+        column = rows.columns[name]
+        can_be_words = kind != NUMBER and (types.is_timestamp(column.type) or types.is_date(column.type))
+        if not (types.is_string(column.type) or is_numeric(column) or can_be_words):
+            raise ConfigError(
+                f"{KEYS[kind]}: the column {name} has the type {column.type}, which cannot be taken for {kind}; leave "
+                f"it out with dataset.drop=[{name}], or convert it in the file"
+            )
+        if kind == CATEGORY:
+            check_most_values(column, name, most)

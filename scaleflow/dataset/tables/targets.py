@@ -1,0 +1,108 @@
+"""The target of a table: its kind, its classes, its scale."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from scaleflow.dataset.reading.class_names import IS_NUMBER
+from scaleflow.dataset.tables.kinds import SampleColumns
+from scaleflow.dataset.tables.values import (
+    is_numeric,
+    to_classes,
+    to_numbers,
+)
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import EarlierState, Kind, Outputs, extend_classes
+
+#: `kind: auto` treats whole numbers as classes up to this many distinct values.
+FEW = 20
+
+
+def describe_target(rows: SampleColumns, target: str, kind: str, most: int, is_scaled: bool) -> Outputs:
+    """Describes the target; raises `ConfigError` if its values do not fit `kind`."""
+    if kind == "regression" or (kind == "auto" and has_values(rows, target)):
+        numbers, is_bad = to_numbers(rows.columns[target])
+        numbers = numbers[~is_bad & ~np.isnan(numbers)].astype(np.float64)
+        if not len(numbers):
+            raise ConfigError(f"dataset.target={target}: no row of the training split has a number in it")
+        deviation = float(numbers.std())
+        scaling = (float(numbers.mean()), deviation) if is_scaled and deviation > 0 else None
+        return Outputs("regression", (1,), scaling=scaling)
+    classes = find_classes(rows, target, most)
+    if len(classes) < 2 or (kind == "binary" and len(classes) != 2):
+        expected = "2" if kind == "binary" else "at least 2"
+        raise ConfigError(
+            f"dataset.target={target}: has {len(classes)} different value(s), expected {expected} classes"
+        )
+    is_binary = kind == "binary" or (kind == "auto" and len(classes) == 2)
+    resolved: Kind = "binary" if is_binary else "classification"
+    return Outputs(resolved, (1,) if is_binary else (len(classes),), tuple(classes))
+
+
+def describe_known_target(
+    rows: SampleColumns, target: str, kind: str, most: int, is_scaled: bool, earlier: EarlierState | None
+) -> Outputs:
+    """Describes the target as an earlier run learned it, with new classes if it may be extended."""
+    known = None if earlier is None else earlier.find_outputs()
+    if earlier is None or known is None:
+        return describe_target(rows, target, kind, most, is_scaled)
+    is_same = earlier.state.reading.get("target", target) == target and kind in ("auto", known.kind)
+    if earlier.extends and not is_same:
+        return describe_target(rows, target, kind, most, is_scaled)
+    if not earlier.extends and kind not in ("auto", known.kind):
+        raise ConfigError(f"dataset.kind={kind}: the earlier run has the kind {known.kind}; leave it auto")
+    if not earlier.extends and known.scaling and not is_scaled:
+        raise ConfigError("dataset.scale_target=false: the earlier run scaled its target; leave it out")
+    if known.kind == "regression":
+        return known if is_scaled else replace(known, scaling=None)
+    if not earlier.extends:
+        return known
+    extended = extend_classes(known, find_classes(rows, target, most))
+    if kind == "binary" and extended.kind != kind:
+        raise ConfigError(
+            f"dataset.kind=binary: {target} has {len(extended.names or ())} classes with those of the earlier run "
+            f"({', '.join(extended.names or ())}); leave dataset.kind out, or use model.init_from_preprocessing=new"
+        )
+    return extended
+
+
+def find_classes(rows: SampleColumns, target: str, most: int) -> list[str]:
+    """Returns the classes of a target: numbers by value, then words."""
+    classes = sorted(set(to_classes(rows.columns[target]).unique().to_pylist()) - {""}, key=number_sort_key)
+    if len(classes) > most:
+        raise ConfigError(
+            f"dataset.target={target}: has more than {most} classes; raise dataset.most_values, or choose another "
+            "target"
+        )
+    return classes
+
+
+def restore_outputs(kind: Kind, shape: Sequence[int], names: Any, ignore: int | None, scaling: Any) -> Outputs:
+    """Returns the `Outputs` whose fields, as JSON holds them, are the arguments."""
+    return Outputs(kind, tuple(shape), tuple(names) if names else None, ignore, tuple(scaling) if scaling else None)
+
+
+def has_values(rows: SampleColumns, target: str) -> bool:
+    """Returns whether a target is a quantity by `kind: auto`; the others are classes."""
+    from pyarrow import compute, types
+
+    column = rows.infer(target, "set dataset.kind")
+    if types.is_integer(column.type):
+        return bool(compute.count_distinct(column).as_py() > FEW)
+    if types.is_string(column.type) or types.is_boolean(column.type):
+        return False
+    if not is_numeric(column):
+        raise ConfigError(
+            f"dataset.target={target}: has the type {column.type}, and a target is a number, a word or a boolean"
+        )
+    return True
+
+
+def number_sort_key(name: str) -> tuple[bool, float, str]:
+    """Returns a sort key: numbers by value, then words."""
+    return (False, float(name), name) if re.match(IS_NUMBER, name) else (True, 0.0, name)
