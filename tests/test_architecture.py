@@ -257,6 +257,33 @@ def test_the_top_level_holds_what_users_type_or_import() -> None:
     assert found == set(TOP_LEVEL)
 
 
+#: Names that several modules define, each with its reason.
+SHARED_NAMES = {
+    "__getattr__": "the lazy names of a package",
+    "build": "the function of a model that its option names",
+    "entry": "the console script, and the first layers of a model, which users import",
+    "main": "the function of a command",
+    "to_tf_variable": "two groups need it, and a group imports no other",
+}
+
+#: The most lines of a module.
+MOST_LINES = 500
+
+
+def test_a_function_or_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[str]] = {}
+    for name in SOURCES:
+        for node in parse(name).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                places.setdefault(node.name, []).append(name)
+    assert {name: found for name, found in places.items() if len(found) > 1 and name not in SHARED_NAMES} == {}
+
+
+def test_no_module_is_long() -> None:
+    lengths = {name: len(path.read_text().splitlines()) for name, path in SOURCES.items()}
+    assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}
+
+
 def test_no_module_is_called_utils() -> None:
     assert not [name for name in SOURCES if {"utils", "util", "helpers", "common", "misc"} & set(name.split("."))]
 

@@ -42,7 +42,7 @@ def made(folder: Path, store: Path) -> Bench:
 
 
 @pytest.mark.slow
-def test_what_was_reported_before_a_kill_is_recorded_once_and_the_run_goes_on(
+def test_reports_before_a_kill_are_recorded_once_and_the_run_goes_on(
     tried: Callable[..., list[str]],
 ) -> None:
     draw = random.Random("at random moments")

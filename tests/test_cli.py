@@ -367,7 +367,7 @@ def test_flags_come_first_with_their_values(words: list[str], wanted: list[str])
         (["a=1", "--overrides"], ["a=1", "--overrides"]),
     ],
 )
-def test_what_mlflow_hands_on_as_one_word_is_split(words: list[str], split: list[str]) -> None:
+def test_single_word_of_mlflow_is_split(words: list[str], split: list[str]) -> None:
     assert split_overrides(words) == split
 
 

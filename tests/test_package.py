@@ -111,7 +111,7 @@ def place_of(module: str, folder: Path, installed: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_what_is_installed_runs_from_any_folder_without_the_checkout(installed: Path, tmp_path: Path) -> None:
+def test_installed_package_runs_from_any_folder_without_the_checkout(installed: Path, tmp_path: Path) -> None:
     for module in ("scaleflow", "scaleflow.conf", "scaleflow.worker.main", "hydra_plugins.scaleflow"):
         assert place_of(module, tmp_path, installed).is_relative_to(installed)
     shown = run([sys.executable, "-m", "scaleflow", "--cfg", "job"], tmp_path, installed).stdout
@@ -125,7 +125,7 @@ def test_what_is_installed_runs_from_any_folder_without_the_checkout(installed: 
 
 
 @pytest.mark.slow
-def test_what_a_user_logs_inside_of_a_run_has_its_tags(installed: Path, tmp_path: Path) -> None:
+def test_users_logs_inside_of_a_run_have_its_tags(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "provenance.json").write_text('{"scaleflow.host": "here", "mlflow.source.git.commit": "abc"}')
     asked = (
         "import os, sys, json, scaleflow.runs.provenance as p;"
@@ -179,7 +179,7 @@ def test_mlflow_run_starts_a_run_that_is_adopted_with_the_cluster_settings_of_a_
 
 
 @pytest.mark.slow
-def test_what_is_installed_trains_and_records(installed: Path, tmp_path: Path) -> None:
+def test_installed_package_trains_and_records(installed: Path, tmp_path: Path) -> None:
     short = ["training.max_steps=2", "dataset.limit=64", "hardware.intra_op_threads=1"]
     done = run([sys.executable, "-m", "scaleflow", *short], tmp_path, installed)
     assert "FINISHED" in done.stdout

@@ -71,7 +71,7 @@ def test_the_settings_of_a_file_become_overrides(config: dict[str, Any], expecte
     assert to_overrides(config) == expected
 
 
-def test_what_is_no_setting_of_the_cluster_is_named() -> None:
+def test_unknown_setting_of_the_cluster_is_named() -> None:
     from mlflow.exceptions import ExecutionException
 
     from scaleflow.tracking.backend import to_overrides

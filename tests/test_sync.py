@@ -203,9 +203,7 @@ def test_a_store_that_is_away_is_told_of_and_asked_again_later(
     assert_is_all_there(uri, made)
 
 
-def test_what_was_masked_is_as_the_environment_has_it(
-    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_masked_value_is_as_the_environment_has_it(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = MadeRun(tmp_path / "run", uri="http://****@127.0.0.1:9/x").ready().end()
     assert drop_credentials("http://****@127.0.0.1:9/x") == "http://127.0.0.1:9/x"
     assert "http://127.0.0.1:9/x" in repair(made.folder).reason

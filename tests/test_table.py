@@ -257,7 +257,7 @@ def events_of(cell: Cell, folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("share", range(SHARES))
-def test_what_is_allowed_trains(
+def test_allowed_cells_train(
     isolated: Callable[..., Any], tmp_path: Path, pytestconfig: pytest.Config, share: int
 ) -> None:
     cells = chosen(pytestconfig.getoption("--matrix"))[share::SHARES]

@@ -286,7 +286,7 @@ class OptunaSweeper(Sweeper):
 def choose_values(trial: optuna.Trial, space: Mapping[str, Any]) -> list[str]:
     """Returns the overrides of a trial, with the values that the sampler proposes."""
     for key, values in space.items():
-        suggest(trial, key, values)
+        suggest_value(trial, key, values)
     return [f"{key}={shown(value)}" for key, value in trial.params.items()]
 
 
@@ -325,7 +325,7 @@ def count_begun(study: optuna.Study) -> int:
     return sum(trial.state != waiting for trial in study.get_trials(deepcopy=False))
 
 
-def suggest(trial: optuna.Trial, key: str, values: Any) -> None:
+def suggest_value(trial: optuna.Trial, key: str, values: Any) -> None:
     """Has the sampler choose a value, unless the trial has one."""
     distributions = imported().distributions
     if isinstance(values, distributions.CategoricalDistribution):

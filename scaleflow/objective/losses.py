@@ -18,31 +18,20 @@ from scaleflow.objective.forms import (
     draw_batch,
     find_keras_name,
     has_logits,
-    plain_names,
     strip_operation,
     takes,
     to_one_hot,
     to_probabilities,
 )
+from scaleflow.objective.keras_names import (
+    CLASS_LOSSES,
+    HINGES,
+    INTEGER_LOSSES,
+    LOSSES_FOR_NO_KIND,
+    LOSSES_NOT_FOR_VALUES,
+)
 from scaleflow.objective.kinds import Defaults, Loss
 from scaleflow.objective.positions import is_shares
-
-#: Keras's losses that take integer classes; its others take targets of the outputs' shape.
-INTEGER = plain_names("SparseCategoricalCrossentropy", "CategoricalGeneralizedCrossEntropy")
-
-#: Those that take any numbers as outputs, and no probabilities.
-HINGES = plain_names("Hinge", "SquaredHinge", "CategoricalHinge")
-
-#: Those that need one of several classes.
-ONE_OF_SEVERAL = INTEGER | plain_names("CategoricalCrossentropy", "CategoricalFocalCrossentropy", "CategoricalHinge")
-
-#: Those that need classes or labels.
-NOT_FOR_VALUES = (
-    ONE_OF_SEVERAL | HINGES | plain_names("BinaryCrossentropy", "BinaryFocalCrossentropy", "Dice", "Tversky")
-)
-
-#: What no kind of target fits.
-FOR_NO_KIND = plain_names("CTC", "Circle")
 
 REDUCTION, SMOOTHING = "reduction", "label_smoothing"
 
@@ -93,7 +82,7 @@ def smooth_labels(described: Outputs, loss: Loss, smoothing: float) -> Loss:
 def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, loader: Loader) -> Loss:
     """Makes the loss that a target names, with targets and outputs in the form that it takes."""
     keras_name = find_keras_name(named)
-    check_kind(described, target, keras_name)
+    check_loss_kind(described, target, keras_name)
     target = complete_arguments(target, named, smoothing, described.kind != "regression")
     made = loader.make(target)
     call: Callable[..., Any] = made.call if isinstance(made, keras.losses.Loss) else made
@@ -108,7 +97,7 @@ def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, 
     def loss(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         if described.kind != "classification":
             targets = tf.cast(targets, tf.float32)
-        elif keras_name is not None and keras_name not in INTEGER:
+        elif keras_name is not None and keras_name not in INTEGER_LOSSES:
             targets = to_one_hot(targets, outputs)
         elif is_shares(targets, outputs):
             raise ConfigError(
@@ -125,14 +114,14 @@ def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, 
     return loss
 
 
-def check_kind(described: Outputs, target: Target, keras_name: str | None) -> None:
+def check_loss_kind(described: Outputs, target: Target, keras_name: str | None) -> None:
     """Rejects a loss of Keras that a kind of target has no use for."""
-    if keras_name in FOR_NO_KIND:
+    if keras_name in LOSSES_FOR_NO_KIND:
         raise ConfigError(
             f"{target.key}._target_={target.path}: does not fit {described.kind} targets; write a training step for "
             "it (training.step)"
         )
-    suited = {"regression": NOT_FOR_VALUES, "binary": ONE_OF_SEVERAL, "multi_label": ONE_OF_SEVERAL}
+    suited = {"regression": LOSSES_NOT_FOR_VALUES, "binary": CLASS_LOSSES, "multi_label": CLASS_LOSSES}
     if keras_name in suited.get(described.kind, ()):
         kinds = "classes or labels" if described.kind == "regression" else "one of several classes"
         examples = {"regression": "Huber", "binary": "BinaryCrossentropy", "multi_label": "BinaryCrossentropy"}

@@ -31,33 +31,16 @@ from scaleflow.objective.forms import (
     to_integers,
     to_probabilities,
 )
+from scaleflow.objective.keras_names import (
+    CLASS_METRICS,
+    CLASS_OR_LABEL_METRICS,
+    HINGES,
+    INTEGER_METRICS,
+    VALUE_METRICS,
+)
 from scaleflow.objective.positions import find_counted, replace_ignored, spread_weights
 
 Array = np.ndarray[Any, Any]
-
-#: Metrics of Keras that take integer classes.
-INTEGER = plain_names(
-    "SparseCategoricalAccuracy", "SparseTopKCategoricalAccuracy", "SparseCategoricalCrossentropy", "Accuracy"
-)
-
-#: Those that take any numbers as outputs, and no probabilities.
-HINGES = plain_names("Hinge", "SquaredHinge", "CategoricalHinge")
-
-#: Those that need one of several classes.
-ONE_OF_SEVERAL = (INTEGER - plain_names("Accuracy")) | plain_names(
-    *("CategoricalAccuracy", "TopKCategoricalAccuracy", "CategoricalCrossentropy", "CategoricalHinge"),
-    *("OneHotIoU", "OneHotMeanIoU"),
-)
-
-#: Those that need classes, and no labels of which several can be true.
-CLASSES = ONE_OF_SEVERAL | plain_names("Accuracy", "IoU", "MeanIoU")
-
-#: Those for values.
-VALUES = plain_names(
-    *("MeanSquaredError", "RootMeanSquaredError", "MeanAbsoluteError", "MeanAbsolutePercentageError", "LogCoshError"),
-    *("MeanSquaredLogarithmicError", "CosineSimilarity", "R2Score", "PearsonCorrelation", "ConcordanceCorrelation"),
-    *("Poisson", "KLDivergence"),
-)
 
 #: Those that compare the values of one example with each other.
 WITHIN_EXAMPLES = plain_names("CosineSimilarity", "PearsonCorrelation", "ConcordanceCorrelation")
@@ -102,7 +85,7 @@ def make_measure(
     start = f"{target.key}._target_={target.path}: "
     named = loader.locate(target)
     keras_name = find_keras_name(named)
-    check_kind(described, start, named, keras_name)
+    check_metric_kind(described, start, named, keras_name)
     if takes(named, "num_classes") and "num_classes" not in target.arguments:
         count = 2 if described.kind == "binary" else described.shape[-1] if described.shape else 1
         target = add_arguments(target, {"num_classes": count})
@@ -151,7 +134,7 @@ class MetricRows:
         self.columns = described.shape[-1] if described.shape else 1
         self._described = described
         self._takes_logits = from_logits or keras_name in HINGES
-        self._takes_integers = getattr(metric, "sparse_y_true", keras_name is None or keras_name in INTEGER)
+        self._takes_integers = getattr(metric, "sparse_y_true", keras_name is None or keras_name in INTEGER_METRICS)
         self._takes_decisions = getattr(metric, "sparse_y_pred", keras_name == "accuracy")
         if keras_name == "binaryiou":
             self._takes_integers = self._takes_decisions = False
@@ -274,15 +257,15 @@ class State:
 # ---------------------------------------------------------------------------------------------
 
 
-def check_kind(described: Outputs, start: str, named: Any, keras_name: str | None) -> None:
+def check_metric_kind(described: Outputs, start: str, named: Any, keras_name: str | None) -> None:
     """Rejects a metric of Keras that a kind of target has no use for."""
     if named in (keras.metrics.Mean, keras.metrics.Sum):
         raise ConfigError(f"{start}takes values, not targets and outputs; remove it, since the loss is always reported")
     unsuited: Mapping[str, bool] = {
         "classification": False,
-        "binary": keras_name in ONE_OF_SEVERAL,
-        "multi_label": keras_name in CLASSES,
-        "regression": keras_name is not None and keras_name not in VALUES,
+        "binary": keras_name in CLASS_METRICS,
+        "multi_label": keras_name in CLASS_OR_LABEL_METRICS,
+        "regression": keras_name is not None and keras_name not in VALUE_METRICS,
     }
     if unsuited[described.kind]:
         examples = {"regression": "MeanAbsolutePercentageError", "binary": "AUC", "multi_label": "AUC"}

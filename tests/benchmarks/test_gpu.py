@@ -115,7 +115,7 @@ def test_a_check_that_fails_is_reported_and_the_others_go_on(
     assert main(["--cpus", "1", "--report", str(tmp_path)], checks[2:]) == 0
 
 
-def test_what_does_not_begin_in_time_is_not_run(tmp_path: Path) -> None:
+def test_check_that_does_not_begin_in_time_is_not_run(tmp_path: Path) -> None:
     assert run(pass_with_value, fail, seconds=0) == [("not run", "out of time")] * 2
     checks = [Check("late", "group", 60, pass_with_value)]
     assert main(["--cpus", "1", "--minutes", "1e-9", "--report", str(tmp_path)], checks) == 1
@@ -139,12 +139,12 @@ def test_a_check_that_does_not_end_is_stopped(own: float, total: float, expected
         os.kill(pids[0], 0)
 
 
-def test_what_cpus_cannot_check_is_skipped() -> None:
+def test_check_that_cpus_cannot_make_is_skipped() -> None:
     assert run(fail, only_gpu=True)[0][0] == "skipped"
     assert run(fail, devices=3) == [("skipped", "it needs 3 devices, and there is 2")]
 
 
-def test_what_hinders_all_checks_fails_them_without_running_them() -> None:
+def test_hindrance_of_all_checks_fails_them_without_running_them() -> None:
     (result,) = run_checks([Check("any", "group", 60, crash)], GPU, 60, obstacle="no CUDA")
     assert (result.status, result.reason) == ("failed", "no CUDA")
 

@@ -265,7 +265,7 @@ def stop_before_the_upload(environment: Mapping[str, str], folder: Path) -> tupl
     return other.load_newest().step, list_objects("s3://resumed/run"), heard.notes
 
 
-def test_what_the_last_command_did_not_upload_is_uploaded_before_other_workers_read(
+def test_pending_upload_of_the_last_command_is_done_before_other_workers_read(
     isolated: Callable[..., Any], tmp_path: Path, object_store: Store
 ) -> None:
     make_bucket(object_store, "resumed")

@@ -117,7 +117,7 @@ def test_the_manifest_is_valid_by_the_published_schema(cluster: KubernetesCluste
         kubernetes_validate.validate(found[1], version, strict=True)
 
 
-def test_what_the_config_says_is_in_the_manifest() -> None:
+def test_manifest_holds_the_config() -> None:
     service, job = documents(EVERYTHING, 4)
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -165,7 +165,7 @@ def test_what_is_refused_fails_the_job_and_what_is_preempted_does_not_count() ->
         ({"path": "/"}, "cluster.path=/: expected a folder in the pods"),
     ],
 )
-def test_what_kubernetes_would_not_take_is_refused(keys: dict[str, Any], expected: str) -> None:
+def test_keys_that_kubernetes_would_not_take_are_refused(keys: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         documents(pods(**keys))
 
@@ -235,7 +235,7 @@ def test_what_the_image_is_made_of_is_there() -> None:
     assert all((ROOT / name).exists() for name in named)
 
 
-def test_what_a_recipe_says_for_the_submission_is_taken_back_in_the_pods(command: Command) -> None:
+def test_pods_take_back_the_keys_of_a_recipe_for_the_submission(command: Command) -> None:
     recipe = command.folder / "conf" / "experiment" / "four.yaml"
     recipe.parent.mkdir(parents=True)
     recipe.write_text("# @package _global_\ncluster: {workers: 4, submit: print, volume: runs}\n")

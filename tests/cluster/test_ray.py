@@ -310,7 +310,7 @@ def error_of_call() -> Exception:
 
 
 @pytest.mark.parametrize("error", [error_of_constructor, error_of_call])
-def test_what_an_actor_raises_is_told(
+def test_error_of_an_actor_is_told(
     error: Callable[[], Exception], failing: Callable[[Exception], Actor], plan: Any, tmp_path: Path
 ) -> None:
     from scaleflow.launcher.processes.ray_host import ActorUnanswered, RayProcess, call_actors
@@ -393,7 +393,7 @@ def test_the_workers_that_are_left_divide_the_same_global_batch(
     assert (fewer.cluster.workers, fewer.training.global_batch_size) == (goes_on, 64)
 
 
-def test_what_is_measured_has_the_name_of_its_machine() -> None:
+def test_measurements_have_the_name_of_their_machine() -> None:
     from scaleflow.launcher.recording.system_metrics import name_by_host
 
     job: RunSpec = SimpleNamespace(name="worker 1")  # type: ignore[assignment]

@@ -365,7 +365,7 @@ CANNOT_WORK = {
 
 
 @pytest.mark.parametrize("command", CANNOT_WORK)
-def test_what_cannot_work_together_is_refused_with_what_would(refused: Callable[..., str], command: str) -> None:
+def test_conflicting_keys_are_refused_with_what_would_work(refused: Callable[..., str], command: str) -> None:
     words = command.replace(": ", ":").split()
     message = refused(*words)
     for part in CANNOT_WORK[command]:
@@ -403,7 +403,7 @@ CAN_WORK = [
 
 
 @pytest.mark.parametrize("command", CAN_WORK)
-def test_what_can_work_is_not_refused(plan: Make, command: str) -> None:
+def test_valid_command_lines_are_not_refused(plan: Make, command: str) -> None:
     plan(*command.split())
 
 

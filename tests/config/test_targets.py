@@ -120,7 +120,7 @@ def test_what_cannot_be_loaded_is_not_logged_as_well(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(("path", "kind"), [("own_targets.NUMBER", "int"), ("own_targets", "module")])
-def test_what_cannot_be_called_is_refused(path: str, kind: str) -> None:
+def test_target_that_cannot_be_called_is_refused(path: str, kind: str) -> None:
     assert refused(path) == f"model._target_={path}: this is a {kind}, expected a class or a function"
 
 

@@ -280,7 +280,7 @@ def test_a_tracked_run_does_not_say_what_is_trusted(tmp_path: Path) -> None:
         made_again(text)
 
 
-def test_what_scaleflow_and_keras_bring_is_followed() -> None:
+def test_targets_of_scaleflow_and_keras_are_followed() -> None:
     text = tracked_config(
         optimizer___target_="tensorflow.keras.optimizers.Lion",
         training__step={"_target_": "scaleflow.training.examples.consistent"},
@@ -297,7 +297,7 @@ def test_what_scaleflow_and_keras_bring_is_followed() -> None:
     assert config.optimizer._target_ == "tensorflow.keras.optimizers.Lion"
 
 
-def test_what_is_trusted_is_followed(tmp_path: Path) -> None:
+def test_trusted_targets_are_followed(tmp_path: Path) -> None:
     text = tracked_config(
         model___target_="my_models.nets.build", dataset__data_dir=f"{tmp_path}/photos", dataset__more=str(tmp_path)
     )

@@ -118,7 +118,7 @@ def real(batches: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.slow
-def test_what_is_drawn_is_the_same_on_any_division_and_after_any_start(isolated: Callable[..., Any]) -> None:
+def test_draws_are_the_same_on_any_division_and_after_any_start(isolated: Callable[..., Any]) -> None:
     one = isolated(course)
     for (form, options), (first, second, rest, fitted, _) in one.items():
         name = f"{form}, {options}"

@@ -72,7 +72,7 @@ def refusals() -> list[str]:
     return found
 
 
-def test_what_no_dataset_has_is_refused(isolated: Callable[..., Any]) -> None:
+def test_invalid_sizes_of_examples_are_refused(isolated: Callable[..., Any]) -> None:
     assert isolated(refusals) == [
         "dataset.size=8: expected an integer, at least 16",
         "dataset.users=0: expected an integer, at least 1",

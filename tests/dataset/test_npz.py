@@ -77,7 +77,7 @@ def test_the_kind_follows_from_the_targets(isolated: Callable[..., Any], tmp_pat
         np.testing.assert_allclose(both, np.asarray(wanted, both.dtype)[order], err_msg=name)
 
 
-def test_what_is_not_compressed_is_mapped(isolated: Callable[..., Any], tmp_path: Path) -> None:
+def test_uncompressed_arrays_are_mapped(isolated: Callable[..., Any], tmp_path: Path) -> None:
     order = np.asfortranarray(IMAGES.astype(np.float32))
     path = saved(tmp_path, "plain", x_train=order, y_train=CLASSES, x_test=IMAGES.astype(np.float32), y_test=CLASSES)
     assert isolated(mapped, path) == {"x_train": True, "y_train": True, "x_test": True, "y_test": True}

@@ -113,7 +113,7 @@ def refusals() -> list[str]:
     return found
 
 
-def test_what_is_no_split_is_refused(isolated: Callable[..., Any]) -> None:
+def test_unknown_split_is_refused(isolated: Callable[..., Any]) -> None:
     wanted = [
         "'train' is empty",
         "can be read only once",

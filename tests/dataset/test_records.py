@@ -236,7 +236,7 @@ def buffers() -> list[Any]:
     ]
 
 
-def test_what_is_held_or_shuffled_through_is_bounded_in_bytes(isolated: Callable[..., Any]) -> None:
+def test_held_and_shuffled_rows_are_bounded_in_bytes(isolated: Callable[..., Any]) -> None:
     assert isolated(buffers) == [255, 100, 30, "Records", "Stream"]
 
 

@@ -32,7 +32,7 @@ def test_the_seed_decides_the_examples(isolated: Callable[..., Any]) -> None:
     assert not np.array_equal(first.targets, other.targets)
 
 
-def test_what_is_learned_in_train_holds_in_test(isolated: Callable[..., Any]) -> None:
+def test_targets_follow_one_map_in_train_and_test(isolated: Callable[..., Any]) -> None:
     ((_, _, train, test),) = isolated(made, {"examples": 20_000, "kind": "regression", "outputs": 2})
     assert (len(train), len(test)) == (16_000, 4000)
     assert not np.array_equal(train.inputs[:4000], test.inputs)

@@ -43,12 +43,12 @@ def test_one_device_named_by_its_index(isolated: Callable[..., Any]) -> None:
     assert (found["intra"], found["inter"]) == (0, 0)
 
 
-def without_gpu(**options: Any) -> dict[str, Any] | str:
+def without_gpu(cases: list[dict[str, Any]]) -> list[dict[str, Any] | str]:
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")
     tf.config.list_physical_devices = without(tf.config.list_physical_devices)
-    return configured(**options)
+    return [configured(**options) for options in cases]
 
 
 def without(listed: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,15 +56,15 @@ def without(listed: Callable[..., Any]) -> Callable[..., Any]:
     return lambda kind=None: [] if kind == "GPU" else listed(kind)
 
 
-def test_what_is_not_there_is_refused(isolated: Callable[..., Any]) -> None:
+def test_missing_devices_are_refused(isolated: Callable[..., Any]) -> None:
     wanted = [
         ({"name": "cpu", "devices": [0, 1]}, ("hardware.devices=[0, 1]: found 1 CPU", "use hardware.devices=[0]")),
         ({"name": "cpu", "devices": [5]}, ("hardware.devices=[5]: found 1 CPU; use hardware.devices=[0]",)),
         ({"name": "gpu"}, ("hardware=gpu: TensorFlow finds no GPU", "use hardware=cpu")),
         ({"memory_limit_mb": 100}, ("hardware.memory_limit_mb=100: there is no GPU, and", "leave it null")),
     ]
-    for options, words in wanted:
-        message = isolated(without_gpu, **options)
+    messages = isolated(without_gpu, [options for options, _ in wanted])
+    for message, (options, words) in zip(messages, wanted, strict=True):
         assert isinstance(message, str), options
         for word in words:
             assert word in message
@@ -85,7 +85,7 @@ def test_devices_of_a_process_that_has_started_tensorflow_are_not_divided(isolat
 
 
 def test_auto_is_the_cpu_where_there_is_no_gpu(isolated: Callable[..., Any]) -> None:
-    assert isolated(without_gpu, name="auto")["names"] == ("CPU:0",)
+    assert isolated(without_gpu, [{"name": "auto"}])[0]["names"] == ("CPU:0",)
 
 
 def test_deterministic_runs_have_the_same_bits(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:

@@ -98,7 +98,7 @@ def test_secrets_are_masked_at_any_depth_and_the_rest_is_kept() -> None:
     }
 
 
-def test_what_is_under_a_secret_key_is_masked_in_a_list_too() -> None:
+def test_values_under_a_secret_key_are_masked_in_a_list_too() -> None:
     assert mask_secrets({"tokens": ["a", "b"]}) == {"tokens": [MASK, MASK]}
 
 

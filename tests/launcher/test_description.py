@@ -140,7 +140,7 @@ def test_overrides_that_the_command_does_not_show_are_added(
     assert (f"This run's overrides:\n\n```sh\n{shown}\n```" in text) if shown else "overrides:" not in text
 
 
-def test_what_mlflow_does_not_take_is_cut_and_says_so(described: Described) -> None:
+def test_description_too_long_for_mlflow_is_cut_and_says_so(described: Described) -> None:
     described.command("python -m scaleflow " + "x" * 3900, *(f"model.layer{n}.units={n}" for n in range(300)))
     values: dict[str, Any] = {f"test/metric{n}": n / 7 for n in range(50)}
     text = described(READY, MetricsLogged(1, values), RunEnded("FAILED", "because " * 1000))

@@ -73,7 +73,7 @@ def test_a_second_close_leaves_the_files_alone_that_were_opened_in_between(tmp_p
             os.fstat(file.fileno())
 
 
-def test_what_the_log_holds_stays_where_the_server_is_gone(tmp_path: Path) -> None:
+def test_log_stays_where_the_server_is_gone(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     log.write_text("of an earlier attempt\n")
     ForkedProcess(str(tmp_path / "nobody"), log, os.environ).close()

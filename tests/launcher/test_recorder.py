@@ -358,7 +358,7 @@ def test_an_event_that_this_version_does_not_know_counts_as_sent(setting: Settin
 
 
 @pytest.mark.parametrize("word", ["start", "params", "metrics", "artifact", "model", "tags", "finish"])
-def test_what_failed_is_sent_again_verbatim_and_nothing_is_skipped(setting: Setting, word: str) -> None:
+def test_failed_call_is_sent_again_verbatim_and_nothing_is_skipped(setting: Setting, word: str) -> None:
     setting.tracker.fails = Times(word, 2)
     setting.ready()
     setting.metrics(1, 2)
@@ -376,9 +376,7 @@ def test_what_failed_is_sent_again_verbatim_and_nothing_is_skipped(setting: Sett
     assert setting.tracker.words()[-1] == "finish"
 
 
-def test_what_was_taken_before_the_failing_portion_is_not_sent_again(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_portions_before_the_failing_one_are_not_sent_again(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer_module, "EVENTS_A_PASS", 3)
 
     def after_step_5(call: Call) -> None:

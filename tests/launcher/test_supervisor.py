@@ -490,7 +490,7 @@ def test_a_command_that_does_not_record_takes_away_only_its_own(
     assert not folder.exists()
 
 
-def test_what_processes_of_other_machines_write_into_the_folder_stays(
+def test_files_of_other_machines_processes_stay_in_the_folder(
     plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}

@@ -159,7 +159,7 @@ def exported_without_a_keras_file(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_what_keras_cannot_write_is_exported_as_weights_and_saved_model(
+def test_model_that_keras_cannot_write_is_exported_as_weights_and_saved_model(
     isolated: Callable[..., Any], tmp_path: Path
 ) -> None:
     found = isolated(exported_without_a_keras_file, tmp_path)

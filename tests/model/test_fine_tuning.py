@@ -107,7 +107,7 @@ def notes_of_builds(plans: list[Any]) -> list[list[str]]:
     return found
 
 
-def test_what_a_run_without_saved_weights_cannot_learn_is_noted(
+def test_run_without_saved_weights_notes_what_it_cannot_learn(
     isolated: Callable[..., Any], plan: Callable[..., Any]
 ) -> None:
     words = ("model=cnn", "model.batch_norm=true", "hardware=cpu", "tracking=none", "strategy=one_device")
@@ -317,7 +317,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED, ids=" ".join)
-def test_what_cannot_work_is_refused_by_the_config_alone(plan: Callable[..., Any], words: tuple[str, ...]) -> None:
+def test_invalid_config_is_refused_by_the_config_alone(plan: Callable[..., Any], words: tuple[str, ...]) -> None:
     from scaleflow.errors import ConfigError
 
     with pytest.raises(ConfigError) as refused:

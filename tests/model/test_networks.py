@@ -116,7 +116,7 @@ def refusals() -> list[str]:
     return found
 
 
-def test_what_a_model_cannot_take_is_refused_with_what_works(isolated: Callable[..., Any]) -> None:
+def test_input_unfit_for_a_model_is_refused_with_what_works(isolated: Callable[..., Any]) -> None:
     wanted = [
         ("model=mlp", "text", "preprocessing", "Inputs.vocabulary", "model=text"),
         ("model=linear", "words, as numbers below 50", "use model=text or model=transformer"),

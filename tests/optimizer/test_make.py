@@ -82,7 +82,7 @@ def test_a_value_that_keras_does_not_take_is_refused_by_its_key(isolated: Callab
     assert isolated(wrong_momentum) == "optimizer.momentum=2.0: `momentum` must be a float between [0, 1]."
 
 
-def test_what_the_loop_does_is_refused_to_keras(isolated: Callable[..., Any]) -> None:
+def test_keras_is_refused_the_work_of_the_loop(isolated: Callable[..., Any]) -> None:
     assert isolated(all_made) == [
         "Adam",
         "LossScaleOptimizer of Adam",

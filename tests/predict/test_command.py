@@ -402,7 +402,7 @@ print(json.dumps(found))
 """
 
 
-def test_what_cannot_work_is_refused_before_tensorflow_is_imported(trained: Trained) -> None:
+def test_invalid_config_is_refused_before_tensorflow_is_imported(trained: Trained) -> None:
     (trained.folder / "there.csv").touch()
     (trained.folder / "full").mkdir()
     (trained.folder / "full" / "mine.txt").touch()

@@ -101,7 +101,7 @@ def test_an_input_bound_run_is_told_so_with_what_would_help() -> None:
     assert summary(0.2, 9.0)["advice"][0] == "2 % of a step waits for input: the run is not input-bound."
 
 
-def test_what_else_takes_long_is_told() -> None:
+def test_other_long_stages_are_told() -> None:
     many = " ".join(summary(0.1, 3.0, 6.0, strategy="multi_worker")["advice"])
     assert "60 % of a step sums gradients" in many
     assert "strategy.communication=nccl" in many

@@ -29,7 +29,9 @@ def test_the_whole_spec_survives(plan: Callable[..., Plan], tmp_path: Path, know
     assert line.endswith(b"\n")
 
 
-def test_what_only_the_launcher_needs_is_not_sent(plan: Callable[..., Plan], tmp_path: Path, known: set[str]) -> None:
+def test_keys_that_only_the_launcher_needs_are_not_sent(
+    plan: Callable[..., Plan], tmp_path: Path, known: set[str]
+) -> None:
     spec = RunSpec(plan(), tmp_path, 0.0, environment={"A": "of-a-job"}, server="/socket", tags={"team": "vision"})
     received = RunSpec.from_line(spec.to_line({"A": "of-a-job"}))
     assert received == RunSpec(spec.plan, tmp_path, 0.0)

@@ -89,7 +89,7 @@ class Log(keras.callbacks.Callback):
 """
 
 
-def test_what_a_callback_logs_is_in_the_run(command: Command) -> None:
+def test_run_holds_what_a_callback_logs(command: Command) -> None:
     (command.folder / "mine.py").write_text(MINE)
     ended = command("training.callbacks=[{_target_: mine.Log}]", "training.max_steps=3", "tracking=none")
     assert ended.returncode == 0, ended.stderr

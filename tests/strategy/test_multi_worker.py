@@ -110,7 +110,7 @@ def test_a_signal_to_one_stops_all_together(command: Command, target: str) -> No
 
 
 @pytest.mark.slow
-def test_what_a_worker_refuses_is_refused(command: Command) -> None:
+def test_refusal_of_a_worker_is_a_refusal(command: Command) -> None:
     ended = command(*WORKERS, "training.global_batch_size=33", "hardware=auto")
     assert ended.returncode == 2
     assert "training.global_batch_size=33: is not divisible by 2 replica(s)" in ended.stderr

@@ -223,7 +223,7 @@ def test_a_signal_stops_the_run_and_every_process(command: Command) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_coordinator_refuses_is_refused(command: Command) -> None:
+def test_refusal_of_the_coordinator_is_a_refusal(command: Command) -> None:
     (command.folder / "mine.py").write_text(MINE)
     ended = command(*SERVED, "training.step={_target_: mine.Own}")
     assert ended.returncode == 2

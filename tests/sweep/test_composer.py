@@ -110,7 +110,7 @@ def test_a_job_has_the_config_that_hydra_composes(
 
 
 @pytest.mark.parametrize("word", ["model.unitz=3", "seed.deep=3", "optimizer=magic", "+seed=3"])
-def test_what_hydra_refuses_is_refused_in_its_words(composer: JobComposer, sweep: DictConfig, word: str) -> None:
+def test_refusal_of_hydra_keeps_its_words(composer: JobComposer, sweep: DictConfig, word: str) -> None:
     with pytest.raises(HydraException) as expected:
         compose_with_hydra(sweep, [word], 0)
     with pytest.raises(HydraException) as found:

@@ -89,7 +89,7 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(command: Command) -> None:
     assert "sesame" not in ended.stdout + ended.stderr + again.stdout
 
 
-def test_what_a_sweep_shows_leads_to_its_best_model(finished: Finished, isolated: Callable[..., Any]) -> None:
+def test_output_of_a_sweep_leads_to_its_best_model(finished: Finished, isolated: Callable[..., Any]) -> None:
     """The last line, the snippet of docs/sweeps.md and the descriptions in MLflow."""
     command, ended = finished
     parent, children = runs(command.folder)

@@ -657,7 +657,7 @@ def test_a_job_that_cannot_be_prepared_any_more_is_refused(folder: Path, monkeyp
     ]
 
 
-def test_what_a_sweep_keeps_of_a_job_does_not_grow_with_its_run(tmp_path: Path) -> None:
+def test_memory_of_a_sweep_does_not_grow_with_a_jobs_run(tmp_path: Path) -> None:
     write = EventWriter(RunFolder(tmp_path).events)
     write(RunReady("run", params={"seed": "1"}))
     for step in range(1, 5001):

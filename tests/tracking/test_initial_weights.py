@@ -31,7 +31,7 @@ def test_a_folder_stands_for_the_keras_file_in_it(plan: Make, tmp_path: Path, pl
     assert file_of(plan(f"model.init_from={file}")) == str(file)
 
 
-def test_what_is_not_there_is_refused_without_mlflow(
+def test_missing_initial_weights_are_refused_without_mlflow(
     plan: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)  # its import fails

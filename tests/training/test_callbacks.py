@@ -60,7 +60,7 @@ def test_a_callback_is_told_of_calls_and_epochs_sets_the_rate_and_ends_the_run(
     assert epochs == 2
 
 
-def test_what_is_no_callback_is_refused(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+def test_object_that_is_no_callback_is_refused(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
     made = plan(*BASE, SIZE, "training.callbacks=[{_target_: keras.losses.MeanSquaredError}]")
     assert isolated(refusal_of, made) == (
         "training.callbacks: keras.losses.MeanSquaredError returned a MeanSquaredError, expected a "

@@ -216,7 +216,7 @@ def test_a_stream_shorter_than_promised_ends_the_run(isolated: Callable[..., Any
     assert isolated(promised, cases) == wanted
 
 
-def test_what_a_stream_holds_beyond_its_promise_is_not_used(isolated: Callable[..., Any]) -> None:
+def test_rows_of_a_stream_beyond_its_promise_are_not_used(isolated: Callable[..., Any]) -> None:
     assert isolated(promised, [(30, 26), (28, 24)]) == [None, None]
 
 

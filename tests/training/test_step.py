@@ -119,7 +119,7 @@ def refused(*plans: Any) -> list[str | None]:
     return found
 
 
-def test_what_is_no_step_is_refused_by_its_name(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+def test_invalid_step_is_refused_by_its_name(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
     wanted = {
         step("of_examples"): "returned a loss of shape (24,) and type float32, expected a real scalar",
         step("counted"): "returned a loss of shape () and type int32, expected a real scalar",

@@ -284,7 +284,7 @@ def test_text_is_refused(isolated: Callable[..., Any], plan: Any) -> None:
     )
 
 
-def test_what_does_not_compile_is_named_by_its_operation(isolated: Callable[..., Any], plan: Any) -> None:
+def test_operation_that_does_not_compile_is_named(isolated: Callable[..., Any], plan: Any) -> None:
     found = isolated(why, plan(*BASE, *model("through_text"), "strategy=one_device", "hardware.xla=true"))
     assert found.startswith("failed: InvalidArgumentError: ")
     assert "AsString" in found
