@@ -15,7 +15,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import Event, MetricsLogged, Note
 from tests.conftest import Command
-from tests.training.fake_engine import ignore, make_session, run_apart
+from tests.training.fake_engine import build_untested, ignore, make_session, run_apart
 
 #: 80 examples make 5 steps an epoch; calls of two steps end at 1, 3, 5 | 7, 9, 10 | 12, 14, 15.
 BASE = (
@@ -310,9 +310,8 @@ def test_a_damaged_best_checkpoint_leaves_the_model_of_the_last_step(
 def confusions(plan: Plan, folder: str) -> list[Any]:
     """Of a run without a test split: what it counted, and what its model gives when it is evaluated again."""
     from scaleflow import checkpoint, training
-    from scaleflow.worker.build import build_training
 
-    built = replace(build_training(plan, ignore), test=None)
+    built = build_untested(plan)
     manager = checkpoint.CheckpointManager(plan.checkpoint, folder, ignore)
     checkpointing = training.Checkpointing(manager, plan.checkpoint.sought, ends_as_best=True)
     make_session(plan, built, ignore, checkpointing=checkpointing).run()

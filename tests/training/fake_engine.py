@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from scaleflow.training import Loop, Session
+    from scaleflow.worker.build import TrainingSetup
 
 T = TypeVar("T")
 
@@ -234,3 +235,11 @@ def on_each_replica(parts: Parts) -> list[list[np.ndarray[Any, Any]]]:
 def far(found: list[np.ndarray[Any, Any]], wanted: list[np.ndarray[Any, Any]]) -> float:
     """The largest difference."""
     return max(float(np.max(np.abs(f - w))) for f, w in zip(found, wanted, strict=True))
+
+
+def build_untested(plan: Plan) -> TrainingSetup:
+    """Builds a run, and leaves its test split out."""
+    from scaleflow.worker.build import build_training
+
+    built = build_training(plan, ignore)
+    return replace(built, feeds=replace(built.feeds, test=None))

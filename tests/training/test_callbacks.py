@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from scaleflow.interfaces.events import EpochEnded, Event, Note
-from tests.training.fake_engine import ignore, make_session
+from tests.training.fake_engine import build_untested, ignore, make_session
 from tests.training.test_session import BASE, SIZE
 
 WATCH = "training.callbacks=[{_target_: tests.training.watch.Watch, last: 1}]"
 
 
 def watched(plan: Any) -> tuple[list[Any], list[str], Any]:
-    from scaleflow.worker.build import build_training
     from tests.training.watch import CALLED
 
     notes: list[str] = []
-    built = replace(build_training(plan, ignore), test=None)
+    built = build_untested(plan)
 
     def emit(event: Event) -> None:
         if isinstance(event, Note):
@@ -92,9 +90,8 @@ def refusal_of(plan: Any) -> str:
 def frozen(plan: Any) -> tuple[str, str]:
     """What the run was ended with, and the last step that was taken."""
     from scaleflow.errors import ScaleflowError
-    from scaleflow.worker.build import build_training
 
-    built = replace(build_training(plan, ignore), test=None)
+    built = build_untested(plan)
     steps = [0]
 
     def emit(event: Event) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,18 +134,18 @@ def test_a_step_counts_as_the_mean_of_its_call(isolated: Callable[..., Any]) -> 
     )
 
 
-def utilised(plan: Any) -> list[dict[str, float]]:
+def measure_utilisation(plan: Any, folder: Path) -> list[dict[str, float]]:
     import dataclasses
     import time
-    from pathlib import Path
 
     from scaleflow.runs import RunSpec
     from scaleflow.worker.build import build_training
     from scaleflow.worker.train import begin_training, make_worker_sync
 
     events: list[dict[str, float]] = []
-    built = dataclasses.replace(build_training(plan, ignore), peak_flops=1e12)
-    job = RunSpec(plan, Path(), time.time())
+    built = build_training(plan, ignore)
+    built = dataclasses.replace(built, facts=dataclasses.replace(built.facts, peak_flops=1e12))
+    job = RunSpec(plan, folder, time.time())
 
     def emit(event: Event) -> None:
         events.append(getattr(event, "values", {}))
@@ -154,7 +155,7 @@ def utilised(plan: Any) -> list[dict[str, float]]:
 
 
 def test_utilisation_is_the_models_operations_to_the_devices_peak(
-    isolated: Callable[..., Any], plan: Callable[..., Any]
+    isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
 ) -> None:
-    values, *_ = isolated(utilised, plan(*MLP, "strategy=one_device", "training.epochs=1"))
+    values, *_ = isolated(measure_utilisation, plan(*MLP, "strategy=one_device", "training.epochs=1"), tmp_path)
     assert values["perf/mfu"] == pytest.approx(values["perf/examples_per_second"] * OF_MLP / 1e12)
