@@ -144,7 +144,7 @@ def test_hydras_state_is_left_as_it_was() -> None:
         (("seed=1", {"seed": 3}), "run(..., dict): expected overrides KEY=VALUE, or one config alone"),
     ],
 )
-def test_what_cannot_work_is_raised(
+def test_refusals_are_raised(
     words: tuple[Any, ...], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)

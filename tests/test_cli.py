@@ -505,9 +505,7 @@ REFUSED_LATER: Mapping[tuple[str, ...], str] = {
 
 
 @pytest.mark.parametrize("words", REFUSED_LATER, ids=" ".join)
-def test_what_needs_tensorflow_or_the_store_to_be_seen_is_refused_in_the_same_way(
-    command: Command, words: tuple[str, ...]
-) -> None:
+def test_late_refusals_look_like_early_ones(command: Command, words: tuple[str, ...]) -> None:
     done = command(*words)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(f"scaleflow: {REFUSED_LATER[words]}")

@@ -43,7 +43,7 @@ def test_the_entry_points_are_commands() -> None:
         (["evaluate", "abc", "dataset=", "--overrides", " "], ["scaleflow.evaluate", "abc"]),
     ],
 )
-def test_what_nobody_has_typed_is_left_away(words: list[str], command: list[str], monkeypatch: Any) -> None:
+def test_words_that_nobody_typed_are_left_out(words: list[str], command: list[str], monkeypatch: Any) -> None:
     became: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda path, arguments: became.append(arguments[1:]))
     project.main(words)

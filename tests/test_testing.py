@@ -158,7 +158,7 @@ def try_all() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_what_works_passes_and_what_does_not_is_named(isolated: Callable[..., Any]) -> None:
+def test_checks_pass_or_name_the_fault(isolated: Callable[..., Any]) -> None:
     results = isolated(try_all, timeout=240)
     for kind, (inputs, outputs) in KINDS.items():
         assert results[kind].counts == {"train": 32, "test": 8}

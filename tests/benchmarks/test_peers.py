@@ -21,7 +21,7 @@ def test_each_benchmark_makes_a_row_for_each_opponent(name: str) -> None:
     assert all(row.ratios == [1.0, 1.0] for row in rows)
 
 
-def test_what_is_not_installed_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_peers_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nowhere = tmp_path / "python"
     assert program.main(["mlp", "--python", str(nowhere)]) == 2
     assert f"there is no {nowhere}" in capsys.readouterr().err

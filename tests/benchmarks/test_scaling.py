@@ -108,7 +108,7 @@ def test_steps_of_other_machines_are_typed(capsys: pytest.CaptureFixture[str], m
 
 
 @pytest.mark.parametrize("words", [["--model", "resnet50"], ["--model", "a:0:1"], ["--workers", "0"], ["--gbits", "0"]])
-def test_what_makes_no_sense_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_options_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2

@@ -123,7 +123,7 @@ def write_and_forget() -> bool:
     return is_gone() is None
 
 
-def test_what_is_written_does_not_stay_in_memory(isolated: Callable[..., Any]) -> None:
+def test_written_checkpoints_do_not_stay_in_memory(isolated: Callable[..., Any]) -> None:
     assert isolated(write_and_forget)
 
 

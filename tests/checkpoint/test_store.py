@@ -53,7 +53,7 @@ def written_and_read(folder: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("place", ["{}/checkpoints", "{}/checkpoints/", "ram://test{}/checkpoints"])
-def test_what_is_read_is_what_was_written(isolated: Callable[..., Any], tmp_path: Path, place: str) -> None:
+def test_a_checkpoint_is_read_as_it_was_written(isolated: Callable[..., Any], tmp_path: Path, place: str) -> None:
     assert isolated(written_and_read, place.format(tmp_path)) == [[], [5, 30, 123456789], True, True, True]
 
 

@@ -141,7 +141,7 @@ def test_manifest_holds_the_config() -> None:
     assert pod["securityContext"]["fsGroup"] == GROUP
 
 
-def test_what_is_refused_fails_the_job_and_what_is_preempted_does_not_count() -> None:
+def test_a_refusal_fails_the_job_and_a_preemption_does_not_count() -> None:
     rules = documents(pods())[1]["spec"]["podFailurePolicy"]["rules"]
     by_code = {code: rule["action"] for rule in rules for code in rule.get("onExitCodes", {}).get("values", [])}
     assert by_code == {143: "Ignore", 2: "FailJob"}  # what has failed, 1, counts
@@ -228,7 +228,7 @@ def test_the_example_of_the_docs_is_valid_and_names_what_it_makes(command: Comma
     assert f"job/{job['metadata']['name']}\n" in page
 
 
-def test_what_the_image_is_made_of_is_there() -> None:
+def test_the_files_of_the_image_exist() -> None:
     kept = (ROOT / "docs" / "kubernetes" / "Dockerfile.dockerignore").read_text()
     named = re.findall(r"^!(\S+)$", kept, re.M)
     assert set(named) >= {"pyproject.toml", "scaleflow", "conf", "hydra_plugins"}
@@ -275,7 +275,7 @@ def test_pods_take_back_the_keys_of_a_recipe_for_the_submission(command: Command
         ([f"+cluster.image={IMAGE}"], "cluster=local: image, .* these keys are only for pods; use cluster=kubernetes"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_impossible_clusters_are_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str], expected: str
 ) -> None:
     from scaleflow.cli import main

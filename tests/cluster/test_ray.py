@@ -180,7 +180,7 @@ def test_a_sweep_has_its_jobs_placed_over_the_cluster(cluster: Machines, command
         ),
     ],
 )
-def test_what_cannot_be_is_refused(command: Command, words: list[str], expected: str) -> None:
+def test_impossible_clusters_are_refused(command: Command, words: list[str], expected: str) -> None:
     ended = command("cluster=ray", *words)
     assert ended.returncode == 2
     assert re.search(expected, ended.stderr), ended.stderr

@@ -104,7 +104,7 @@ def test_the_script_starts_a_task_on_each_machine_with_the_words_that_were_typed
         (["cluster=tf_config", "+cluster.submit=print"], "use cluster=slurm"),
     ],
 )
-def test_what_cannot_be_is_refused(command: Command, words: list[str], expected: str) -> None:
+def test_impossible_clusters_are_refused(command: Command, words: list[str], expected: str) -> None:
     ended = command(*words)
     assert ended.returncode == 2
     assert re.search(expected, ended.stderr), ended.stderr

@@ -65,7 +65,7 @@ def test_parameter_servers_come_after_the_workers() -> None:
         (config({"worker": HOSTS}, task(0, "chief")), 'task.type="chief": the cluster has only worker'),
     ],
 )
-def test_what_makes_no_sense_is_refused(text: str | None, words: str) -> None:
+def test_impossible_options_are_refused(text: str | None, words: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         parse_tf_config(text)
     assert words in str(refusal.value)

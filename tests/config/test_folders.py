@@ -5,13 +5,13 @@ from pathlib import Path
 from scaleflow.config.folders import create_folder, remove_created
 
 
-def test_what_was_created_is_removed_up_to_what_was_there(tmp_path: Path) -> None:
+def test_created_folders_are_removed_up_to_an_earlier_one(tmp_path: Path) -> None:
     create_folder(tmp_path / "data" / "exp" / "a")
     remove_created(tmp_path / "data" / "exp" / "a")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_there_stays_also_where_it_is_empty(tmp_path: Path) -> None:
+def test_earlier_folders_stay_even_if_empty(tmp_path: Path) -> None:
     (tmp_path / "data" / "exp").mkdir(parents=True)
     create_folder(tmp_path / "data" / "exp" / "a")
     remove_created(tmp_path / "data" / "exp" / "a")
@@ -20,7 +20,7 @@ def test_what_was_there_stays_also_where_it_is_empty(tmp_path: Path) -> None:
     assert (tmp_path / "data" / "exp").is_dir()
 
 
-def test_what_holds_something_stays(tmp_path: Path) -> None:
+def test_folders_with_files_stay(tmp_path: Path) -> None:
     create_folder(tmp_path / "exp" / "a")
     (tmp_path / "exp" / "a" / "note").touch()
     remove_created(tmp_path / "exp" / "a")

@@ -183,7 +183,7 @@ PROCESSES = {
 
 
 @pytest.mark.parametrize("overrides", PROCESSES)
-def test_what_a_strategys_processes_cannot_do_is_refused(
+def test_keys_that_a_strategys_processes_cannot_follow_are_refused(
     refused: Callable[..., str], overrides: tuple[str, ...]
 ) -> None:
     assert PROCESSES[overrides] in refused(*overrides)
@@ -407,7 +407,7 @@ def test_valid_command_lines_are_not_refused(plan: Make, command: str) -> None:
     plan(*command.split())
 
 
-def test_what_scaleflow_has_no_name_for_is_the_targets_argument(plan: Make) -> None:
+def test_unknown_keys_are_arguments_of_the_target(plan: Make) -> None:
     made = plan("model.units=[8,4]", "+optimizer.amsgrad=true")
     assert made.model.target.path == "scaleflow.model.mlp.build"
     assert made.model.target.arguments == {"units": [8, 4], "dropout": 0.0, "batch_norm": False}

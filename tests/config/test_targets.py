@@ -101,7 +101,7 @@ def test_a_builtin_without_a_signature_says_itself_what_it_takes() -> None:
         ("own_targets..build", "own_targets..build"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused_with_the_cause_and_where_it_is_looked_for(path: str, cause: str) -> None:
+def test_a_target_that_cannot_be_loaded_is_refused_with_the_cause(path: str, cause: str) -> None:
     message = refused(path)
     assert message.startswith(f"model._target_={path}: cannot be loaded (")
     assert cause in message
@@ -109,11 +109,11 @@ def test_what_cannot_be_loaded_is_refused_with_the_cause_and_where_it_is_looked_
 
 
 @pytest.mark.parametrize("path", ["no_such_module.build", "own_targets.nowhere", "own_targets.Layer.nowhere"])
-def test_what_is_not_there_is_said_without_the_class_of_an_error(path: str) -> None:
+def test_a_missing_target_is_named_without_the_class_of_an_error(path: str) -> None:
     assert "Error" not in refused(path)
 
 
-def test_what_cannot_be_loaded_is_not_logged_as_well(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_target_that_cannot_be_loaded_is_not_logged_too(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigError, match="cannot be loaded"):
         bind_target(Target("training.step", "json.nothing"))
     assert caplog.text == ""

@@ -158,9 +158,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_followed_is_refused_by_its_name(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_untrusted_values_are_refused_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     changes, expected = REFUSED[name]
     with pytest.raises(ConfigError) as refused:
@@ -242,7 +240,7 @@ def make_links(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         *(f"runs:/{RUN}/model", "models:/digits/3", "models:/m-1", "glue/cola:1.0.0", "train[:50%]", "x:y"),
     ],
 )
-def test_what_stays_in_the_folder_or_in_the_store_is_followed(
+def test_paths_in_the_folder_or_the_store_are_trusted(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_links(tmp_path, monkeypatch)
@@ -311,9 +309,7 @@ def test_trusted_targets_are_followed(tmp_path: Path) -> None:
         made_again(text, trusted=["my_models", str(tmp_path / "photo")])
 
 
-def test_what_is_typed_counts_and_what_was_typed_elsewhere_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_typed_words_replace_those_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_DATA", "/data")
     text = tracked_config(
         checkpoint__folder="gs://theirs/x",
@@ -382,7 +378,7 @@ def test_one_refusal_names_all_modules_and_folders_that_are_missing(
     assert made_again(text, trusted=trusted, config_dirs=["my conf"], **more).config.trusted_modules == trusted
 
 
-def test_what_our_own_options_interpolate_follows_what_is_typed() -> None:
+def test_interpolations_of_own_options_follow_typed_words() -> None:
     text = yaml.safe_dump(
         {
             **yaml.safe_load(default_config()),

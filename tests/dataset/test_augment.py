@@ -184,7 +184,7 @@ def refusals() -> list[str]:
     return found
 
 
-def test_what_the_inputs_are_no_such_thing_as_is_refused(isolated: Callable[..., Any]) -> None:
+def test_augmentations_that_do_not_fit_the_inputs_are_refused(isolated: Callable[..., Any]) -> None:
     assert isolated(refusals) == [
         "dataset.augment.mixup=0.2: mixes only numbers, and the dataset's inputs are text; remove it",
         "dataset.augment.flip=true: needs images of shape (height, width, channels), and the dataset's inputs have "

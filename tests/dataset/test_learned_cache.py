@@ -109,7 +109,7 @@ def change(base: Path) -> Any:
     return found
 
 
-def test_what_changes_is_learned_again(isolated: Callable[..., Any], tmp_path: Path) -> None:
+def test_changed_files_are_learned_again(isolated: Callable[..., Any], tmp_path: Path) -> None:
     found = isolated(change, tmp_path)
     types = "columns, rows and types"
     assert found == {

@@ -138,7 +138,7 @@ def refusals(base: Path) -> list[str]:
     )
 
 
-def test_what_is_missing_or_wrong_is_refused(isolated: Callable[..., Any], tmp_path: Path) -> None:
+def test_missing_or_wrong_files_are_refused(isolated: Callable[..., Any], tmp_path: Path) -> None:
     write_pair(tmp_path / "whole", "a", halves(4, 4))
     (tmp_path / "empty/images").mkdir(parents=True)
     (tmp_path / "empty/masks").mkdir()

@@ -259,7 +259,7 @@ def refused(call: Callable[[], Any]) -> str | None:
     return None
 
 
-def test_what_does_not_fit_is_refused_with_the_keys_of_both_sides(isolated: Callable[..., Any]) -> None:
+def test_structures_that_do_not_fit_are_refused_with_their_keys(isolated: Callable[..., Any]) -> None:
     wanted = [
         "dataset: Given.inputs must be a scaleflow.interfaces.Inputs, or a dict of them",
         "dataset: Given.inputs has the key 'a/b'; expected a name without /",

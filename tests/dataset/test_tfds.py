@@ -174,7 +174,7 @@ def refusals(folder: str) -> list[Any]:
     return [*found, read_one({"name": "mnist"})]
 
 
-def test_what_is_missing_is_refused_and_says_what_to_put_where(prepared: Path, isolated: Callable[..., Any]) -> None:
+def test_missing_data_is_refused_with_the_place_for_it(prepared: Path, isolated: Callable[..., Any]) -> None:
     wanted = [
         ["dataset.name=None: expected the name of a dataset"],
         ["dataset.name=cifar10: is not prepared", "www.cs.toronto.edu does not answer", "no network",

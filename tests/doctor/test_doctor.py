@@ -62,7 +62,7 @@ def closed_port() -> int:
 # ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_here_and_what_works_as_json(examined: Doctor) -> None:
+def test_the_report_as_json(examined: Doctor) -> None:
     found = examined.report()
     assert (found.pop("exit_code"), found.pop("error")) == (0, None)
     assert sorted(found) == sorted(KEYS)
@@ -92,7 +92,7 @@ def test_what_is_here_and_what_works_as_json(examined: Doctor) -> None:
     assert list(examined.folder.iterdir()) == []  # no store was made
 
 
-def test_what_is_here_and_what_works_for_eyes(examined: Doctor) -> None:
+def test_the_report_as_text(examined: Doctor) -> None:
     password = {"MLFLOW_TRACKING_URI": f"http://me:sesame@127.0.0.1:{closed_port()}"}
     before = time.monotonic()
     ended = examined(

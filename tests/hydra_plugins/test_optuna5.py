@@ -98,7 +98,7 @@ def test_a_job_that_tells_nothing_is_a_trial_that_failed(hydra_sweep_runner: TSw
         (("foo=1,2", "hydra.sweeper.pruner=median"), "only jobs of scaleflow's own command"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_impossible_options_are_refused(
     hydra_sweep_runner: TSweepRunner, tmp_path: Path, words: Sequence[str], message: str
 ) -> None:
     with pytest.raises(HydraException, match=message):

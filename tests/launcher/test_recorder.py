@@ -660,7 +660,7 @@ def test_a_run_that_goes_on_is_recorded_from_where_it_was_recorded_to(setting: S
     assert ("tags", {"scaleflow.restarts": "1", "scaleflow.restart.1": "worker 1 died"}) in setting.tracker.calls
 
 
-def test_what_nobody_had_recorded_is_recorded_when_the_run_goes_on(setting: Setting) -> None:
+def test_unrecorded_events_are_recorded_when_the_run_goes_on(setting: Setting) -> None:
     """The launcher was killed before the store answered: the end of then is not the end of now."""
     setting.ready()
     setting.metrics(1)

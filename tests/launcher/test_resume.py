@@ -74,7 +74,7 @@ def make_commands(folder: Path) -> list[Command]:
     return commands
 
 
-def test_what_was_preempted_and_killed_and_extended_is_the_run_that_was_not(
+def test_a_preempted_killed_and_extended_run_equals_an_undisturbed_one(
     tmp_path: Path, isolated: Callable[..., Any]
 ) -> None:
     """SIGTERM, then kill -9 of launcher and worker, whose end is written for them, then a longer run.
@@ -208,7 +208,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_would_make_another_run_of_it_is_refused(stopped: Path, words: tuple[str, ...]) -> None:
+def test_changes_that_make_another_run_are_refused(stopped: Path, words: tuple[str, ...]) -> None:
     before = sorted(path.name for path in stopped.iterdir())
     ended = Command(stopped.parents[2])(f"resume={stopped}", *words)
     assert ended.returncode == 2, ended.stderr

@@ -273,7 +273,7 @@ def test_inline_does_not_train_what_the_store_refuses(
     assert not (folder / "events.jsonl").exists()
 
 
-def test_what_was_trained_inline_before_a_slow_store_refused_it_stays(
+def test_an_inline_run_stays_although_a_slow_store_refuses_it(
     inline: Callable[..., tuple[int, list[str], Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scaleflow.launcher.processes.inline.STORE_SECONDS", 0.0)

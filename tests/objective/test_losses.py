@@ -390,7 +390,7 @@ def refusals() -> dict[str, str]:
     return found
 
 
-def test_what_does_not_fit_is_refused_in_words(isolated: Callable[..., Any]) -> None:
+def test_losses_that_do_not_fit_are_refused_in_words(isolated: Callable[..., Any]) -> None:
     found = isolated(refusals)
     for name, (_, _, wanted) in {**WRONG, **WRONG_WEIGHTS}.items():
         assert wanted in found[name], (name, found[name])

@@ -307,7 +307,7 @@ def refusals() -> dict[str, str]:
     return found
 
 
-def test_what_cannot_be_measured_is_refused_in_words(isolated: Callable[..., Any]) -> None:
+def test_metrics_that_do_not_fit_are_refused_in_words(isolated: Callable[..., Any]) -> None:
     found = isolated(refusals)
     for name, (_, _, wanted) in WRONG.items():
         assert wanted in found[name], (name, found[name])

@@ -163,7 +163,7 @@ def test_a_whole_run_evaluates_and_exports_the_averages_of_one_device(
          "optimizer.rate_factors with training.step._target_=tests.training.steps.TwoRates: it applies its own"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_with_a_model_is_refused(
+def test_options_that_do_not_fit_a_model_are_refused(
     isolated: Callable[..., Any], plan: Callable[..., Any], words: tuple[str, ...], message: str
 ) -> None:
     assert message in isolated(why_refused, plan(*BASE, ONE, *words))

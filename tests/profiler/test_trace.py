@@ -153,7 +153,7 @@ def test_tensorboard_s_profiler_finds_the_markers(runs: dict[str, list[Event]]) 
 
 
 @pytest.mark.slow
-def test_what_is_trained_does_not_depend_on_it(runs: dict[str, list[Event]]) -> None:
+def test_the_losses_do_not_depend_on_the_profiler(runs: dict[str, list[Event]]) -> None:
     def losses(name: str) -> dict[int, float]:
         logged = of_kind(MetricsLogged, runs[name])
         return {event.step: event.values["train/loss"] for event in logged if "train/loss" in event.values}

@@ -53,7 +53,7 @@ def test_long_lists_of_numbers_lie_beside_it(tmp_path: Path) -> None:
     assert (tmp_path / "learned_state.npz").is_file()
 
 
-def test_what_cannot_be_read_is_refused_in_words(tmp_path: Path) -> None:
+def test_unreadable_records_are_refused_in_words(tmp_path: Path) -> None:
     assert read_learned_state(tmp_path) is None
     path = tmp_path / "learned_state.json"
     record = json.loads(to_files(SINGLE)[path.name])

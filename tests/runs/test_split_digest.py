@@ -29,7 +29,7 @@ def test_files_count_where_the_split_is_not_digested_as_a_whole(monkeypatch: pyt
     assert identify_split("aa", "", FILES)["covers"] == "the first 2 files"
 
 
-def test_what_differs_between_two_runs() -> None:
+def test_changed_splits_of_two_runs_are_named() -> None:
     before = {"train": make_split(), "validation": make_split("bb"), "test": make_split("cc")}
     now = {"train": make_split("dd"), "validation": make_split("bb", 900), "extra": make_split()}
     assert list_split_changes(before, before) == []

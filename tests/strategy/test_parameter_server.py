@@ -158,7 +158,7 @@ def test_workers_that_die_are_started_again_and_the_run_goes_on(command: Command
     ("number", "name"),
     [(3, "server 0"), (1, "worker 0")],
 )
-def test_what_may_not_be_started_again_ends_all_with_its_name(command: Command, number: int, name: str) -> None:
+def test_a_process_that_may_not_restart_ends_all_with_its_name(command: Command, number: int, name: str) -> None:
     (command.folder / "mine.py").write_text(MINE)
     long = LongRun(command, *SERVED, *SLOW, "cluster.max_restarts=0").until("epoch")
     processes = long.children()

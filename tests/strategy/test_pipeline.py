@@ -310,7 +310,7 @@ def test_stages_that_are_not_as_many_as_devices_are_refused_with_what_would_work
         ),
     ],
 )
-def test_what_the_machine_or_the_model_does_not_allow_is_refused_by_the_worker(
+def test_the_worker_refuses_stages_that_the_machine_or_the_model_lacks(
     isolated: Isolated, plan: Make, words: Sequence[str], parts: Sequence[str]
 ) -> None:
     message = isolated(refusal, plan("strategy=pipeline", "hardware=auto", "tracking=none", *words))

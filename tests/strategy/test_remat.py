@@ -290,7 +290,7 @@ REFUSALS: dict[tuple[str, ...], str] = {
 
 
 @pytest.mark.parametrize("words", REFUSALS, ids=lambda words: words[-1] + words[0][-8:])
-def test_what_cannot_be_computed_again_is_refused(isolated: Isolated, plan: Make, words: tuple[str, ...]) -> None:
+def test_layers_that_cannot_be_recomputed_are_refused(isolated: Isolated, plan: Make, words: tuple[str, ...]) -> None:
     assert REFUSALS[words] in isolated(refuse, plan(*BASE, *(() if PIPELINE[0] in words else ONE), *words))
 
 

@@ -111,7 +111,7 @@ def test_a_worker_opens_its_own_files_and_resumes_exactly(tmp_path: Path, isolat
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_what_cannot_be_divided_is_refused(command: Command) -> None:
+def test_data_that_cannot_be_divided_is_refused(command: Command) -> None:
     for words, reason in (
         (("dataset=digits",), "dataset.shards=2 with dataset._target_=scaleflow.dataset.digits.Digits: only tables"),
         (

@@ -93,7 +93,7 @@ REFUSED: list[tuple[str, int, list[str] | None, list[str]]] = [
 ]
 
 
-def test_what_cannot_be_cut_is_refused_by_name(isolated: Callable[..., Any]) -> None:
+def test_models_that_cannot_be_cut_are_refused_by_name(isolated: Callable[..., Any]) -> None:
     for message, case in zip(isolated(divisions, [case[:3] for case in REFUSED]), REFUSED, strict=True):
         assert isinstance(message, str), (case, message)
         assert len(message.splitlines()) == 1

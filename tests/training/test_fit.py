@@ -285,7 +285,7 @@ def refused(*plans: Any) -> list[str | None]:
     return found
 
 
-def test_what_fit_cannot_do_is_refused(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+def test_keys_that_fit_cannot_follow_are_refused(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
     devices = "hardware.logical_devices=2"
     assert isolated(
         refused,

@@ -166,7 +166,7 @@ def refused(*plans: Any) -> list[str | None]:
     return found
 
 
-def test_what_the_data_cannot_give_is_refused(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+def test_more_steps_than_the_data_has_are_refused(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
     found = isolated(
         refused,
         plan(*BASE, SIZE, "training.steps_per_epoch=6"),
@@ -305,7 +305,7 @@ def timed(plan: Any, seconds: list[float], opening: float, window: tuple[int, in
     return events
 
 
-def test_what_a_step_usually_takes_is_the_mean_of_its_epoch_with_the_waiting_for_input(
+def test_a_step_takes_the_mean_of_its_epoch_waiting_included(
     isolated: Callable[..., Any], plan: Callable[..., Any]
 ) -> None:
     """Steps that find input that was read ahead are fast, and come first: the median of those says nothing."""

@@ -73,7 +73,7 @@ def rates(plan: Any) -> tuple[float, list[float], int, int]:
     return loop.loss_scale, found, len(loop.own_variables), expected
 
 
-def test_what_a_step_keeps_can_be_found(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+def test_variables_that_a_step_keeps_are_found(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
     chosen = plan(*BASE, *MIRRORED, step("Adversarial"), "optimizer.scale=linear", "optimizer.base_batch_size=24")
     scale, found, kept, expected = isolated(rates, chosen)
     assert scale is None
@@ -160,7 +160,7 @@ def test_an_argument_of_a_step_is_checked(isolated: Callable[..., Any], plan: Ca
     "beside",
     ["training.accumulate=2", "training.clip_norm=1.0", "precision=mixed_float16", "hardware.xla=true"],
 )
-def test_what_the_loop_would_do_to_gradients_is_refused_beside_own_optimizers(
+def test_keys_about_gradients_are_refused_beside_own_optimizers(
     isolated: Callable[..., Any], plan: Callable[..., Any], beside: str
 ) -> None:
     (message,) = isolated(refused, plan(*BASE, step("TwoRates"), beside))

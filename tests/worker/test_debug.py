@@ -125,7 +125,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_looked_into_is_refused(plan: Callable[..., Any], words: tuple[str, ...]) -> None:
+def test_impossible_debug_options_are_refused(plan: Callable[..., Any], words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(*words)
     assert str(caught.value).startswith(REFUSED[words])

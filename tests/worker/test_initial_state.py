@@ -111,9 +111,7 @@ def test_a_model_of_the_users_own_keeps_its_words(command: Command) -> None:
     assert "all layers take or give that" in anew.stderr
 
 
-def test_what_is_taken_of_the_first_run_follows_from_the_key_and_the_model(
-    plan: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_weights_are_taken_as_the_key_and_the_model_say(plan: Callable[..., Any], tmp_path: Path) -> None:
     first = LearnedState(Inputs((2,)), Outputs("binary", (1,), ("no", "yes")))
     (tmp_path / "model.keras").touch()
     origin, key = f"model.init_from={tmp_path}/model.keras", "model.init_from_preprocessing"
