@@ -132,7 +132,7 @@ def test_each_benchmark_makes_its_rows_of_its_contestants(name: str) -> None:
 
 
 @pytest.mark.parametrize("words", [["nothing"], ["--rounds", "0"]])
-def test_missing_benchmarks_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         program.parsed(words)
     assert ended.value.code == 2
