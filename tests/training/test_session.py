@@ -166,7 +166,9 @@ def refused(*plans: Any) -> list[str | None]:
     return found
 
 
-def test_options_that_the_data_cannot_follow_are_refused(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+def test_options_that_the_data_cannot_follow_are_refused(
+    isolated: Callable[..., Any], plan: Callable[..., Any]
+) -> None:
     found = isolated(
         refused,
         plan(*BASE, SIZE, "training.steps_per_epoch=6"),
