@@ -1,18 +1,27 @@
-"""`python -m scaleflow`."""
+"""`python -m scaleflow`, and the console script."""
 
 import re
 import sys
 import time
 from collections.abc import Sequence
 
-from scaleflow import __version__
-from scaleflow.commands.process import end_with
-from scaleflow.launcher.answer import JSON
-from scaleflow.launcher.display import greet
+from scaleflow.launcher.processes.handover import hand_over
+
+
+def entry() -> None:
+    """Runs the command and ends the process. A warm server runs it at once, a cold start imports it first."""
+    if sys.argv[1:2] != ["warm"]:
+        hand_over(lambda text: print(f"scaleflow: {text}", file=sys.stderr))
+    from scaleflow.commands.process import end_with
+
+    end_with(greet_and_run)
 
 
 def greet_and_run() -> int:
     """Imports the command, which takes a third of a second, and runs it; returns its exit code."""
+    from scaleflow import __version__
+    from scaleflow.launcher.display import greet
+
     began = time.time()
     if surely_trains(sys.argv[1:]):
         greet(f"scaleflow {__version__}")
@@ -26,9 +35,9 @@ def surely_trains(words: Sequence[str]) -> bool:
 
     A flag may ask for something else, and the config of a cluster may ask for a script, which is all that is printed.
     """
-    flags = ("-m", "--multirun", JSON)
+    flags = ("-m", "--multirun", "--json")
     return all(word in flags or re.match(r"(?!cluster|experiment)\w[\w./]*=", word) for word in words)
 
 
 if __name__ == "__main__":
-    end_with(greet_and_run)
+    entry()

@@ -25,7 +25,6 @@ from omegaconf.errors import OmegaConfBaseException
 from scaleflow import __version__
 from scaleflow.commands.completion import LINE, complete_line
 from scaleflow.commands.frame import run_command
-from scaleflow.commands.process import end_with
 from scaleflow.commands.table import check_first_word, describe_commands, find_command
 from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_errors import CONF, check_config_dirs, check_flags, check_overrides, explain_error
@@ -171,11 +170,6 @@ class HydraTask:
     @property
     def code(self) -> int:
         return self._codes[0] if len(self._codes) == 1 else int(any(self._codes))
-
-
-def entry() -> None:
-    """Runs the command and ends the process: the console script."""
-    end_with(main)
 
 
 def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -25,7 +25,7 @@ from scaleflow.cluster.tpu import VARIABLES
 from scaleflow.config.words import quote_nan_option
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.prepare import make_plan
-from scaleflow.launcher.processes.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.handover import SERVER_ENV, WARM_ENV
 from tests.object_store import serve_store
 from tests.processes import (
     ADDRESS,
@@ -206,7 +206,10 @@ def make_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callabl
 def clean_environment() -> dict[str, str]:
     """The environment without what would lead a run elsewhere."""
     led = ("MLFLOW_", "TF_CONFIG", "HYDRA_", "SLURM_", INDEX, PODS, JOB, *VARIABLES)
-    return {k: v for k, v in os.environ.items() if not k.startswith(led)} | {"CUDA_VISIBLE_DEVICES": "-1"}
+    return {k: v for k, v in os.environ.items() if not k.startswith(led)} | {
+        "CUDA_VISIBLE_DEVICES": "-1",
+        WARM_ENV: "0",
+    }
 
 
 @pytest.fixture

@@ -32,7 +32,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO, NoReturn, TextIO
 
-from scaleflow.launcher.processes.worker_process import ForkedProcess, inherit_environment
+from scaleflow.launcher.processes.server_start import inherit_environment
+from scaleflow.launcher.processes.worker_process import ForkedProcess
 
 ROOT = Path(__file__).parent.parent
 

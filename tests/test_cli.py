@@ -20,7 +20,7 @@ from scaleflow.commands.table import COMMANDS
 from scaleflow.config.words import split_overrides
 from scaleflow.launcher import launch
 from scaleflow.launcher.prepare import PreparedRun
-from scaleflow.launcher.processes.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.sweep import runner
 from tests.conftest import Command
 from tests.sweep.fake_runs import FakeLaunch

@@ -31,11 +31,11 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 def test_the_console_script_is_a_function_that_exits_with_the_commands_code() -> None:
-    assert PROJECT["scripts"] == {"scaleflow": "scaleflow.cli:entry"}
+    assert PROJECT["scripts"] == {"scaleflow": "scaleflow.__main__:entry"}
     (found,) = importlib.metadata.entry_points(group="console_scripts", name="scaleflow")
-    from scaleflow import cli
+    from scaleflow import __main__
 
-    assert found.load() is cli.entry
+    assert found.load() is __main__.entry
 
 
 # ---------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_the_wheel_says_what_it_is(installed: Path) -> None:
     assert (found.name, found.version) == ("scaleflow", PROJECT["version"])
     assert sorted(found.metadata["Requires-Python"].split(",")) == sorted(PROJECT["requires-python"].split(","))
     (script,) = [point for point in found.entry_points if point.group == "console_scripts"]
-    assert (script.name, script.value) == ("scaleflow", "scaleflow.cli:entry")
+    assert (script.name, script.value) == ("scaleflow", "scaleflow.__main__:entry")
     assert "Apache-2.0" in found.metadata["License-Expression"]
 
 

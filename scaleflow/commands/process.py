@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from scaleflow.commands.frame import explain_exit, print_answer
 from scaleflow.launcher.answer import JSON, TERMINATED
+from scaleflow.launcher.processes.handover import report_exit
 
 
 def end_with(main: Callable[[], int]) -> NoReturn:
@@ -72,4 +73,5 @@ def exit_process(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the reader is gone
             stream.flush()
+    report_exit(code)
     os._exit(code)

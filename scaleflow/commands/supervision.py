@@ -5,8 +5,9 @@ from __future__ import annotations
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces.events import Event, FaultReported, Note, RunEnded, RunRefused, StageBegan
 from scaleflow.launcher.display import Display
+from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.stop import StopRequest
-from scaleflow.launcher.processes.worker_process import start_fork_server, start_workers
+from scaleflow.launcher.processes.worker_process import start_workers
 from scaleflow.launcher.recording.monitor import POLL_SECONDS
 from scaleflow.runs import EventReader, EventWriter, RunSpec
 from scaleflow.worker.train import run_worker

@@ -42,6 +42,7 @@ COMMANDS = {
     for command in (
         Command("doctor", "what this machine has, and which strategies work on it", "scaleflow.doctor.report", BEFORE),
         Command("find", "a good learning rate (lr) or batch_size for a run", "scaleflow.find", BEFORE),
+        Command("warm", "start, status or stop: an interpreter kept ready", "scaleflow.warm.command", BEFORE),
         Command("rerun", "a new run with the config of a tracked run: RUN_ID", "scaleflow.rerun", RUNS),
         Command("sync", "send to the tracking store what it lacks of the runs in a FOLDER", "scaleflow.sync", RUNS),
         Command("project", "an entry point of the file MLproject, for mlflow run", "scaleflow.project", RUNS),

@@ -44,7 +44,8 @@ from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import ANSWER
 from scaleflow.launcher.prepare import make_plan
-from scaleflow.launcher.processes.worker_process import describe_exit, inherit_environment
+from scaleflow.launcher.processes.server_start import inherit_environment
+from scaleflow.launcher.processes.worker_process import describe_exit
 from scaleflow.tracking.uri import PROBE_SECONDS, resolve_store
 
 #: Importing TensorFlow takes seconds, many on a busy machine.

@@ -27,6 +27,7 @@ from scaleflow.interfaces.events import (
 )
 from scaleflow.interfaces.formatting import format_duration, format_elapsed, format_number
 from scaleflow.launcher.answer import write_error
+from scaleflow.launcher.warm_hint import suggest_warm
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -39,7 +40,7 @@ METRICS_SHOWN = ("train/loss", "train/accuracy", "train/mae", "val/loss", "val/a
 NUMBER_WIDTH = 7
 
 #: After so many seconds without a line, a log gets one that says what goes on.
-QUIET_SECONDS = 2.0
+QUIET_SECONDS = 10.0
 
 #: A stage or a training that has taken long gets such a line less often: after this share of the time it has taken.
 QUIET_SHARE = 0.02
@@ -381,6 +382,8 @@ class BarDisplay(Display):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         super()._show_ready(event)
+        if hint := suggest_warm((event.time - event.began) / 1000):
+            self.print_line(hint)
         self._hide_bar()  # of the attempt before a restart
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
         self._progress = Progress(*columns, console=self._console, transient=True)

@@ -41,9 +41,9 @@ from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
 from scaleflow.launcher.processes.inline import InlineRun
 from scaleflow.launcher.processes.local_host import LocalHost
+from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.processes.supervisor import ProcessHost, Supervisor
-from scaleflow.launcher.processes.worker_process import start_fork_server
 from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.launcher.recording.recovery import finalize_run, repair_quietly

@@ -39,8 +39,8 @@ from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.display import Display, JobDisplay
 from scaleflow.launcher.launch import SweepContext, launch_run
+from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
-from scaleflow.launcher.processes.worker_process import start_fork_server
 from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.state import is_finished

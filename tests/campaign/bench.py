@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from scaleflow.launcher.processes.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.handover import SERVER_ENV
 from tests.campaign.judge import events_in
 from tests.conftest import clean_environment
 from tests.processes import CommandProcess, call

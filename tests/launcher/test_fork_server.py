@@ -12,12 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scaleflow.launcher.processes.worker_process import (
-    SERVER_ENV,
-    ForkedProcess,
-    is_server_reachable,
-    start_fork_server,
-)
+from scaleflow.launcher.processes.server_start import is_server_reachable, start_fork_server
+from scaleflow.launcher.processes.worker_process import SERVER_ENV, ForkedProcess
 from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, wait_for
 from tests.processes import server

@@ -13,13 +13,8 @@ from pathlib import Path
 import pytest
 
 from scaleflow.launcher.processes import worker_process
-from scaleflow.launcher.processes.worker_process import (
-    ForkedProcess,
-    MessageWatch,
-    describe_exit,
-    last_lines,
-    raise_file_limit,
-)
+from scaleflow.launcher.processes.server_start import raise_file_limit
+from scaleflow.launcher.processes.worker_process import ForkedProcess, MessageWatch, describe_exit, last_lines
 
 
 def test_the_last_lines_of_a_log_are_the_programs_own(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from scaleflow.cli import main
 from scaleflow.config.compose import resolve_config
-from scaleflow.launcher.processes.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.sweep import runner
 from scaleflow.sweep.composer import JobComposer, drop_hydra, use_hydra_config
 from scaleflow.sweep.jobs import JobRequest

@@ -16,7 +16,7 @@ import pytest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Batching, Inputs, Outputs, Plan, Stream
 from scaleflow.interfaces.events import Event, FaultReported, MetricsLogged, Note, RunReady
-from scaleflow.launcher.processes.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.runs import EventReader, EventWriter, RunSpec
 from scaleflow.worker.out_of_memory import explain_out_of_memory
 from scaleflow.worker.runtime import make_evaluation_batching

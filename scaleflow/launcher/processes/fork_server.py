@@ -1,14 +1,17 @@
-"""The fork server: imports TensorFlow once and forks workers, which then start in milliseconds.
+"""The fork server: imports TensorFlow once and forks processes, which then start in milliseconds.
 
 `python -m scaleflow.launcher.processes.fork_server FD` runs it, with a listening Unix socket as standard input. It
 ends when the launcher is gone, which holds the other end of the pipe FD. TensorFlow's runtime does not start before a
-fork, so each worker sets up its own devices. Each worker has its own connection, with messages of one JSON object per
-line:
+fork, so each worker sets up its own devices. The warm server (`scaleflow.warm.server`) is one, too: it forks commands,
+and the fork servers of their runs.
 
-    launcher -> server   {"module": ..., "environment": ..., "folder": ...} with three descriptors: the standard input,
-                         output and error of the worker, which runs the `main` of the module
-    server -> launcher   {"pid": ...}; later {"status": ...}, with the same meaning as `Popen.returncode`
-    launcher -> server   {"signal": ...}, forwarded to the worker unless it has ended
+Each process has its own connection, with messages of one JSON object per line:
+
+    client -> server   the fields of `become_process`, with the descriptors of the process: its standard input, output
+                       and error, and others, whose numbers it gets as words
+    server -> client   {"pid": ...}; later {"status": ...}, with the same meaning as `Popen.returncode`;
+                       {"refused": ...} if the server may not fork
+    client -> server   {"signal": ...}, forwarded to the process unless it has ended
 """
 
 from __future__ import annotations
@@ -26,17 +29,20 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 #: Maximum bytes of a first message: an environment and a path.
 MAX_MESSAGE_BYTES = 4 * 2**20
+
+#: Maximum descriptors that a process is given.
+MAX_DESCRIPTORS = 4
 
 #: Seconds until a worker whose launcher is gone is killed. It ends by itself before that, unless TensorFlow hangs.
 ORPHAN_SECONDS = 35.0
 
 
 class ForkRequest:
-    """A connection for one worker, before and after the fork."""
+    """A connection for one process, before and after the fork."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -47,7 +53,7 @@ class ForkRequest:
     def receive(self) -> list[dict[str, Any]] | None:
         """Receives complete messages; returns None if the launcher is gone."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self.connection, MAX_MESSAGE_BYTES, 3)
+            data, descriptors, _, _ = socket.recv_fds(self.connection, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
         except ConnectionError:
             return None
         self._descriptors += descriptors
@@ -57,7 +63,7 @@ class ForkRequest:
         return [json.loads(line) for line in lines]
 
     def descriptors(self) -> list[int]:
-        """Hands over the worker's standard input, output and error."""
+        """Hands over the descriptors of the process."""
         descriptors, self._descriptors = self._descriptors, []
         return descriptors
 
@@ -72,15 +78,18 @@ class ForkRequest:
 
 
 class ForkServer:
-    """Forks a worker for each connection, reports how it ended, and forwards signals.
+    """Forks a process for each connection, reports how it ended, and forwards signals.
 
-    `alive` is the descriptor of a pipe that becomes readable when the launcher is gone.
+    Args:
+        listener: the socket that processes are asked for at.
+        alive: the descriptor of a pipe that becomes readable when the launcher is gone; None for a server that
+            belongs to no launcher.
     """
 
-    def __init__(self, listener: socket.socket, alive: int) -> None:
+    def __init__(self, listener: socket.socket, alive: int | None) -> None:
         self._listener = listener
         self._alive = alive
-        self._workers: dict[int, ForkRequest] = {}
+        self._forked: dict[int, ForkRequest] = {}
         self._orphans: dict[int, float] = {}
         self._selector = selectors.DefaultSelector()
         self._wakeup, self._wakeup_writer = socket.socketpair()
@@ -90,14 +99,15 @@ class ForkServer:
     def run(self) -> None:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
-        for source in (self._listener, self._wakeup, self._alive):
+        for source in (self._listener, self._wakeup):
             self._selector.register(source, selectors.EVENT_READ)
-        while True:
+        if self._alive is not None:
+            self._selector.register(self._alive, selectors.EVENT_READ)
+        while not self._is_over():
             self._end_orphans()
-            for key, _ in self._selector.select(1.0 if self._orphans else None):
+            for key, _ in self._selector.select(1.0 if self._orphans else self.check_seconds):
                 if key.fileobj is self._listener:
-                    connection, _ = self._listener.accept()
-                    self._selector.register(connection, selectors.EVENT_READ, ForkRequest(connection))
+                    self._accept()
                 elif key.fileobj is self._wakeup:
                     self._reap()
                 elif key.fileobj == self._alive:
@@ -105,21 +115,39 @@ class ForkServer:
                 else:
                     self._handle_messages(key.data)
 
+    #: Seconds after which the server asks itself whether it is over; None: only after something has happened.
+    check_seconds: ClassVar[float | None] = None
+
+    def _is_over(self) -> bool:
+        """Whether the server ends by itself."""
+        return False
+
+    def _find_obstacle(self) -> str | None:
+        """Returns why the server may not fork a process."""
+        return None
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        self._watch(connection)
+
+    def _watch(self, connection: socket.socket) -> None:
+        self._selector.register(connection, selectors.EVENT_READ, ForkRequest(connection))
+
     def _end_orphans(self) -> None:
-        """Kills workers whose launcher has been gone for `ORPHAN_SECONDS`."""
+        """Kills processes whose launcher has been gone for `ORPHAN_SECONDS`."""
         for pid in [pid for pid, deadline in self._orphans.items() if time.monotonic() > deadline]:
             del self._orphans[pid]
-            if pid in self._workers:
+            if pid in self._forked:
                 os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while self._wakeup.recv(4096):
                 pass
-        with contextlib.suppress(ChildProcessError):  # no worker is left
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:  # asking for each worker would be quadratic when all end
+        with contextlib.suppress(ChildProcessError):  # no process is left
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:  # asking for each would be quadratic when all end
                 pid, status = ended
-                if request := self._workers.pop(pid, None):
+                if request := self._forked.pop(pid, None):
                     request.pid = None
                     request.send(status=os.waitstatus_to_exitcode(status))
 
@@ -133,21 +161,29 @@ class ForkServer:
             return
         for message in messages:
             if "signal" in message:
-                if request.pid is not None:  # not reaped yet, so the id still belongs to the worker
+                if request.pid is not None:  # not reaped yet, so the id still belongs to the process
                     os.kill(request.pid, message["signal"])
-            else:
+            elif "module" in message:
                 self._fork(request, message)
+            else:
+                self._answer(request, message)
+
+    def _answer(self, request: ForkRequest, message: dict[str, Any]) -> None:
+        """Answers a message that asks for no process."""
 
     def _fork(self, request: ForkRequest, message: dict[str, Any]) -> None:
-        streams = request.descriptors()
-        request.pid = os.fork()
-        if request.pid == 0:
-            self._close_server_descriptors()
-            become_worker(streams, **message)
-        for stream in streams:
-            os.close(stream)
-        self._workers[request.pid] = request
-        request.send(pid=request.pid)
+        descriptors = request.descriptors()
+        if (obstacle := self._find_obstacle()) is not None:
+            request.send(refused=obstacle)
+        else:
+            request.pid = os.fork()
+            if request.pid == 0:
+                self._close_server_descriptors()
+                become_process(descriptors, **message)
+            self._forked[request.pid] = request
+            request.send(pid=request.pid)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def _close_server_descriptors(self) -> None:
         """In the child: closes the server's descriptors, so that none of them keeps a pipe of the launcher open."""
@@ -160,25 +196,80 @@ class ForkServer:
         self._selector.close()
         for sock in (self._listener, self._wakeup, self._wakeup_writer):
             sock.close()
-        os.close(self._alive)
+        if self._alive is not None:
+            os.close(self._alive)
 
 
-def become_worker(streams: Sequence[int], module: str, environment: dict[str, str], folder: str) -> NoReturn:
-    """In the child: runs a worker as if it had been started by itself, but with TensorFlow already imported."""
+def become_process(
+    descriptors: Sequence[int],
+    module: str,
+    environment: dict[str, str],
+    folder: str,
+    words: Sequence[str] = (),
+    path: Sequence[str] | None = None,
+    umask: int | None = None,
+    ignored: Sequence[int] = (signal.SIGINT,),
+) -> NoReturn:
+    """In the child: runs a module's `main` as if it had been started by itself, but with TensorFlow already imported.
+
+    Args:
+        descriptors: standard input, output and error, and others, which keep their numbers.
+        module: the module.
+        environment: all environment variables.
+        folder: the current folder.
+        words: of the command; the numbers of the other descriptors follow.
+        path: `sys.path`; None: the server's, with `folder` as its first entry.
+        umask: None for the server's.
+        ignored: the signals that the process ignores.
+    """
+    code = 1
     try:
         os.setpgid(0, 0)
-        for target, source in enumerate(streams):
+        for target, source in enumerate(descriptors[:3]):
             os.dup2(source, target)
             os.close(source)
         os.environ.clear()
         os.environ.update(environment)
+        time.tzset()
+        open_streams(is_unbuffered="PYTHONUNBUFFERED" in environment)
         tempfile.tempdir = None  # a cached value; the new environment may say otherwise
         os.chdir(folder)
-        sys.path[0] = folder
+        sys.path[:] = [folder, *sys.path[1:]] if path is None else path
+        importlib.invalidate_caches()
+        sys.argv = [module, *words, *map(str, descriptors[3:])]
+        if signal.SIGINT not in ignored:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        if umask is not None:
+            os.umask(umask)
         importlib.import_module(module).main()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         traceback.print_exc()
-    os._exit(1)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def open_streams(is_unbuffered: bool) -> None:
+    """Makes Python's standard streams anew, since the descriptors may have become a terminal, a file or a pipe."""
+    sys.stdin = sys.__stdin__ = open(0, encoding=sys.stdin.encoding, errors=sys.stdin.errors, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        before = getattr(sys, name)
+        is_by_line = is_unbuffered or name == "stderr" or os.isatty(number)
+        stream = open(  # noqa: SIM115
+            number,
+            "w",
+            buffering=1 if is_by_line else -1,
+            encoding=before.encoding,
+            errors=before.errors,
+            closefd=False,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def import_tensorflow() -> None:

@@ -10,8 +10,9 @@ from scaleflow.cluster.gpus import gpu_environments, visible_gpus
 from scaleflow.cluster.members import count_processes
 from scaleflow.cluster.tasks import environments
 from scaleflow.cluster.tf_config import TF_CONFIG
+from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.supervisor import choose_reason
-from scaleflow.launcher.processes.worker_process import EndReason, RunProcess, start_fork_server, start_workers
+from scaleflow.launcher.processes.worker_process import EndReason, RunProcess, start_workers
 from scaleflow.launcher.recording.system_metrics import make_machine_metrics, record_system_metrics
 from scaleflow.runs import RunSpec
 

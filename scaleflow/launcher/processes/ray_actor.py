@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from scaleflow.launcher.processes.worker_process import WorkerProcess, start_fork_server
+from scaleflow.launcher.processes.server_start import start_fork_server
+from scaleflow.launcher.processes.worker_process import WorkerProcess
 from scaleflow.launcher.recording.system_metrics import MachineMetrics, Values, name_by_host
 from scaleflow.runs import RunSpec
 

@@ -1,4 +1,4 @@
-"""Starts, watches and ends worker processes, and the fork server that forks them."""
+"""Starts, watches and ends worker processes, which a fork server forks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import json
 import math
 import os
 import re
-import resource
 import select
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -22,40 +19,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scaleflow.cluster.tf_config import TF_CONFIG
 from scaleflow.errors import WorkerDied
 from scaleflow.interfaces.events import FaultReported, RunRefused
+from scaleflow.launcher.processes.server_start import KILL_SECONDS, SERVER_LOG, inherit_environment
 from scaleflow.runs import EventReader, RunSpec
-
-#: The variable with the address of a running fork server. Commands that see it start none.
-SERVER_ENV = "SCALEFLOW_SERVER"
 
 #: The variables with the sizes of TensorFlow's thread pools. The config's sizes win over them.
 THREADS_ENV = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
-#: Workers that can be requested while the server imports TensorFlow, without a wait for it. The system may allow fewer.
-MAX_PENDING = 4096
-
-#: Open files that a launcher allows itself.
-MAX_OPEN_FILES = 16_384
-
 #: Seconds for which an answer of `MessageWatch` holds, so that one look serves a loop over all processes.
 LOOK_SECONDS = 0.01
 
-#: The program of a server.
-FORK_SERVER_MODULE = "scaleflow.launcher.processes.fork_server"
-
-#: The file with a server's own output, beside its socket.
-SERVER_LOG = "log"
-
-#: Seconds to wait until the server reports the end of a process that was killed.
-KILL_SECONDS = 10.0
-
-#: The same for a process that was killed before the server has reported its id: the server still imports TensorFlow.
+#: Seconds to wait for the end of a process that was killed before the server has reported its id: the server still imports TensorFlow.
 FORK_SECONDS = 1.0
-
-#: Maximum length of the folder for a socket. The path of a Unix socket may have 104 bytes; we add about 30.
-MAX_SOCKET_FOLDER_LENGTH = 70
 
 
 class MessageWatch:
@@ -389,79 +365,6 @@ def start_workers(
             worker.close()
         watch.close()
         temporary.cleanup()
-
-
-@contextlib.contextmanager
-def start_fork_server(
-    requested: str | None = None, lost: str | None = None, module: str = FORK_SERVER_MODULE
-) -> Iterator[str]:
-    """Starts a fork server for the block, unless one runs already; yields its address.
-
-    The server imports TensorFlow first. Requests wait until then. At the `requested` address a server should run
-    already; if it does not answer, another one is started. At the address `lost` one is known to be gone: a killed
-    server loses its workers shortly before its address stops to answer. `module` is the server's program.
-    """
-    existing = os.environ.get(SERVER_ENV) if not requested else None
-    if requested and requested != lost and is_server_reachable(requested):
-        existing = requested
-    if existing:
-        yield existing
-        return
-    raise_file_limit()
-    parent = None if len(tempfile.gettempdir()) < MAX_SOCKET_FOLDER_LENGTH else "/tmp"
-    with (
-        tempfile.TemporaryDirectory(prefix="scaleflow-", dir=parent) as folder,
-        socket.socket(socket.AF_UNIX) as listener,
-    ):
-        address = str(Path(folder, "socket"))
-        listener.bind(address)
-        listener.listen(MAX_PENDING)
-        ours, theirs = os.pipe()
-        os.set_inheritable(theirs, False)
-        with Path(folder, SERVER_LOG).open("wb") as log:
-            server = subprocess.Popen(
-                [sys.executable, "-m", module, str(ours)],
-                stdin=listener.fileno(),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=inherit_environment(),
-                pass_fds=[ours],
-                process_group=0,
-            )
-        os.close(ours)
-        listener.close()  # so that connecting fails when the server is gone
-        try:
-            yield address
-        finally:
-            os.close(theirs)
-            server.kill()  # it may still be importing; its workers have ended, or end by themselves
-            server.wait()
-
-
-def raise_file_limit() -> None:
-    """Raises this process's limit of open files, and that of what it starts, to `MAX_OPEN_FILES` if it may.
-
-    A worker takes two files in the launcher and one in the fork server. The usual limit is 1,024.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < limit:
-        with contextlib.suppress(ValueError, OSError):  # the system may have a lower limit of its own
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-
-
-def is_server_reachable(address: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as connection:
-        return connection.connect_ex(address) == 0
-
-
-def inherit_environment() -> dict[str, str]:
-    """Returns the launcher's environment, with Keras on TensorFlow (whatever keras.json says) and unbuffered logs.
-
-    It has no TF_CONFIG, which would make a strategy of one process wait for others.
-    """
-    inherited = {key: value for key, value in os.environ.items() if key != TF_CONFIG}
-    return {**inherited, "KERAS_BACKEND": "tensorflow", "PYTHONUNBUFFERED": "1"}
 
 
 def describe_exit(returncode: int) -> str:

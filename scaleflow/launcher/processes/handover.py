@@ -1,0 +1,421 @@
+"""Hands a command over to the warm server, which forks it from an interpreter that has imported what it needs.
+
+This module is the client. It is imported before anything else, so it imports little itself. A server is found by the
+digest of all that an interpreter takes in when it starts: its program and packages, scaleflow's sources, the variables
+that count at import, limits and namespaces. What differs otherwise is handed over: words, folder, environment, umask,
+ignored signals and the standard streams. The process that typed the command stays, passes signals on, and ends as the
+command ends.
+
+A command that cannot be handed over starts cold. Once it has been forked, it no longer needs the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+#: 1: use a warm server, and start one if there is none. 0: use none. Unset: use one that runs.
+WARM_ENV = "SCALEFLOW_WARM"
+
+#: The variable with the address of a running fork server. Commands that see it start none, and are not handed over.
+SERVER_ENV = "SCALEFLOW_SERVER"
+
+#: The program of a warm server.
+WARM_SERVER_MODULE = "scaleflow.warm.server"
+
+#: A command in the server. It gets the server's address, `sys.orig_argv` as JSON, `sys.argv`, and the descriptor of its
+#: link to the client.
+COMMAND_MODULE = "scaleflow.warm.forked_command"
+
+#: The variables that TensorFlow, Keras, MLflow, Python or their native libraries read when they are imported.
+IMPORT_PREFIXES = (
+    *("PYTHON", "TF_", "KERAS_", "XLA_", "JAX_", "TORCH_", "GRPC_", "ABSL_", "OMP_", "MKL_", "OPENBLAS_", "KMP_"),
+    *("GOMP_", "LD_", "LC_", "MALLOC_", "NVIDIA_", "CUDA_", "MLFLOW_LOGGING", "MLFLOW_CONFIGURE", "MLFLOW_DISABLE"),
+    *("DO_NOT_TRACK", "LANG", "HOME", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"),
+)
+
+#: Variables with such a prefix that are read later: a command may have its own.
+READ_LATER = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED")
+
+#: The namespaces of Linux in which a process sees other files, processes or networks.
+NAMESPACES = ("mnt", "pid", "net", "user")
+
+#: Seconds to wait for a server that imports, and for one that is ready.
+IMPORT_SECONDS, READY_SECONDS = 120.0, 10.0
+
+#: Seconds in which the process of a command that has told its exit code ends. A process of its own may keep the link.
+EXIT_SECONDS = 5.0
+
+#: Maximum length of the folder of the sockets. The path of a Unix socket may have 104 bytes.
+MAX_FOLDER_LENGTH = 70
+
+#: The signals that the client passes on to the command.
+PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT")
+
+
+class NotWarm(Exception):
+    """Why a command starts cold."""
+
+
+class ServerFiles:
+    """The files of the warm server for one digest: its socket, its lock, its log, and one that says it is ready.
+
+    Args:
+        folder: the user's folder of sockets.
+        digest: of the interpreter, as `identify_interpreter` returns it.
+    """
+
+    def __init__(self, folder: Path, digest: str) -> None:
+        self.socket = folder / f"{digest}.socket"
+        self.lock = folder / f"{digest}.lock"
+        self.log = folder / f"{digest}.log"
+        self.ready = folder / f"{digest}.ready"
+
+    def remove(self) -> None:
+        """Removes the files of a server that ends, or that was killed."""
+        for path in (self.socket, self.ready, self.log, self.lock):
+            path.unlink(missing_ok=True)
+
+    def connect(self) -> socket.socket:
+        """Connects to the server. Raises OSError if there is none, and NotWarm if it is another user's."""
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(self.socket))
+            check_peer(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+class Client:
+    """The client of this process's command, if it was handed over.
+
+    Attributes:
+        files: of the server.
+        link: to the client.
+    """
+
+    files: ServerFiles | None = None
+    link: socket.socket | None = None
+
+
+def find_sockets_folder() -> Path:
+    """Returns the user's folder of sockets, which need not exist."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("TMPDIR") or "/tmp"
+    return Path(base if len(base) < MAX_FOLDER_LENGTH else "/tmp", f"scaleflow-{os.geteuid()}")
+
+
+def make_sockets_folder() -> Path:
+    """Makes the folder of sockets. Raises NotWarm if it cannot be made, or if others may write to it."""
+    folder = find_sockets_folder()
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise NotWarm(f"{folder} cannot be made: {error.strerror}") from error
+    check_sockets_folder(folder)
+    return folder
+
+
+def check_sockets_folder(folder: Path) -> None:
+    """Raises NotWarm unless the folder is this user's alone."""
+    status = folder.lstat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o170777 != 0o40700:
+        raise NotWarm(f"{folder} must be a folder of this user with mode 0700")
+
+
+def check_peer(connection: socket.socket) -> None:
+    """Raises NotWarm unless the process at the other end is this user's."""
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if user != os.geteuid():
+        raise NotWarm(f"the socket belongs to the user {user}")
+
+
+def find_servers() -> list[ServerFiles]:
+    """Returns the files of this user's servers. Those of servers that were killed are removed."""
+    folder = find_sockets_folder()
+    found = [ServerFiles(folder, path.stem) for path in sorted(folder.glob("*.socket"))]
+    for files in [*found]:
+        try:
+            files.connect().close()
+        except ConnectionRefusedError:
+            found.remove(files)
+            files.remove()
+        except (NotWarm, OSError):
+            found.remove(files)
+    return found
+
+
+def identify_interpreter() -> str:
+    """Returns the digest of all that a new interpreter would take in: 16 hexadecimal digits."""
+    import hashlib
+    import resource
+
+    environment = sorted(
+        f"{name}={value}"
+        for name, value in os.environ.items()
+        if name.startswith(IMPORT_PREFIXES) and name not in READ_LATER
+    )
+    limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
+    namespaces = [os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES]  # noqa: PTH115
+    user = os.geteuid(), os.getegid(), os.getgroups(), os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)
+    interpreter = sys.executable, sys.version, sys.flags, sys._xoptions, sys.warnoptions
+    packages = [(path, os.stat(path).st_mtime_ns) for path in sys.path if path.endswith("-packages")]  # noqa: PTH116
+    taken_in = [interpreter, environment, limits, namespaces, user, packages, list_sources()]
+    return hashlib.blake2b(repr(taken_in).encode(errors="surrogatepass"), digest_size=8).hexdigest()
+
+
+def list_sources() -> list[tuple[str, int, int]]:
+    """Returns the path, the size in bytes and the time of the last change of each of scaleflow's modules."""
+    found = []
+    folders = [str(Path(__file__).parents[2])]
+    for folder in folders:
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name != "__pycache__":
+                    folders.append(entry.path)
+            elif entry.name.endswith((".py", ".yaml")):
+                status = entry.stat()
+                found.append((entry.path, status.st_size, status.st_mtime_ns))
+    return sorted(found)
+
+
+def find_warm_server(starts: bool = True) -> ServerFiles | None:
+    """Returns the files of this interpreter's server; None if no server is wanted.
+
+    Args:
+        starts: whether to start one with `SCALEFLOW_WARM=1` if none runs.
+
+    Raises NotWarm if one is wanted and cannot be had.
+    """
+    if Client.files is not None:
+        return Client.files
+    wanted = os.environ.get(WARM_ENV, "")
+    if wanted == "0" or os.environ.get(SERVER_ENV) or not (wanted or find_sockets_folder().exists()):
+        return None
+    if not hasattr(os, "pidfd_open"):
+        raise NotWarm("it takes Linux 5.3 or newer")
+    if wanted != "1":
+        check_sockets_folder(find_sockets_folder())
+        files = ServerFiles(find_sockets_folder(), identify_interpreter())
+        return files if files.socket.exists() else None
+    files = ServerFiles(make_sockets_folder(), identify_interpreter())
+    if starts:
+        start_warm_server(files)
+    return files
+
+
+def start_warm_server(files: ServerFiles) -> bool:
+    """Starts the server unless it runs; returns whether it was started. It may still import. Raises NotWarm."""
+    import fcntl
+    import subprocess
+
+    try:
+        with files.lock.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # several commands may start at once
+            with contextlib.suppress(OSError):
+                files.connect().close()
+                return False
+            find_servers()
+            for path in (files.socket, files.ready):
+                path.unlink(missing_ok=True)
+            with socket.socket(socket.AF_UNIX) as listener, files.log.open("wb") as log:
+                listener.bind(str(files.socket))
+                listener.listen(128)
+                environment = {name: value for name, value in os.environ.items() if name not in READ_LATER}
+                subprocess.Popen(
+                    [sys.executable, *subprocess._args_from_interpreter_flags(), "-m", WARM_SERVER_MODULE],  # type: ignore[attr-defined]
+                    stdin=listener.fileno(),
+                    stdout=log,
+                    stderr=log,
+                    cwd=files.socket.parent,
+                    env={**environment, "KERAS_BACKEND": "tensorflow"},
+                    start_new_session=True,
+                )
+    except OSError as error:
+        raise NotWarm(f"it cannot be started: {error}") from error
+    return True
+
+
+def request_process(files: ServerFiles, descriptors: Sequence[int], **task: Any) -> tuple[socket.socket, int]:
+    """Asks the server for a process; returns the connection and the process id.
+
+    Args:
+        files: of the server.
+        descriptors: of the process: standard input, output, error, and others.
+        task: the fields of `become_process`.
+
+    Raises NotWarm if there is no answer, or the server may not fork.
+    """
+    connection = None
+    try:
+        connection = files.connect()
+        line = json.dumps(task).encode() + b"\n"
+        sent = socket.send_fds(connection, [line], list(descriptors))
+        connection.sendall(line[sent:])
+        answer = receive_answer(connection, files)
+        if "pid" not in answer:
+            raise NotWarm(answer.get("refused") or f"it ended; its log is {files.log}")
+    except BaseException as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, OSError):
+            raise NotWarm(f"it does not answer: {error}") from error
+        raise
+    return connection, answer["pid"]
+
+
+def ask_server(files: ServerFiles, question: str) -> dict[str, Any]:
+    """Asks the server for its `status`, or to `stop`: it then ends after its last command. Raises NotWarm."""
+    try:
+        with files.connect() as connection:
+            connection.sendall(json.dumps({"ask": question}).encode() + b"\n")
+            answer = receive_answer(connection, files)
+    except OSError as error:
+        raise NotWarm(f"it does not answer: {error}") from error
+    if not answer:
+        raise NotWarm(f"it ended; its log is {files.log}")
+    return answer
+
+
+def receive_answer(connection: socket.socket, files: ServerFiles) -> dict[str, Any]:
+    """Receives one answer of the server, which may still import; {} if it has ended. Raises TimeoutError."""
+    deadline = time.monotonic() + IMPORT_SECONDS
+    is_ready = False
+    connection.settimeout(0.5)
+    data = b""
+    while not data.endswith(b"\n"):
+        try:
+            part = connection.recv(4096)
+        except TimeoutError:
+            if not is_ready and files.ready.exists():
+                is_ready, deadline = True, min(deadline, time.monotonic() + READY_SECONDS)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no answer within {READY_SECONDS if is_ready else IMPORT_SECONDS:g} s") from None
+            continue
+        if not part:
+            return {}
+        data += part
+    connection.settimeout(None)
+    answer: dict[str, Any] = json.loads(data.splitlines()[0])
+    return answer
+
+
+class ForkedCommand:
+    """This process's command in the server.
+
+    Args:
+        files: of the server.
+    """
+
+    def __init__(self, files: ServerFiles) -> None:
+        self._link, theirs = socket.socketpair()
+        ignored = [n for n in range(1, signal.NSIG) if n in signal.valid_signals() and is_ignored(n)]
+        with theirs:
+            self._server, pid = request_process(
+                files,
+                [0, 1, 2, theirs.fileno()],
+                module=COMMAND_MODULE,
+                words=[str(files.socket), json.dumps(sys.orig_argv), *sys.argv],
+                environment=dict(os.environ),
+                folder=os.getcwd(),  # noqa: PTH109
+                path=sys.path,
+                umask=read_umask(),
+                ignored=ignored,
+            )
+        try:
+            self._process = os.pidfd_open(pid)
+        except OSError as error:
+            raise NotWarm(f"its process {pid} cannot be watched: {error}") from error
+
+    def run(self) -> int:
+        """Runs the command; returns its exit status, with the same meaning as `Popen.returncode`."""
+        for name in PASSED_ON:
+            signal.signal(getattr(signal, name), self._pass_on)
+        signal.signal(signal.SIGTSTP, self._suspend)
+        self._link.sendall(b"\n")  # until now the command waits, so that one that starts cold instead never began
+        status: int | None = None
+        sources = [self._link, self._server]
+        while self._link in sources:
+            ready = select.select(sources, [], [], None if status is None else EXIT_SECONDS)[0]
+            if not ready:
+                break
+            for source in ready:
+                try:
+                    data = source.recv(4096)
+                except ConnectionError:
+                    data = b""
+                if not data:
+                    sources.remove(source)
+                for line in data.splitlines():
+                    status = json.loads(line).get("status", status)
+        if status is None:  # killed: only the server knows by which signal
+            with contextlib.suppress(OSError, ValueError):
+                self._server.settimeout(1.0)
+                status = json.loads(self._server.recv(4096).splitlines()[-1])["status"]
+        return -signal.SIGKILL if status is None else status
+
+    def _pass_on(self, number: int, frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._process, number)
+
+    def _suspend(self, number: int, frame: object) -> None:
+        """Ctrl-Z: the command has no terminal of its own that would stop it."""
+        self._pass_on(signal.SIGSTOP, frame)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def is_ignored(number: int) -> bool:
+    return signal.getsignal(number) is signal.SIG_IGN and number not in (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+def read_umask() -> int:
+    os.umask(umask := os.umask(0o077))
+    return umask
+
+
+def hand_over(tell: Callable[[str], None]) -> None:
+    """Runs this process's command in the warm server, and ends as it ends. Returns if the command has to start cold.
+
+    Args:
+        tell: receives the reason if a server is wanted and cannot be had.
+    """
+    try:
+        files = find_warm_server()
+        if files is None:
+            return
+        for number in range(3):
+            os.fstat(number)
+        command = ForkedCommand(files)
+    except (NotWarm, OSError) as why:
+        tell(f"the warm server is not used: {why}")
+        return
+    except KeyboardInterrupt:
+        tell("stopped by SIGINT")
+        os._exit(130)
+    end_as(command.run())
+
+
+def end_as(status: int) -> NoReturn:
+    """Ends this process with an exit status, or by the same signal as the command."""
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def report_exit(code: int) -> None:
+    """Tells the client the exit code of this process, which ends at once. The server may be gone by then."""
+    if Client.link is not None:
+        with contextlib.suppress(OSError):
+            Client.link.sendall(json.dumps({"status": code}).encode() + b"\n")

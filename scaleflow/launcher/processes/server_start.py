@@ -1,0 +1,158 @@
+"""Starts fork servers: a new interpreter that imports TensorFlow, or a fork of the warm server, which has done so."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from scaleflow.cluster.tf_config import TF_CONFIG
+from scaleflow.launcher.processes.handover import (
+    SERVER_ENV,
+    NotWarm,
+    ServerFiles,
+    find_warm_server,
+    read_umask,
+    request_process,
+)
+
+#: The program of a server.
+FORK_SERVER_MODULE = "scaleflow.launcher.processes.fork_server"
+
+#: The file with a server's own output, beside its socket.
+SERVER_LOG = "log"
+
+#: Workers that can be requested while the server imports TensorFlow, without a wait for it. The system may allow fewer.
+MAX_PENDING = 4096
+
+#: Open files that a launcher allows itself.
+MAX_OPEN_FILES = 16_384
+
+#: Maximum length of the folder for a socket. The path of a Unix socket may have 104 bytes; we add about 30.
+MAX_SOCKET_FOLDER_LENGTH = 70
+
+#: Seconds to wait until the server reports the end of a process that was killed.
+KILL_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def start_fork_server(
+    requested: str | None = None, lost: str | None = None, module: str = FORK_SERVER_MODULE
+) -> Iterator[str]:
+    """Starts a fork server for the block, unless one runs already; yields its address.
+
+    The server imports TensorFlow first. Requests wait until then. At the `requested` address a server should run
+    already; if it does not answer, another one is started. At the address `lost` one is known to be gone: a killed
+    server loses its workers shortly before its address stops to answer. `module` is the server's program.
+    """
+    existing = os.environ.get(SERVER_ENV) if not requested else None
+    if requested and requested != lost and is_server_reachable(requested):
+        existing = requested
+    if existing:
+        yield existing
+        return
+    raise_file_limit()
+    parent = None if len(tempfile.gettempdir()) < MAX_SOCKET_FOLDER_LENGTH else "/tmp"
+    with (
+        tempfile.TemporaryDirectory(prefix="scaleflow-", dir=parent) as folder,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
+        address = str(Path(folder, "socket"))
+        listener.bind(address)
+        listener.listen(MAX_PENDING)
+        ours, theirs = os.pipe()
+        os.set_inheritable(theirs, False)
+        with Path(folder, SERVER_LOG).open("wb") as log:
+            server = (module == FORK_SERVER_MODULE and fork_warm(listener, log, ours)) or subprocess.Popen(
+                [sys.executable, "-m", module, str(ours)],
+                stdin=listener.fileno(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=inherit_environment(),
+                pass_fds=[ours],
+                process_group=0,
+            )
+        os.close(ours)
+        listener.close()  # so that connecting fails when the server is gone
+        try:
+            yield address
+        finally:
+            os.close(theirs)
+            server.kill()  # it may still be importing; its workers have ended, or end by themselves
+            server.wait()
+
+
+class WarmFork:
+    """A fork server that the warm server has forked, and that outlives it.
+
+    Args:
+        files: of the warm server.
+        listener: the fork server's socket.
+        log: receives its output.
+        alive: the descriptor by which it notices that the launcher is gone.
+    """
+
+    def __init__(self, files: ServerFiles, listener: socket.socket, log: IO[bytes], alive: int) -> None:
+        descriptors = [listener.fileno(), log.fileno(), log.fileno(), alive]
+        self._connection, self._pid = request_process(
+            files,
+            descriptors,
+            module=FORK_SERVER_MODULE,
+            environment=inherit_environment(),
+            folder=str(Path.cwd()),
+            umask=read_umask(),
+        )
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):  # the warm server is gone; the closed pipe ends the process
+            self._connection.sendall(json.dumps({"signal": signal.SIGKILL}).encode() + b"\n")
+
+    def wait(self) -> None:
+        with self._connection, contextlib.suppress(OSError):
+            self._connection.settimeout(KILL_SECONDS)
+            self._connection.recv(4096)
+
+
+def fork_warm(listener: socket.socket, log: IO[bytes], alive: int) -> WarmFork | None:
+    """Asks the warm server for a fork server. Returns None if there is none, and says why if one is wanted."""
+    try:
+        files = find_warm_server()
+        return None if files is None else WarmFork(files, listener, log, alive)
+    except (NotWarm, OSError) as why:
+        print(f"scaleflow: the warm server is not used: {why}", file=sys.stderr)
+        return None
+
+
+def raise_file_limit() -> None:
+    """Raises this process's limit of open files, and that of what it starts, to `MAX_OPEN_FILES` if it may.
+
+    A worker takes two files in the launcher and one in the fork server. The usual limit is 1,024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with contextlib.suppress(ValueError, OSError):  # the system may have a lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def is_server_reachable(address: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(address) == 0
+
+
+def inherit_environment() -> dict[str, str]:
+    """Returns the launcher's environment, with Keras on TensorFlow (whatever keras.json says) and unbuffered logs.
+
+    It has no TF_CONFIG, which would make a strategy of one process wait for others.
+    """
+    inherited = {key: value for key, value in os.environ.items() if key != TF_CONFIG}
+    return {**inherited, "KERAS_BACKEND": "tensorflow", "PYTHONUNBUFFERED": "1"}

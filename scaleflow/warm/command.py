@@ -1,0 +1,100 @@
+"""Keeps an interpreter ready that has imported TensorFlow, Keras and MLflow, so that commands start in an instant.
+
+    scaleflow warm start         # start one for this Python, unless it runs
+    scaleflow warm status        # the servers of this user: memory, age, commands served
+    scaleflow warm stop          # end them; commands that run go on
+
+Commands use a server that runs. With SCALEFLOW_WARM=1 in the environment the first command starts one; with
+SCALEFLOW_WARM=0 a command uses none. A server ends after 30 minutes without a command, when memory runs short, and when
+a package changes. It takes about 600 MB of memory, most of which the commands share.
+
+Exit code: 0 done; 1 a server cannot be started; 2 the command cannot work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.parser import CommandParser
+from scaleflow.errors import RunError
+from scaleflow.interfaces.formatting import format_duration
+from scaleflow.launcher.answer import ANSWER
+from scaleflow.launcher.processes.handover import (
+    NotWarm,
+    ServerFiles,
+    ask_server,
+    find_servers,
+    identify_interpreter,
+    make_sockets_folder,
+    start_warm_server,
+)
+
+#: Seconds to wait until a server without commands has ended.
+STOP_SECONDS = 10.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    return run_command(manage_servers, argv)
+
+
+def manage_servers(argv: list[str]) -> int:
+    parser = CommandParser("warm", __doc__)
+    parser.add_argument("action", choices=("start", "status", "stop"))
+    action = parser.parse_args(argv).action
+    lines, servers = {"start": start, "status": describe_servers, "stop": stop}[action]()
+    ANSWER.read = lambda: {"servers": servers}
+    print("\n".join(lines))
+    return 0
+
+
+def start() -> tuple[list[str], list[dict[str, Any]]]:
+    """Starts this interpreter's server and waits until it is ready."""
+    began = time.monotonic()
+    try:
+        files = ServerFiles(make_sockets_folder(), identify_interpreter())
+        is_new = start_warm_server(files)
+        answer = ask_server(files, "status")
+    except NotWarm as why:
+        raise RunError(f"warm start: {why}") from why
+    how = f"ready after {format_duration(time.monotonic() - began)}" if is_new else "runs already"
+    return [f"{how}: {describe(answer)}"], [answer]
+
+
+def describe_servers() -> tuple[list[str], list[dict[str, Any]]]:
+    answers = [answer for files in find_servers() if (answer := ask(files, "status"))]
+    return [*map(describe, answers)] or ["no warm server runs; start one: scaleflow warm start"], answers
+
+
+def stop() -> tuple[list[str], list[dict[str, Any]]]:
+    """Asks all servers to end, and waits for those that run no command."""
+    stopped = [(files, answer) for files in find_servers() if (answer := ask(files, "stop"))]
+    lines = []
+    for _, answer in stopped:
+        ends = "ends with its last command" if answer["running"] else "stopped"
+        lines.append(f"{ends}: {describe(answer)}")
+        deadline = time.monotonic() + STOP_SECONDS
+        while not answer["running"] and Path(f"/proc/{answer['pid']}").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+    return lines or ["no warm server runs"], [answer for _, answer in stopped]
+
+
+def ask(files: ServerFiles, question: str) -> dict[str, Any]:
+    """Returns a server's answer; {} if it is gone."""
+    try:
+        return ask_server(files, question)
+    except NotWarm:
+        return {}
+
+
+def describe(answer: dict[str, Any]) -> str:
+    """Returns a line such as `process 4711, 612 MB, 3 min old, 12 commands served, 1 running`."""
+    count, megabytes = answer["commands"], answer["memory_bytes"] / 1e6
+    return (
+        f"process {answer['pid']}, {megabytes:.0f} MB, {format_duration(answer['age_seconds'])} old, "
+        f"{count} command{'s' * (count != 1)} served, {answer['running']} running"
+    )

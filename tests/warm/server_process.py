@@ -1,0 +1,30 @@
+"""A warm server in a fork of the session's server, which has imported everything: it is ready at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from scaleflow.warm import server
+
+
+def main() -> None:
+    """Serves at the socket that the line on standard input names, with other constants of the module."""
+    options = json.loads(sys.stdin.buffer.raw.readline())  # type: ignore[attr-defined]
+    for name, value in options["constants"].items():
+        setattr(server, name, value)
+    server.WarmServer.check_seconds = 0.05
+    listener = socket.socket(socket.AF_UNIX)
+    part = Path(options["socket"]).with_suffix(".part")
+    listener.bind(str(part))
+    listener.listen(64)
+    part.rename(options["socket"])
+    warm = server.WarmServer(listener, server.ServerFiles(part.parent, part.stem))
+    if options["has_thread"]:
+        threading.Thread(target=threading.Event().wait, daemon=True, name="one more").start()
+    warm.run()
+    os._exit(0)
