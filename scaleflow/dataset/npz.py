@@ -333,11 +333,9 @@ def describe_array_outputs(kind: Kind, targets: list[Array]) -> Outputs:
 
 def convert_targets(outputs: Outputs, targets: Array) -> Array:
     """Returns [n] int32 for classes, else [n, *outputs.shape] float32."""
-    if outputs.kind == "classification":
-        if targets.shape[1:] == outputs.shape and outputs.shape != (1,):
-            targets = one_hot_classes(targets)
-        return targets.reshape(len(targets)).astype(np.int32)
-    return targets.reshape(len(targets), *outputs.shape).astype(np.float32)
+    if outputs.kind == "classification" and targets.shape[1:] == outputs.shape != (1,):
+        targets = one_hot_classes(targets)
+    return targets.reshape(len(targets), *outputs.target_shape).astype(outputs.target_dtype)
 
 
 def one_hot_classes(targets: Array) -> Array:

@@ -10,9 +10,10 @@ from typing import Any, get_args
 
 import numpy as np
 
+from scaleflow.dataset.reading.class_names import describe_outputs
 from scaleflow.dataset.reading.files import TEST_FRACTION, is_shape, parse_choice, parse_count
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Inputs, Kind, Outputs
+from scaleflow.interfaces import Arrays, Inputs, Kind
 
 #: Standard deviation of a pattern, relative to noise of 1: enough to learn it in an epoch or two.
 SIGNAL = 0.5
@@ -51,7 +52,7 @@ class Synthetic:
         parse_count(outputs, "dataset.outputs", 2 if kind == "classification" else 1)
         parse_count(seed, "dataset.seed", 0)
         self.inputs = Inputs(shape=tuple(shape), dtype="float32")
-        self.outputs = Outputs(kind=kind, shape=(1,) if kind == "binary" else (outputs,))
+        self.outputs = describe_outputs(kind, outputs)
         self._examples = examples
         self._seed = seed
 

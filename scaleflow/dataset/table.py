@@ -28,7 +28,7 @@ from scaleflow.dataset.tables.columns import Category, Date, Number, WordBag
 from scaleflow.dataset.tables.files import TableFiles, open_tables
 from scaleflow.dataset.tables.kinds import SampleColumns, check_column_types, choose_kind
 from scaleflow.dataset.tables.options import choose_columns, find_columns, parse_column_kinds
-from scaleflow.dataset.tables.targets import describe_known_target, restore_outputs
+from scaleflow.dataset.tables.targets import describe_known_target
 from scaleflow.dataset.tables.values import (
     CATEGORY,
     CONVERSIONS,
@@ -45,6 +45,7 @@ from scaleflow.dataset.tables.values import (
 from scaleflow.errors import ConfigError
 from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs, Preprocessing
+from scaleflow.interfaces.learned_state import parse_leaves
 
 KINDS = ("auto", "classification", "binary", "regression")
 
@@ -161,7 +162,7 @@ class Table:
 
         depends_on = [given, kind, self._most, is_scaled, known, earlier and (earlier.find_outputs(), earlier.extends)]
         self._kinds, described = rows.recall("types", depends_on, learn)
-        self.outputs = restore_outputs(**described)
+        self.outputs: Outputs = parse_leaves([{"name": "", **described}], Outputs)
         self.reading = {"columns": self._kinds, "target": target, "format": self._files.format, **asdict(form)}
         self.inputs = {
             name: Inputs((), "float32" if each == NUMBER else "string") for name, each in self._kinds.items()
@@ -254,7 +255,7 @@ class TableRows:
     def describe(self, target: str, kinds: Mapping[str, str], outputs: Outputs) -> TableRows:
         """Says how columns are converted; rows can be read then."""
         self._target, self._kinds, self._outputs = target, kinds, outputs
-        targets = tf.TensorSpec(outputs.target_shape, tf.int32 if outputs.kind == "classification" else tf.float32)
+        targets = tf.TensorSpec(outputs.target_shape, outputs.target_dtype)
         specs = {name: tf.TensorSpec([], tf.float32 if kind == NUMBER else tf.string) for name, kind in kinds.items()}
         self.spec = specs, targets
         used = [*(name for name in kinds if kinds[name] == NUMBER), *([target] if outputs.kind == "regression" else [])]

@@ -22,6 +22,7 @@ import tensorflow as tf
 from filelock import FileLock
 
 from scaleflow.dataset.pipeline.records import interleave_files
+from scaleflow.dataset.reading.class_names import describe_outputs
 from scaleflow.dataset.reading.files import parse_count
 from scaleflow.dataset.reading.text import Text
 from scaleflow.errors import ConfigError, first_line
@@ -102,10 +103,8 @@ class Tfds:
         feature = self._features[1]
         labels = find_class_label(feature)
         if labels is not None:
-            count, names = labels.num_classes, read_class_names(labels)
-            if is_sequence(feature):
-                return Outputs("multi_label", (count,), names)
-            return Outputs("binary", (1,), names) if count == 2 else Outputs("classification", (count,), names)
+            names = [labels.int2str(number) for number in range(labels.num_classes)]
+            return describe_outputs("multi_label" if is_sequence(feature) else "auto", len(names), names)
         return Outputs("regression", self._static_shape(feature, "target") or (1,))
 
     @cached_property
@@ -153,11 +152,9 @@ class Tfds:
 
     def _target_of(self, value: tf.Tensor) -> tf.Tensor:
         outputs = self.outputs
-        if outputs.kind == "classification":
-            return tf.cast(value, tf.int32)
         if outputs.kind == "multi_label":
             return tf.minimum(tf.reduce_sum(tf.one_hot(value, *outputs.shape), axis=0), 1.0)
-        return tf.reshape(tf.cast(value, tf.float32), outputs.shape)
+        return tf.reshape(tf.cast(value, outputs.target_dtype), outputs.target_shape)
 
     @cached_property
     def _builder(self) -> Any:
@@ -252,10 +249,6 @@ def find_class_label(feature: Any) -> Any:
 
     inner = feature.feature if is_sequence(feature) else feature
     return inner if isinstance(inner, tfds.features.ClassLabel) and inner.num_classes else None
-
-
-def read_class_names(labels: Any) -> tuple[str, ...]:
-    return tuple(labels.int2str(number) for number in range(labels.num_classes))
 
 
 def read_files(parts: Sequence[tuple[str, int, int]]) -> tf.data.Dataset:

@@ -167,8 +167,8 @@ class TFRecord:
             record = tf.identity(record)
         used = {name: self._features[name] for name in (self._input, self._target)}
         parsed = tf.io.parse_single_example(record, {name: feature.stored for name, feature in used.items()})
-        inputs = used[self._input].finish(parsed[self._input])
-        return inputs, cast_target(self.outputs, used[self._target].finish(parsed[self._target]))
+        inputs, target = (used[name].finish(parsed[name]) for name in (self._input, self._target))
+        return inputs, tf.reshape(tf.cast(target, self.outputs.target_dtype), self.outputs.target_shape)
 
     def _recall_counts(self, files: Sequence[str]) -> FileCounts:
         """Returns the result of the first pass over files, or of that of an earlier run."""
@@ -348,9 +348,3 @@ def describe_feature_outputs(kind: Any, classes: Any, names: Any, feature: Featu
     if labels and len(labels) != expected:
         raise ConfigError(f"dataset.names={labels}: has {len(labels)} names, expected {expected}")
     return Outputs(checked_kind, shape, tuple(labels) or None)
-
-
-def cast_target(outputs: Outputs, target: tf.Tensor) -> tf.Tensor:
-    if outputs.kind == "classification":
-        return tf.cast(tf.reshape(target, []), tf.int32)
-    return tf.cast(tf.reshape(target, outputs.shape), tf.float32)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.dataset.reading.class_names import describe_outputs
 from scaleflow.dataset.reading.files import (
     class_names,
     draw_test_examples,
@@ -88,10 +89,10 @@ class ClassFolders:
         order = np.random.default_rng([self._seed, 1]).permutation(len(files.paths))
         paths = np.array(files.paths, dtype=object)[order]
         records = tf.data.Dataset.from_tensor_slices((tf.constant(paths, tf.string), files.labels[order]))
-        is_binary = self.outputs.kind == "binary"
+        outputs = self.outputs
 
         def decode(path: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return self.read(path), tf.cast(label[None], tf.float32) if is_binary else label
+            return self.read(path), tf.reshape(tf.cast(label, outputs.target_dtype), outputs.target_shape)
 
         return Stream(records, len(paths), decode, lambda path, _: path.decode(errors="replace"))
 
@@ -114,9 +115,7 @@ def outputs_of(kind: Any, names: tuple[str, ...]) -> Outputs:
             f"dataset.kind=binary: there are {len(names)} classes ({', '.join(names[:5])}, ...), expected 2; use "
             "dataset.kind=classification, or choose two with dataset.classes"
         )
-    if kind == "binary" or (kind == "auto" and len(names) == 2):
-        return Outputs("binary", (1,), names)
-    return Outputs("classification", (len(names),), names)
+    return describe_outputs(kind, len(names), names)
 
 
 def label_files(
