@@ -302,7 +302,8 @@ def timed(plan: Any, seconds: list[float], opening: float, window: tuple[int, in
     """The events of a run on paper, two steps to a call, 4 examples to a step."""
     events: list[Event] = []
     feed = SimpleNamespace(examples=40, batching=Batching(4, 1, 1))
-    built = SimpleNamespace(strategy=None, engine=OnPaper(seconds, opening), train=feed, validation=None, test=None)
+    feeds = SimpleNamespace(train=feed, validation=None, test=None)
+    built = SimpleNamespace(strategy=None, engine=OnPaper(seconds, opening), feeds=feeds)
     make_session(plan, built, lambda event: events.append(to_pair(event)), tracer=Watching(*window, events)).run()
     return events
 
