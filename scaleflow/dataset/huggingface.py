@@ -11,22 +11,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.reading.class_names import describe_outputs
-from scaleflow.dataset.reading.files import (
-    TEST_FRACTION,
-    draw_test_examples,
-    expand_data_dir,
-    parse_choice,
-    parse_count,
-    parse_flag,
-    parse_fraction,
-)
-from scaleflow.dataset.reading.images import make_image_decoder
+from scaleflow.dataset.reading.class_names import OneKind, describe_outputs
+from scaleflow.dataset.reading.files import TEST_FRACTION, draw_test_examples, expand_data_dir
+from scaleflow.dataset.reading.images import Channels, ImageSize, Resize, make_image_decoder
 from scaleflow.dataset.reading.text import Text
 from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import EarlierState, Inputs, Outputs, Preprocessing, Standardize, Stream
-
-KINDS = ("auto", "classification", "binary", "regression")
+from scaleflow.interfaces.options import Seed, TestFraction, check_options
 
 #: Input dtypes that are kept; other numbers become float32.
 KEPT_TYPES = ("uint8", "int32", "float32")
@@ -81,6 +72,7 @@ class HuggingFace:
             is of a type that is not supported, or an option is invalid.
     """
 
+    @check_options("dataset")
     def __init__(
         self,
         input: str | Sequence[str],
@@ -89,24 +81,21 @@ class HuggingFace:
         name: str | None = None,
         config: str | None = None,
         streaming: bool = False,
-        size: Sequence[int] = (224, 224),
-        resize: str = "stretch",
-        channels: int = 3,
+        size: ImageSize = (224, 224),
+        resize: Resize = "stretch",
+        channels: Channels = 3,
         vocabulary: int = 10_000,
         tokens: int = 250,
         standardize: Standardize = "lower_and_strip_punctuation",
-        kind: str = "auto",
-        test: float = TEST_FRACTION,
-        split_seed: int = 0,
+        kind: OneKind = "auto",
+        test: TestFraction = TEST_FRACTION,
+        split_seed: Seed = 0,
         earlier: EarlierState | None = None,
     ) -> None:
         self._image = make_image_decoder(size, resize, channels)
         self._image_shape = (*size, channels)
         text = Text(vocabulary, tokens, standardize)
-        self._test = parse_fraction(test)
-        self._seed = parse_count(split_seed, "dataset.split_seed")
-        parse_choice(kind, "dataset.kind", KINDS)
-        self._streams = parse_flag(streaming, "dataset.streaming")
+        self._test, self._seed, self._streams = test, split_seed, streaming
         self._label, self._splits = open_splits(data_dir, name, config, self._streams)
         if "train" not in self._splits:
             raise ConfigError(f"{self._label}: has the splits {', '.join(self._splits)}, expected train among them")
@@ -231,7 +220,7 @@ class HuggingFace:
         return ColumnForm(Inputs(shape, kept, scale=1 / 255 if kept == "uint8" else None), kept, shape)
 
     def _describe_target(
-        self, kind: Any, name: str, feature: Any, known: Outputs | None
+        self, kind: OneKind, name: str, feature: Any, known: Outputs | None
     ) -> tuple[Outputs, Mapping[Any, int] | None]:
         """Returns the outputs, and the number of each value if values are not numbers from 0 on.
 

@@ -23,10 +23,11 @@ from filelock import FileLock
 
 from scaleflow.dataset.pipeline.records import interleave_files
 from scaleflow.dataset.reading.class_names import describe_outputs
-from scaleflow.dataset.reading.files import parse_count
+from scaleflow.dataset.reading.images import ImageSize
 from scaleflow.dataset.reading.text import Text
 from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import Inputs, Outputs, Preprocessing, Standardize, Stream
+from scaleflow.interfaces.options import check_options
 
 #: Timeout for a connection to the host of a download.
 PROBE_SECONDS = 5.0
@@ -56,6 +57,7 @@ class Tfds:
             downloaded.
     """
 
+    @check_options("dataset")
     def __init__(
         self,
         name: str | None = None,
@@ -64,7 +66,7 @@ class Tfds:
         splits: Mapping[str, str] | None = None,
         input: str | None = None,  # the key in the config
         target: str | None = None,
-        size: Sequence[int] | None = None,
+        size: ImageSize | None = None,
         vocabulary: int = 10_000,
         tokens: int = 250,
         standardize: Standardize = "lower_and_strip_punctuation",
@@ -79,7 +81,7 @@ class Tfds:
         self._version = None if version is None else str(version)
         self._splits = dict(splits or {})
         self._keys = input, target
-        self._size = check_image_size(size)
+        self._size = size
         self._text = Text(vocabulary, tokens, standardize)
         prepared = find_prepared(self._folder, self._name, self._version)
         self.notes = (
@@ -213,15 +215,6 @@ class Tfds:
                 f"{type(feature).__name__}(shape={shape})"
             )
         return tuple(shape)
-
-
-def check_image_size(size: Any) -> tuple[int, int] | None:
-    if size is None:
-        return None
-    if isinstance(size, str) or not isinstance(size, Sequence) or len(size) != 2:
-        raise ConfigError(f"dataset.size={size}: expected [height, width]")
-    height, width = (parse_count(side, "dataset.size", 1) for side in size)
-    return height, width
 
 
 def is_image(feature: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -18,16 +18,13 @@ from scaleflow.dataset.reading.files import (
     find_split_folders,
     has_suffix,
     list_folders,
-    parse_choice,
-    parse_count,
-    parse_fraction,
-    parse_words,
     walk_files,
 )
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState, Outputs, Stream, extend_classes
+from scaleflow.interfaces.options import Seed, TestFraction, Words, check_options
 
-KINDS = ("auto", "classification", "binary")
+ClassKind = Literal["auto", "classification", "binary"]
 
 
 @dataclass(frozen=True)
@@ -46,23 +43,22 @@ class ClassFolders:
     Raises ConfigError if a folder is missing or empty, or an option is invalid.
     """
 
+    @check_options("dataset")
     def __init__(
         self,
         data_dir: Any,
         suffixes: Sequence[str],
-        classes: Any,
-        kind: Any,
-        test: Any,
-        split_seed: Any,
+        classes: Words | None,
+        kind: ClassKind,
+        test: TestFraction,
+        split_seed: Seed,
         earlier: EarlierState | None,
     ) -> None:
-        self._seed = parse_count(split_seed, "dataset.split_seed")
-        selected = parse_words(classes, "dataset.classes")
+        self._seed, selected = split_seed, classes or ()
         base = find_data_dir(data_dir)
         folders = find_split_folders(base)
         self.outputs = describe_classes(folders.get("train", base), selected, kind, earlier)
         names, unknown = self.outputs.names or (), self.outputs.ignore
-        test_fraction = parse_fraction(test)
         if folders:
             self._files = {
                 split: label_files(
@@ -77,7 +73,7 @@ class ClassFolders:
             }
         else:
             files = label_files(base, names, suffixes, is_train=earlier is None, is_whole=not selected, unknown=unknown)
-            self._files = draw_test_files(files, test_fraction, self._seed)
+            self._files = draw_test_files(files, test, self._seed)
 
     @property
     def splits(self) -> Collection[str]:
@@ -100,7 +96,7 @@ class ClassFolders:
         raise NotImplementedError
 
 
-def describe_classes(base: Path, selected: Sequence[str], kind: Any, earlier: EarlierState | None) -> Outputs:
+def describe_classes(base: Path, selected: Sequence[str], kind: ClassKind, earlier: EarlierState | None) -> Outputs:
     """Describes the target: the classes of an earlier run if there was one, or else those of the folders."""
     known = None if earlier is None else earlier.find_outputs()
     if earlier is None or known is None or not known.names:
@@ -108,8 +104,7 @@ def describe_classes(base: Path, selected: Sequence[str], kind: Any, earlier: Ea
     return extend_classes(known, selected or list_folders(base)) if earlier.extends else known
 
 
-def outputs_of(kind: Any, names: tuple[str, ...]) -> Outputs:
-    parse_choice(kind, "dataset.kind", KINDS)
+def outputs_of(kind: ClassKind, names: tuple[str, ...]) -> Outputs:
     if kind == "binary" and len(names) != 2:
         raise ConfigError(
             f"dataset.kind=binary: there are {len(names)} classes ({', '.join(names[:5])}, ...), expected 2; use "

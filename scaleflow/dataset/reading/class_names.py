@@ -9,6 +9,9 @@ from typing import Literal
 
 from scaleflow.interfaces import Kind, Outputs
 
+#: The kinds of a target that is one class or number.
+OneKind = Literal["auto", "classification", "binary", "regression"]
+
 #: A string that is a number.
 IS_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
 

@@ -1,4 +1,4 @@
-"""Finds data files and their splits, draws test examples, and checks options. The launcher uses it: no TensorFlow."""
+"""Finds data files and their splits, draws test examples. The launcher uses it: no TensorFlow."""
 
 from __future__ import annotations
 
@@ -189,42 +189,3 @@ def draw_test_examples(count: int, fraction: float, seed: int) -> np.ndarray[Any
     is_test = np.zeros(count, bool)
     is_test[np.random.default_rng([seed, 0x7E57]).permutation(count)[: round(count * fraction)]] = True
     return is_test
-
-
-def parse_fraction(value: Any, key: str = "dataset.test") -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        hint = "; scaleflow.evaluate --split all evaluates every example" if value == 1 else ""
-        raise ConfigError(f"{key}={value}: expected a number from 0 to less than 1{hint}")
-    return float(value)
-
-
-def parse_count(value: Any, key: str, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{key}={value}: expected an integer, at least {least}")
-    return value
-
-
-def parse_flag(value: Any, key: str) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{key}={value}: expected true or false")
-    return value
-
-
-def is_shape(value: Any) -> bool:
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    return is_list and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in value)
-
-
-def parse_choice(value: Any, key: str, options: Sequence[str]) -> str:
-    if value not in options:
-        raise ConfigError(f"{key}={value}: expected one of {', '.join(options)}")
-    return str(value)
-
-
-def parse_words(value: Any, key: str) -> list[str]:
-    """Returns a list of strings; [] for null."""
-    if value is None:
-        return []
-    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(word, str) for word in value):
-        raise ConfigError(f"{key}={value}: expected a list such as [a, b]")
-    return list(value)

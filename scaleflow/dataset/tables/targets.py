@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from scaleflow.dataset.reading.class_names import IS_NUMBER, describe_outputs
+from scaleflow.dataset.reading.class_names import IS_NUMBER, OneKind, describe_outputs
 from scaleflow.dataset.tables.kinds import SampleColumns
 from scaleflow.dataset.tables.values import is_numeric, to_classes, to_numbers
 from scaleflow.errors import ConfigError
@@ -18,7 +17,7 @@ from scaleflow.interfaces import EarlierState, Outputs, extend_classes
 FEW = 20
 
 
-def describe_target(rows: SampleColumns, target: str, kind: Any, most: int, is_scaled: bool) -> Outputs:
+def describe_target(rows: SampleColumns, target: str, kind: OneKind, most: int, is_scaled: bool) -> Outputs:
     """Describes the target; raises `ConfigError` if its values do not fit `kind`."""
     if kind == "regression" or (kind == "auto" and has_values(rows, target)):
         numbers, is_bad = to_numbers(rows.columns[target])
@@ -38,7 +37,7 @@ def describe_target(rows: SampleColumns, target: str, kind: Any, most: int, is_s
 
 
 def describe_known_target(
-    rows: SampleColumns, target: str, kind: str, most: int, is_scaled: bool, earlier: EarlierState | None
+    rows: SampleColumns, target: str, kind: OneKind, most: int, is_scaled: bool, earlier: EarlierState | None
 ) -> Outputs:
     """Describes the target as an earlier run learned it, with new classes if it may be extended."""
     known = None if earlier is None else earlier.find_outputs()
