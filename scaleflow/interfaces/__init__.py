@@ -9,7 +9,6 @@ Import names from here, not from the modules below:
 - `learned_changes`: what a run learned otherwise than the one whose weights it begins with: `LearnedChanges`.
 - `structures`: values and dicts of values, with a name for each value.
 - `training`: what the worker's parts exchange: batches and feeds, the training step, snapshots, traces.
-- `options`: what the annotations of a dataset's or model's parameters say of its options (`check_options`);
 - `tracking`: the store that a run is recorded in (`Tracker`).
 
 The modules import nothing else of scaleflow than its errors. They import TensorFlow, Keras and numpy only for type
