@@ -67,16 +67,27 @@ def find_files(data_dir: Any, suffixes: Sequence[str]) -> dict[str, list[str]]:
     Raises ConfigError if there is no file, or there are splits without `train`.
     """
     path = expand_data_dir(data_dir)
-    if path.is_file():
-        return {ALL: [str(path)]}
-    if path.is_dir():
-        return find_in_folder(data_dir, path, suffixes)
-    if glob.has_magic(str(path)):
-        matches = sorted(name for name in glob.glob(str(path), recursive=True) if Path(name).is_file())  # noqa: PTH207
-        if not matches:
-            raise ConfigError(f"dataset.data_dir={data_dir}: no file matches it")
+    if (matches := match_files(str(path), f"dataset.data_dir={data_dir}")) is not None:
         return {ALL: matches}
-    raise ConfigError(f"dataset.data_dir={data_dir}: there is no such file or folder{suggest_path(path)}")
+    names = (name for name in walk_files(path) if has_suffix(name, suffixes))
+    return divide_files(data_dir, ((name, Path(name).relative_to(path)) for name in names), suffixes)
+
+
+def match_files(path: str, label: str) -> list[str] | None:
+    """Returns the sorted files that a path or a glob denotes; None if it is a folder.
+
+    Raises ConfigError, whose message begins with `label`, if there are none.
+    """
+    if Path(path).is_file():
+        return [path]
+    if Path(path).is_dir():
+        return None
+    matches = sorted(name for name in glob.glob(path, recursive=True) if Path(name).is_file())  # noqa: PTH207
+    if not matches:
+        has_magic = glob.has_magic(path)
+        reason = "no file matches it" if has_magic else f"there is no such file or folder{suggest_path(Path(path))}"
+        raise ConfigError(f"{label}: {reason}")
+    return matches
 
 
 def suggest_path(path: Path) -> str:
@@ -85,11 +96,6 @@ def suggest_path(path: Path) -> str:
         if similar := find_similar(path.name, os.listdir(path.parent)):  # noqa: PTH208  (names only)
             return f"; did you mean {path.with_name(similar)}?"
     return ""
-
-
-def find_in_folder(data_dir: Any, path: Path, suffixes: Sequence[str]) -> dict[str, list[str]]:
-    names = (name for name in walk_files(path) if has_suffix(name, suffixes))
-    return divide_files(data_dir, ((name, Path(name).relative_to(path)) for name in names), suffixes)
 
 
 def divide_files(data_dir: Any, names: Iterable[tuple[str, PurePath]], suffixes: Sequence[str]) -> dict[str, list[str]]:
