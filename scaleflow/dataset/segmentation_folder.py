@@ -31,7 +31,7 @@ from scaleflow.dataset.reading.images import (
 )
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs, Stream
-from scaleflow.interfaces.options import AtLeastTwo, Seed, TestFraction, Words, check_option, check_options
+from scaleflow.interfaces.options import AtLeastTwo, Seed, TestFraction, Words, check_option, check_options, is_integer
 
 IMAGES, MASKS = "images", "masks"
 
@@ -206,7 +206,7 @@ def is_value(value: Any) -> bool:
     """Returns whether it is a number from 0 to 255, or three of them."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return len(value) == 3 and all(isinstance(each, int) and is_value(each) for each in value)
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 255
+    return is_integer(value) and 0 <= value <= 255
 
 
 def find_pairs(base: Path) -> np.ndarray[Any, Any]:

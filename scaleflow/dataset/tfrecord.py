@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,13 +22,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Kind, Outputs, Stream
 from scaleflow.interfaces.options import AtLeastTwo, Seed, Shape, TestFraction, Words, check_option, check_options
 
-#: Keys of a feature's spec, by its kind.
-KEYS: Mapping[str, Sequence[str]] = {
-    "fixed": ("shape", "dtype"),
-    "padded": ("shape", "dtype"),
-    "raw": ("shape", "dtype"),
-    "image": ("size", "resize", "channels"),
-}
+RawType = Literal["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64"]
 
 #: Message for the record at which a damaged file ends.
 DAMAGED = "the file is cut off or damaged from here on"
@@ -250,59 +245,51 @@ def read_feature(key: str, spec: Any) -> Feature:
     options = dict(spec)
     kind = options.pop("kind", "fixed")
     check_option(kind, Literal["fixed", "padded", "raw", "image"], f"{key}.kind")
+    make = MAKERS[kind]
+    accepted = list(inspect.signature(make).parameters)
     for name in options:
-        if name not in KEYS[kind]:
-            raise ConfigError(f"{key}.{name}: a feature of kind {kind} accepts {', '.join(KEYS[kind])}")
-    if kind == "image":
-        return make_image_feature(key, options)
-    shape, dtype = options.get("shape", []), options.get("dtype", "uint8" if kind == "raw" else "float32")
-    make, dtypes = MAKERS[kind]
-    check_option(shape, Shape, f"{key}.shape")
-    check_option(dtype, dtypes, f"{key}.dtype")
-    return make(key, tuple(shape), dtype)
-
-
-def make_image_feature(key: str, options: Mapping[str, Any]) -> Feature:
-    if "size" not in options:
+        if name not in accepted:
+            raise ConfigError(f"{key}.{name}: a feature of kind {kind} accepts {', '.join(accepted)}")
+    if kind == "image" and "size" not in options:
         raise ConfigError(f"{key}.size: is missing; expected [height, width]")
-    options = {"resize": "stretch", "channels": 3, **options}
-    for name, hint in (("size", images.ImageSize), ("resize", images.Resize), ("channels", images.Channels)):
-        check_option(options[name], hint, f"{key}.{name}")
-    shape = (*options["size"], options["channels"])
-    return Feature(tf.io.FixedLenFeature([], tf.string), images.make_image_decoder(**options), shape, "uint8")
+    feature = check_options(key)(make)(**options)
+    if kind == "padded" and len(feature.shape) != 1:
+        raise ConfigError(f"{key}.shape={list(feature.shape)}: a padded feature has the shape [length]")
+    return feature
 
 
-def make_fixed_feature(key: str, shape: tuple[int, ...], dtype: Any) -> Feature:
-    return Feature(tf.io.FixedLenFeature(shape, dtype), tf.identity, shape, dtype)
+def make_image_feature(
+    size: images.ImageSize, resize: images.Resize = "stretch", channels: images.Channels = 3
+) -> Feature:
+    decode = images.make_image_decoder(size, resize, channels)
+    return Feature(tf.io.FixedLenFeature([], tf.string), decode, (*size, channels), "uint8")
 
 
-def make_padded_feature(key: str, shape: tuple[int, ...], dtype: Any) -> Feature:
-    if len(shape) != 1:
-        raise ConfigError(f"{key}.shape={list(shape)}: a padded feature has the shape [length]")
+def make_fixed_feature(shape: Shape = (), dtype: Literal["int64", "float32", "string"] = "float32") -> Feature:
+    return Feature(tf.io.FixedLenFeature(tuple(shape), dtype), tf.identity, tuple(shape), dtype)
 
+
+def make_padded_feature(shape: Shape = (), dtype: Literal["int64", "float32"] = "float32") -> Feature:
     def finish(found: tf.SparseTensor) -> tf.Tensor:
         values = found.values[: shape[0]]
         return tf.ensure_shape(tf.pad(values, [[0, shape[0] - tf.size(values)]]), shape)
 
-    return Feature(tf.io.VarLenFeature(dtype), finish, shape, dtype)
+    return Feature(tf.io.VarLenFeature(dtype), finish, tuple(shape), dtype)
 
 
-def make_raw_feature(key: str, shape: tuple[int, ...], dtype: Any) -> Feature:
-
+def make_raw_feature(shape: Shape = (), dtype: RawType = "uint8") -> Feature:
     def finish(found: tf.Tensor) -> tf.Tensor:
         return tf.reshape(tf.io.decode_raw(found, dtype), shape)
 
-    return Feature(tf.io.FixedLenFeature([], tf.string), finish, shape, dtype)
+    return Feature(tf.io.FixedLenFeature([], tf.string), finish, tuple(shape), dtype)
 
 
-#: How a feature is made from its shape and dtype, and its dtypes; by its kind.
-MAKERS: Mapping[str, tuple[Callable[[str, tuple[int, ...], str], Feature], Any]] = {
-    "fixed": (make_fixed_feature, Literal["int64", "float32", "string"]),
-    "padded": (make_padded_feature, Literal["int64", "float32"]),
-    "raw": (
-        make_raw_feature,
-        Literal["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64"],
-    ),
+#: How a feature is made from the other keys of its specification, by its kind.
+MAKERS: Mapping[str, Callable[..., Feature]] = {
+    "fixed": make_fixed_feature,
+    "padded": make_padded_feature,
+    "raw": make_raw_feature,
+    "image": make_image_feature,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,21 +60,13 @@ class ClassFolders:
         folders = find_split_folders(base)
         self.outputs = describe_classes(folders.get("train", base), selected, kind, earlier)
         names, unknown = self.outputs.names or (), self.outputs.ignore
-        if folders:
-            self._files = {
-                split: label_files(
-                    path,
-                    names,
-                    suffixes,
-                    is_train=split == "train" and earlier is None,
-                    is_whole=not selected,
-                    unknown=unknown,
-                )
-                for split, path in folders.items()
-            }
-        else:
-            files = label_files(base, names, suffixes, is_train=earlier is None, is_whole=not selected, unknown=unknown)
-            self._files = draw_test_files(files, test, self._seed)
+        label = partial(label_files, names=names, suffixes=suffixes, is_whole=not selected, unknown=unknown)
+        self._files = {
+            split: label(path, is_train=split == "train" and earlier is None)
+            for split, path in (folders or {"train": base}).items()
+        }
+        if not folders:
+            self._files = draw_test_files(self._files["train"], test, self._seed)
 
     @property
     def splits(self) -> Collection[str]:
