@@ -92,12 +92,9 @@ class ClassFolders:
 def describe_classes(base: Path, selected: Sequence[str], kind: ClassKind, earlier: EarlierState | None) -> Outputs:
     """Describes the target: the classes of an earlier run if there was one, or else those of the folders."""
     known = None if earlier is None else earlier.find_outputs()
-    if earlier is None or known is None or not known.names:
-        return outputs_of(kind, class_names(base, selected))
-    return extend_classes(known, selected or list_folders(base)) if earlier.extends else known
-
-
-def outputs_of(kind: ClassKind, names: tuple[str, ...]) -> Outputs:
+    if earlier is not None and known is not None and known.names:
+        return extend_classes(known, selected or list_folders(base)) if earlier.extends else known
+    names = class_names(base, selected)
     if kind == "binary" and len(names) != 2:
         raise ConfigError(
             f"dataset.kind=binary: there are {len(names)} classes ({', '.join(names[:5])}, ...), expected 2; use "
