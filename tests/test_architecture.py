@@ -182,7 +182,7 @@ def test_the_contracts_import_nothing_else_and_files_only_the_contracts() -> Non
     for name in SOURCES:
         if (package := package_of(name)) in (*CONTRACTS, "files"):
             others = {package_of(other) for other in imported(name) if other in SOURCES}
-            assert others - {package} - ({*CONTRACTS} if package == "files" else set()) == set(), name
+            assert others - {package, *CONTRACTS} == set(), name
             assert "numpy" not in top(imported(name)), name
 
 

@@ -6,14 +6,15 @@ Each is in memory, takes milliseconds to make, and is the same for the same seed
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from scaleflow.dataset.digits import Digits
-from scaleflow.dataset.reading.files import TEST_FRACTION, parse_count
+from scaleflow.dataset.reading.files import TEST_FRACTION
 from scaleflow.dataset.reading.text import Text
 from scaleflow.interfaces import Arrays, Inputs, Outputs
+from scaleflow.interfaces.options import AtLeastTwo, Positive, Seed, at_least, check_options
 
 Array = np.ndarray[Any, Any]
 
@@ -31,9 +32,9 @@ class Generated:
 
     splits: Collection[str] = ("train", "test")
 
-    def __init__(self, examples: int, seed: int) -> None:
-        self._examples = parse_count(examples, "dataset.examples", 2)
-        self._seed = parse_count(seed, "dataset.seed", 0)
+    @check_options("dataset")
+    def __init__(self, examples: AtLeastTwo, seed: Seed) -> None:
+        self._examples, self._seed = examples, seed
 
     def count_and_seed(self, split: str) -> tuple[int, np.random.Generator]:
         """Returns the number of examples of a split, and the generator of its random numbers."""
@@ -52,9 +53,10 @@ class Shapes(Generated):
         size: the number of pixels of a side, at least 16.
     """
 
-    def __init__(self, examples: int = 1000, size: int = 32, seed: int = 0) -> None:
+    @check_options("dataset")
+    def __init__(self, examples: int = 1000, size: Annotated[int, at_least(16)] = 32, seed: int = 0) -> None:
         super().__init__(examples, seed)
-        self._size = parse_count(size, "dataset.size", 16)
+        self._size = size
         names = ("background", "disc", "square")
         self.inputs = Inputs((size, size, 1), "uint8", scale=1 / 255)
         self.outputs = Outputs("classification", (size, size, len(names)), names=names)
@@ -140,9 +142,10 @@ class Clicks(Generated):
 
     outputs = Outputs("binary", (1,), names=("shown", "clicked"))
 
-    def __init__(self, examples: int = 20000, users: int = 200, items: int = 100, seed: int = 0) -> None:
+    @check_options("dataset")
+    def __init__(self, examples: int = 20000, users: Positive = 200, items: Positive = 100, seed: int = 0) -> None:
         super().__init__(examples, seed)
-        self._sizes = (parse_count(users, "dataset.users", 1), parse_count(items, "dataset.items", 1))
+        self._sizes = users, items
         self.inputs = {
             "user": Inputs((), "int32", vocabulary=users),
             "item": Inputs((), "int32", vocabulary=items),

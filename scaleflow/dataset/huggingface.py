@@ -11,21 +11,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.reading.files import (
-    TEST_FRACTION,
-    draw_test_examples,
-    expand_data_dir,
-    parse_choice,
-    parse_count,
-    parse_flag,
-    parse_fraction,
-)
-from scaleflow.dataset.reading.images import make_image_decoder
+from scaleflow.dataset.reading.class_names import OneKind, describe_outputs
+from scaleflow.dataset.reading.files import TEST_FRACTION, draw_test_examples, expand_data_dir
+from scaleflow.dataset.reading.images import Channels, ImageSize, Resize, make_image_decoder
 from scaleflow.dataset.reading.text import Text
 from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import EarlierState, Inputs, Outputs, Preprocessing, Standardize, Stream
-
-KINDS = ("auto", "classification", "binary", "regression")
+from scaleflow.interfaces.options import Seed, TestFraction, check_options
 
 #: Input dtypes that are kept; other numbers become float32.
 KEPT_TYPES = ("uint8", "int32", "float32")
@@ -80,6 +72,7 @@ class HuggingFace:
             is of a type that is not supported, or an option is invalid.
     """
 
+    @check_options("dataset")
     def __init__(
         self,
         input: str | Sequence[str],
@@ -88,24 +81,21 @@ class HuggingFace:
         name: str | None = None,
         config: str | None = None,
         streaming: bool = False,
-        size: Sequence[int] = (224, 224),
-        resize: str = "stretch",
-        channels: int = 3,
+        size: ImageSize = (224, 224),
+        resize: Resize = "stretch",
+        channels: Channels = 3,
         vocabulary: int = 10_000,
         tokens: int = 250,
         standardize: Standardize = "lower_and_strip_punctuation",
-        kind: str = "auto",
-        test: float = TEST_FRACTION,
-        split_seed: int = 0,
+        kind: OneKind = "auto",
+        test: TestFraction = TEST_FRACTION,
+        split_seed: Seed = 0,
         earlier: EarlierState | None = None,
     ) -> None:
         self._image = make_image_decoder(size, resize, channels)
         self._image_shape = (*size, channels)
         text = Text(vocabulary, tokens, standardize)
-        self._test = parse_fraction(test)
-        self._seed = parse_count(split_seed, "dataset.split_seed")
-        parse_choice(kind, "dataset.kind", KINDS)
-        self._streams = parse_flag(streaming, "dataset.streaming")
+        self._test, self._seed, self._streams = test, split_seed, streaming
         self._label, self._splits = open_splits(data_dir, name, config, self._streams)
         if "train" not in self._splits:
             raise ConfigError(f"{self._label}: has the splits {', '.join(self._splits)}, expected train among them")
@@ -149,11 +139,8 @@ class HuggingFace:
 
         def decode(places: tf.Tensor) -> tuple[Any, Any]:
             batch = places[None] if has_images else places
-            types = [
-                *(tf.as_dtype(column.stored) for column in self._columns.values()),
-                tf.as_dtype(self._target_dtype),
-            ]
-            values = tf.numpy_function(read, [batch], types, stateful=False)
+            names = [*(column.stored for column in self._columns.values()), self.outputs.target_dtype]
+            values = tf.numpy_function(read, [batch], list(map(tf.as_dtype, names)), stateful=False)
             shapes = [*(column.shape for column in self._columns.values()), self.outputs.target_shape]
             values = [tf.ensure_shape(value, [None, *shape]) for value, shape in zip(values, shapes, strict=True)]
             return self._finish([value[0] for value in values] if has_images else values)
@@ -178,7 +165,7 @@ class HuggingFace:
                 yield (*values, self._to_targets([row[self._target]])[0])
 
         specs = [tf.TensorSpec(column.shape, column.stored) for column in columns.values()]
-        target = tf.TensorSpec(self.outputs.target_shape, self._target_dtype)
+        target = tf.TensorSpec(self.outputs.target_shape, self.outputs.target_dtype)
         dataset = tf.data.Dataset.from_generator(generate, output_signature=(*specs, target))
         return Stream(dataset, count, lambda *values: self._finish(list(values)))
 
@@ -201,14 +188,10 @@ class HuggingFace:
     def _pack(self, values: Mapping[str, Any]) -> Any:
         return next(iter(values.values())) if self._is_single else dict(values)
 
-    @property
-    def _target_dtype(self) -> str:
-        return "int32" if self.outputs.kind == "classification" else "float32"
-
     def _to_targets(self, values: Sequence[Any]) -> Array:
         if self._classes is not None:
             values = [self._classes[value] for value in values]
-        return np.array(values, self._target_dtype).reshape(len(values), *self.outputs.target_shape)
+        return np.array(values, self.outputs.target_dtype).reshape(len(values), *self.outputs.target_shape)
 
     def _check_missing(self, names: Sequence[str]) -> None:
         """Rejects columns with missing values, of which files have a count."""
@@ -237,7 +220,7 @@ class HuggingFace:
         return ColumnForm(Inputs(shape, kept, scale=1 / 255 if kept == "uint8" else None), kept, shape)
 
     def _describe_target(
-        self, kind: str, name: str, feature: Any, known: Outputs | None
+        self, kind: OneKind, name: str, feature: Any, known: Outputs | None
     ) -> tuple[Outputs, Mapping[Any, int] | None]:
         """Returns the outputs, and the number of each value if values are not numbers from 0 on.
 
@@ -269,9 +252,7 @@ class HuggingFace:
             raise ConfigError(f"dataset.target={name}: has the only class {names[0]}, expected at least two")
         if kind == "binary" and len(names) != 2:
             raise ConfigError(f"dataset.kind=binary: {name} has {len(names)} classes, expected 2")
-        if kind == "binary" or (kind == "auto" and len(names) == 2):
-            return Outputs("binary", (1,), names), numbers
-        return Outputs("classification", (len(names),), names), numbers
+        return describe_outputs(kind, len(names), names), numbers
 
     def _check_values(self, name: str, numbers: Mapping[Any, int]) -> None:
         for split, rows in self._splits.items():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
-from scaleflow.dataset.reading.class_folders import ClassFolders
+from scaleflow.dataset.reading.class_folders import ClassFolders, ClassKind
 from scaleflow.dataset.reading.files import TEST_FRACTION
-from scaleflow.dataset.reading.images import SUFFIXES, make_image_decoder
+from scaleflow.dataset.reading.images import SUFFIXES, Channels, ImageSize, Resize, make_image_decoder
 from scaleflow.interfaces import EarlierState, Inputs
+from scaleflow.interfaces.options import Seed, TestFraction, Words, check_options
 
 
 class ImageFolder(ClassFolders):
@@ -34,16 +33,17 @@ class ImageFolder(ClassFolders):
         ConfigError: if a folder is missing or empty, or an option is invalid.
     """
 
+    @check_options("dataset")
     def __init__(
         self,
         data_dir: str,
-        size: Sequence[int] = (224, 224),
-        resize: str = "stretch",
-        channels: int = 3,
-        classes: Sequence[str] | None = None,
-        kind: str = "auto",
-        test: float = TEST_FRACTION,
-        split_seed: int = 0,
+        size: ImageSize = (224, 224),
+        resize: Resize = "stretch",
+        channels: Channels = 3,
+        classes: Words | None = None,
+        kind: ClassKind = "auto",
+        test: TestFraction = TEST_FRACTION,
+        split_seed: Seed = 0,
         earlier: EarlierState | None = None,
     ) -> None:
         self._decode = make_image_decoder(size, resize, channels)

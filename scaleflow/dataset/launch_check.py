@@ -10,20 +10,14 @@ from typing import Any
 
 from scaleflow.dataset.npz import check_names, to_name_list
 from scaleflow.dataset.reading.corpus import SUFFIXES as CORPUS_SUFFIXES
-from scaleflow.dataset.reading.files import (
-    RECORD_SUFFIXES,
-    class_names,
-    find_data_dir,
-    find_files,
-    find_split_folders,
-    parse_words,
-)
+from scaleflow.dataset.reading.files import RECORD_SUFFIXES, class_names, find_data_dir, find_files, find_split_folders
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.dataset.tables.files import find_tables
 from scaleflow.dataset.tables.options import KEYS, choose_columns, parse_column_kinds
 from scaleflow.files.object_store import is_store_address
 from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import Target
+from scaleflow.interfaces.options import Words, check_option
 
 #: The arguments of a source, with those that are left out as None.
 Arguments = Mapping[str, Any]
@@ -42,16 +36,17 @@ def check_source_files(target: Target) -> None:
 
 def check_table(arguments: Arguments) -> None:
     given = arguments.get
-    header, encoding = tuple(parse_words(given("header"), "dataset.header")), given("encoding", CsvForm.encoding)
-    form = CsvForm(given("delimiter"), header, encoding)
+    check_option(given("header"), Words | None, "dataset.header")
+    form = CsvForm(given("delimiter"), tuple(given("header") or ()), given("encoding", CsvForm.encoding))
     files = find_tables(arguments["data_dir"], form, LearnedCache(given("cache_dir"), arguments["data_dir"]))
     names = choose_columns(files.read_names(), given("target"), given("columns"), given("drop"))
     parse_column_kinds(names, {kind: given(key.removeprefix("dataset.")) for kind, key in KEYS.items()})
 
 
 def check_class_folders(arguments: Arguments) -> None:
-    base = find_data_dir(arguments["data_dir"])
-    class_names(find_split_folders(base).get("train", base), parse_words(arguments.get("classes"), "dataset.classes"))
+    base, classes = find_data_dir(arguments["data_dir"]), arguments.get("classes")
+    check_option(classes, Words | None, "dataset.classes")
+    class_names(find_split_folders(base).get("train", base), classes or ())
 
 
 def check_arrays(arguments: Arguments) -> None:

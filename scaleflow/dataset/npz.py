@@ -6,23 +6,15 @@ import contextlib
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, get_args
+from typing import IO, Any, Literal
 
 import numpy as np
 
-from scaleflow.dataset.reading.files import (
-    TEST_FRACTION,
-    draw_test_examples,
-    expand_data_dir,
-    parse_choice,
-    parse_count,
-    parse_fraction,
-    parse_words,
-    suggest_path,
-)
+from scaleflow.dataset.reading.files import TEST_FRACTION, draw_test_examples, expand_data_dir, suggest_path
 from scaleflow.dataset.reading.finite_targets import check_finite_targets
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, Kind, Outputs, map_leaves
+from scaleflow.interfaces.options import Seed, TestFraction, Words, check_option, check_options
 
 #: Suffix of an array's name -> its split.
 ENDINGS: Mapping[str, str] = {"_train": "train", "_val": "validation", "_validation": "validation", "_test": "test"}
@@ -32,6 +24,9 @@ MOST_CLASSES = 10_000
 
 Array = np.ndarray[Any, Any]
 
+
+#: The kind of a target as an option says it.
+AutoKind = Literal["auto", "classification", "binary", "multi_label", "regression"]
 
 #: The arrays of a split by name.
 Part = Mapping[str, Array]
@@ -59,6 +54,7 @@ class Npz:
         ConfigError: if the file or an array is missing, is not numeric, or does not fit the others.
     """
 
+    @check_options("dataset")
     def __init__(
         self,
         data_dir: str,
@@ -66,15 +62,13 @@ class Npz:
         targets: str | Sequence[str] = "y",
         weights: str | None = None,
         kind: str | Mapping[str, str] = "auto",
-        test: float = TEST_FRACTION,
-        split_seed: int = 0,
+        test: TestFraction = TEST_FRACTION,
+        split_seed: Seed = 0,
         earlier: EarlierState | None = None,
     ) -> None:
         self._names = parse_names(inputs, "dataset.inputs"), parse_names(targets, "dataset.targets")
         kinds = parse_kinds(kind, targets)
         self._weights = weights
-        self._part = parse_fraction(test)
-        self._seed = parse_count(split_seed, "dataset.split_seed")
         arrays = open_arrays(data_dir)
         names = [*to_name_list(inputs), *to_name_list(targets), *to_name_list(weights or [])]
         parts = find_parts(data_dir, arrays, names)
@@ -91,7 +85,7 @@ class Npz:
 
         self.inputs = map_leaves(lambda name: describe_inputs(data_dir, name, of_all(name)), self._names[0])
         self.outputs = map_leaves(describe_target, self._names[1])
-        self._splits = divide_parts(parts, self._part, self._seed)
+        self._splits = divide_parts(parts, test, split_seed)
 
     @property
     def splits(self) -> Collection[str]:
@@ -126,19 +120,21 @@ def parse_names(names: Any, key: str) -> Any:
     """Returns the structure of names: one name, or a dict from each name of a list to itself."""
     if isinstance(names, str) and names:
         return names
-    words = parse_words(names, key)
-    if not words or len(set(words)) < len(words):
+    check_option(names, Words | None, key)
+    if not names or len(set(names)) < len(names):
         raise ConfigError(f"{key}={names}: expected the name of an array, or a list of different names")
-    return {name: name for name in words}
+    return {name: name for name in names}
 
 
-def parse_kinds(kind: Any, targets: str | Sequence[str]) -> dict[str, str]:
+def parse_kinds(kind: Any, targets: str | Sequence[str]) -> dict[str, AutoKind]:
     """Returns the kind, or `auto`, of each target by its name."""
     names = to_name_list(targets)
     kinds = {**dict.fromkeys(names, "auto"), **kind} if isinstance(kind, Mapping) else dict.fromkeys(names, kind)
     if unknown := set(kinds) - set(names):
         raise ConfigError(f"dataset.kind.{min(unknown)}: there is no such target; the targets are {', '.join(names)}")
-    return {name: parse_choice(each, "dataset.kind", ("auto", *get_args(Kind))) for name, each in kinds.items()}
+    for each in kinds.values():
+        check_option(each, AutoKind, "dataset.kind")
+    return kinds
 
 
 def divide_parts(parts: Mapping[str, Part], test: float, seed: int) -> dict[str, tuple[Part, Array | None]]:
@@ -282,11 +278,10 @@ def describe_inputs(data_dir: Any, name: str, arrays: Mapping[str, Array]) -> In
     return Inputs(shape, "float32" if dtype.kind in "fb" else dtype.name)
 
 
-def resolve_kind(kind: str, targets: Mapping[str, Array]) -> Kind:
+def resolve_kind(kind: AutoKind, targets: Mapping[str, Array]) -> Kind:
     """Returns the kind of the targets; `auto` derives it from the targets of all splits."""
     if kind != "auto":
-        explicit_kind: Kind = kind  # type: ignore[assignment]  # checked by the caller
-        return explicit_kind
+        return kind
     arrays = list(targets.values())
     is_row = any(y.ndim > 1 and y.shape[1:] != (1,) for y in arrays)
     if any(y.dtype.kind == "f" for y in arrays):
@@ -307,10 +302,10 @@ def resolve_kind(kind: str, targets: Mapping[str, Array]) -> Kind:
     return "binary" if high <= 1 else "classification"
 
 
-def find_kind(kind: str, known: Outputs) -> Kind:
+def find_kind(kind: AutoKind, known: Outputs) -> Kind:
     """Returns the kind of the targets if an earlier run knows it. 0 and 1 may be two of several classes."""
-    if kind not in ("auto", known.kind):
-        return kind  # type: ignore[return-value]  # checked by the caller
+    if kind != "auto" and kind != known.kind:
+        return kind
     return "classification" if known.is_one_class else known.kind
 
 
@@ -333,11 +328,9 @@ def describe_array_outputs(kind: Kind, targets: list[Array]) -> Outputs:
 
 def convert_targets(outputs: Outputs, targets: Array) -> Array:
     """Returns [n] int32 for classes, else [n, *outputs.shape] float32."""
-    if outputs.kind == "classification":
-        if targets.shape[1:] == outputs.shape and outputs.shape != (1,):
-            targets = one_hot_classes(targets)
-        return targets.reshape(len(targets)).astype(np.int32)
-    return targets.reshape(len(targets), *outputs.shape).astype(np.float32)
+    if outputs.kind == "classification" and targets.shape[1:] == outputs.shape != (1,):
+        targets = one_hot_classes(targets)
+    return targets.reshape(len(targets), *outputs.target_shape).astype(outputs.target_dtype)
 
 
 def one_hot_classes(targets: Array) -> Array:

@@ -14,7 +14,6 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     Inputs,
     InputStructure,
-    Outputs,
     OutputStructure,
     Source,
     Stream,
@@ -230,13 +229,12 @@ def describe_input(shape: tuple[int, ...], dtype: Any) -> Inputs:
 def example_specs(inputs: InputStructure, outputs: OutputStructure, parts: int) -> tuple[Any, ...]:
     """Returns the specs of an example: (input, target), or with a weight. Their names are for messages."""
 
-    def to_target(name: str, each: Outputs) -> tf.TensorSpec:
-        dtype = "int32" if each.kind == "classification" else "float32"
-        return tf.TensorSpec(each.target_shape, dtype, f"its {label_leaf('target', name)}")
+    def spec(what: str, name: str, shape: tuple[int, ...], dtype: str) -> tf.TensorSpec:
+        return tf.TensorSpec(shape, dtype, f"its {label_leaf(what, name)}")
 
     specs = (
-        map_named(lambda name, each: tf.TensorSpec(each.shape, each.dtype, f"its {label_leaf('input', name)}"), inputs),
-        map_named(to_target, outputs),
+        map_named(lambda name, each: spec("input", name, each.shape, each.dtype), inputs),
+        map_named(lambda name, each: spec("target", name, each.target_shape, each.target_dtype), outputs),
         tf.TensorSpec((), tf.float32, "its weight"),
     )
     return specs[:parts]

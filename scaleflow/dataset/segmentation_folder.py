@@ -16,24 +16,22 @@ from scaleflow.dataset.reading.files import (
     find_data_dir,
     find_split_folders,
     has_suffix,
-    parse_choice,
-    parse_count,
-    parse_fraction,
-    parse_words,
     walk_files,
 )
 from scaleflow.dataset.reading.images import (
-    RESIZE,
     SUFFIXES,
+    Channels,
+    ImageSize,
+    Resize,
     decode_image,
     image_size,
     largest_ratio,
-    parse_image_size,
     resize_image,
     scale_mask,
 )
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs, Stream
+from scaleflow.interfaces.options import AtLeastTwo, Seed, TestFraction, Words, check_option, check_options, is_integer
 
 IMAGES, MASKS = "images", "masks"
 
@@ -83,35 +81,34 @@ class SegmentationFolder:
         ConfigError: if a folder or a mask is missing, or an option is invalid.
     """
 
+    @check_options("dataset")
     def __init__(
         self,
         data_dir: str,
         classes: int | Sequence[str],
-        size: Sequence[int] = (224, 224),
-        resize: str = "stretch",
-        channels: int = 3,
+        size: ImageSize = (224, 224),
+        resize: Resize = "stretch",
+        channels: Channels = 3,
         values: Sequence[Any] | None = None,
         ignore: Any = 255,
-        test: float = TEST_FRACTION,
-        split_seed: int = 0,
+        test: TestFraction = TEST_FRACTION,
+        split_seed: Seed = 0,
     ) -> None:
-        self._size = parse_image_size(size, "dataset")
-        self._resize = parse_choice(resize, "dataset.resize", RESIZE)
-        if channels not in (1, 3):
-            raise ConfigError(f"dataset.channels={channels}: expected 3, or 1 for grey")
-        names = None if isinstance(classes, int) else tuple(parse_words(classes, "dataset.classes"))
-        count = parse_count(classes if names is None else len(names), "dataset.classes", 2)
+        if not isinstance(classes, int):
+            check_option(classes, Words, "dataset.classes")
+        count = classes if isinstance(classes, int) else len(classes)
+        check_option(count, AtLeastTwo, "dataset.classes")
+        self._resize, self._seed = resize, split_seed
         self._values = parse_values(values, ignore, count)
-        self._seed = parse_count(split_seed, "dataset.split_seed")
-        self.inputs = Inputs((*self._size, channels), "uint8", scale=1 / 255)
-        self.outputs = Outputs("classification", (*self._size, count), names, ignore=IGNORED)
+        self.inputs = Inputs((*size, channels), "uint8", scale=1 / 255)
+        names = None if isinstance(classes, int) else tuple(classes)
+        self.outputs = Outputs("classification", (*size, count), names, ignore=IGNORED)
         base = find_data_dir(data_dir)
         folders = find_split_folders(base)
-        fraction = parse_fraction(test)
         if folders:
             self._pairs = {split: find_pairs(folder) for split, folder in folders.items()}
         else:
-            self._pairs = divide_pairs(find_pairs(base), fraction, self._seed)
+            self._pairs = divide_pairs(find_pairs(base), test, split_seed)
 
     @property
     def splits(self) -> Collection[str]:
@@ -209,7 +206,7 @@ def is_value(value: Any) -> bool:
     """Returns whether it is a number from 0 to 255, or three of them."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return len(value) == 3 and all(isinstance(each, int) and is_value(each) for each in value)
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 255
+    return is_integer(value) and 0 <= value <= 255
 
 
 def find_pairs(base: Path) -> np.ndarray[Any, Any]:

@@ -5,14 +5,15 @@ They are in memory and cost almost nothing to feed, so a run on them shows what 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any, get_args
+from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 
-from scaleflow.dataset.reading.files import TEST_FRACTION, is_shape, parse_choice, parse_count
-from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Inputs, Kind, Outputs
+from scaleflow.dataset.reading.class_names import describe_outputs
+from scaleflow.dataset.reading.files import TEST_FRACTION
+from scaleflow.interfaces import Arrays, Inputs, Kind
+from scaleflow.interfaces.options import ArrayShape, AtLeastTwo, Positive, Seed, check_option, check_options
 
 #: Standard deviation of a pattern, relative to noise of 1: enough to learn it in an epoch or two.
 SIGNAL = 0.5
@@ -36,22 +37,18 @@ class Synthetic:
 
     splits: Collection[str] = ("train", "test")
 
+    @check_options("dataset")
     def __init__(
         self,
-        examples: int = 10000,
-        shape: Sequence[int] = (32, 32, 3),
+        examples: AtLeastTwo = 10000,
+        shape: ArrayShape = (32, 32, 3),
         kind: Kind = "classification",
         outputs: int = 10,
-        seed: int = 0,
+        seed: Seed = 0,
     ) -> None:
-        parse_count(examples, "dataset.examples", 2)
-        if not shape or not is_shape(shape):
-            raise ConfigError(f"dataset.shape={shape}: expected a list of sizes, such as [32, 32, 3]")
-        parse_choice(kind, "dataset.kind", get_args(Kind))
-        parse_count(outputs, "dataset.outputs", 2 if kind == "classification" else 1)
-        parse_count(seed, "dataset.seed", 0)
+        check_option(outputs, AtLeastTwo if kind == "classification" else Positive, "dataset.outputs")
         self.inputs = Inputs(shape=tuple(shape), dtype="float32")
-        self.outputs = Outputs(kind=kind, shape=(1,) if kind == "binary" else (outputs,))
+        self.outputs = describe_outputs(kind, outputs)
         self._examples = examples
         self._seed = seed
 

@@ -6,29 +6,21 @@ import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.pipeline.blocks import Blocks, draw_rows, make_blocks
-from scaleflow.dataset.reading.files import (
-    ALL,
-    TEST_FRACTION,
-    list_splits,
-    parse_choice,
-    parse_count,
-    parse_flag,
-    parse_fraction,
-    parse_words,
-)
+from scaleflow.dataset.reading.class_names import OneKind
+from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, list_splits
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.dataset.reading.text import Text
 from scaleflow.dataset.tables.columns import Category, Date, Number, WordBag
 from scaleflow.dataset.tables.files import TableFiles, open_tables
 from scaleflow.dataset.tables.kinds import SampleColumns, check_column_types, choose_kind
 from scaleflow.dataset.tables.options import choose_columns, find_columns, parse_column_kinds
-from scaleflow.dataset.tables.targets import describe_known_target, restore_outputs
+from scaleflow.dataset.tables.targets import describe_known_target
 from scaleflow.dataset.tables.values import (
     CATEGORY,
     CONVERSIONS,
@@ -45,9 +37,8 @@ from scaleflow.dataset.tables.values import (
 from scaleflow.errors import ConfigError
 from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs, Preprocessing
-
-KINDS = ("auto", "classification", "binary", "regression")
-
+from scaleflow.interfaces.learned_state import parse_leaves
+from scaleflow.interfaces.options import AtLeastTwo, Positive, Seed, TestFraction, Words, at_least, check_options
 
 #: Maximum number of faults that are recorded with file and row.
 NAMED = 10
@@ -98,41 +89,38 @@ class Table:
         ConfigError: if files or columns are missing or do not fit, or an option is invalid.
     """
 
+    @check_options("dataset")
     def __init__(
         self,
         data_dir: str,
         target: str,
-        kind: str = "auto",
-        columns: Sequence[str] | None = None,
-        drop: Sequence[str] | None = None,
-        numeric: Sequence[str] | None = None,
-        categorical: Sequence[str] | None = None,
-        text: Sequence[str] | None = None,
-        missing: Sequence[str] = MISSING,
+        kind: OneKind = "auto",
+        columns: Words | None = None,
+        drop: Words | None = None,
+        numeric: Words | None = None,
+        categorical: Words | None = None,
+        text: Words | None = None,
+        missing: Words | None = MISSING,
         delimiter: str | None = None,
-        header: Sequence[str] | None = None,
+        header: Words | None = None,
         encoding: str = "utf8",
-        most_values: int = 1000,
-        vocabulary: int = 1000,
+        most_values: AtLeastTwo = 1000,
+        vocabulary: Annotated[int, at_least(3)] = 1000,
         embed: bool = False,
-        tokens: int | None = None,
+        tokens: Positive | None = None,
         scale_target: bool = True,
-        test: float = TEST_FRACTION,
-        split_seed: int = 0,
-        learn_on: int | None = 100_000,
+        test: TestFraction = TEST_FRACTION,
+        split_seed: Seed = 0,
+        learn_on: Positive | None = 100_000,
         cache_dir: str | None = None,
         earlier: EarlierState | None = None,
     ) -> None:
-        parse_choice(kind, "dataset.kind", KINDS)
-        self._test = parse_fraction(test)
-        self._seed = parse_count(split_seed, "dataset.split_seed")
-        self._most = parse_count(most_values, "dataset.most_values", 2)
-        self._missing = parse_words(missing, "dataset.missing")
-        is_scaled = parse_flag(scale_target, "dataset.scale_target")
-        words = parse_count(vocabulary, "dataset.vocabulary", 3)
-        length = parse_tokens(tokens, parse_flag(embed, "dataset.embed"))
-        learn_on = None if learn_on is None else parse_count(learn_on, "dataset.learn_on", 1)
-        form = CsvForm(delimiter, tuple(parse_words(header, "dataset.header")), encoding, tuple(self._missing))
+        if tokens is not None and not embed:
+            raise ConfigError(
+                f"dataset.tokens={tokens}: is for dataset.embed=true; without it all words of a text count"
+            )
+        self._test, self._seed = test, split_seed
+        form = CsvForm(delimiter, tuple(header or ()), encoding, tuple(missing or ()))
         self.learned_cache = LearnedCache(cache_dir, data_dir)
         self._files = open_tables(data_dir, form, self.learned_cache)
         self._target = target
@@ -148,26 +136,27 @@ class Table:
             names = [*(name for name in known if name in names), *(name for name in names if name not in known)]
             given = parse_column_kinds(names, {NUMBER: numeric, CATEGORY: categorical, TEXT: text})
         self._files.use([*names, target])
-        options = self._files, (*names, target), tuple(self._missing), learn_on
+        options = self._files, (*names, target), form.missing, learn_on
         self._read = partial(TableRows, *options, words=find_categories(known, earlier))
         rows = self._read("train" if "train" in self._files.by_split else ALL)
 
         def learn() -> Any:
             sample = rows.sample_columns
-            check_column_types(sample, {name: each for name, each in given.items() if name not in known}, self._most)
-            outputs = describe_known_target(sample, target, kind, self._most, is_scaled, earlier)
+            check_column_types(sample, {name: each for name, each in given.items() if name not in known}, most_values)
+            outputs = describe_known_target(sample, target, kind, most_values, scale_target, earlier)
             taken = {**known, **given}
-            return {name: taken.get(name) or choose_kind(sample, name, self._most) for name in names}, asdict(outputs)
+            return {name: taken.get(name) or choose_kind(sample, name, most_values) for name in names}, asdict(outputs)
 
-        depends_on = [given, kind, self._most, is_scaled, known, earlier and (earlier.find_outputs(), earlier.extends)]
+        learned = earlier and (earlier.find_outputs(), earlier.extends)
+        depends_on = [given, kind, most_values, scale_target, known, learned]
         self._kinds, described = rows.recall("types", depends_on, learn)
-        self.outputs = restore_outputs(**described)
+        self.outputs: Outputs = parse_leaves([{"name": "", **described}], Outputs)
         self.reading = {"columns": self._kinds, "target": target, "format": self._files.format, **asdict(form)}
         self.inputs = {
             name: Inputs((), "float32" if each == NUMBER else "string") for name, each in self._kinds.items()
         }
         self.preprocessing = {
-            name: make_preprocessing(name, each, embed, words, length) for name, each in self._kinds.items()
+            name: make_preprocessing(name, each, embed, vocabulary, tokens) for name, each in self._kinds.items()
         }
         self._rows = {rows.group: rows.describe(target, self._kinds, self.outputs)}
         self.notes = tuple(describe_columns(self._kinds, target, self.outputs, rows))
@@ -254,7 +243,7 @@ class TableRows:
     def describe(self, target: str, kinds: Mapping[str, str], outputs: Outputs) -> TableRows:
         """Says how columns are converted; rows can be read then."""
         self._target, self._kinds, self._outputs = target, kinds, outputs
-        targets = tf.TensorSpec(outputs.target_shape, tf.int32 if outputs.kind == "classification" else tf.float32)
+        targets = tf.TensorSpec(outputs.target_shape, outputs.target_dtype)
         specs = {name: tf.TensorSpec([], tf.float32 if kind == NUMBER else tf.string) for name, kind in kinds.items()}
         self.spec = specs, targets
         used = [*(name for name in kinds if kinds[name] == NUMBER), *([target] if outputs.kind == "regression" else [])]
@@ -343,15 +332,6 @@ class TableRows:
 # ---------------------------------------------------------------------------------------------
 
 
-def parse_tokens(tokens: Any, embed: bool) -> int:
-    """Returns the number of words of a text that are kept for embeddings."""
-    if tokens is None:
-        return TOKENS
-    if not embed:
-        raise ConfigError(f"dataset.tokens={tokens}: is for dataset.embed=true; without it all words of a text count")
-    return parse_count(tokens, "dataset.tokens", 1)
-
-
 def find_categories(kinds: Mapping[str, str], earlier: EarlierState | None) -> dict[str, Sequence[str]]:
     """Returns the categories that an earlier run learned, by the name of the column."""
     learned = {} if earlier is None else earlier.state.preprocessing
@@ -392,9 +372,9 @@ def describe_columns(kinds: Mapping[str, str], target: str, outputs: Outputs, ro
 # ---------------------------------------------------------------------------------------------
 
 
-def make_preprocessing(name: str, kind: str, embed: bool, vocabulary: int, tokens: int) -> Preprocessing:
+def make_preprocessing(name: str, kind: str, embed: bool, vocabulary: int, tokens: int | None) -> Preprocessing:
     if kind == TEXT:
-        return Text(vocabulary, tokens) if embed else WordBag(name, vocabulary)
+        return Text(vocabulary, tokens or TOKENS) if embed else WordBag(name, vocabulary)
     if kind == CATEGORY:
         return Category(embed)
     return Number() if kind == NUMBER else Date()

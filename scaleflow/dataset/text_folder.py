@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
-from scaleflow.dataset.reading.class_folders import ClassFolders
+from scaleflow.dataset.reading.class_folders import ClassFolders, ClassKind
 from scaleflow.dataset.reading.files import TEST_FRACTION
 from scaleflow.dataset.reading.text import Text
 from scaleflow.interfaces import EarlierState, Inputs, Standardize
+from scaleflow.interfaces.options import Seed, TestFraction, Words
 
 SUFFIXES = (".txt",)
 
@@ -41,10 +40,10 @@ class TextFolder(ClassFolders):
         vocabulary: int = 10_000,
         tokens: int = 250,
         standardize: Standardize = "lower_and_strip_punctuation",
-        classes: Sequence[str] | None = None,
-        kind: str = "auto",
-        test: float = TEST_FRACTION,
-        split_seed: int = 0,
+        classes: Words | None = None,
+        kind: ClassKind = "auto",
+        test: TestFraction = TEST_FRACTION,
+        split_seed: Seed = 0,
         earlier: EarlierState | None = None,
     ) -> None:
         self.preprocessing = Text(vocabulary, tokens, standardize)

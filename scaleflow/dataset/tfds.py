@@ -22,10 +22,12 @@ import tensorflow as tf
 from filelock import FileLock
 
 from scaleflow.dataset.pipeline.records import interleave_files
-from scaleflow.dataset.reading.files import parse_count
+from scaleflow.dataset.reading.class_names import describe_outputs
+from scaleflow.dataset.reading.images import ImageSize
 from scaleflow.dataset.reading.text import Text
 from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import Inputs, Outputs, Preprocessing, Standardize, Stream
+from scaleflow.interfaces.options import check_options
 
 #: Timeout for a connection to the host of a download.
 PROBE_SECONDS = 5.0
@@ -55,6 +57,7 @@ class Tfds:
             downloaded.
     """
 
+    @check_options("dataset")
     def __init__(
         self,
         name: str | None = None,
@@ -63,7 +66,7 @@ class Tfds:
         splits: Mapping[str, str] | None = None,
         input: str | None = None,  # the key in the config
         target: str | None = None,
-        size: Sequence[int] | None = None,
+        size: ImageSize | None = None,
         vocabulary: int = 10_000,
         tokens: int = 250,
         standardize: Standardize = "lower_and_strip_punctuation",
@@ -78,7 +81,7 @@ class Tfds:
         self._version = None if version is None else str(version)
         self._splits = dict(splits or {})
         self._keys = input, target
-        self._size = check_image_size(size)
+        self._size = size
         self._text = Text(vocabulary, tokens, standardize)
         prepared = find_prepared(self._folder, self._name, self._version)
         self.notes = (
@@ -102,10 +105,8 @@ class Tfds:
         feature = self._features[1]
         labels = find_class_label(feature)
         if labels is not None:
-            count, names = labels.num_classes, read_class_names(labels)
-            if is_sequence(feature):
-                return Outputs("multi_label", (count,), names)
-            return Outputs("binary", (1,), names) if count == 2 else Outputs("classification", (count,), names)
+            names = [labels.int2str(number) for number in range(labels.num_classes)]
+            return describe_outputs("multi_label" if is_sequence(feature) else "auto", len(names), names)
         return Outputs("regression", self._static_shape(feature, "target") or (1,))
 
     @cached_property
@@ -153,11 +154,9 @@ class Tfds:
 
     def _target_of(self, value: tf.Tensor) -> tf.Tensor:
         outputs = self.outputs
-        if outputs.kind == "classification":
-            return tf.cast(value, tf.int32)
         if outputs.kind == "multi_label":
             return tf.minimum(tf.reduce_sum(tf.one_hot(value, *outputs.shape), axis=0), 1.0)
-        return tf.reshape(tf.cast(value, tf.float32), outputs.shape)
+        return tf.reshape(tf.cast(value, outputs.target_dtype), outputs.target_shape)
 
     @cached_property
     def _builder(self) -> Any:
@@ -218,15 +217,6 @@ class Tfds:
         return tuple(shape)
 
 
-def check_image_size(size: Any) -> tuple[int, int] | None:
-    if size is None:
-        return None
-    if isinstance(size, str) or not isinstance(size, Sequence) or len(size) != 2:
-        raise ConfigError(f"dataset.size={size}: expected [height, width]")
-    height, width = (parse_count(side, "dataset.size", 1) for side in size)
-    return height, width
-
-
 def is_image(feature: Any) -> bool:
     import tensorflow_datasets as tfds
 
@@ -252,10 +242,6 @@ def find_class_label(feature: Any) -> Any:
 
     inner = feature.feature if is_sequence(feature) else feature
     return inner if isinstance(inner, tfds.features.ClassLabel) and inner.num_classes else None
-
-
-def read_class_names(labels: Any) -> tuple[str, ...]:
-    return tuple(labels.int2str(number) for number in range(labels.num_classes))
 
 
 def read_files(parts: Sequence[tuple[str, int, int]]) -> tf.data.Dataset:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -15,33 +16,13 @@ import tensorflow as tf
 from scaleflow.dataset.pipeline.records import divide_records, interleave_files, largest_target
 from scaleflow.dataset.pipeline.unreadable import FAILURES
 from scaleflow.dataset.reading import images
-from scaleflow.dataset.reading.files import (
-    ALL,
-    RECORD_SUFFIXES,
-    TEST_FRACTION,
-    find_files,
-    is_shape,
-    list_splits,
-    parse_choice,
-    parse_count,
-    parse_fraction,
-    parse_words,
-)
+from scaleflow.dataset.reading.files import ALL, RECORD_SUFFIXES, TEST_FRACTION, find_files, list_splits
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Kind, Outputs, Stream
+from scaleflow.interfaces.options import AtLeastTwo, Seed, Shape, TestFraction, Words, check_option, check_options
 
-COMPRESSION = ("none", "gzip", "zlib")
-
-#: Keys of a feature's spec, by its kind.
-KEYS: Mapping[str, Sequence[str]] = {
-    "fixed": ("shape", "dtype"),
-    "padded": ("shape", "dtype"),
-    "raw": ("shape", "dtype"),
-    "image": ("size", "resize", "channels"),
-}
-STORED_DTYPES = ("int64", "float32", "string")
-RAW_DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
+RawType = Literal["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64"]
 
 #: Message for the record at which a damaged file ends.
 DAMAGED = "the file is cut off or damaged from here on"
@@ -93,19 +74,20 @@ class TFRecord:
         ConfigError: if files are missing or unreadable, or the spec does not describe them.
     """
 
+    @check_options("dataset")
     def __init__(
         self,
         data_dir: str,
         features: Mapping[str, Mapping[str, Any]],
         input: str,
         target: str,
-        kind: str = "classification",
+        kind: Kind = "classification",
         classes: int | None = None,
-        names: Sequence[str] | None = None,
+        names: Words | None = None,
         scale: float | str | None = "auto",
-        compression: str = "none",
-        test: float = TEST_FRACTION,
-        split_seed: int = 0,
+        compression: Literal["none", "gzip", "zlib"] = "none",
+        test: TestFraction = TEST_FRACTION,
+        split_seed: Seed = 0,
         cache_dir: str | None = None,
     ) -> None:
         self.learned_cache = LearnedCache(cache_dir, data_dir)
@@ -116,13 +98,11 @@ class TFRecord:
                     f"dataset.{key}={name}: there is no such feature; dataset.features has {', '.join(self._features)}"
                 )
         self._input, self._target = input, target
-        parse_choice(compression, "dataset.compression", COMPRESSION)
         self._compression = "" if compression == "none" else compression.upper()
-        self._part = parse_fraction(test)
-        self._seed = parse_count(split_seed, "dataset.split_seed")
+        self._part, self._seed = test, split_seed
         input_feature = self._features[input]
         self.inputs = Inputs(input_feature.shape, input_feature.dtype, parse_scale(scale, input_feature))
-        self.outputs = describe_feature_outputs(kind, classes, names, self._features[target])
+        self.outputs = describe_feature_outputs(kind, classes, names or (), self._features[target])
         self._files = find_files(data_dir, RECORD_SUFFIXES)
         self._counted: dict[str, FileCounts] = {}
 
@@ -167,8 +147,8 @@ class TFRecord:
             record = tf.identity(record)
         used = {name: self._features[name] for name in (self._input, self._target)}
         parsed = tf.io.parse_single_example(record, {name: feature.stored for name, feature in used.items()})
-        inputs = used[self._input].finish(parsed[self._input])
-        return inputs, cast_target(self.outputs, used[self._target].finish(parsed[self._target]))
+        inputs, target = (used[name].finish(parsed[name]) for name in (self._input, self._target))
+        return inputs, tf.reshape(tf.cast(target, self.outputs.target_dtype), self.outputs.target_shape)
 
     def _recall_counts(self, files: Sequence[str]) -> FileCounts:
         """Returns the result of the first pass over files, or of that of an earlier run."""
@@ -263,57 +243,54 @@ def read_feature(key: str, spec: Any) -> Feature:
     if not isinstance(spec, Mapping):
         raise ConfigError(f"{key}={spec}: expected keys such as {{shape: [], dtype: int64}}")
     options = dict(spec)
-    kind = parse_choice(options.pop("kind", "fixed"), f"{key}.kind", list(KEYS))
+    kind = options.pop("kind", "fixed")
+    check_option(kind, Literal["fixed", "padded", "raw", "image"], f"{key}.kind")
+    make = MAKERS[kind]
+    accepted = list(inspect.signature(make).parameters)
     for name in options:
-        if name not in KEYS[kind]:
-            raise ConfigError(f"{key}.{name}: a feature of kind {kind} accepts {', '.join(KEYS[kind])}")
-    if kind == "image":
-        return make_image_feature(key, options)
-    shape = parse_shape(options.get("shape", []), f"{key}.shape")
-    dtype = options.get("dtype", "uint8" if kind == "raw" else "float32")
-    return {"fixed": make_fixed_feature, "padded": make_padded_feature, "raw": make_raw_feature}[kind](
-        key, shape, dtype
-    )
-
-
-def make_image_feature(key: str, options: Mapping[str, Any]) -> Feature:
-    if "size" not in options:
+        if name not in accepted:
+            raise ConfigError(f"{key}.{name}: a feature of kind {kind} accepts {', '.join(accepted)}")
+    if kind == "image" and "size" not in options:
         raise ConfigError(f"{key}.size: is missing; expected [height, width]")
-    channels = options.get("channels", 3)
-    decode = images.make_image_decoder(options["size"], options.get("resize", "stretch"), channels, key)
-    return Feature(tf.io.FixedLenFeature([], tf.string), decode, (*options["size"], channels), "uint8")
+    feature = check_options(key)(make)(**options)
+    if kind == "padded" and len(feature.shape) != 1:
+        raise ConfigError(f"{key}.shape={list(feature.shape)}: a padded feature has the shape [length]")
+    return feature
 
 
-def make_fixed_feature(key: str, shape: tuple[int, ...], dtype: Any) -> Feature:
-    parse_choice(dtype, f"{key}.dtype", STORED_DTYPES)
-    return Feature(tf.io.FixedLenFeature(shape, dtype), tf.identity, shape, dtype)
+def make_image_feature(
+    size: images.ImageSize, resize: images.Resize = "stretch", channels: images.Channels = 3
+) -> Feature:
+    decode = images.make_image_decoder(size, resize, channels)
+    return Feature(tf.io.FixedLenFeature([], tf.string), decode, (*size, channels), "uint8")
 
 
-def make_padded_feature(key: str, shape: tuple[int, ...], dtype: Any) -> Feature:
-    parse_choice(dtype, f"{key}.dtype", STORED_DTYPES[:2])
-    if len(shape) != 1:
-        raise ConfigError(f"{key}.shape={list(shape)}: a padded feature has the shape [length]")
+def make_fixed_feature(shape: Shape = (), dtype: Literal["int64", "float32", "string"] = "float32") -> Feature:
+    return Feature(tf.io.FixedLenFeature(tuple(shape), dtype), tf.identity, tuple(shape), dtype)
 
+
+def make_padded_feature(shape: Shape = (), dtype: Literal["int64", "float32"] = "float32") -> Feature:
     def finish(found: tf.SparseTensor) -> tf.Tensor:
         values = found.values[: shape[0]]
         return tf.ensure_shape(tf.pad(values, [[0, shape[0] - tf.size(values)]]), shape)
 
-    return Feature(tf.io.VarLenFeature(dtype), finish, shape, dtype)
+    return Feature(tf.io.VarLenFeature(dtype), finish, tuple(shape), dtype)
 
 
-def make_raw_feature(key: str, shape: tuple[int, ...], dtype: Any) -> Feature:
-    parse_choice(dtype, f"{key}.dtype", RAW_DTYPES)
-
+def make_raw_feature(shape: Shape = (), dtype: RawType = "uint8") -> Feature:
     def finish(found: tf.Tensor) -> tf.Tensor:
         return tf.reshape(tf.io.decode_raw(found, dtype), shape)
 
-    return Feature(tf.io.FixedLenFeature([], tf.string), finish, shape, dtype)
+    return Feature(tf.io.FixedLenFeature([], tf.string), finish, tuple(shape), dtype)
 
 
-def parse_shape(shape: Any, key: str) -> tuple[int, ...]:
-    if not is_shape(shape):
-        raise ConfigError(f"{key}={shape}: expected a list of sizes; [] for a single value")
-    return tuple(shape)
+#: How a feature is made from the other keys of its specification, by its kind.
+MAKERS: Mapping[str, Callable[..., Feature]] = {
+    "fixed": make_fixed_feature,
+    "padded": make_padded_feature,
+    "raw": make_raw_feature,
+    "image": make_image_feature,
+}
 
 
 def parse_scale(scale: Any, feature: Feature) -> float | None:
@@ -326,20 +303,19 @@ def parse_scale(scale: Any, feature: Feature) -> float | None:
     return float(scale)
 
 
-def describe_feature_outputs(kind: Any, classes: Any, names: Any, feature: Feature) -> Outputs:
-    checked_kind: Any = parse_choice(kind, "dataset.kind", get_args(Kind))
+def describe_feature_outputs(kind: Kind, classes: Any, labels: Sequence[str], feature: Feature) -> Outputs:
     size = max(1, math.prod(feature.shape))
     if feature.dtype == "string":
         raise ConfigError("dataset.target: is text, but targets must be numbers")
     if kind in ("classification", "binary") and size != 1:
         raise ConfigError(f"dataset.kind={kind}: the target has the shape {list(feature.shape)}, expected one number")
-    labels = parse_words(names, "dataset.names")
     if kind == "classification":
         if classes is None and not labels:
             raise ConfigError(
                 "dataset.classes: is missing; set the number of classes, or their names with dataset.names"
             )
-        expected = parse_count(len(labels) if classes is None else classes, "dataset.classes", 2)
+        expected = len(labels) if classes is None else classes
+        check_option(expected, AtLeastTwo, "dataset.classes")
         shape: tuple[int, ...] = (expected,)
     else:
         if classes is not None:
@@ -347,10 +323,4 @@ def describe_feature_outputs(kind: Any, classes: Any, names: Any, feature: Featu
         expected, shape = 2 if kind == "binary" else size, feature.shape or (1,)
     if labels and len(labels) != expected:
         raise ConfigError(f"dataset.names={labels}: has {len(labels)} names, expected {expected}")
-    return Outputs(checked_kind, shape, tuple(labels) or None)
-
-
-def cast_target(outputs: Outputs, target: tf.Tensor) -> tf.Tensor:
-    if outputs.kind == "classification":
-        return tf.cast(tf.reshape(target, []), tf.int32)
-    return tf.cast(tf.reshape(target, outputs.shape), tf.float32)
+    return Outputs(kind, shape, tuple(labels) or None)

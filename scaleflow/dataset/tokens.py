@@ -6,28 +6,23 @@ import itertools
 import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any
 
 import numpy as np
 from filelock import FileLock
 
 from scaleflow.dataset.reading.corpus import SUFFIXES, read_documents
-from scaleflow.dataset.reading.files import (
-    ALL,
-    TEST_FRACTION,
-    find_files,
-    list_splits,
-    parse_choice,
-    parse_count,
-    parse_fraction,
-)
+from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, find_files, list_splits
 from scaleflow.dataset.reading.tokenizer import BYTES, SPECIAL, make_tokenizer
 from scaleflow.errors import ConfigError
 from scaleflow.files.cache import find_cache_folder, identify_file, name_entry, write_whole
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs, Standardize
+from scaleflow.interfaces.options import Check, Positive, TestFraction, at_least, check_options
 
 #: The version of the files in the cache.
 FORMAT = 1
+
+Text = Annotated[str, Check(lambda value: isinstance(value, str), "text")]
 
 
 class Tokens:
@@ -60,25 +55,22 @@ class Tokens:
 
     notes: tuple[str, ...] = ()
 
+    @check_options("dataset")
     def __init__(
         self,
         data_dir: str,
-        tokens: int = 128,
-        test: float = TEST_FRACTION,
+        tokens: Positive = 128,
+        test: TestFraction = TEST_FRACTION,
         tokenizer: str = "bytes",
-        column: str = "text",
-        separator: str = "\n",
-        vocabulary: int = 10_000,
+        column: Text = "text",
+        separator: Text = "\n",
+        vocabulary: Annotated[int, at_least(SPECIAL + 1)] = 10_000,
         standardize: Standardize = "lower_and_strip_punctuation",
         cache_dir: str | None = None,
         earlier: EarlierState | None = None,
     ) -> None:
-        self._tokens = parse_count(tokens, "dataset.tokens", 1)
-        self._test = parse_fraction(test, "dataset.test")
-        parse_count(vocabulary, "dataset.vocabulary", SPECIAL + 1)
-        parse_choice(standardize, "dataset.standardize", get_args(Standardize))
-        self._data_dir, self._column = data_dir, parse_text(column, "dataset.column")
-        self._separator = parse_text(separator, "dataset.separator").encode()
+        self._tokens, self._test = tokens, test
+        self._data_dir, self._column, self._separator = data_dir, column, separator.encode()
         self._files = find_files(data_dir, SUFFIXES)
         self._tokenizer = make_tokenizer(tokenizer, vocabulary, standardize)
         self._cache = TokenCache(cache_dir)
@@ -157,12 +149,6 @@ class Tokens:
     def _key(self, files: Any) -> str:
         """Names what the tokens of files depend on."""
         return repr([FORMAT, self._tokenizer.name, self._separator, self._column, *map(identify_file, files)])
-
-
-def parse_text(value: Any, key: str) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{key}={value}: expected text")
-    return value
 
 
 class TokenCache:

@@ -1,11 +1,13 @@
-"""The formats of table files, by their suffixes, and the form of CSV files. Without TensorFlow and pyarrow."""
+"""The formats of table files, by their suffixes, and the form of CSV files. Imports neither TensorFlow nor pyarrow."""
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import io
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,18 @@ class CsvForm:
             raise ValueError("the file is empty")
         return first
 
+    def parse_options(self, path: str, note: Callable[[Any, str], None]) -> Any:
+        """Returns pyarrow's options for a file. Rows with a wrong number of fields are left out; `note` gets the number
+        of each, counted from 1 with the header line, and what is wrong with it.
+        """
+        from pyarrow.csv import ParseOptions
+
+        def leave_out(row: Any) -> str:
+            note(row.number, f"it has {row.actual_columns} field(s), expected {row.expected_columns}")
+            return "skip"
+
+        return ParseOptions(delimiter=self.delimiter_of(path), newlines_in_values=True, invalid_row_handler=leave_out)
+
     def check(self, path: str, format_name: str) -> None:
         """Rejects options that are wrong, or that a file does not need."""
         delimiter, encoding = self.delimiter, self.encoding
@@ -91,6 +105,17 @@ class CsvForm:
         for key in ("delimiter", "header", "encoding"):
             if format_name != "csv" and getattr(self, key) != getattr(CsvForm(), key):
                 raise ConfigError(f"dataset.{key}={getattr(self, key)}: {path} is no CSV file; leave it out")
+
+
+@contextlib.contextmanager
+def refuse_unreadable_file(label: str) -> Iterator[None]:
+    """Raises pyarrow's errors as ConfigError, whose message begins with `label`."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise ConfigError(f"{label} cannot be read: {explain_arrow_error(error)}") from error
 
 
 def explain_arrow_error(error: Exception) -> str:

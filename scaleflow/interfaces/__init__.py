@@ -11,8 +11,8 @@ Import names from here, not from the modules below:
 - `training`: what the worker's parts exchange: batches and feeds, the training step, snapshots, traces.
 - `tracking`: the store that a run is recorded in (`Tracker`).
 
-The modules import nothing else of scaleflow. They import TensorFlow, Keras and numpy only for type checkers, so that
-the command starts fast.
+The modules import nothing else of scaleflow than its errors. They import TensorFlow, Keras and numpy only for type
+checkers, so that the command starts fast.
 """
 
 from scaleflow.interfaces.command_names import is_console_script, name_command

@@ -78,6 +78,11 @@ class Outputs:
         return tuple(self.shape[:-1] if self.kind == "classification" else self.shape)
 
     @property
+    def target_dtype(self) -> str:
+        """The dtype to which a source converts targets."""
+        return "int32" if self.kind == "classification" else "float32"
+
+    @property
     def is_one_class(self) -> bool:
         """Whether the target of each example is one class, of two or of several."""
         is_single = self.kind == "classification" and len(self.shape) == 1

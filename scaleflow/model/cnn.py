@@ -5,22 +5,24 @@ https://www.tensorflow.org/tutorials/images/cnn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Literal
 
 import keras
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, OutputStructure
-from scaleflow.model.layers import check_shape, entry, head, hidden, rectified, widths
+from scaleflow.interfaces.options import Fraction, Widths, check_options
+from scaleflow.model.layers import check_shape, entry, head, hidden, rectified, to_list
 
 
+@check_options("model")
 def build(
     inputs: Inputs,
     outputs: OutputStructure,
-    filters: Sequence[int] = (32, 64),
-    units: int | Sequence[int] = 64,
-    padding: str = "same",
-    dropout: float = 0.0,
+    filters: Widths = (32, 64),
+    units: Widths = 64,
+    padding: Literal["same", "valid"] = "same",
+    dropout: Fraction = 0.0,
     batch_norm: bool = False,
 ) -> keras.Model:
     """Builds 3 x 3 convolutions with ReLU, each followed by 2 x 2 max-pooling, then dense layers.
@@ -39,19 +41,17 @@ def build(
     """
     check_images(inputs, filters, padding)
     raw, x = entry(inputs)
-    for count in widths(filters, "model.filters"):
+    for count in to_list(filters):
         x = rectified(x, keras.layers.Conv2D, count, batch_norm, kernel_size=3, padding=padding)
         x = keras.layers.MaxPooling2D()(x)
     x = hidden(keras.layers.Flatten()(x), units, dropout, batch_norm)
     return keras.Model(raw, head(x, outputs), name="cnn")
 
 
-def check_images(inputs: Inputs, filters: Sequence[int], padding: str) -> None:
+def check_images(inputs: Inputs, filters: Widths, padding: str) -> None:
     check_shape(inputs, "cnn")
-    if padding not in ("same", "valid"):
-        raise ConfigError(f"model.padding={padding}: expected one of same, valid")
     size = min(inputs.shape[:2])
-    for _ in widths(filters, "model.filters"):
+    for _ in to_list(filters):
         size = (size if padding == "same" else size - 2) // 2
     if size < 1:
         raise ConfigError(

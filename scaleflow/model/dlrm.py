@@ -10,16 +10,18 @@ from keras import ops
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
-from scaleflow.model.layers import average, head, hidden, make_inputs, to_label, whole
+from scaleflow.interfaces.options import Fraction, Positive, Widths, check_options
+from scaleflow.model.layers import average, head, hidden, make_inputs, to_label
 
 
+@check_options("model")
 def build(
     inputs: Mapping[str, Inputs],
     outputs: Outputs,
-    width: int = 16,
-    dense_units: int | Sequence[int] = 32,
-    units: int | Sequence[int] = (64, 32),
-    dropout: float = 0.0,
+    width: Positive = 16,
+    dense_units: Widths = 32,
+    units: Widths = (64, 32),
+    dropout: Fraction = 0.0,
 ) -> keras.Model:
     """Builds embeddings for categorical inputs, dense layers for numbers, their products in pairs, and dense layers.
 
@@ -38,7 +40,6 @@ def build(
     Raises:
         ConfigError: if the dataset has a single input or no categorical one, or an argument is invalid.
     """
-    size = whole(width, "model.width")
     check_columns(inputs)
     raw = make_inputs(inputs)
     vectors, numbers = [], []
@@ -46,11 +47,11 @@ def build(
         if spec.vocabulary is None:
             numbers.append(scale_numbers(raw[name], spec))
             continue
-        embedded = keras.layers.Embedding(spec.vocabulary, size, name=f"{to_label(name)}_embedding")(raw[name])
+        embedded = keras.layers.Embedding(spec.vocabulary, width, name=f"{to_label(name)}_embedding")(raw[name])
         vectors.append(average(embedded, raw[name]) if spec.shape else embedded)
     if numbers:
         joined = keras.layers.Concatenate()(numbers) if len(numbers) > 1 else numbers[0]
-        x = hidden(hidden(joined, dense_units, dropout), size, 0.0)
+        x = hidden(hidden(joined, dense_units, dropout), width, 0.0)
         vectors.append(x)
     parts = [multiply_pairs(vectors)] if len(vectors) > 1 else []
     joined = [*parts, *vectors]

@@ -10,18 +10,20 @@ import numpy as np
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
-from scaleflow.model.layers import check_one_output, check_tokens, entry, fraction, whole
+from scaleflow.interfaces.options import Fraction, Positive, check_options
+from scaleflow.model.layers import check_one_output, check_tokens, entry
 from scaleflow.model.transformer import apply_dropout, check_transformer, make_positions
 
 
+@check_options("model")
 def build(
     inputs: Inputs,
     outputs: Outputs,
-    width: int = 128,
-    heads: int = 4,
-    blocks: int = 4,
-    units: int | None = None,
-    dropout: float = 0.0,
+    width: Positive = 128,
+    heads: Positive = 4,
+    blocks: Positive = 4,
+    units: Positive | None = None,
+    dropout: Fraction = 0.0,
 ) -> keras.Model:
     """Builds token and position embeddings, causal blocks, and logits of the next token at each position.
 
@@ -50,14 +52,12 @@ def build(
             f"targets need outputs of shape {outputs.shape}; use dataset=tokens, or model=transformer"
         )
     check_transformer(width, heads)
-    rate, count = fraction(dropout), whole(blocks, "model.blocks")
-    units = 4 * width if units is None else whole(units, "model.units")
     raw, tokens = entry(inputs)
     words = keras.layers.Embedding(vocabulary, width, embeddings_initializer=small(), name="tokens")(tokens)
     positions = keras.layers.Embedding(inputs.shape[0], width, embeddings_initializer=small(), name="positions")
-    x = apply_dropout(words + positions(make_positions(tokens)), rate)
-    for number in range(1, count + 1):
-        x = build_decoder_block(x, f"block{number}", heads, units, rate)
+    x = apply_dropout(words + positions(make_positions(tokens)), dropout)
+    for number in range(1, blocks + 1):
+        x = build_decoder_block(x, f"block{number}", heads, units or 4 * width, dropout)
     x = keras.layers.LayerNormalization(epsilon=1e-5, name="norm")(x)
     logits = keras.layers.Dense(outputs.shape[-1], dtype="float32", kernel_initializer=small(), name="outputs")(x)
     return keras.Model(raw, logits, name="gpt")

@@ -11,7 +11,8 @@ from keras import ops
 
 from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import Inputs, Outputs
-from scaleflow.model.layers import check_shape, fraction, head
+from scaleflow.interfaces.options import Fraction, check_options
+from scaleflow.model.layers import check_shape, head
 
 #: Mean colour of ImageNet (blue, green, red), subtracted from pixels in [0, 255].
 CAFFE_MEAN = (103.939, 116.779, 123.68)
@@ -30,8 +31,9 @@ CAFFE = ("ResNet50", "ResNet101", "ResNet152", "VGG16", "VGG19")
 IMAGENET = "imagenet"
 
 
+@check_options("model")
 def build(
-    inputs: Inputs, outputs: Outputs, name: str = "MobileNetV2", weights: str | None = None, dropout: float = 0.0
+    inputs: Inputs, outputs: Outputs, name: str = "MobileNetV2", weights: str | None = None, dropout: Fraction = 0.0
 ) -> keras.Model:
     """Builds a network of `keras.applications` without its top, the average over the image, and a dense layer.
 
@@ -56,15 +58,14 @@ def build(
         raise ConfigError(
             f"model=keras_application: needs images with 1 or 3 channels, but the dataset's have {inputs.shape[2]}"
         )
-    rate = fraction(dropout)
     raw = keras.Input(inputs.shape, dtype=inputs.dtype, name="inputs")
     x = keras.layers.Rescaling(255 * (1.0 if inputs.scale is None else inputs.scale))(raw)
     if inputs.shape[2] == 1:
         x = keras.layers.Concatenate()([x, x, x])
     network = make_network(name, (*inputs.shape[:2], 3), weights)
     x = network(preprocess(x, name, has_factor=weights == IMAGENET))
-    if rate:
-        x = keras.layers.Dropout(rate)(x)
+    if dropout:
+        x = keras.layers.Dropout(dropout)(x)
     return keras.Model(raw, head(x, outputs), name=f"{name.lower()}_classifier")
 
 

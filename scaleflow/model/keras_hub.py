@@ -11,9 +11,11 @@ from keras import ops
 
 from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import Inputs, OutputStructure
-from scaleflow.model.layers import average, check_shape, check_tokens, entry, fraction, head
+from scaleflow.interfaces.options import Fraction, check_options
+from scaleflow.model.layers import average, check_shape, check_tokens, entry, head
 
 
+@check_options("model")
 def build(
     inputs: Inputs,
     outputs: OutputStructure,
@@ -21,7 +23,7 @@ def build(
     backbone: str | None = None,
     config: Mapping[str, Any] | None = None,
     weights: bool = True,
-    dropout: float = 0.0,
+    dropout: Fraction = 0.0,
 ) -> keras.Model:
     """Builds a backbone of KerasHub, the average of its features, and a dense layer.
 
@@ -45,13 +47,12 @@ def build(
         raise ConfigError("model=keras_hub: keras-hub is not installed; pip install 'scaleflow[hub]'")
     if (preset is None) == (backbone is None):
         raise ConfigError("model=keras_hub: set model.preset=NAME, or model.backbone=CLASS and model.config={...}")
-    rate = fraction(dropout)
     network = load_preset(preset, weights) if backbone is None else make_backbone(backbone, config or {})
     raw, features = apply_to_tokens(network, inputs) if isinstance(network.input, dict) else apply(network, inputs)
     if isinstance(outputs, Mapping) or len(outputs.shape) < 2 or len(features.shape) == 2:
         features = pool(features, raw)
-    if rate:
-        features = keras.layers.Dropout(rate)(features)
+    if dropout:
+        features = keras.layers.Dropout(dropout)(features)
     if isinstance(outputs, Mapping) or len(features.shape) == 2:
         return keras.Model(raw, head(features, outputs), name="keras_hub")
     if features.shape[1:-1] != outputs.shape[:-1]:

@@ -1,4 +1,4 @@
-"""Building blocks and argument checks of the built-in model factories. Users' factories may use them too."""
+"""Building blocks of the built-in model factories. Users' factories may use them too."""
 
 from __future__ import annotations
 
@@ -146,40 +146,9 @@ WAY_TO_TEXT = (
 )
 
 
-def whole(value: Any, key: str) -> int:
-    """Returns a positive integer, or raises ConfigError."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{key}={value}: expected an integer, at least 1")
-    return value
-
-
-def not_negative(value: Any, key: str) -> float:
-    """Returns a finite number of at least 0, or raises ConfigError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise ConfigError(f"{key}={value}: expected a number, at least 0")
-    return float(value)
-
-
-def widths(units: Any, key: str = "model.units") -> list[int]:
-    """Returns one width or several as a list of positive integers, or raises ConfigError."""
-    sizes = list(units) if isinstance(units, Sequence) and not isinstance(units, str) else [units]
-    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
-        raise ConfigError(f"{key}={units}: expected an integer, at least 1, or a list of them")
-    return sizes
-
-
-def fraction(value: Any, key: str = "model.dropout") -> float:
-    """Returns a rate in [0, 1), or raises ConfigError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ConfigError(f"{key}={value}: expected a number from 0 to less than 1")
-    return float(value)
-
-
-def flag(value: Any, key: str = "model.batch_norm") -> bool:
-    """Returns a bool, or raises ConfigError."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{key}={value}: expected true or false")
-    return value
+def to_list(units: int | Sequence[int]) -> list[int]:
+    """Returns one width or several as a list."""
+    return [units] if isinstance(units, int) else list(units)
 
 
 def rectified(
@@ -189,7 +158,7 @@ def rectified(
 
     The statistics are over all replicas, so that the result does not depend on the number of replicas.
     """
-    if not flag(batch_norm):
+    if not batch_norm:
         return layer(size, activation="relu", **options)(x)
     x = layer(size, use_bias=False, **options)(x)  # BatchNormalization adds the bias
     return keras.layers.ReLU()(keras.layers.BatchNormalization(synchronized=True)(x))
@@ -199,9 +168,8 @@ def hidden(
     x: keras.KerasTensor, units: int | Sequence[int], dropout: float, batch_norm: bool = False
 ) -> keras.KerasTensor:
     """Adds dense layers with ReLU, each followed by dropout if its rate is above 0."""
-    rate = fraction(dropout)
-    for width in widths(units):
+    for width in to_list(units):
         x = rectified(x, keras.layers.Dense, width, batch_norm)
-        if rate:
-            x = keras.layers.Dropout(rate)(x)
+        if dropout:
+            x = keras.layers.Dropout(dropout)(x)
     return x

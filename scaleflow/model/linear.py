@@ -5,10 +5,12 @@ from __future__ import annotations
 import keras
 
 from scaleflow.interfaces import InputStructure, OutputStructure
-from scaleflow.model.layers import check_numbers, entry, flatten, head, not_negative
+from scaleflow.interfaces.options import NotNegative, check_options
+from scaleflow.model.layers import check_numbers, entry, flatten, head
 
 
-def build(inputs: InputStructure, outputs: OutputStructure, l2: float = 0.0) -> keras.Model:
+@check_options("model")
+def build(inputs: InputStructure, outputs: OutputStructure, l2: NotNegative = 0.0) -> keras.Model:
     """Builds one dense layer on the flattened input.
 
     The loss follows from the kind of target. So this is multinomial logistic regression (classification), logistic
@@ -24,7 +26,6 @@ def build(inputs: InputStructure, outputs: OutputStructure, l2: float = 0.0) -> 
         ConfigError: if the inputs are text or `l2` is negative.
     """
     check_numbers(inputs, "linear")
-    penalty = not_negative(l2, "model.l2")
     raw, x = entry(inputs)
     x = flatten(x)
-    return keras.Model(raw, head(x, outputs, keras.regularizers.L2(penalty) if penalty else None), name="linear")
+    return keras.Model(raw, head(x, outputs, keras.regularizers.L2(l2) if l2 else None), name="linear")

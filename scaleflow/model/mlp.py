@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import keras
 
 from scaleflow.interfaces import InputStructure, OutputStructure
+from scaleflow.interfaces.options import Fraction, Widths, check_options
 from scaleflow.model.layers import check_numbers, entry, flatten, head, hidden
 
 
+@check_options("model")
 def build(
     inputs: InputStructure,
     outputs: OutputStructure,
-    units: int | Sequence[int] = (128, 128),
-    dropout: float = 0.0,
+    units: Widths = (128, 128),
+    dropout: Fraction = 0.0,
     batch_norm: bool = False,
 ) -> keras.Model:
     """Builds dense layers with ReLU on the flattened input.

@@ -5,20 +5,20 @@ https://www.tensorflow.org/tutorials/keras/text_classification
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import keras
 
 from scaleflow.interfaces import Inputs, OutputStructure
-from scaleflow.model.layers import average, check_tokens, entry, flag, head, hidden, whole
+from scaleflow.interfaces.options import Fraction, Positive, Widths, check_options
+from scaleflow.model.layers import average, check_tokens, entry, head, hidden
 
 
+@check_options("model")
 def build(
     inputs: Inputs,
     outputs: OutputStructure,
-    embedding: int = 16,
-    units: int | Sequence[int] = 16,
-    dropout: float = 0.0,
+    embedding: Positive = 16,
+    units: Widths = 16,
+    dropout: Fraction = 0.0,
     ignore_padding: bool = True,
 ) -> keras.Model:
     """Builds an embedding of each word, their average, then dense layers with ReLU.
@@ -37,7 +37,6 @@ def build(
     """
     vocabulary = check_tokens(inputs, "text")
     raw, tokens = entry(inputs)
-    x = keras.layers.Embedding(vocabulary, whole(embedding, "model.embedding"), name="words")(tokens)
-    skips_padding = flag(ignore_padding, "model.ignore_padding")
-    x = average(x, tokens) if skips_padding else keras.layers.GlobalAveragePooling1D()(x)
+    x = keras.layers.Embedding(vocabulary, embedding, name="words")(tokens)
+    x = average(x, tokens) if ignore_padding else keras.layers.GlobalAveragePooling1D()(x)
     return keras.Model(raw, head(hidden(x, units, dropout), outputs), name="text")

@@ -9,17 +9,19 @@ from keras import ops
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, OutputStructure
-from scaleflow.model.layers import average, check_tokens, entry, fraction, head, whole
+from scaleflow.interfaces.options import Fraction, Positive, check_options
+from scaleflow.model.layers import average, check_tokens, entry, head
 
 
+@check_options("model")
 def build(
     inputs: Inputs,
     outputs: OutputStructure,
-    width: int = 64,
-    heads: int = 4,
-    blocks: int = 2,
-    units: int = 128,
-    dropout: float = 0.0,
+    width: Positive = 64,
+    heads: Positive = 4,
+    blocks: Positive = 2,
+    units: Positive = 128,
+    dropout: Fraction = 0.0,
 ) -> keras.Model:
     """Builds word and position embeddings, encoder blocks, the average over the words, a dense layer.
 
@@ -41,15 +43,14 @@ def build(
     """
     vocabulary = check_tokens(inputs, "transformer")
     check_transformer(width, heads)
-    rate = fraction(dropout)
     raw, tokens = entry(inputs)
     mask = ops.expand_dims(ops.not_equal(tokens, 0), axis=1)  # [b, 1, tokens]: the tokens that attention may use
     x = keras.layers.Embedding(vocabulary, width, name="words")(tokens)
     x = apply_dropout(
-        x + keras.layers.Embedding(inputs.shape[0], width, name="positions")(make_positions(tokens)), rate
+        x + keras.layers.Embedding(inputs.shape[0], width, name="positions")(make_positions(tokens)), dropout
     )
-    for number in range(1, whole(blocks, "model.blocks") + 1):
-        x = build_encoder_block(x, mask, f"block{number}", heads, whole(units, "model.units"), rate)
+    for number in range(1, blocks + 1):
+        x = build_encoder_block(x, mask, f"block{number}", heads, units, dropout)
     return keras.Model(raw, head(average(x, tokens), outputs), name="transformer")
 
 
@@ -74,8 +75,8 @@ def apply_dropout(x: Any, rate: float) -> Any:
     return keras.layers.Dropout(rate)(x) if rate else x
 
 
-def check_transformer(width: Any, heads: Any) -> None:
-    if whole(width, "model.width") % whole(heads, "model.heads"):
+def check_transformer(width: int, heads: int) -> None:
+    if width % heads:
         raise ConfigError(
             f"model.width={width} with model.heads={heads}: the width is not divisible by the number of heads; use "
             f"model.width={heads * max(1, width // heads)}"

@@ -9,12 +9,12 @@ import keras
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
-from scaleflow.model.layers import check_one_output, check_shape, entry, flag, rectified, widths
+from scaleflow.interfaces.options import Widths, check_options
+from scaleflow.model.layers import check_one_output, check_shape, entry, rectified, to_list
 
 
-def build(
-    inputs: Inputs, outputs: Outputs, filters: Sequence[int] = (16, 32, 64), batch_norm: bool = False
-) -> keras.Model:
+@check_options("model")
+def build(inputs: Inputs, outputs: Outputs, filters: Widths = (16, 32, 64), batch_norm: bool = False) -> keras.Model:
     """Builds levels of two 3 x 3 convolutions with ReLU, max-pooling down and transposed convolutions up.
 
     The results of each level on the way down are joined to those on the way up. Borders are padded, so that the outputs
@@ -32,19 +32,18 @@ def build(
     """
     check_shape(inputs, "unet")
     check_one_output(outputs, "unet")
-    levels = widths(filters, "model.filters")
+    levels = to_list(filters)
     check_pixels(inputs, outputs, levels)
-    normalizes = flag(batch_norm)
     raw, x = entry(inputs)
     skips = []
     for count in levels[:-1]:
-        x = convolve_twice(x, count, normalizes)
+        x = convolve_twice(x, count, batch_norm)
         skips.append(x)
         x = keras.layers.MaxPooling2D()(x)
-    x = convolve_twice(x, levels[-1], normalizes)
+    x = convolve_twice(x, levels[-1], batch_norm)
     for count, skip in zip(levels[-2::-1], skips[::-1], strict=True):
         x = keras.layers.Conv2DTranspose(count, 2, strides=2)(x)
-        x = convolve_twice(keras.layers.Concatenate()([skip, x]), count, normalizes)
+        x = convolve_twice(keras.layers.Concatenate()([skip, x]), count, batch_norm)
     x = keras.layers.Conv2D(outputs.shape[-1], 1, dtype="float32", name="outputs")(x)
     return keras.Model(raw, x, name="unet")
 

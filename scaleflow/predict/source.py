@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import glob
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,8 +11,9 @@ import numpy as np
 import pyarrow
 from pyarrow import csv, dataset
 
+from scaleflow.dataset.reading.files import match_files
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.files.table_formats import CsvForm, explain_arrow_error, find_format
+from scaleflow.files.table_formats import CsvForm, explain_arrow_error, find_format, refuse_unreadable_file
 from scaleflow.predict.reading import Reading
 
 #: Formats that store the number of rows.
@@ -110,19 +109,18 @@ class TableSource:
     def _read_csv(self, path: str, columns: Sequence[str]) -> Iterator[tuple[Any, dict[int, str]]]:
         """Yields the rows of a file in pieces, with those that are malformed."""
         names = self.names.get(path)
-        texts = csv.ConvertOptions(
-            include_columns=list(columns), column_types=dict.fromkeys(self.schema.names, pyarrow.string())
-        )
+        types = dict.fromkeys(self.schema.names, pyarrow.string())
         malformed: dict[int, str] = {}
 
-        def leave_out(row: Any) -> str:
-            malformed[row.number - 1 - (names is None)] = (
-                f"it has {row.actual_columns} field(s), expected {row.expected_columns}"
-            )
-            return "skip"
+        def note(number: int, reason: str) -> None:
+            malformed[number - 1 - (names is None)] = reason
 
         first = 0
-        with open_csv(path, self.form, names, leave_out, texts) as reader:
+        read = csv.ReadOptions(  # with threads, rows have no numbers
+            block_size=CSV_BYTES, column_names=names, encoding=self.form.encoding, use_threads=False
+        )
+        convert = csv.ConvertOptions(include_columns=list(columns), column_types=types)
+        with csv.open_csv(path, read, self.form.parse_options(path, note), convert) as reader:
             empty = reader.schema.empty_table()
             for batch in reader:
                 table, found = insert_malformed(pyarrow.Table.from_batches([batch]), first, malformed)
@@ -213,7 +211,7 @@ def open_csv_files(
 
 def read_first_row(file: str, form: CsvForm) -> list[str]:
     """Returns the fields of the first row of a CSV file."""
-    with refuse_broken_table(file), pyarrow.input_stream(file) as stream:
+    with refuse_unreadable_file(f"--input {file}:"), pyarrow.input_stream(file) as stream:
         return form.read_first_fields(stream, file)
 
 
@@ -232,29 +230,9 @@ def name_fields(file: str, count: int, header: Sequence[str], target: str | None
     )
 
 
-def open_csv(file: str, form: CsvForm, names: Sequence[str] | None, handle: Any, convert: Any = None) -> Any:
-    """Opens a CSV file for reading in pieces.
-
-    Args:
-        file: its path.
-        form: of the file.
-        names: of its columns; None: the first row has them.
-        handle: is called with each malformed row, in order.
-        convert: pyarrow's options of the conversion.
-    """
-    return csv.open_csv(
-        file,
-        csv.ReadOptions(
-            block_size=CSV_BYTES, column_names=names, encoding=form.encoding, use_threads=False
-        ),  # with threads, rows have no numbers
-        csv.ParseOptions(delimiter=form.delimiter_of(file), newlines_in_values=True, invalid_row_handler=handle),
-        convert,
-    )
-
-
 def open_dataset(path: str, files: Sequence[str], form: str) -> tuple[TableSource, list[list[str]]]:
     """Opens files that are not CSV files. Returns the table, and the names of the columns that each file has."""
-    with refuse_broken_table(path):
+    with refuse_unreadable_file(f"--input {path}:"):
         is_folder = Path(path).is_dir()
         whole = dataset.dataset(
             path if is_folder else list(files), format=form, partitioning="hive" if is_folder else None
@@ -262,39 +240,20 @@ def open_dataset(path: str, files: Sequence[str], form: str) -> tuple[TableSourc
         fragments = tuple(sorted(whole.get_fragments(), key=lambda each: each.path))
     headers = []
     for fragment in fragments:
-        with refuse_broken_table(fragment.path):
+        with refuse_unreadable_file(f"--input {fragment.path}:"):
             headers.append(list(fragment.physical_schema.names))
     return TableSource(tuple(each.path for each in fragments), form, whole.schema, fragments), headers
 
 
-@contextlib.contextmanager
-def refuse_broken_table(path: str) -> Iterator[None]:
-    """Raises pyarrow's errors as ConfigError."""
-    try:
-        yield
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise ConfigError(f"--input {path}: cannot be read: {explain_arrow_error(error)}") from error
-
-
-def list_table_files(path: str) -> tuple[str, ...]:
+def list_table_files(path: str) -> Sequence[str]:
     """Returns the sorted files. In a folder, names that begin with `.` or `_` are left out."""
-    if Path(path).is_file():
-        return (path,)
-    if Path(path).is_dir():
-        found = [
-            str(file)
-            for file in Path(path).rglob("*")
-            if file.is_file() and not any(part[0] in "._" for part in file.relative_to(path).parts)
-        ]
-        if not found:
-            raise ConfigError(f"--input {path}: the folder has no files")
-    elif glob.has_magic(path):
-        found = [name for name in glob.glob(path, recursive=True) if Path(name).is_file()]  # noqa: PTH207
-        if not found:
-            raise ConfigError(f"--input {path}: no file matches it")
-    else:
-        raise ConfigError(f"--input {path}: there is no such file or folder")
-    return tuple(sorted(found))
+    found = match_files(path, f"--input {path}")
+    if found is None:
+        files = (file for file in Path(path).rglob("*") if file.is_file())
+        found = sorted(str(file) for file in files if not any(p[0] in "._" for p in file.relative_to(path).parts))
+    if not found:
+        raise ConfigError(f"--input {path}: the folder has no files")
+    return found
 
 
 def take_chunks(rows: Iterator[Rows], places: Iterator[tuple[T, int]]) -> Iterator[tuple[tuple[T, int], list[Rows]]]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -74,10 +74,10 @@ def test_pictures_of_every_format_become_arrays_of_one_size(isolated: Callable[.
 def resized(path: Path) -> dict[str, Any]:
     import tensorflow as tf
 
-    from scaleflow.dataset.reading.images import RESIZE, make_image_decoder
+    from scaleflow.dataset.reading.images import Resize, make_image_decoder
 
     encoded = tf.io.read_file(str(path))
-    wide = {how: make_image_decoder([4, 4], how)(encoded).numpy() for how in RESIZE}
+    wide = {how: make_image_decoder([4, 4], how)(encoded).numpy() for how in get_args(Resize)}
     return wide | {
         "tall": make_image_decoder([8, 2], "crop")(encoded).numpy(),
         "same": make_image_decoder([4, 8], "pad")(encoded).numpy(),
@@ -130,12 +130,12 @@ def test_a_jpeg_that_is_decoded_smaller_stays_nearer_to_an_antialiased_resize_th
 
 
 def jpegs(base: Path) -> dict[str, Any]:
-    from scaleflow.dataset.reading.images import RESIZE, make_image_decoder
+    from scaleflow.dataset.reading.images import Resize, make_image_decoder
 
     def decoded(name: str, *options: Any) -> Any:
         return make_image_decoder(*options)((base / name).read_bytes()).numpy()
 
-    shrunk = {how: decoded("wide.jpg", [8, 8], how) for how in RESIZE}
+    shrunk = {how: decoded("wide.jpg", [8, 8], how) for how in get_args(Resize)}
     return shrunk | {
         "grey": decoded("grey.jpg", [8, 8]),
         "one": decoded("wide.jpg", [8, 8], "stretch", 1),

@@ -298,3 +298,13 @@ def test_a_run_with_the_cache_has_the_losses_of_one_without(isolated: Callable[.
     assert metrics[1] == metrics[0]
     assert notes[0] == []
     assert notes[1][0].startswith(f"{PARTS} of table.csv from the cache")
+
+
+def test_the_fingerprint_covers_the_code_of_tables_and_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scaleflow.dataset.reading import learned_cache
+
+    read: list[str] = []
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path.name), read_bytes(path))[1])
+    assert learned_cache.fingerprint_code() == learned_cache.CODE
+    assert {"table.py", "kinds.py", "values.py", "blocks.py", "learned_cache.py"} <= set(read)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.dataset.reading.class_names import describe_outputs
 from scaleflow.dataset.reading.files import (
     class_names,
     draw_test_examples,
@@ -17,16 +19,13 @@ from scaleflow.dataset.reading.files import (
     find_split_folders,
     has_suffix,
     list_folders,
-    parse_choice,
-    parse_count,
-    parse_fraction,
-    parse_words,
     walk_files,
 )
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState, Outputs, Stream, extend_classes
+from scaleflow.interfaces.options import Seed, TestFraction, Words, check_options
 
-KINDS = ("auto", "classification", "binary")
+ClassKind = Literal["auto", "classification", "binary"]
 
 
 @dataclass(frozen=True)
@@ -45,38 +44,29 @@ class ClassFolders:
     Raises ConfigError if a folder is missing or empty, or an option is invalid.
     """
 
+    @check_options("dataset")
     def __init__(
         self,
         data_dir: Any,
         suffixes: Sequence[str],
-        classes: Any,
-        kind: Any,
-        test: Any,
-        split_seed: Any,
+        classes: Words | None,
+        kind: ClassKind,
+        test: TestFraction,
+        split_seed: Seed,
         earlier: EarlierState | None,
     ) -> None:
-        self._seed = parse_count(split_seed, "dataset.split_seed")
-        selected = parse_words(classes, "dataset.classes")
+        self._seed, selected = split_seed, classes or ()
         base = find_data_dir(data_dir)
         folders = find_split_folders(base)
         self.outputs = describe_classes(folders.get("train", base), selected, kind, earlier)
         names, unknown = self.outputs.names or (), self.outputs.ignore
-        test_fraction = parse_fraction(test)
-        if folders:
-            self._files = {
-                split: label_files(
-                    path,
-                    names,
-                    suffixes,
-                    is_train=split == "train" and earlier is None,
-                    is_whole=not selected,
-                    unknown=unknown,
-                )
-                for split, path in folders.items()
-            }
-        else:
-            files = label_files(base, names, suffixes, is_train=earlier is None, is_whole=not selected, unknown=unknown)
-            self._files = draw_test_files(files, test_fraction, self._seed)
+        label = partial(label_files, names=names, suffixes=suffixes, is_whole=not selected, unknown=unknown)
+        self._files = {
+            split: label(path, is_train=split == "train" and earlier is None)
+            for split, path in (folders or {"train": base}).items()
+        }
+        if not folders:
+            self._files = draw_test_files(self._files["train"], test, self._seed)
 
     @property
     def splits(self) -> Collection[str]:
@@ -88,10 +78,10 @@ class ClassFolders:
         order = np.random.default_rng([self._seed, 1]).permutation(len(files.paths))
         paths = np.array(files.paths, dtype=object)[order]
         records = tf.data.Dataset.from_tensor_slices((tf.constant(paths, tf.string), files.labels[order]))
-        is_binary = self.outputs.kind == "binary"
+        outputs = self.outputs
 
         def decode(path: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return self.read(path), tf.cast(label[None], tf.float32) if is_binary else label
+            return self.read(path), tf.reshape(tf.cast(label, outputs.target_dtype), outputs.target_shape)
 
         return Stream(records, len(paths), decode, lambda path, _: path.decode(errors="replace"))
 
@@ -99,24 +89,18 @@ class ClassFolders:
         raise NotImplementedError
 
 
-def describe_classes(base: Path, selected: Sequence[str], kind: Any, earlier: EarlierState | None) -> Outputs:
+def describe_classes(base: Path, selected: Sequence[str], kind: ClassKind, earlier: EarlierState | None) -> Outputs:
     """Describes the target: the classes of an earlier run if there was one, or else those of the folders."""
     known = None if earlier is None else earlier.find_outputs()
-    if earlier is None or known is None or not known.names:
-        return outputs_of(kind, class_names(base, selected))
-    return extend_classes(known, selected or list_folders(base)) if earlier.extends else known
-
-
-def outputs_of(kind: Any, names: tuple[str, ...]) -> Outputs:
-    parse_choice(kind, "dataset.kind", KINDS)
+    if earlier is not None and known is not None and known.names:
+        return extend_classes(known, selected or list_folders(base)) if earlier.extends else known
+    names = class_names(base, selected)
     if kind == "binary" and len(names) != 2:
         raise ConfigError(
             f"dataset.kind=binary: there are {len(names)} classes ({', '.join(names[:5])}, ...), expected 2; use "
             "dataset.kind=classification, or choose two with dataset.classes"
         )
-    if kind == "binary" or (kind == "auto" and len(names) == 2):
-        return Outputs("binary", (1,), names)
-    return Outputs("classification", (len(names),), names)
+    return describe_outputs(kind, len(names), names)
 
 
 def label_files(

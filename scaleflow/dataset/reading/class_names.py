@@ -1,16 +1,29 @@
-"""Matches the names of classes in new data with those that an earlier run knows."""
+"""Describes outputs with classes, and matches their names with those that an earlier run knows. No TensorFlow."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from scaleflow.interfaces import Kind, Outputs
+
+#: The kinds of a target that is one class or number.
+OneKind = Literal["auto", "classification", "binary", "regression"]
 
 #: A string that is a number.
 IS_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
 
 #: The most classes that a message names.
 MOST_CLASSES_NAMED = 10
+
+
+def describe_outputs(kind: Kind | Literal["auto"], count: int, names: Sequence[str] = ()) -> Outputs:
+    """Describes outputs with so many classes, labels or values. With `auto`, two classes are `binary`."""
+    if kind == "auto":
+        kind = "binary" if count == 2 else "classification"
+    return Outputs(kind, (1,) if kind == "binary" else (count,), tuple(names) or None)
 
 
 def match_names(names: Sequence[str], known: Sequence[str]) -> list[int | None]:

@@ -1,4 +1,4 @@
-"""Finds data files and their splits, draws test examples, and checks options. The launcher uses it: no TensorFlow."""
+"""Finds data files and their splits, draws test examples. The launcher uses it: no TensorFlow."""
 
 from __future__ import annotations
 
@@ -67,16 +67,27 @@ def find_files(data_dir: Any, suffixes: Sequence[str]) -> dict[str, list[str]]:
     Raises ConfigError if there is no file, or there are splits without `train`.
     """
     path = expand_data_dir(data_dir)
-    if path.is_file():
-        return {ALL: [str(path)]}
-    if path.is_dir():
-        return find_in_folder(data_dir, path, suffixes)
-    if glob.has_magic(str(path)):
-        matches = sorted(name for name in glob.glob(str(path), recursive=True) if Path(name).is_file())  # noqa: PTH207
-        if not matches:
-            raise ConfigError(f"dataset.data_dir={data_dir}: no file matches it")
+    if (matches := match_files(str(path), f"dataset.data_dir={data_dir}")) is not None:
         return {ALL: matches}
-    raise ConfigError(f"dataset.data_dir={data_dir}: there is no such file or folder{suggest_path(path)}")
+    names = (name for name in walk_files(path) if has_suffix(name, suffixes))
+    return divide_files(data_dir, ((name, Path(name).relative_to(path)) for name in names), suffixes)
+
+
+def match_files(path: str, label: str) -> list[str] | None:
+    """Returns the sorted files that a path or a glob denotes; None if it is a folder.
+
+    Raises ConfigError, whose message begins with `label`, if there are none.
+    """
+    if Path(path).is_file():
+        return [path]
+    if Path(path).is_dir():
+        return None
+    matches = sorted(name for name in glob.glob(path, recursive=True) if Path(name).is_file())  # noqa: PTH207
+    if not matches:
+        has_magic = glob.has_magic(path)
+        reason = "no file matches it" if has_magic else f"there is no such file or folder{suggest_path(Path(path))}"
+        raise ConfigError(f"{label}: {reason}")
+    return matches
 
 
 def suggest_path(path: Path) -> str:
@@ -85,11 +96,6 @@ def suggest_path(path: Path) -> str:
         if similar := find_similar(path.name, os.listdir(path.parent)):  # noqa: PTH208  (names only)
             return f"; did you mean {path.with_name(similar)}?"
     return ""
-
-
-def find_in_folder(data_dir: Any, path: Path, suffixes: Sequence[str]) -> dict[str, list[str]]:
-    names = (name for name in walk_files(path) if has_suffix(name, suffixes))
-    return divide_files(data_dir, ((name, Path(name).relative_to(path)) for name in names), suffixes)
 
 
 def divide_files(data_dir: Any, names: Iterable[tuple[str, PurePath]], suffixes: Sequence[str]) -> dict[str, list[str]]:
@@ -189,42 +195,3 @@ def draw_test_examples(count: int, fraction: float, seed: int) -> np.ndarray[Any
     is_test = np.zeros(count, bool)
     is_test[np.random.default_rng([seed, 0x7E57]).permutation(count)[: round(count * fraction)]] = True
     return is_test
-
-
-def parse_fraction(value: Any, key: str = "dataset.test") -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        hint = "; scaleflow.evaluate --split all evaluates every example" if value == 1 else ""
-        raise ConfigError(f"{key}={value}: expected a number from 0 to less than 1{hint}")
-    return float(value)
-
-
-def parse_count(value: Any, key: str, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{key}={value}: expected an integer, at least {least}")
-    return value
-
-
-def parse_flag(value: Any, key: str) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{key}={value}: expected true or false")
-    return value
-
-
-def is_shape(value: Any) -> bool:
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    return is_list and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in value)
-
-
-def parse_choice(value: Any, key: str, options: Sequence[str]) -> str:
-    if value not in options:
-        raise ConfigError(f"{key}={value}: expected one of {', '.join(options)}")
-    return str(value)
-
-
-def parse_words(value: Any, key: str) -> list[str]:
-    """Returns a list of strings; [] for null."""
-    if value is None:
-        return []
-    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(word, str) for word in value):
-        raise ConfigError(f"{key}={value}: expected a list such as [a, b]")
-    return list(value)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
 
 import tensorflow as tf
 
-from scaleflow.dataset.reading.files import is_shape, parse_choice
-from scaleflow.errors import ConfigError
+from scaleflow.interfaces.options import Check, is_list_of, is_size
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
-RESIZE = ("stretch", "pad", "crop")
+
+ImageSize = Annotated[
+    Sequence[int],
+    Check(lambda value: is_list_of(value, is_size) and len(value) == 2, "[height, width], such as [224, 224]"),
+]
+Resize = Literal["stretch", "pad", "crop"]
+Channels = Annotated[int, Check(lambda value: value in (1, 3), "3, or 1 for grey")]
 
 #: How much smaller than its file libjpeg can decode a picture, in both directions.
 JPEG_RATIOS = (1, 2, 4, 8)
 
 
 def make_image_decoder(
-    size: Any, resize: Any = "stretch", channels: Any = 3, key: str = "dataset"
+    size: ImageSize, resize: Resize = "stretch", channels: Channels = 3
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns a function: encoded image (JPEG, PNG, BMP, GIF) -> [height, width, channels] uint8. Traced.
 
@@ -28,12 +33,8 @@ def make_image_decoder(
         size: [height, width].
         resize: `stretch` to the size; `pad` with black, keeps the aspect ratio; `crop` the middle to fill the size.
         channels: 3, or 1 for grey.
-        key: prefix of the options in messages.
     """
-    height, width = parse_image_size(size, key)
-    parse_choice(resize, f"{key}.resize", RESIZE)
-    if channels not in (1, 3):
-        raise ConfigError(f"{key}.channels={channels}: expected 3, or 1 for grey")
+    height, width = size
 
     def decode(encoded: tf.Tensor) -> tf.Tensor:
         image = decode_image(encoded, channels, lambda shape: largest_ratio(shape, height, width, resize))
@@ -146,9 +147,3 @@ def crop_middle(image: tf.Tensor, height: int, width: int) -> tf.Tensor:
     part_h = tf.where(is_wide, h, tf.maximum(1, w * height // width))
     part_w = tf.where(is_wide, tf.maximum(1, h * width // height), w)
     return tf.image.crop_to_bounding_box(image, (h - part_h) // 2, (w - part_w) // 2, part_h, part_w)
-
-
-def parse_image_size(size: Any, key: str) -> tuple[int, int]:
-    if not is_shape(size) or len(size) != 2:
-        raise ConfigError(f"{key}.size={size}: expected [height, width], such as [224, 224]")
-    return size[0], size[1]

@@ -199,9 +199,9 @@ def digest_text(text: str) -> str:
 
 
 def fingerprint_code() -> str:
-    """Returns a digest of the code that learns: of this package, and the versions of what it uses."""
+    """Returns a digest of the code that learns: of `scaleflow.dataset`, and the versions of what it uses."""
     digest = hashlib.blake2b(repr([find_version(name) for name in DISTRIBUTIONS]).encode(), digest_size=16)
-    for path in sorted(Path(__file__).parent.glob("[!.]*.py")):
+    for path in sorted(Path(__file__).parents[1].rglob("[!.]*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

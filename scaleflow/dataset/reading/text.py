@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, get_args
+from typing import Annotated, Any
 
 import keras
 import numpy as np
 
-from scaleflow.dataset.reading.files import parse_choice, parse_count
 from scaleflow.interfaces import Inputs, Standardize
+from scaleflow.interfaces.options import Positive, at_least, check_options
 
 #: Number of reserved token ids: padding and unknown words.
 SPECIAL = 2
@@ -29,12 +29,14 @@ class Text:
         ConfigError: if an option is invalid.
     """
 
+    @check_options("dataset")
     def __init__(
-        self, vocabulary: int = 10_000, tokens: int = 250, standardize: Standardize = "lower_and_strip_punctuation"
+        self,
+        vocabulary: Annotated[int, at_least(SPECIAL + 1)] = 10_000,
+        tokens: Positive = 250,
+        standardize: Standardize = "lower_and_strip_punctuation",
     ) -> None:
-        self._vocabulary = parse_count(vocabulary, "dataset.vocabulary", SPECIAL + 1)
-        self._tokens = parse_count(tokens, "dataset.tokens", 1)
-        parse_choice(standardize, "dataset.standardize", get_args(Standardize))
+        self._vocabulary, self._tokens = vocabulary, tokens
         self._standardize = None if standardize == "none" else standardize
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> list[str]:

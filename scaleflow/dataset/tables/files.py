@@ -24,7 +24,7 @@ from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.dataset.reading.object_store import find_in_store, open_in_store
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address
-from scaleflow.files.table_formats import FORMATS, CsvForm, explain_arrow_error, find_format
+from scaleflow.files.table_formats import FORMATS, CsvForm, explain_arrow_error, find_format, refuse_unreadable_file
 
 #: Suffixes of compressed text files, which are read as a whole.
 COMPRESSED = (".gz", ".zst", ".bz2", ".lz4")
@@ -131,7 +131,7 @@ class TableFiles:
     def _read_columns(self, block: Block, columns: Sequence[str], rows: int | None, numbers: Sequence[str]) -> Any:
         import pyarrow
 
-        with refuse_unreadable_file(block.path):
+        with refuse_unreadable_file(f"dataset.data_dir: {block.path}"):
             if self.format == "csv":
                 try:
                     types = {name: pyarrow.float64() for name in numbers if name in columns}
@@ -197,7 +197,7 @@ class TableFiles:
         import pyarrow
         from pyarrow import ipc, json, parquet
 
-        with refuse_unreadable_file(path), open_file(path) as opened:
+        with refuse_unreadable_file(f"dataset.data_dir: {path}"), open_file(path) as opened:
             if self.format == "parquet":
                 return parquet.ParquetFile(opened).schema_arrow.remove_metadata()
             if self.format == "feather":
@@ -215,7 +215,7 @@ class TableFiles:
 
         if column in self.partitions.get(path, {}):
             column = self._own_names(path)[0]
-        with refuse_unreadable_file(path):
+        with refuse_unreadable_file(f"dataset.data_dir: {path}"):
             if self.format == "parquet":
                 with parquet.ParquetFile(open_file(path)) as file:
                     for n in range(file.num_row_groups):
@@ -263,13 +263,6 @@ class TableFiles:
         elif rest.strip():
             yield first, first + len(rest)
 
-    def _parse_options(self, path: str, handle: Any = None) -> Any:
-        from pyarrow import csv
-
-        return csv.ParseOptions(
-            delimiter=self.csv.delimiter_of(path), newlines_in_values=True, invalid_row_handler=handle
-        )
-
     def _read_csv(
         self, block: Block, columns: Sequence[str], types: Mapping[str, Any], malformed: list[str] | None = None
     ) -> Any:
@@ -279,13 +272,9 @@ class TableFiles:
 
         has_header = block.place[0] == 0 and self.schemas[block.path].metadata != NO_HEADER
 
-        def leave_out(row: Any) -> str:
+        def note(number: int | None, reason: str) -> None:
             if malformed is not None:
-                number = block.rows + (row.number or 0) - has_header
-                malformed.append(
-                    f"{block.path}, row {number}: it has {row.actual_columns} field(s), expected {row.expected_columns}"
-                )
-            return "skip"
+                malformed.append(f"{block.path}, row {block.rows + (number or 0) - has_header}: {reason}")
 
         convert = csv.ConvertOptions(
             include_columns=list(columns),
@@ -298,7 +287,7 @@ class TableFiles:
             encoding=self.csv.encoding,
             use_threads=malformed is None,
         )
-        parse = self._parse_options(block.path, leave_out)
+        parse = self.csv.parse_options(block.path, note)
         return csv.read_csv(read_text(block), read_options=read, parse_options=parse, convert_options=convert)
 
     def _read_as_declared(self, block: Block, columns: list[str], rows: int | None) -> Any:
@@ -433,14 +422,3 @@ def read_text(block: Block) -> Any:
     with file:
         file.seek(first)
         return io.BytesIO(file.read(end - first))
-
-
-@contextlib.contextmanager
-def refuse_unreadable_file(path: str) -> Iterator[None]:
-    """Raises pyarrow's errors as ConfigError."""
-    import pyarrow
-
-    try:
-        yield
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise ConfigError(f"dataset.data_dir: {path} cannot be read: {explain_arrow_error(error)}") from error

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scaleflow.dataset.reading.files import parse_words
 from scaleflow.dataset.tables.values import CATEGORY, NUMBER, TEXT
 from scaleflow.errors import ConfigError, find_similar
+from scaleflow.interfaces.options import Words, check_option, check_options
 
 #: The keys that say what columns are taken for.
 KEYS = {NUMBER: "dataset.numeric", CATEGORY: "dataset.categorical", TEXT: "dataset.text"}
 
 
-def choose_columns(names: Sequence[str], target: Any, columns: Any, drop: Any) -> list[str]:
+@check_options("dataset")
+def choose_columns(names: Sequence[str], target: Any, columns: Words | None, drop: Words | None) -> list[str]:
     """Returns the names of the input columns. Dropped columns may have any names."""
-    dropped = find_columns(parse_words(drop, "dataset.drop"), names, "dataset.drop")
+    dropped = find_columns(drop or (), names, "dataset.drop")
     left = [name for name in names if name not in dropped]
     find_columns([target], names, "dataset.target")
     find_columns([target], left, "dataset.target", "dataset.drop leaves it out")
-    selected = parse_words(columns, "dataset.columns")
-    find_columns(selected, names, "dataset.columns")
+    selected = find_columns(columns or (), names, "dataset.columns")
     if target in selected:
         raise ConfigError(f"dataset.columns: {target} is the target, which cannot be an input; remove it")
     inputs = [name for name in left if name != target and (not selected or name in selected)]
@@ -49,7 +49,8 @@ def parse_column_kinds(names: Sequence[str], options: Mapping[str, Any]) -> dict
     given: dict[str, str] = {}
     for kind, value in options.items():
         key = KEYS[kind]
-        for name in find_columns(parse_words(value, key), names, key, "is not an input column"):
+        check_option(value, Words | None, key)
+        for name in find_columns(value or (), names, key, "is not an input column"):
             if name in given:
                 raise ConfigError(f"{key}: {name} is in {KEYS[given[name]]}, too; name it in one of the two")
             given[name] = kind

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from scaleflow.dataset.reading.class_names import IS_NUMBER
+from scaleflow.dataset.reading.class_names import IS_NUMBER, OneKind, describe_outputs
 from scaleflow.dataset.tables.kinds import SampleColumns
-from scaleflow.dataset.tables.values import (
-    is_numeric,
-    to_classes,
-    to_numbers,
-)
+from scaleflow.dataset.tables.values import is_numeric, to_classes, to_numbers
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import EarlierState, Kind, Outputs, extend_classes
+from scaleflow.interfaces import EarlierState, Outputs, extend_classes
 
 #: `kind: auto` treats whole numbers as classes up to this many distinct values.
 FEW = 20
 
 
-def describe_target(rows: SampleColumns, target: str, kind: str, most: int, is_scaled: bool) -> Outputs:
+def describe_target(rows: SampleColumns, target: str, kind: OneKind, most: int, is_scaled: bool) -> Outputs:
     """Describes the target; raises `ConfigError` if its values do not fit `kind`."""
     if kind == "regression" or (kind == "auto" and has_values(rows, target)):
         numbers, is_bad = to_numbers(rows.columns[target])
@@ -39,13 +33,11 @@ def describe_target(rows: SampleColumns, target: str, kind: str, most: int, is_s
         raise ConfigError(
             f"dataset.target={target}: has {len(classes)} different value(s), expected {expected} classes"
         )
-    is_binary = kind == "binary" or (kind == "auto" and len(classes) == 2)
-    resolved: Kind = "binary" if is_binary else "classification"
-    return Outputs(resolved, (1,) if is_binary else (len(classes),), tuple(classes))
+    return describe_outputs(kind, len(classes), classes)
 
 
 def describe_known_target(
-    rows: SampleColumns, target: str, kind: str, most: int, is_scaled: bool, earlier: EarlierState | None
+    rows: SampleColumns, target: str, kind: OneKind, most: int, is_scaled: bool, earlier: EarlierState | None
 ) -> Outputs:
     """Describes the target as an earlier run learned it, with new classes if it may be extended."""
     known = None if earlier is None else earlier.find_outputs()
@@ -80,11 +72,6 @@ def find_classes(rows: SampleColumns, target: str, most: int) -> list[str]:
             "target"
         )
     return classes
-
-
-def restore_outputs(kind: Kind, shape: Sequence[int], names: Any, ignore: int | None, scaling: Any) -> Outputs:
-    """Returns the `Outputs` whose fields, as JSON holds them, are the arguments."""
-    return Outputs(kind, tuple(shape), tuple(names) if names else None, ignore, tuple(scaling) if scaling else None)
 
 
 def has_values(rows: SampleColumns, target: str) -> bool:
