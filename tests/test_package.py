@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import scaleflow
-from scaleflow.launcher.processes.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.handover import SERVER_ENV
 from tests.conftest import clean_environment
 from tests.processes import server
 

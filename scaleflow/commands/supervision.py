@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces.events import Event, FaultReported, Note, RunEnded, RunRefused, StageBegan
-from scaleflow.launcher.display import Display
+from scaleflow.launcher.display import IMPORTING, Display
 from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.processes.worker_process import start_workers
@@ -19,7 +19,7 @@ def supervise_worker(spec: RunSpec, stop: StopRequest, display: Display) -> list
     Returns all events of the worker. The last ones are missing if `stop` was set. Raises ConfigError if the worker
     refused its work, and RunError if it failed.
     """
-    display.begin_stage("importing TensorFlow")
+    display.begin_stage(IMPORTING)
     reader = EventReader(spec.events)
     events: list[Event] = []
 

@@ -40,7 +40,13 @@ METRICS_SHOWN = ("train/loss", "train/accuracy", "train/mae", "val/loss", "val/a
 NUMBER_WIDTH = 7
 
 #: After so many seconds without a line, a log gets one that says what goes on.
-QUIET_SECONDS = 10.0
+QUIET_SECONDS = 2.0
+
+#: The same while TensorFlow is imported, which usually takes less: a start as usual needs no such line.
+IMPORT_QUIET_SECONDS = 10.0
+
+#: The stage that begins with the import of TensorFlow.
+IMPORTING = "importing TensorFlow"
 
 #: A stage or a training that has taken long gets such a line less often: after this share of the time it has taken.
 QUIET_SHARE = 0.02
@@ -255,7 +261,9 @@ class Display:
             return
         now = time.monotonic()
         elapsed = now - doing.began
-        if elapsed >= SHORTEST_SHOWN and now - self.printed_at >= max(QUIET_SECONDS, elapsed * QUIET_SHARE):
+        is_import = isinstance(doing, ShownStage) and doing.text.startswith(IMPORTING)
+        quiet = max(IMPORT_QUIET_SECONDS if is_import else QUIET_SECONDS, elapsed * QUIET_SHARE)
+        if elapsed >= SHORTEST_SHOWN and now - self.printed_at >= quiet:
             self.print_line(doing.describe())
 
     # Training ---------------------------------------------------------------------------------

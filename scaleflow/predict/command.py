@@ -48,7 +48,7 @@ from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import LearnedState, Plan, Tracking
 from scaleflow.interfaces.events import Event, Note
 from scaleflow.launcher.answer import ANSWER, FINISHED, write_error
-from scaleflow.launcher.display import BarDisplay, Display, display_for
+from scaleflow.launcher.display import IMPORTING, BarDisplay, Display, display_for
 from scaleflow.launcher.named_runs import find_named_run, locate_run
 from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.predict.reading import describe_reading
@@ -181,7 +181,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
         first = output.find_first(manifest, typed.resume)
         model_folder = download_saved_model(tracker, tracked, store, Path(folder))
         with catch_stop_signals() as stop:
-            display.begin_stage("importing TensorFlow and loading the model")
+            display.begin_stage(f"{IMPORTING} and loading the model")
             with hide_errors():
                 model, devices, notes = load_predictor(plan, model_folder, typed.batch_size)
             display.end_stage()

@@ -366,11 +366,11 @@ def test_workers_other_than_the_chief_show_no_stages(clock: Clock) -> None:
 def test_a_job_of_a_sweep_shows_a_stage_only_if_it_takes_long(clock: Clock) -> None:
     stream = io.StringIO()
     display = JobDisplay(stream, 3)
-    display.begin_stage("importing TensorFlow")
+    display.begin_stage("reading house.csv")
     clock.now += 2
     display.break_silence()
     display.begin_stage("reading house.csv")
-    assert stream.getvalue() == "#3 still importing TensorFlow (2.0 s)\n"
+    assert stream.getvalue() == "#3 still reading house.csv (2.0 s)\n"
 
 
 def test_displays_of_one_process_print_whole_lines() -> None:

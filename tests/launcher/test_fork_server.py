@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.launcher.processes.server_start import is_server_reachable, start_fork_server
-from scaleflow.launcher.processes.worker_process import SERVER_ENV, ForkedProcess
+from scaleflow.launcher.processes.worker_process import ForkedProcess
 from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, wait_for
 from tests.processes import server

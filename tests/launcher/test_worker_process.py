@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scaleflow.launcher.processes import worker_process
+from scaleflow.launcher.processes import server_start, worker_process
 from scaleflow.launcher.processes.server_start import raise_file_limit
 from scaleflow.launcher.processes.worker_process import ForkedProcess, MessageWatch, describe_exit, last_lines
 
@@ -124,7 +124,7 @@ def test_one_call_receives_the_messages_to_all_processes(tmp_path: Path, monkeyp
 
 def test_the_limit_of_open_files_is_raised_as_far_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    monkeypatch.setattr(worker_process, "MAX_OPEN_FILES", 300)
+    monkeypatch.setattr(server_start, "MAX_OPEN_FILES", 300)
     try:
         for before, after in ((256, 300), (400, 400)):
             resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))

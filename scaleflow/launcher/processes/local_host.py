@@ -10,6 +10,7 @@ from scaleflow.cluster.gpus import gpu_environments, visible_gpus
 from scaleflow.cluster.members import count_processes
 from scaleflow.cluster.tasks import environments
 from scaleflow.cluster.tf_config import TF_CONFIG
+from scaleflow.launcher.display import IMPORTING
 from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.supervisor import choose_reason
 from scaleflow.launcher.processes.worker_process import EndReason, RunProcess, start_workers
@@ -20,7 +21,7 @@ from scaleflow.runs import RunSpec
 class LocalHost:
     """Starts the processes of a run on this machine. Without the address of a fork `server`, the run starts its own."""
 
-    first_stage = "importing TensorFlow"
+    first_stage = IMPORTING
 
     def __init__(self, server: str | None) -> None:
         self._requested_server = server

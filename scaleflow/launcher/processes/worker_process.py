@@ -30,7 +30,7 @@ THREADS_ENV = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 #: Seconds for which an answer of `MessageWatch` holds, so that one look serves a loop over all processes.
 LOOK_SECONDS = 0.01
 
-#: Seconds to wait for the end of a process that was killed before the server has reported its id: the server still imports TensorFlow.
+#: Seconds to wait for the end of a process that was killed before the server, which still imports, has forked it.
 FORK_SECONDS = 1.0
 
 
