@@ -40,11 +40,12 @@ from scaleflow.interfaces import Plan, Point, Tracking
 from scaleflow.interfaces.events import Event, MetricsLogged, ProcessStarted, RunEnded, RunReady
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.launch import finish_run
+from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.launcher.processes.local_host import LocalHost
 from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.launcher.processes.supervisor import Supervisor
-from scaleflow.launcher.processes.worker_process import SERVER_ENV, EndReason, RunProcess
+from scaleflow.launcher.processes.worker_process import EndReason, RunProcess
 from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.runs import EventReader, RunFolder, RunSpec

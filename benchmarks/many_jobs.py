@@ -99,7 +99,7 @@ def drive(kind: str, jobs: int, template: Path, tracking: str) -> dict[str, floa
 
     began = time.time()
     from scaleflow.cli import main as scaleflow
-    from scaleflow.launcher.processes.worker_process import SERVER_ENV
+    from scaleflow.launcher.processes.handover import SERVER_ENV
     from scaleflow.sweep import runner
 
     figures: dict[str, float] = {"to first": 0.0, "report": 0.0}

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import WrongResultError, run_scaleflow, say, temporary_folder
+from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.launcher.processes.server_start import start_fork_server
-from scaleflow.launcher.processes.worker_process import SERVER_ENV
 
 BYTES_PER_PARAMETER = 4  # gradients are float32 in any precision
 

@@ -19,7 +19,7 @@ from benchmarks.gpu.device import Device, find_device, is_named, to_megabytes
 from benchmarks.gpu.models import MODELS, find_difference
 from scaleflow.cluster.gpus import CUDA_DEVICES
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.processes.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.handover import SERVER_ENV
 from tests.processes import FORKING, server
 
 CPUS = Device("cpu", (), 2)

@@ -20,8 +20,8 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.launch import make_host
 from scaleflow.launcher.prepare import make_plan
+from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.launcher.processes.local_host import LocalHost
-from scaleflow.launcher.processes.worker_process import SERVER_ENV
 from scaleflow.launcher.submit import render_submission
 from tests.conftest import Command
 

@@ -12,8 +12,8 @@ from scaleflow.cli import main
 from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, assigned_hardware, gpu_environments
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Hardware, Plan
+from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.launcher.processes.local_host import make_worker_specs
-from scaleflow.launcher.processes.worker_process import SERVER_ENV
 from scaleflow.runs import RunSpec
 
 STEPPING = {"worker": 2}

@@ -26,7 +26,7 @@ from scaleflow.cluster.kubernetes import (
     manifest,
 )
 from scaleflow.errors import ConfigError
-from scaleflow.launcher.processes.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.handover import SERVER_ENV
 from tests.cluster import forked, hosts
 from tests.cluster.test_several_launchers import ends
 from tests.conftest import Command, clean_environment

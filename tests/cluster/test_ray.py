@@ -18,7 +18,7 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.processes.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.runs import RunSpec
 from tests.cluster.machines import HEAD, Machines, machines
 from tests.conftest import Command

@@ -13,7 +13,7 @@ import pytest
 
 from scaleflow.cluster.network import free_ports
 from scaleflow.interfaces.events import RunReady
-from scaleflow.launcher.processes.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.runs import EventReader
 from tests.conftest import Command
 from tests.launcher.test_supervisor import only_run, processes, wait_for

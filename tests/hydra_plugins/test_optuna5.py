@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from hydra_plugins.scaleflow import optuna5
 from scaleflow.cli import main
-from scaleflow.launcher.processes.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.sweep import runner as runner_module
 from tests.conftest import Command
 from tests.launcher.test_supervisor import wait_for

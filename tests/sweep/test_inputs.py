@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scaleflow.cli import main
-from scaleflow.launcher.processes.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.runs import EventReader, RunFolder
 from scaleflow.sweep import runner
 from scaleflow.sweep.inputs import JobInputs, SweepInputs

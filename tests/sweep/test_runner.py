@@ -21,7 +21,7 @@ from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import EpochEnded, MetricsLogged, ModelExported, RunEnded, RunReady
 from scaleflow.launcher.launch import SweepContext
 from scaleflow.launcher.prepare import PreparedRun
-from scaleflow.launcher.processes.worker_process import SERVER_ENV
+from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.launcher.recording import recovery
 from scaleflow.runs import EventWriter, RunFolder
 from scaleflow.runs.state import RunHistory

@@ -245,6 +245,8 @@ def become_process(
             os.umask(umask)
         importlib.import_module(module).main()
     except SystemExit as error:
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)  # as an interpreter does
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         traceback.print_exc()
