@@ -33,7 +33,8 @@ def end_with(main: Callable[[], int]) -> NoReturn:
             code = explain_exit(error)
             if JSON in sys.argv:  # the command was stopped before `run_command`
                 print_answer(code)
-        sys.stdout.flush()
+        with suppress_full_disk():
+            sys.stdout.flush()
     except BrokenPipeError:
         if not is_stdout_closed():
             raise
@@ -41,6 +42,17 @@ def end_with(main: Callable[[], int]) -> NoReturn:
             os.dup2(null.fileno(), sys.stdout.fileno())  # what is still in the buffer cannot fail either
         code = 0
     exit_process(code)
+
+
+@contextlib.contextmanager
+def suppress_full_disk() -> Iterator[None]:
+    """Suppresses errors of a log that cannot be written: the work is done, and its exit code says how."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass
 
 
 @contextlib.contextmanager

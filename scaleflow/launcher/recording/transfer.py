@@ -264,7 +264,8 @@ class EventTransfer:
                 self._missing.add(at)
             elif self._tries[at] < self._tries_of_a_file:
                 raise
-            self._tracker.adopt(self._record["run_id"])  # raises if the store is unreachable
+            if self.has_run:
+                self._tracker.adopt(self._record["run_id"])  # raises if the store is unreachable
             self.aside[at] = format_error(error)
 
     def _send_deferred(self, offsets: Iterable[int]) -> None:
