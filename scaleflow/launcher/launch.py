@@ -8,7 +8,6 @@ import pkgutil
 import shlex
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +26,6 @@ from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.events import Event
-from scaleflow.interfaces.formatting import format_duration, format_number
 from scaleflow.interfaces.secret_masking import (
     find_environment_secrets,
     find_secrets,
@@ -38,6 +36,7 @@ from scaleflow.interfaces.secret_masking import (
 from scaleflow.launcher.answer import ANSWER, REFUSED, print_refusal, to_printable
 from scaleflow.launcher.batch_search import make_search, use_batch_size
 from scaleflow.launcher.display import Display, display_for
+from scaleflow.launcher.last_lines import finish_run
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
 from scaleflow.launcher.processes.inline import InlineRun
 from scaleflow.launcher.processes.local_host import LocalHost
@@ -56,16 +55,6 @@ from scaleflow.tracking import RUN_ID, NoTracker, TensorBoardWriter, locate_weig
 
 #: Seconds that a refused command waits until a store that it has begun to create is complete.
 MIGRATION_SECONDS = 180.0
-
-#: The constant prediction whose metric the baseline is.
-PREDICTIONS = {
-    "accuracy": "always the most frequent class",
-    "exact_match": "always the most frequent labels",
-    "mae": "always the mean",
-    "rmse": "always the mean",
-}
-
-NO_ANSWER = "it does not answer"
 
 
 @dataclass(frozen=True)
@@ -287,63 +276,6 @@ def refuse_used_folder(spec: RunSpec) -> None:
             f"hydra.run.dir={folder}: contains a run already; use {quote_override('resume', folder)} to continue "
             "it, or choose another folder"
         )
-
-
-def finish_run(monitor: RunMonitor) -> None:
-    """Waits for the recorder, and prints how the run ended and where its results are."""
-    spec, state, recorder, display = monitor.spec, monitor.state, monitor.recorder, monitor.display
-    folder = os.path.relpath(spec.folder)
-    duration = format_duration(time.time() - spec.started)
-    signals, patience = monitor.stop.times, spec.plan.tracking.flush_seconds
-    if spec.plan.tracking.name != "none" and spec.records:
-        display.begin_stage("recording the run in MLflow")
-    is_recorded = recorder.finish(patience, lambda: monitor.stop.times > signals)
-    if is_recorded:
-        display.end_stage()
-    display.close()
-    if state.error:
-        display.print_error(str(mask_secrets(state.error)))
-    rows = [("status", f"{state.status} in {duration}")]
-    rows += describe_results(spec, state) if spec.trial is None else describe_found(state)
-    rows += [("profile", line) for line in recorder.profiles.values()]
-    rows += [("output", folder)]
-    rows += describe_continuation(state, folder)
-    if is_recorded:
-        rows += recorder.describe_links()
-    display.print_summary(rows)
-    if not is_recorded:
-        display.print_error(
-            f"the store has not received {'everything' if recorder.recorded else 'anything'} within "
-            f"tracking.flush_seconds={patience:g}: {mask_secrets(recorder.reason or NO_ANSWER)}; nothing is lost; to "
-            f"send the rest, run {name_command('sync')} {shlex.quote(folder)}"
-        )
-
-
-def describe_continuation(state: RunState, folder: str) -> list[tuple[str, str]]:
-    """Returns rows with the newest checkpoint of a run that did not finish, and the command that continues from it."""
-    if state.status == "FINISHED" or state.checkpoint is None:
-        return []
-    return [
-        ("checkpoint", f"of step {state.checkpoint}"),
-        ("go on", f"{name_command()} {quote_override('resume', folder)}"),
-    ]
-
-
-def describe_found(state: RunState) -> list[tuple[str, str]]:
-    """Returns rows with what a trial has found."""
-    return [] if state.found is None else [("use", state.found.word), ("because", state.found.reason)]
-
-
-def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
-    """Returns rows with the last metrics of the run, each beside the baseline, which jobs of a sweep leave out."""
-    baseline = {} if spec.parent else (RunState.read(spec.folder) if spec.is_resumed else state).baseline
-    rows = []
-    for name, value in state.results.items():
-        reference = baseline.get(name)
-        why = f": {PREDICTIONS[metric]}" if (metric := name.rpartition("/")[2]) in PREDICTIONS else ""
-        beside = "" if reference is None else f" (baseline {format_number(reference)}{why})"
-        rows.append((name.replace("/", " "), format_number(value) + beside))
-    return rows
 
 
 def discard_refused(monitor: RunMonitor) -> None:

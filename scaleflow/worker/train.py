@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.event_log import DeduplicatingEmitter
 from scaleflow.runs.learned_state import to_files, write_learned_state
 from scaleflow.runs.provenance import mark_process
+from scaleflow.runs.run_name import make_run_name
 from scaleflow.runs.user_metrics import user_metrics
 from scaleflow.worker import keras_import
 from scaleflow.worker.build import TrainingSetup, build_training
@@ -341,19 +342,6 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
         report_metadata(setup.facts.metadata, spec.files, emit)
         write_data_files(plan, spec.files)
         report_other_data(spec.repeats, setup.facts.metadata.data.splits, emit)
-
-
-def make_run_name(plan: Plan, resolved: Mapping[str, Any], label: str) -> str:
-    """Returns the name of the run: `tracking.run_name` and the label, or the label and the main options.
-
-    The label comes before the options because lists of runs show only the first 20 letters of a name.
-    """
-    if plan.tracking.run_name:
-        return f"{plan.tracking.run_name} {label}".rstrip()
-    chosen = plan.choices
-    parts = (chosen.get("dataset", "?"), chosen.get("model", "?"), resolved["strategy"], resolved["precision"])
-    words = label.split()
-    return f"{label} {'-'.join(part for part in parts if part not in words)}".strip()
 
 
 def train_and_export(

@@ -24,6 +24,7 @@ from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.launcher.recording import recovery
 from scaleflow.runs import EventWriter, RunFolder
+from scaleflow.runs.run_name import make_run_name
 from scaleflow.runs.state import RunHistory
 from scaleflow.sweep import runner
 from scaleflow.sweep.composer import JobComposer
@@ -33,7 +34,6 @@ from scaleflow.sweep.jobs import abbreviate_override
 from scaleflow.sweep.ledger import Ledger, LedgerEntry
 from scaleflow.sweep.ranking import choose_mode
 from scaleflow.sweep.report import Report, format_loading_line
-from scaleflow.worker.train import make_run_name
 from tests.launcher.test_supervisor import wait_for
 from tests.sweep.fake_runs import FakeLaunch, Outcome
 
