@@ -64,7 +64,7 @@ from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.profiler import analyze_window
 from scaleflow.runs import EvaluationSpec, RunSpec
-from scaleflow.runs.provenance import command_line
+from scaleflow.runs.provenance.tags import command_line
 from scaleflow.tracking.tracked_runs import (
     TrackedRun,
     describe_opened_run,

@@ -26,7 +26,6 @@ from scaleflow.commands.table import COMMANDS
 from scaleflow.dataset import pipeline
 from scaleflow.launcher.processes.fork_server import ForkRequest, ForkServer, import_tensorflow
 from scaleflow.launcher.processes.handover import COMMAND_MODULE, NotWarm, ServerFiles, check_peer, list_sources
-from scaleflow.launcher.recording.monitor import list_environment
 
 #: The server ends after so many seconds without a process.
 IDLE_SECONDS = 1800.0
@@ -143,7 +142,6 @@ def import_all() -> None:
     for name in (*IMPORTED_LATER, *commands, *parts):
         importlib.import_module(name)
     Plugins.instance()  # imports Hydra's plugins
-    list_environment()  # the digest of the server changes with the packages
     gc.collect()
     gc.freeze()  # memory that the collector does not touch stays shared with the forks
 

@@ -31,7 +31,7 @@ from scaleflow.interfaces.trials import to_params
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.event_log import DeduplicatingEmitter
 from scaleflow.runs.learned_state import to_files, write_learned_state
-from scaleflow.runs.provenance import mark_process
+from scaleflow.runs.provenance.tags import mark_process
 from scaleflow.runs.run_name import make_run_name
 from scaleflow.runs.user_metrics import user_metrics
 from scaleflow.worker import keras_import
