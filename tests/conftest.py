@@ -41,6 +41,8 @@ from tests.tiers import mark_slow_cases
 
 T = TypeVar("T")
 
+os.environ.setdefault("PYTEST_TIMEOUT", "600")  # no key of pyproject.toml: `make gpu` works without that plugin
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--matrix", action="store_true", help="train every allowed cell of the table, not a cover of them")
