@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from scaleflow.__main__ import entry
 from scaleflow.api import launch_config
 from scaleflow.commands.frame import run_command
-from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import make_run_parser, parse_command
 from scaleflow.config.from_mlflow import find_config_dirs, find_store_options, reuse_config
 from scaleflow.launcher.answer import to_printable
@@ -59,4 +59,4 @@ def read_digests(run: Any) -> SplitDigests:
 
 
 if __name__ == "__main__":
-    end_with(main)
+    entry("rerun")
