@@ -14,6 +14,9 @@ from scaleflow.runs.split_digest import list_split_changes
 #: What can differ, in the order in which it is listed.
 CATEGORIES = ("code", "packages", "data", "machine")
 
+#: The name of the difference between two commits.
+COMMIT = "commit"
+
 #: A digest or commit is shown with so many letters.
 SHOWN = 12
 
@@ -25,7 +28,7 @@ class Difference:
     Attributes:
         category: one of `CATEGORIES`.
         name: of a file, a package, a split or a part of the machine.
-        before, now: its version, value or digest; None: it is not there.
+        before, now: its version, value or digest; None: it is not there; empty: `name` says what differs.
         matters: whether it can change the results.
     """
 
@@ -38,7 +41,9 @@ class Difference:
     def __str__(self) -> str:
         if self.before is None or self.now is None:
             return f"{self.name} is {'new' if self.before is None else 'gone'}"
-        return f"{self.name} {self.before} -> {self.now}" if self.before + self.now else self.name
+        if self.category in ("packages", "machine") or self.name == COMMIT:
+            return f"{self.name} {self.before or 'none'} -> {self.now or 'none'}"
+        return f"{self.name} changed" if self.before + self.now else self.name
 
 
 def list_unknown(state: Provenance) -> list[str]:
@@ -66,13 +71,11 @@ def compare_code(before: CodeRecord, now: CodeRecord) -> Iterator[Difference]:
             is_same = before.version == now.version and old[0] == new[0]
             yield Difference("code", name, old[1][:SHOWN], new[1][:SHOWN], matters=not is_same)
     if before.commit != now.commit:
-        yield Difference("code", "commit", before.commit[:SHOWN], now.commit[:SHOWN], matters=False)
+        yield Difference("code", COMMIT, before.commit[:SHOWN], now.commit[:SHOWN], matters=False)
     if before.is_kept and now.is_kept:
         modules = {module[2] for module in (*before.modules.values(), *now.modules.values())}
         others = [{path: each[path] for path in each if path not in modules} for each in (before.changed, now.changed)]
-        for path, how in find_changed_files(*others).items():
-            words = {"new": (None, "new"), "gone": ("", None)}.get(how, ("", ""))
-            yield Difference("code", f"{path} {how}" if how == "changed" else path, *words, matters=False)
+        yield from name_changes("code", *others, matters=False)
 
 
 def compare_packages(before: Provenance, now: Provenance) -> Iterator[Difference]:
@@ -92,14 +95,19 @@ def compare_packages(before: Provenance, now: Provenance) -> Iterator[Difference
 
 def compare_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """Returns the differences in the files of the data, whose folder does not count, and in its splits."""
-    files = find_changed_files(name_files(before.get("files", {})), name_files(now.get("files", {})))
-    found = [
-        Difference("data", path if how != "changed" else f"{path} changed", *words)
-        for path, how in files.items()
-        for words in [{"new": (None, "new"), "gone": ("", None)}.get(how, ("", ""))]
-    ]
+    has_files = "files" in before and "files" in now
+    files = [name_files(each["files"]) if has_files else {} for each in (before, now)]
     splits = list_split_changes(before.get("splits", {}), now.get("splits", before.get("splits", {})))
-    return [*found, *(Difference("data", text, "", "") for text in splits)]
+    return [*name_changes("data", *files), *(Difference("data", text, "", "") for text in splits)]
+
+
+def name_changes(
+    category: str, before: Mapping[str, str], now: Mapping[str, str], matters: bool = True
+) -> Iterator[Difference]:
+    """Yields the files whose digests differ, if they cover the same."""
+    for path in find_changed_files(before, now):
+        old, new = (None if path not in each else each[path].partition(":")[2][:SHOWN] for each in (before, now))
+        yield Difference(category, path, old, new, matters)
 
 
 def name_files(files: Mapping[str, Sequence[Any]]) -> dict[str, str]:

@@ -43,6 +43,9 @@ OPTIONS = (
 
 GONE = "gone"
 
+#: A file in a folder with the code of an earlier run (`rerun --checkout`).
+CHECKOUT_MARK = ".scaleflow-checkout"
+
 
 @dataclass(frozen=True)
 class GitState:
@@ -133,7 +136,7 @@ def list_new_files(root: Path, entries: Sequence[str]) -> Iterator[str]:
     found: list[str] = []
     for folder in (entry for entry in entries if entry.endswith("/")):
         for base, folders, names in walk_outside_runs(str(root / folder), follows_links=False):
-            if {".git", "pyvenv.cfg"} & {*folders, *names}:  # another repository; an environment
+            if {".git", "pyvenv.cfg", CHECKOUT_MARK} & {*folders, *names}:  # another repository; an environment
                 folders.clear()
                 continue
             folders[:] = [name for name in folders if name not in NO_DATA]
