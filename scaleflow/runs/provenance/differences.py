@@ -74,8 +74,10 @@ def compare_code(before: CodeRecord, now: CodeRecord) -> Iterator[Difference]:
         yield Difference("code", COMMIT, before.commit[:SHOWN], now.commit[:SHOWN], matters=False)
     if before.is_kept and now.is_kept:
         modules = {module[2] for module in (*before.modules.values(), *now.modules.values())}
-        others = [{path: each[path] for path in each if path not in modules} for each in (before.changed, now.changed)]
-        yield from name_changes("code", *others, matters=False)
+        old, new = (
+            {path: each[path] for path in each if path not in modules} for each in (before.changed, now.changed)
+        )
+        yield from name_changes("code", old, new, matters=False)
 
 
 def compare_packages(before: Provenance, now: Provenance) -> Iterator[Difference]:
@@ -96,9 +98,9 @@ def compare_packages(before: Provenance, now: Provenance) -> Iterator[Difference
 def compare_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """Returns the differences in the files of the data, whose folder does not count, and in its splits."""
     has_files = "files" in before and "files" in now
-    files = [name_files(each["files"]) if has_files else {} for each in (before, now)]
+    old, new = (name_files(each["files"]) if has_files else {} for each in (before, now))
     splits = list_split_changes(before.get("splits", {}), now.get("splits", before.get("splits", {})))
-    return [*name_changes("data", *files), *(Difference("data", text, "", "") for text in splits)]
+    return [*name_changes("data", old, new), *(Difference("data", text, "", "") for text in splits)]
 
 
 def name_changes(
@@ -106,7 +108,7 @@ def name_changes(
 ) -> Iterator[Difference]:
     """Yields the files whose digests differ, if they cover the same."""
     for path in find_changed_files(before, now):
-        old, new = (None if path not in each else each[path].partition(":")[2][:SHOWN] for each in (before, now))
+        old, new = (None if path not in each else each[path].rpartition(":")[2][:SHOWN] for each in (before, now))
         yield Difference(category, path, old, new, matters)
 
 
