@@ -119,14 +119,15 @@ class ExactRerun:
         from scaleflow.runs.provenance.differences import list_unknown
 
         display = Display(sys.stdout)
+        masked: Sequence[str] = ()
         if self._checkout is not None:
-            folders, notes = checkout.check_out(self._run, self._checkout)
-            composed = replace(composed, search=[*folders, *composed.search])
-            for note in (f"the code of the run is in {self._checkout}", *notes):
+            built = checkout.check_out(self._run, self._checkout)
+            composed, masked = replace(composed, search=[*built.folders, *composed.search]), built.masked
+            for note in (f"the code of the run is in {self._checkout}", *built.notes):
                 display.print_line(f"note: {note}")
         config = resolve_config(composed.config)
         here = exact.describe_here(make_plan(config, composed.choices, composed.search, look_outside=False), self._run)
-        differences = exact.compare_with_here(self._run, here)
+        differences = exact.compare_with_here(self._run, here, masked)
         for line in exact.describe_categories(differences, list_unknown(self._run.states[0])):
             display.print_line(line)
         can_check_out = self._checkout is None and self._run.states[0].code.is_kept

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from scaleflow.comparison.loading import ComparedRun
@@ -19,11 +20,19 @@ from scaleflow.runs.provenance.git import CHECKOUT_MARK, GONE, find_patched_path
 from scaleflow.runs.provenance.record import CodeRecord
 
 
-def check_out(run: ComparedRun, folder: Path) -> tuple[list[str], list[str]]:
+@dataclass(frozen=True)
+class Checkout:
+    """The code of a run in a folder."""
+
+    folders: Sequence[str]  # in which the modules are
+    masked: Sequence[str]  # the modules in whose copies a secret is masked
+    notes: Sequence[str]  # for the user
+
+
+def check_out(run: ComparedRun, folder: Path) -> Checkout:
     """Builds the code of a run, as it was when the run began, in a new folder, or uses an earlier checkout of it.
 
-    Returns the folders in which its modules are, and notes for the user. Raises ConfigError if the run kept no code, or
-    if the folder holds something else.
+    Raises ConfigError if the run kept no code, or if the folder holds something else.
     """
     code, mark = run.states[0].code, folder / CHECKOUT_MARK
     name = run.run_id or str(run.files.path)
@@ -43,8 +52,13 @@ def check_out(run: ComparedRun, folder: Path) -> tuple[list[str], list[str]]:
             notes.append(f"the commit {code.commit} is not here; the copies of the modules are used")
         folder.mkdir(parents=True, exist_ok=True)
         mark.write_text(name)
-    is_worktree = (folder / ".git").exists()
-    return list(dict.fromkeys(restore_modules(run, folder.absolute(), is_worktree, notes, is_earlier))), notes
+    masked: list[str] = []
+    folders = dict.fromkeys(restore_modules(run, folder.resolve(), is_earlier, masked))
+    if masked:
+        notes.append(
+            f"secrets are masked in {', '.join(masked)}; if they are needed, complete them and repeat the command"
+        )
+    return Checkout([*folders], masked, notes)
 
 
 def find_repository(commit: str) -> Path | None:
@@ -97,28 +111,33 @@ def apply_changes(run: ComparedRun, folder: Path, code: CodeRecord) -> Iterator[
         )
 
 
-def restore_modules(
-    run: ComparedRun, folder: Path, is_worktree: bool, notes: list[str], is_earlier: bool
-) -> Iterator[str]:
-    """Writes the modules whose content is another from their copies; yields the folders in which they are found."""
+def restore_modules(run: ComparedRun, folder: Path, is_earlier: bool, masked: list[str]) -> Iterator[str]:
+    """Writes the modules that differ from those of the run, from their copies, unless it `is_earlier` work.
+
+    Adds to `masked`, and yields the folders in which modules are found.
+    """
+    is_worktree = (folder / ".git").exists()
     for name, (_, content, inner) in sorted(run.states[0].code.modules.items()):
         path = inner if is_worktree and inner.endswith(name) else name
-        target = folder / path
+        target, copy, here = folder / path, run.files.kept_code(0) / name, Path(name)
         if not is_inside(folder, path):
             raise ConfigError(f"the record of the run names the module {path}, which is not in a folder")
         if not is_earlier and not has_content(target, content):
-            copy, here = run.files.kept_code(0) / name, Path(name)
             source = here if has_content(here, content) else copy
             target.parent.mkdir(parents=True, exist_ok=True)
-            if source.is_file() and not copy.is_symlink():
+            if source.is_file() and not source.is_symlink():
                 target.write_bytes(source.read_bytes())
-            if not has_content(target, content):
-                notes.append(f"{target}: a secret is masked in the copy, or it was left out; complete it")
-        yield str(folder / PurePosixPath(path).as_posix().removesuffix(name))
+        if copy.is_file() and not has_content(copy, content) and has_content(target, digest_content(copy)):
+            masked.append(name)
+        yield str(folder / path).removesuffix(name)
+
+
+def digest_content(path: Path) -> str:
+    return new_digest(path.read_bytes()).hexdigest()
 
 
 def has_content(path: Path, digest: str) -> bool:
-    return path.is_file() and new_digest(path.read_bytes()).hexdigest() == digest
+    return path.is_file() and digest_content(path) == digest
 
 
 def is_inside(folder: Path, path: str) -> bool:

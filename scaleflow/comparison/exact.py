@@ -22,8 +22,9 @@ from scaleflow.interfaces.trials import PARAM
 from scaleflow.runs import RunFolder
 from scaleflow.runs.code_digest import find_code
 from scaleflow.runs.code_record import VERSION
-from scaleflow.runs.provenance.collect import GitChanges, LaunchFacts, collect_changes, describe_module
+from scaleflow.runs.provenance.collect import LaunchFacts, describe_module, digest_changes
 from scaleflow.runs.provenance.differences import CATEGORIES, Difference, compare_data, compare_launch, list_unknown
+from scaleflow.runs.provenance.git import GONE, list_changes_since
 from scaleflow.runs.provenance.machine import list_relevant_variables
 from scaleflow.runs.provenance.record import CodeRecord, Provenance
 from scaleflow.sweep.ledger import IGNORED_SECTIONS, MODEL_KEYS
@@ -86,12 +87,17 @@ def describe_here(plan: Plan, run: ComparedRun) -> Provenance:
     """Returns what a run with this plan would be made of here, now."""
     facts, code = LaunchFacts(), find_code(plan.config, plan.search)
     git = facts.read_git()
-    modules = {name: describe_module(file, git) for name, file in code.items()}
-    needs_changes = git is not None and any(state.code.is_kept for state in run.states)
-    changes = collect_changes(git) if git is not None and needs_changes else GitChanges()
-    record = CodeRecord(needs_changes, VERSION, modules, changed=changes.digests)
+    first = run.states[0].code
+    record = CodeRecord(first.is_kept, VERSION, {name: describe_module(file, git) for name, file in code.items()})
+    changed = list_changes_since(git, first.commit) if git is not None and first.is_kept else None
+    if git is not None and changed is not None:  # also if there is another commit now
+        known = {path: "changed" if (git.root / path).exists() else GONE for path in first.changed}
+        digests = digest_changes(replace(git, changed={**changed, **known}))
+        record = replace(record, commit=first.commit, changed=digests)
+    elif git is not None:
+        record = replace(record, commit=git.commit)
     return Provenance(
-        code=replace(record, commit=git.commit, branch=git.branch, origin=git.origin) if git else record,
+        code=record,
         packages={name: each.identity for name, each in facts.packages.items()},
         editable={name: each.path for name, each in facts.packages.items() if each.path},
         machine=facts.machine,
@@ -100,13 +106,16 @@ def describe_here(plan: Plan, run: ComparedRun) -> Provenance:
     )
 
 
-def compare_with_here(run: ComparedRun, here: Provenance) -> dict[str, list[Difference]]:
-    """Returns the differences by category. A run that was resumed with something else differs from its own begin."""
+def compare_with_here(run: ComparedRun, here: Provenance, masked: Sequence[str] = ()) -> dict[str, list[Difference]]:
+    """Returns the differences by category. A run that was resumed with something else differs from its own begin.
+
+    `masked` are modules in whose copies only a secret is another, which does not matter.
+    """
     found: dict[str, list[Difference]] = {category: [] for category in CATEGORIES}
     for state in run.states:
         since = f", since its resume {state.resume}," if state.resume else ""
         for each in (*compare_launch(state, here), *compare_data(state.data, here.data)):
-            named = replace(each, name=f"{each.name}{since}")
+            named = replace(each, name=f"{each.name}{since}", matters=each.matters and each.name not in masked)
             if named not in found[each.category]:
                 found[each.category].append(named)
     return found

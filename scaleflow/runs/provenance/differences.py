@@ -17,6 +17,9 @@ CATEGORIES = ("code", "packages", "data", "machine")
 #: The name of the difference between two commits.
 COMMIT = "commit"
 
+#: What a file is like that differs from the commit in another run only.
+AS_COMMITTED = "as committed"
+
 #: A digest or commit is shown with so many letters.
 SHOWN = 12
 
@@ -64,20 +67,18 @@ def compare_launch(before: Provenance, now: Provenance) -> list[Difference]:
 def compare_code(before: CodeRecord, now: CodeRecord) -> Iterator[Difference]:
     """Yields the differences in modules, which matter, and in the commit and other files, which do not."""
     for name in sorted({*before.modules, *now.modules}):
-        old, new = before.modules.get(name), now.modules.get(name)
-        if old is None or new is None:
-            yield Difference("code", name, old[0][:SHOWN] if old else None, new[0][:SHOWN] if new else None)
-        elif old[1] != new[1]:
+        old, new = before.modules.get(name, ("", "", "")), now.modules.get(name, ("", "", ""))
+        if old[1] != new[1]:
             is_same = before.version == now.version and old[0] == new[0]
-            yield Difference("code", name, old[1][:SHOWN], new[1][:SHOWN], matters=not is_same)
+            yield Difference("code", name, old[1][:SHOWN] or None, new[1][:SHOWN] or None, matters=not is_same)
     if before.commit != now.commit:
         yield Difference("code", COMMIT, before.commit[:SHOWN], now.commit[:SHOWN], matters=False)
-    if before.is_kept and now.is_kept:
+    elif before.is_kept and now.is_kept:
         modules = {module[2] for module in (*before.modules.values(), *now.modules.values())}
-        old, new = (
-            {path: each[path] for path in each if path not in modules} for each in (before.changed, now.changed)
-        )
-        yield from name_changes("code", old, new, matters=False)
+        for path in sorted({*before.changed, *now.changed} - modules):
+            states = [each.changed.get(path, AS_COMMITTED).rpartition(":")[2][:SHOWN] for each in (before, now)]
+            if states[0] != states[1]:
+                yield Difference("code", path, states[0], states[1], matters=False)
 
 
 def compare_packages(before: Provenance, now: Provenance) -> Iterator[Difference]:
@@ -100,16 +101,14 @@ def compare_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diff
     has_files = "files" in before and "files" in now
     old, new = (name_files(each["files"]) if has_files else {} for each in (before, now))
     splits = list_split_changes(before.get("splits", {}), now.get("splits", before.get("splits", {})))
-    return [*name_changes("data", old, new), *(Difference("data", text, "", "") for text in splits)]
+    return [*name_changes(old, new), *(Difference("data", text, "", "") for text in splits)]
 
 
-def name_changes(
-    category: str, before: Mapping[str, str], now: Mapping[str, str], matters: bool = True
-) -> Iterator[Difference]:
-    """Yields the files whose digests differ, if they cover the same."""
+def name_changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Difference]:
+    """Yields the files of the data whose digests differ, if they cover the same."""
     for path in find_changed_files(before, now):
         old, new = (None if path not in each else each[path].rpartition(":")[2][:SHOWN] for each in (before, now))
-        yield Difference(category, path, old, new, matters)
+        yield Difference("data", path, old, new)
 
 
 def name_files(files: Mapping[str, Sequence[Any]]) -> dict[str, str]:

@@ -130,6 +130,15 @@ def is_output(path: str) -> bool:
     return (path.endswith(NO_DATA_SUFFIXES) and not is_code) or not set(NO_DATA).isdisjoint(path.split("/"))
 
 
+def list_changes_since(state: GitState, commit: str) -> dict[str, str] | None:
+    """Returns the files that differ from another commit, as `GitState.changed` does; None if it is not known here."""
+    try:
+        names = run_git(state.root, "diff", "--name-only", "--no-renames", "-z", commit).split("\0")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return dict.fromkeys(filter(None, names), "changed") | dict(state.changed)
+
+
 def list_new_files(root: Path, entries: Sequence[str]) -> Iterator[str]:
     """Yields new files, of entries of git's status: folders end with a `/`, and may hold ignored files and runs."""
     yield from (entry for entry in entries if not entry.endswith("/"))
