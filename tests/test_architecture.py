@@ -295,7 +295,7 @@ def test_a_config_group_has_a_subpackage_and_a_tests_folder(group: str) -> None:
 
 
 def test_every_group_is_known_to_these_rules() -> None:
-    assert set(GROUP_PACKAGES) == {*WORKER_GROUPS, "tracking", "profiler", "cluster"}
+    assert set(GROUP_PACKAGES) == {*WORKER_GROUPS, "tracking", "profiler", "cluster", "evaluation"}
 
 
 def test_the_packages_listed_are_those_on_disk() -> None:

@@ -87,6 +87,20 @@ class Profiler:
 
 
 @dataclass(frozen=True)
+class EvaluationOptions:
+    """`evaluation`: what is made of the predictions for the test split, or without one, for the validation split.
+
+    Attributes:
+        name: `default` keeps the predictions and makes a report of them; `none` makes nothing. Default `default`.
+        id: a column that identifies examples, which kept predictions copy: of a table any column of its files, of
+            another dataset an input with one value. Default null: the file and the row.
+    """
+
+    name: Literal["default", "none"] = "default"
+    id: str | None = None
+
+
+@dataclass(frozen=True)
 class Tracking:
     """`tracking`: where the run is recorded.
 

@@ -65,6 +65,7 @@ class RunFolder:
     checkpoints = FolderEntry("checkpoints")  # their folder, unless `checkpoint.folder` names another one
     profile = FolderEntry("profile")  # the folder of traces and of their analysis
     plots = FolderEntry("plots")
+    evaluation = FolderEntry("evaluation")  # the folder of kept predictions, and of the report made of them
     learning_rates = FolderEntry("learning_rates.csv")  # the loss at each learning rate of a test
     batch_sizes = FolderEntry(
         "batch_sizes.csv"

@@ -47,6 +47,7 @@ from scaleflow.worker.evaluate import evaluate_model
 from scaleflow.worker.evaluator import EvaluationRelay, run_evaluator
 from scaleflow.worker.export import export_model
 from scaleflow.worker.failures import format_failure, is_loss_of_peer, report_failure
+from scaleflow.worker.kept_predictions import keep_predictions
 from scaleflow.worker.metadata import report_confusion, report_metadata
 from scaleflow.worker.startup_timer import StartupTimer
 from scaleflow.worker.trials import BatchSizeTrial, RateTrial, make_trial
@@ -375,6 +376,10 @@ def train_and_export(
         emit(RunEnded("KILLED", f"{why}stopped at step {result.steps}"))
         worker_sync.leave()
         return
+    if setup.kept is not None:
+        emit(StageBegan("keeping the predictions"))
+        splits = setup.facts.learned.splits
+        keep_predictions(setup.kept, spec.files.evaluation, worker_sync, spec.worker, splits, emit)
     emit(StageBegan("exporting the model"))
     if spec.records:
         evaluated = {"validation": setup.feeds.validation, "test": setup.feeds.test}
