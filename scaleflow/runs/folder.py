@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from filelock import FileLock, Timeout
 
@@ -41,6 +41,9 @@ class FolderEntry:
 @dataclass(frozen=True)
 class RunFolder:
     """The files in the folder `path` of a run, or of a sweep."""
+
+    #: The names of files by which the folder of a run, also of one that begins, or of a sweep is known
+    MARKS: ClassVar = frozenset({"events.jsonl", "record.lock", "sweep.lock", "sweep.json"})
 
     path: Path
 

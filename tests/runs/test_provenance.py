@@ -330,9 +330,9 @@ def of_code(**values: Any) -> Provenance:
     ("now", "found"),
     [
         (FIRST, {}),
-        (of_code(modules={**CODE.modules, "a.py": ["c3", "t3", ""]}), {"a.py t2 -> t3": True}),
-        (of_code(modules={**CODE.modules, "a.py": ["c2", "t3", ""]}), {"a.py t2 -> t3": False}),
-        (of_code(modules={**CODE.modules, "a.py": ["c2", "t3", ""]}, version="2"), {"a.py t2 -> t3": True}),
+        (of_code(modules={**CODE.modules, "a.py": ["c3", "t3", ""]}), {"a.py changed": True}),
+        (of_code(modules={**CODE.modules, "a.py": ["c2", "t3", ""]}), {"a.py changed": False}),
+        (of_code(modules={**CODE.modules, "a.py": ["c2", "t3", ""]}, version="2"), {"a.py changed": True}),
         (of_code(modules={"nets.py": CODE.modules["nets.py"]}), {"a.py is gone": True}),
         (of_code(commit="bbb"), {"commit aaa -> bbb": False}),
         (of_code(changed={"nets.py": "all:1", "x.md": "all:2"}), {"x.md is new": False}),

@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 #: MLflow's tag of a child run.
 PARENT = "mlflow.parentRunId"
 
+#: The tag with the digest of the weights of the model that the run has exported.
+WEIGHTS = "scaleflow.weights"
+
 EVENTS_A_PASS = 500
 
 #: Failures after which a file is put aside, if the store takes other things. Later events are then sent without it.
@@ -337,6 +340,7 @@ class EventTransfer:
                 self._log_setting(event)
             case ModelExported():
                 self._tracker.log_model(self._locate(event.path), event.step)
+                self._tracker.set_tags({WEIGHTS: event.weights} if event.weights else {})
 
     def _take(self, offset: int) -> None:
         if offset != self.taken:

@@ -153,8 +153,17 @@ def keep_modules(code: Mapping[str, CodeFile], folder: Path) -> dict[str, str]:
 
 
 def collect_changes(state: GitState) -> GitChanges:
-    """Returns the uncommitted changes. The digests are of the smallest files; of the others only their names and sizes
-    count, together.
+    """Returns the uncommitted changes."""
+    digests = digest_changes(state)
+    try:
+        return GitChanges(digests, *make_patch(state))
+    except (OSError, subprocess.SubprocessError) as error:
+        return GitChanges(digests, "", {"changes.patch": f"git failed: {type(error).__name__}"})
+
+
+def digest_changes(state: GitState) -> dict[str, str]:
+    """Returns the digests of the changed files that are the smallest; of the others only their names and sizes count,
+    together.
     """
     sizes = {}
     for path, how in ((path, how) for path, how in state.changed.items() if not is_secret_file(path)):
@@ -170,7 +179,4 @@ def collect_changes(state: GitState) -> GitChanges:
     if others := {path: size for path, size in sizes.items() if path not in digests}:
         names = new_digest(repr(sorted(others.items())).encode()).hexdigest()
         digests[f"{len(others):,} more files of {sum(others.values()):,} bytes"] = f"names:{names}"
-    try:
-        return GitChanges(digests, *make_patch(state))
-    except (OSError, subprocess.SubprocessError) as error:
-        return GitChanges(digests, "", {"changes.patch": f"git failed: {type(error).__name__}"})
+    return digests

@@ -14,6 +14,12 @@ from scaleflow.runs.split_digest import list_split_changes
 #: What can differ, in the order in which it is listed.
 CATEGORIES = ("code", "packages", "data", "machine")
 
+#: The name of the difference between two commits.
+COMMIT = "commit"
+
+#: What a file is like that differs from the commit in another run only.
+AS_COMMITTED = "as committed"
+
 #: A digest or commit is shown with so many letters.
 SHOWN = 12
 
@@ -25,7 +31,7 @@ class Difference:
     Attributes:
         category: one of `CATEGORIES`.
         name: of a file, a package, a split or a part of the machine.
-        before, now: its version, value or digest; None: it is not there.
+        before, now: its version, value or digest; None: it is not there; empty: `name` says what differs.
         matters: whether it can change the results.
     """
 
@@ -38,7 +44,9 @@ class Difference:
     def __str__(self) -> str:
         if self.before is None or self.now is None:
             return f"{self.name} is {'new' if self.before is None else 'gone'}"
-        return f"{self.name} {self.before} -> {self.now}" if self.before + self.now else self.name
+        if self.category in ("packages", "machine") or self.name == COMMIT:
+            return f"{self.name} {self.before or 'none'} -> {self.now or 'none'}"
+        return f"{self.name} changed" if self.before + self.now else self.name
 
 
 def list_unknown(state: Provenance) -> list[str]:
@@ -59,20 +67,18 @@ def compare_launch(before: Provenance, now: Provenance) -> list[Difference]:
 def compare_code(before: CodeRecord, now: CodeRecord) -> Iterator[Difference]:
     """Yields the differences in modules, which matter, and in the commit and other files, which do not."""
     for name in sorted({*before.modules, *now.modules}):
-        old, new = before.modules.get(name), now.modules.get(name)
-        if old is None or new is None:
-            yield Difference("code", name, old[0][:SHOWN] if old else None, new[0][:SHOWN] if new else None)
-        elif old[1] != new[1]:
+        old, new = before.modules.get(name, ("", "", "")), now.modules.get(name, ("", "", ""))
+        if old[1] != new[1]:
             is_same = before.version == now.version and old[0] == new[0]
-            yield Difference("code", name, old[1][:SHOWN], new[1][:SHOWN], matters=not is_same)
+            yield Difference("code", name, old[1][:SHOWN] or None, new[1][:SHOWN] or None, matters=not is_same)
     if before.commit != now.commit:
-        yield Difference("code", "commit", before.commit[:SHOWN], now.commit[:SHOWN], matters=False)
-    if before.is_kept and now.is_kept:
+        yield Difference("code", COMMIT, before.commit[:SHOWN], now.commit[:SHOWN], matters=False)
+    elif before.is_kept and now.is_kept:
         modules = {module[2] for module in (*before.modules.values(), *now.modules.values())}
-        others = [{path: each[path] for path in each if path not in modules} for each in (before.changed, now.changed)]
-        for path, how in find_changed_files(*others).items():
-            words = {"new": (None, "new"), "gone": ("", None)}.get(how, ("", ""))
-            yield Difference("code", f"{path} {how}" if how == "changed" else path, *words, matters=False)
+        for path in sorted({*before.changed, *now.changed} - modules):
+            states = [each.changed.get(path, AS_COMMITTED).rpartition(":")[2][:SHOWN] for each in (before, now)]
+            if states[0] != states[1]:
+                yield Difference("code", path, states[0], states[1], matters=False)
 
 
 def compare_packages(before: Provenance, now: Provenance) -> Iterator[Difference]:
@@ -92,14 +98,17 @@ def compare_packages(before: Provenance, now: Provenance) -> Iterator[Difference
 
 def compare_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """Returns the differences in the files of the data, whose folder does not count, and in its splits."""
-    files = find_changed_files(name_files(before.get("files", {})), name_files(now.get("files", {})))
-    found = [
-        Difference("data", path if how != "changed" else f"{path} changed", *words)
-        for path, how in files.items()
-        for words in [{"new": (None, "new"), "gone": ("", None)}.get(how, ("", ""))]
-    ]
+    has_files = "files" in before and "files" in now
+    old, new = (name_files(each["files"]) if has_files else {} for each in (before, now))
     splits = list_split_changes(before.get("splits", {}), now.get("splits", before.get("splits", {})))
-    return [*found, *(Difference("data", text, "", "") for text in splits)]
+    return [*name_changes(old, new), *(Difference("data", text, "", "") for text in splits)]
+
+
+def name_changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Difference]:
+    """Yields the files of the data whose digests differ, if they cover the same."""
+    for path in find_changed_files(before, now):
+        old, new = (None if path not in each else each[path].rpartition(":")[2][:SHOWN] for each in (before, now))
+        yield Difference("data", path, old, new)
 
 
 def name_files(files: Mapping[str, Sequence[Any]]) -> dict[str, str]:

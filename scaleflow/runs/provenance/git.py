@@ -43,6 +43,9 @@ OPTIONS = (
 
 GONE = "gone"
 
+#: A file in a folder with the code of an earlier run (`rerun --checkout`).
+CHECKOUT_MARK = ".scaleflow-checkout"
+
 
 @dataclass(frozen=True)
 class GitState:
@@ -127,13 +130,22 @@ def is_output(path: str) -> bool:
     return (path.endswith(NO_DATA_SUFFIXES) and not is_code) or not set(NO_DATA).isdisjoint(path.split("/"))
 
 
+def list_changes_since(state: GitState, commit: str) -> dict[str, str] | None:
+    """Returns the files that differ from another commit, as `GitState.changed` does; None if it is not known here."""
+    try:
+        names = run_git(state.root, "diff", "--name-only", "--no-renames", "-z", commit).split("\0")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return dict.fromkeys(filter(None, names), "changed") | dict(state.changed)
+
+
 def list_new_files(root: Path, entries: Sequence[str]) -> Iterator[str]:
     """Yields new files, of entries of git's status: folders end with a `/`, and may hold ignored files and runs."""
     yield from (entry for entry in entries if not entry.endswith("/"))
     found: list[str] = []
     for folder in (entry for entry in entries if entry.endswith("/")):
         for base, folders, names in walk_outside_runs(str(root / folder), follows_links=False):
-            if {".git", "pyvenv.cfg"} & {*folders, *names}:  # another repository; an environment
+            if {".git", "pyvenv.cfg", CHECKOUT_MARK} & {*folders, *names}:  # another repository; an environment
                 folders.clear()
                 continue
             folders[:] = [name for name in folders if name not in NO_DATA]

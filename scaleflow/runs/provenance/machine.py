@@ -51,7 +51,7 @@ class Package:
     @property
     def identity(self) -> str:
         """The version, with the commit if there is one."""
-        return f"{self.version} ({self.source.rpartition('@')[2]})" if self.source else self.version
+        return f"{self.version} ({self.source.rpartition('@')[2][:12]})" if self.source else self.version
 
     @property
     def requirement(self) -> str:
