@@ -115,17 +115,17 @@ def find_metric(described: Outputs, name: str, key: str) -> Target:
 def find_keras_class(module: Any, base: type, name: str) -> str | None:
     """Returns the class of a module of Keras that a name means in any of Keras's forms; None if there is none."""
     plain = plain_name(ABBREVIATIONS.get(name.lower(), name))
-    return next((each for each in list_classes(module, base) if plain_name(each) == plain), None)
+    return next((each for each in list_keras_classes(module, base) if plain_name(each) == plain), None)
 
 
-def list_classes(module: Any, base: type) -> list[str]:
+def list_keras_classes(module: Any, base: type) -> list[str]:
     found = inspect.getmembers(module, lambda each: inspect.isclass(each) and issubclass(each, base))
     return [name for name, each in found if each is not base]
 
 
 def unknown_name(start: str, module: Any, base: type, name: str, known: list[str]) -> ConfigError:
     """Returns the refusal of a name: with the most similar one, the short names, and where Keras's are."""
-    classes = list_classes(module, base)
+    classes = list_keras_classes(module, base)
     similar = find_similar(name, known) or find_similar(name, [*known, *ABBREVIATIONS, *classes])
     hint = f"; did you mean {similar}?" if similar else ""
     short = f"{', '.join(known)}, or " if known else ""
