@@ -375,8 +375,7 @@ def compose_once() -> None:
 def remember_configs() -> None:
     """Lets Hydra read each YAML file of `conf/`, and merge those of the same options, once in a process and its forks.
 
-    That is two thirds of the time in which it composes a config. Keys are overridden each time, and configs from other
-    places are composed as always.
+    That is two thirds of the time in which it composes a config. Keys are overridden each time.
     """
     from hydra._internal import config_loader_impl
     from hydra._internal.defaults_list import DefaultsList, Overrides
@@ -391,12 +390,15 @@ def remember_configs() -> None:
     known: dict[Any, Any] = {}
 
     def remember(key: Any, make: Callable[[], Any], sources: Sequence[Any] = ()) -> Any:
-        if any(source.scheme() not in ("pkg", "structured") for source in sources):
-            return make()
-        key = (key, *((source.provider, source.path) for source in sources))
+        key = (key, *((source.provider, source.path, *list_files(source)) for source in sources))
         if key not in known:
             known[key] = make()
         return known[key]
+
+    def list_files(source: Any) -> list[tuple[str, int, int]]:
+        """The files of a folder that is not the package's, with what changes when they do."""
+        paths = Path(source.path).rglob("*.yaml") if source.scheme() == "file" else ()
+        return [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
 
     def load_config(source: Any, config_path: str) -> Any:
         key = source.provider, source.path, config_path
