@@ -9,7 +9,15 @@ from dataclasses import replace
 
 from scaleflow.cluster.members import find_unreachable
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces.events import Event, RunEnded, RunRefused, SystemMetrics
+from scaleflow.interfaces.events import (
+    ConfusionWritten,
+    Event,
+    ModelExported,
+    RunEnded,
+    RunReady,
+    RunRefused,
+    SystemMetrics,
+)
 from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.processes.stop import StopRequest
@@ -84,6 +92,8 @@ class RunMonitor:
     def _apply(self, event: Event) -> None:
         if not isinstance(event, SystemMetrics):  # these come from the launcher itself
             self.heard_at = time.monotonic()
+        if isinstance(event, RunReady | ConfusionWritten | ModelExported):  # these take long to record
+            self.recorder.wake()
         waiting = self.state.waiting
         self.state.apply(event)
         if self.state.waiting is not waiting:
