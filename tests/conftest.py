@@ -26,6 +26,7 @@ from scaleflow.config.words import quote_nan_option
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.processes.handover import SERVER_ENV, WARM_ENV
+from scaleflow.warm.server import keep_config_files
 from tests.object_store import serve_store
 from tests.processes import (
     ADDRESS,
@@ -33,7 +34,6 @@ from tests.processes import (
     CommandProcess,
     call,
     empty_store_of,
-    keep_config_files,
     run_server,
     server,
 )

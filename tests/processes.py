@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import copy
 import functools
 import importlib
 import json
@@ -314,6 +313,7 @@ def load_work(path: Path) -> Any:
 def become_command(module: str, words: Sequence[str]) -> NoReturn:
     """Runs `python -m MODULE WORDS...`, and ends as Python does."""
     sys.argv = [module, *words]
+    sys.modules.pop("scaleflow.__main__", None)  # the warm server's, about which `runpy` would warn
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
@@ -355,40 +355,11 @@ def serve() -> None:
     listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     import_all()
-    compose_once()
     importlib.import_module("tests.conftest")  # with pytest, which modules of tests import
     use_empty_store(Path(sys.argv[2]))
     gc.freeze()
     ForkServer(listener, int(sys.argv[1])).run()
     os._exit(0)
-
-
-def compose_once() -> None:
-    """Composes the config, so that the files and the grammars of Hydra are there before the fork."""
-    from hydra import compose, initialize_config_module
-
-    keep_config_files()
-    with initialize_config_module("scaleflow.conf", version_base="1.3"):
-        compose("config")
-
-
-def keep_config_files() -> None:
-    """Reads each YAML file of `conf/` once. Reading them takes half of the time in which Hydra composes a config."""
-    from hydra._internal.sources_registry import SourcesRegistry
-    from hydra.core.plugins import Plugins
-
-    Plugins.instance()  # imports each source's module a second time, so its class is only found like this:
-    source_class = SourcesRegistry.instance().resolve("pkg")
-    read = source_class.load_config
-    known: dict[tuple[str, str, str], Any] = {}
-
-    def load_config(source: Any, config_path: str) -> Any:
-        key = source.provider, source.path, config_path
-        if key not in known:
-            known[key] = read(source, config_path)
-        return copy.deepcopy(known[key])
-
-    source_class.load_config = load_config
 
 
 def use_empty_store(path: Path) -> None:
