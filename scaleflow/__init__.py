@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scaleflow.api import Result, RunFailed, compose, run
+    from scaleflow.comparison.runs import compare_runs
     from scaleflow.errors import ConfigError
     from scaleflow.runs.user_metrics import log_metric
 
 __version__ = "0.1.0"
 
-__all__ = ["ConfigError", "Result", "RunFailed", "__version__", "compose", "log_metric", "run"]
+__all__ = ["ConfigError", "Result", "RunFailed", "__version__", "compare_runs", "compose", "log_metric", "run"]
 
 _PLACES = {
     "ConfigError": "scaleflow.errors",
     "Result": "scaleflow.api",
     "RunFailed": "scaleflow.api",
+    "compare_runs": "scaleflow.comparison.runs",
     "compose": "scaleflow.api",
     "log_metric": "scaleflow.runs.user_metrics",
     "run": "scaleflow.api",

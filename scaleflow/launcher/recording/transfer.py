@@ -182,7 +182,7 @@ class EventTransfer:
                 self._tracker.adopt(self._record["run_id"])
         except RunMissing as missing:
             folder = os.path.relpath(self._files.path)
-            raise RunMissing(
+            raise type(missing)(
                 f"{missing}; {name_command('sync')} {folder} --again records it again, as a new run"
             ) from missing
         if not self.has_run and "adopts" in self._record:  # an earlier command began to adopt a run, and died
