@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
-from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
@@ -16,13 +15,20 @@ from scaleflow.comparison.results import NOT_KNOWN, MetricDifference
 from scaleflow.comparison.runs import Comparison
 from scaleflow.comparison.verdict import describe_verdict
 from scaleflow.interfaces.formatting import format_number
+from scaleflow.launcher.answer import to_printable
 from scaleflow.runs.provenance.differences import CATEGORIES, COMMIT, Difference
 
 #: A value is cut after so many letters, and a list in the terminal after so many rows.
 MOST_LETTERS, MOST_ROWS = 120, 40
 
-#: The width of the HTML page in letters.
-PAGE_WIDTH = 160
+#: A diff in the terminal is cut after so many lines.
+MOST_LINES = 200
+
+#: Of the metrics of speed and memory, the terminal shows these.
+SHOWN_SPEED = ("perf/examples_per_second", "perf/seconds_to_first_step", "perf/peak_host_mb", "perf/peak_device_mb")
+
+#: The width of the HTML page, and of output that is no terminal, in letters.
+PAGE_WIDTH, PIPE_WIDTH = 140, 120
 
 #: It loads nothing, and follows the theme of the browser.
 PAGE = """<!DOCTYPE html>
@@ -36,7 +42,7 @@ pre {{ font-family: ui-monospace, Menlo, Consolas, monospace; line-height: 1.35;
 
 
 def print_comparison(comparison: Comparison, stream: TextIO) -> None:
-    console = Console(file=stream, soft_wrap=False, highlight=False)
+    console = Console(file=stream, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
     for part in render(comparison, MOST_ROWS):
         console.print(part)
 
@@ -61,8 +67,8 @@ def to_values(comparison: Comparison) -> dict[str, Any]:
 def render(comparison: Comparison, most: int | None) -> Iterator[RenderableType]:
     """Yields the parts of the report. Tables have `most` rows; None: all."""
     head = Table.grid(padding=(0, 2))
-    head.add_row("first", Text(comparison.first, overflow="fold"))
-    head.add_row("second", Text(comparison.second, overflow="fold"))
+    head.add_row("first", Text(to_printable(comparison.first), overflow="fold"))
+    head.add_row("second", Text(to_printable(comparison.second), overflow="fold"))
     yield head
     rows = [[key, shorten(before), shorten(now)] for key, (before, now) in comparison.config.items()]
     yield from make_section("config", ["key", "first", "second"], rows, most)
@@ -75,11 +81,12 @@ def render(comparison: Comparison, most: int | None) -> Iterator[RenderableType]
             rows = [[each.name, describe_change(each)] for each in differences]
             yield from make_section(category, ["file", "what"], rows, most)
             for text in comparison.code_diff.values():
-                yield Syntax(text.rstrip("\n"), "diff", theme="ansi_light", background_color="default", word_wrap=True)
+                yield color_diff(text.splitlines(), most and MOST_LINES)
         else:
             rows = [[each.name, shorten(each.before), shorten(each.now)] for each in differences]
             yield from make_section(category, ["what", "first", "second"], rows, most)
-    rows = [render_metric(each) for each in comparison.results]
+    metrics = [each for each in comparison.results if not each.name.startswith("perf/") or each.name in SHOWN_SPEED]
+    rows = [render_metric(each) for each in (metrics if most else comparison.results)]
     yield from make_section("results", ["metric", "first", "second", "difference", "more than noise"], rows, most)
     yield Text(f"\nreproduced: {describe_verdict(comparison.verdict)}")
 
@@ -88,15 +95,27 @@ def make_section(
     title: str, head: Sequence[str], rows: Sequence[Sequence[str]], most: int | None
 ) -> Iterator[RenderableType]:
     """Yields a title, and a table unless nothing differs."""
+    yield Text(f"\n{title}{'' if rows else ': the same'}", style="bold" if rows else "")
     if not rows:
-        yield Text(f"\n{title}: the same")
         return
-    table = Table(*head, title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for number, name in enumerate(head):
+        table.add_column(name, no_wrap=number == 0 and most is not None, overflow="ellipsis")
     for row in rows[:most]:
-        table.add_row(*(Text(cell, overflow="fold") for cell in row))
+        table.add_row(*(Text(to_printable(cell), overflow="fold") for cell in row))
     yield table
     if most is not None and len(rows) > most:
         yield Text(f"and {len(rows) - most} more; --html FILE and --json have all")
+
+
+def color_diff(lines: Sequence[str], most: int | None) -> Text:
+    """Returns a unified diff, cut after `most` lines, as what the colors say its first letters say, too."""
+    colors = {"+": "#3f9f50", "-": "#d05050", "@": "#3f9fb0"}  # readable on white and on black
+    shown = [(f"{to_printable(line)}\n", colors.get(line[:1], "")) for line in lines[:most]]
+    more = [f"and {len(lines) - most} more lines\n"] if most is not None and len(lines) > most else []
+    text = Text.assemble(*shown, *more)
+    text.rstrip()
+    return text
 
 
 def describe_change(each: Difference) -> str:

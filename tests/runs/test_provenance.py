@@ -340,7 +340,7 @@ def of_code(**values: Any) -> Provenance:
         (replace(FIRST, packages={**FIRST.packages, "own": "1 (def)"}), {"own 1 (abc) -> 1 (def)": False}),
         (replace(FIRST, packages={**FIRST.packages, "own": "2 (abc)"}), {"own 1 (abc) -> 2 (abc)": True}),
         (replace(FIRST, packages={**FIRST.packages, "b": "1"}), {"b is new": True}),
-        (replace(FIRST, machine={"CPU": "y"}, variables={}), {"CPU x -> y": True, "XLA_FLAGS is gone": True}),
+        (replace(FIRST, machine={"CPU": "y"}, variables={}), {"CPU x -> y": True, "XLA_FLAGS --x -> none": True}),
         (replace(FIRST, packages={}, machine={}, code=CodeRecord()), {}),
     ],
 )

@@ -42,11 +42,11 @@ class Difference:
     matters: bool = True
 
     def __str__(self) -> str:
-        if self.before is None or self.now is None:
+        if self.category != "machine" and (self.before is None or self.now is None):
             return f"{self.name} is {'new' if self.before is None else 'gone'}"
         if self.category in ("packages", "machine") or self.name == COMMIT:
             return f"{self.name} {self.before or 'none'} -> {self.now or 'none'}"
-        return f"{self.name} changed" if self.before + self.now else self.name
+        return f"{self.name} changed" if self.before or self.now else self.name
 
 
 def list_unknown(state: Provenance) -> list[str]:
