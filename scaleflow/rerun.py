@@ -30,9 +30,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from scaleflow.__main__ import entry
 from scaleflow.api import launch_config
 from scaleflow.commands.frame import run_command
-from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import make_run_parser, parse_command
 from scaleflow.config.compose import ComposedConfig, resolve_config
 from scaleflow.config.from_mlflow import find_config_dirs, find_store_options, reuse_config
@@ -159,4 +159,4 @@ def read_digests(run: Any) -> SplitDigests:
 
 
 if __name__ == "__main__":
-    end_with(main)
+    entry("rerun")
