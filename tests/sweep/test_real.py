@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 import pytest
 
 from scaleflow.interfaces.secret_masking import MASK
+from scaleflow.runs import RunFolder
+from scaleflow.runs.provenance.record import read_states
 from tests.conftest import Command
 from tests.launcher.test_supervisor import processes, wait_for
 from tests.processes import NEW_STORE, ROOT, CommandProcess
@@ -68,6 +71,9 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(command: Command) -> None:
     assert described.startswith("no best job: no finished job has sweep.metric=val/loss; the metrics are test/loss")
     assert described.count("| FINISHED") == 2
     assert json.loads(parent.data.tags["mlflow.loggedArtifacts"]) == [{"path": "report.json", "type": "table"}]
+    states = [read_states(RunFolder(command.folder / "s" / name))[0] for name in "01"]
+    assert states[0] == replace(states[1], data=states[0].data), "all jobs are made of the same"
+    assert states[0].variables["TF_NUM_INTRAOP_THREADS"] == "1"
     losses = [float(row["test/loss"]) for row in rows]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)  # the same batches
 

@@ -87,7 +87,8 @@ def record_provenance(spec: RunSpec, facts: LaunchFacts) -> None:
     files.environment.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()))
     changes = facts.read_changes(key, git) if plan.tracking.code else GitChanges()
     now = collect_launch(spec, facts, code, git, changes)
-    if now.resume and (earlier := read_states(files)) and not compare_launch(earlier[-1], now):
+    earlier = read_states(files) if now.resume else []
+    if earlier and not any(each.matters for each in compare_launch(earlier[-1], now)):
         return
     files.provenance_folder.mkdir(exist_ok=True)
     left_out = keep_modules(code, files.kept_code(now.resume)) if plan.tracking.code else {}
