@@ -59,6 +59,9 @@ EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 #: Part of a link to MLflow's UI, which otherwise opens in a view for language models.
 UI_QUERY = "workflowType=machine_learning"
 
+#: The tag of a sweep's run: the keys that vary.
+SWEPT = "scaleflow.swept"
+
 #: A name that MLflow generated, such as bold-ant-123.
 GENERATED_NAME = re.compile(r"[a-z]+-[a-z]+-\d{1,4}")
 
