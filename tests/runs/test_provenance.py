@@ -31,7 +31,7 @@ from scaleflow.runs.provenance.record import (
     write_data_state,
     write_launch_state,
 )
-from scaleflow.runs.provenance.tags import command_line, find_script, make_git_tags, read_tags, write_tags
+from scaleflow.runs.provenance.tags import command_line, find_script, make_git_tags, read_run_tags, write_run_tags
 
 OWN = (
     *("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "-c", "init.defaultBranch=trunk"),
@@ -236,19 +236,19 @@ def test_a_script_is_the_source(words: list[str], script: str | None) -> None:
 
 
 def test_tags_are_kept_once_with_what_is_added(repository: Path) -> None:
-    assert read_tags(repository) == {}
-    write_tags(repository, LaunchFacts().make_tags() | {"scaleflow.rerun_of": "abc"})
-    kept = read_tags(repository)
+    assert read_run_tags(repository) == {}
+    write_run_tags(repository, LaunchFacts().make_run_tags() | {"scaleflow.rerun_of": "abc"})
+    kept = read_run_tags(repository)
     assert kept["scaleflow.rerun_of"] == "abc"
     assert kept["scaleflow.version.python"] == sys.version.split()[0]
     assert {f"scaleflow.version.{name}" for name in ("scaleflow", "tensorflow", "keras", "mlflow")} <= set(kept)
     assert {"scaleflow.host", "scaleflow.command"} <= set(kept)
-    write_tags(repository, {"scaleflow.rerun_of": "another"})
-    assert read_tags(repository) == kept
+    write_run_tags(repository, {"scaleflow.rerun_of": "another"})
+    assert read_run_tags(repository) == kept
     RunFolder(repository).provenance.write_text("{half")
-    assert read_tags(repository) == {}
+    assert read_run_tags(repository) == {}
     RunFolder(repository).provenance.write_text(json.dumps([1]))
-    assert read_tags(repository) == {}
+    assert read_run_tags(repository) == {}
 
 
 def test_packages_have_the_versions_of_their_metadata_and_lines_that_pip_reads(tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ def test_a_run_that_begins_leaves_code_packages_and_machine(record_run: Any, rep
     assert state.variables["TF_NUM_INTRAOP_THREADS"] == "1"
     assert (state.folder, state.seed) == (str(repository), 0)
     assert {"python", "CPU", "CPU features", "CPU cores"} <= state.machine.keys()
-    assert read_tags(files.path)["mlflow.source.git.dirty"] == "true"
+    assert read_run_tags(files.path)["mlflow.source.git.dirty"] == "true"
     logged = {(path.name, folder) for path, folder in files.list_logged_files()}
     assert {("record.json", "provenance"), ("nets.py", "provenance/code"), ("environment.txt", None)} <= logged
 

@@ -39,7 +39,7 @@ from scaleflow.interfaces.events import (
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.recording.description import describe_run
 from scaleflow.runs import EventReader, RunFolder, RunState
-from scaleflow.runs.provenance.tags import read_tags
+from scaleflow.runs.provenance.tags import read_run_tags
 from scaleflow.tracking import TensorBoardWriter
 from scaleflow.tracking.uri import sqlite_file
 
@@ -381,7 +381,7 @@ class EventTransfer:
             return
         self.save_state(is_vital=True)  # so that a later command finds the run that is created or adopted now
         tags = {
-            **read_tags(self._files.path),
+            **read_run_tags(self._files.path),
             **event.tags,
             "scaleflow.folder": self._record["folder"],
             IDENTITY: self._record["id"],
