@@ -27,7 +27,7 @@ from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
 from scaleflow.runs.provenance.collect import LaunchFacts
-from scaleflow.runs.provenance.tags import write_tags
+from scaleflow.runs.provenance.tags import write_run_tags
 from scaleflow.sweep.description import describe_sweep
 from scaleflow.sweep.ledger import Ledger, is_under
 from scaleflow.sweep.report import Report
@@ -72,7 +72,7 @@ class ParentRun:
         own_config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = OmegaConf.to_container(own_config, resolve=False)
         self._files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(plain))))
-        write_tags(self._files.path, facts.make_tags())
+        write_run_tags(self._files.path, facts.make_run_tags())
         tracker = make_tracker(tracking, adopts=not self._is_resumed)
         self._recorder = Recorder(
             tracker, self._files.events, size_before, is_resumed=self._is_resumed, offline=tracking.offline

@@ -10,6 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import pytest
 
 from scaleflow.interfaces.secret_masking import MASK
+from scaleflow.runs import RunFolder
+from scaleflow.runs.provenance.record import read_states
 from tests.conftest import Command, make_once
 from tests.launcher.test_supervisor import processes, wait_for
 from tests.processes import NEW_STORE, ROOT, CommandProcess
@@ -82,6 +85,9 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(finished: Finished) -> Non
     assert {"plots/throughput.png", "plots/curves.png", "plots/over-model.units.png"} <= kept
     assert parent.data.tags["mlflow.note.content"].count("| FINISHED") == 2
     assert json.loads(parent.data.tags["mlflow.loggedArtifacts"]) == [{"path": "report.json", "type": "table"}]
+    states = [read_states(RunFolder(command.folder / "s" / name))[0] for name in "01"]
+    assert states[0] == replace(states[1], data=states[0].data), "all jobs are made of the same"
+    assert states[0].variables["TF_NUM_INTRAOP_THREADS"] == "1"
 
     rerun = command.python("-m", "scaleflow.rerun", parent.info.run_id)
     assert rerun.returncode == 2
