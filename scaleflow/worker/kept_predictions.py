@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.interfaces import Examples, Feed, OutputStructure, name_leaves
+from scaleflow.interfaces import EvaluationOptions, Examples, Feed, InputStructure, OutputStructure, Source, name_leaves
 from scaleflow.interfaces.events import ArtifactWritten, Emit, Note
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-ID_KEY = "evaluation.id"
+ID_KEY, SLICES_KEY = "evaluation.id", "evaluation.slices"
 
 
 class PredictionKeeper:
@@ -68,6 +68,54 @@ class PredictionKeeper:
 
 
 @dataclass(frozen=True)
+class ExampleReader:
+    """Reads the raw inputs of examples of a split, given by their ascending indices [n] int64 (`InputReader`).
+
+    Attributes:
+        raw: the split before its preprocessing.
+        inputs: of the dataset.
+        read_slices: reads the columns `evaluation.slices`; None if there are none.
+    """
+
+    raw: Examples
+    inputs: InputStructure
+    read_slices: Callable[[Array], Mapping[str, Any]] | None = None
+
+    def read_columns(self, examples: Array) -> Mapping[str, Array]:
+        """Returns the inputs with one value each, and the columns of `evaluation.slices`, by name: [n]."""
+        from scaleflow import dataset
+
+        columns: dict[str, Any] = {}
+        if any(not each.shape for each in name_leaves(self.inputs).values()):
+            values = name_leaves(dataset.read_inputs(self.raw, examples))
+            columns = {name or "input": each for name, each in values.items() if each.ndim == 1}
+        if self.read_slices is not None:
+            columns |= self.read_slices(examples)
+        return {name: each.to_numpy() if hasattr(each, "to_numpy") else each for name, each in columns.items()}
+
+    def read_pictures(self, examples: Array) -> Array | None:
+        """Returns pictures [n, height, width, channels] uint8 of the first input that is one; None if none is."""
+        from scaleflow import dataset
+
+        for name, described in name_leaves(self.inputs).items():
+            if len(described.shape) == 3 and described.shape[-1] in (1, 3, 4) and min(described.shape[:2]) >= 8:
+                return to_pixels(name_leaves(dataset.read_inputs(self.raw, examples))[name], described.scale)
+        return None
+
+
+def to_pixels(values: Array, scale: float | None) -> Array:
+    """Converts pictures to uint8: by the factor that brings them to [0, 1], or from the least to the largest value."""
+    import numpy as np
+
+    if values.dtype == np.uint8:
+        return values
+    if scale is None:
+        low, high = float(values.min()), float(values.max())
+        values, scale = values - low, 1 / ((high - low) or 1.0)
+    return np.asarray(np.clip(values * (255 * scale), 0, 255), np.uint8)
+
+
+@dataclass(frozen=True)
 class KeptSplit:
     """The split whose predictions are kept.
 
@@ -76,7 +124,7 @@ class KeptSplit:
         feed: of it.
         keeper: collects them.
         outputs: of the model.
-        raw: its examples before their preprocessing.
+        reader: reads its examples.
         read_id: reads the column `evaluation.id` of examples; None if there is none.
     """
 
@@ -84,7 +132,7 @@ class KeptSplit:
     feed: Feed
     keeper: PredictionKeeper
     outputs: OutputStructure
-    raw: Examples
+    reader: ExampleReader
     read_id: Callable[[Array], Mapping[str, Any]] | None
 
     def collect(self, worker_sync: WorkerSync, worker: int, described: Mapping[str, Any]) -> Predictions | None:
@@ -93,6 +141,7 @@ class KeptSplit:
         `described` has the digests of splits, as in `LearnedState.splits`.
         """
         from scaleflow.evaluation.predictions import Predictions
+        from scaleflow.evaluation.tables import make_predictions_table
 
         collector = self.keeper.collector
         contents = worker_sync.gather(b"" if worker == 0 else collector.to_bytes(), worker)
@@ -100,7 +149,7 @@ class KeptSplit:
             return None
         for content in contents:
             collector.merge(content)
-        table = add_identity(collector.to_table(), self.raw, self.read_id)
+        table = add_identity(make_predictions_table(self.outputs, collector), self.reader.raw, self.read_id)
         digest = described.get(self.name, {}).get("digest", "")
         positions = {
             name: {key: values.tolist() for key, values in sums.items()} for name, sums in collector.positions.items()
@@ -109,23 +158,25 @@ class KeptSplit:
 
 
 def choose_kept_split(
-    feeds: Feeds, raw: Mapping[str, Examples], outputs: OutputStructure, id_column: str | None
+    feeds: Feeds, raw: Mapping[str, Examples], source: Source, options: EvaluationOptions
 ) -> KeptSplit | None:
     """Returns the test split, or without one the validation split; None if there is neither.
 
-    Raises ConfigError if the data has no column `evaluation.id`.
+    Raises ConfigError if the data lacks a column that `options` name.
     """
     name = "test" if feeds.test is not None else "validation"
     feed = feeds.test or feeds.validation
-    return None if feed is None else make_kept_split(name, feed, raw[name], outputs, id_column)
+    return None if feed is None else make_kept_split(name, feed, raw[name], source, options)
 
 
-def make_kept_split(name: str, feed: Feed, raw: Examples, outputs: OutputStructure, id_column: str | None) -> KeptSplit:
-    """Makes what keeps the predictions for a split. Raises ConfigError if the data has no column `evaluation.id`."""
+def make_kept_split(name: str, feed: Feed, raw: Examples, source: Source, options: EvaluationOptions) -> KeptSplit:
+    """Makes what keeps the predictions for a split. Raises ConfigError if the data lacks a column of `options`."""
     from scaleflow import dataset
 
-    read_id = None if id_column is None else dataset.open_columns(raw, [id_column], ID_KEY)
-    return KeptSplit(name, feed, PredictionKeeper(outputs, feed), outputs, raw, read_id)
+    read_id = None if options.id is None else dataset.open_columns(raw, [options.id], ID_KEY)
+    read_slices = dataset.open_columns(raw, options.slices, SLICES_KEY) if options.slices else None
+    reader = ExampleReader(raw, source.inputs, read_slices)
+    return KeptSplit(name, feed, PredictionKeeper(source.outputs, feed), source.outputs, reader, read_id)
 
 
 def add_identity(table: Any, raw: Examples, read_id: Callable[[Array], Mapping[str, Any]] | None) -> Any:
@@ -134,7 +185,8 @@ def add_identity(table: Any, raw: Examples, read_id: Callable[[Array], Mapping[s
     import pyarrow
 
     from scaleflow import dataset
-    from scaleflow.evaluation.predictions import EXAMPLE, FILE, ID, ROW
+    from scaleflow.evaluation.collector import EXAMPLE
+    from scaleflow.evaluation.predictions import FILE, ID, ROW
 
     places = table[EXAMPLE].to_numpy()
     files, rows = dataset.locate_examples(raw, places)
