@@ -38,12 +38,15 @@ class KnownOfRun:
         baseline: those of a constant prediction on this split.
         doubts: texts about the model by the rule that found them: BatchNorm, frozen layers.
         columns: a row for each input column: its `importance`, and how good it is `alone`; empty if not measured.
+        mattered: what mattered in examples, by their index: a grid of shares of a picture, or the words of a text, each
+            with its share.
     """
 
     train: Mapping[str, float] = field(default_factory=dict)
     baseline: Mapping[str, float] = field(default_factory=dict)
     doubts: Mapping[str, str] = field(default_factory=dict)
     columns: Sequence[Mapping[str, Any]] = ()
+    mattered: Mapping[int, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,8 @@ def judge_classes(analysis: OutputAnalysis) -> Iterator[Finding]:
     never = [name for name in analysis.facts.get("never predicted", ()) if support[name] >= FEWEST_OF_CLASS]
     if never:
         more = f" and {len(never) - MOST_NAMED} more" if len(never) > MOST_NAMED else ""
-        counts = ", ".join(f"{name} ({format_number(support[name])} examples)" for name in never[:MOST_NAMED])
+        unit = analysis.facts.get("unit", "examples")
+        counts = ", ".join(f"{name} ({format_number(support[name])} {unit})" for name in never[:MOST_NAMED])
         yield Finding("never predicted", f"{prefix}never predicted: {counts}{more}", "a class of at least 5 examples")
     error = analysis.figures.get("calibration_error")
     chance = analysis.facts.get("chance error", np.nan)

@@ -46,8 +46,9 @@ def list_mistakes(predictions: Predictions, analysis: OutputAnalysis, most: int)
     for n, values in enumerate(kept.select([*columns, *shown]).to_pylist()):
         prefix = f"{analysis.name}_" if analysis.name else ""
         row = {"output": analysis.name, **{name.removeprefix(prefix): value for name, value in values.items()}}
-        row["error" if analysis.is_error else "score"] = float(analysis.scores[places[n]])
-        rows.append({**row, "suspected_label": n < len(suspects)})
+        if analysis.is_error:
+            row["error"] = float(analysis.scores[places[n]])
+        rows.append({**row, "suspected_label": True if n < len(suspects) else None})
     return rows
 
 
@@ -110,6 +111,16 @@ def resize_picture(picture: Array) -> Any:
     cell = Image.new("RGB", (SIDE, SIDE))
     cell.paste(image.resize(size, how), ((SIDE - size[0]) // 2, (SIDE - size[1]) // 2))
     return cell
+
+
+def dim_pictures(pictures: Array, grids: Sequence[Array]) -> list[Array]:
+    """Returns pictures whose parts are the darker, the less they mattered."""
+    dimmed = []
+    for picture, grid in zip(pictures, grids, strict=True):
+        places = [np.arange(side) * len(grid) // side for side in picture.shape[:2]]
+        factors = 0.15 + 0.85 * grid[places[0]][:, places[1]]
+        dimmed.append((picture * factors[..., None]).astype(np.uint8))
+    return dimmed
 
 
 def to_data_address(content: bytes, kind: str = "image/png") -> str:

@@ -222,7 +222,7 @@ def analyse_positions(predictions: Predictions, output: str, described: Outputs,
         worst = np.argsort(-columns["loss"], kind="stable")
     never = [row["class"] for row in classes if row["support"] and not row["predicted"]]
     measure = "mae" if is_error else "accuracy"
-    facts = {"never predicted": never}
+    facts = {"never predicted": never, "unit": "positions"}
     return OutputAnalysis(output, figures, classes, drawings, rows, scores, measure, is_error, worst, facts=facts)
 
 

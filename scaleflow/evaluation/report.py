@@ -15,10 +15,19 @@ from typing import Any
 import numpy as np
 
 from scaleflow.evaluation import FINDINGS, REPORT
-from scaleflow.evaluation.charts import to_file
+from scaleflow.evaluation.charts import draw_rates, to_file
 from scaleflow.evaluation.collector import EXAMPLE
 from scaleflow.evaluation.findings import Finding, KnownOfRun, find_all, name_metric
-from scaleflow.evaluation.mistakes import IN_A_ROW, SIDE, InputReader, add_inputs, list_mistakes, to_data_address
+from scaleflow.evaluation.mistakes import (
+    IN_A_ROW,
+    SIDE,
+    InputReader,
+    add_inputs,
+    dim_pictures,
+    draw_sheet,
+    list_mistakes,
+    to_data_address,
+)
 from scaleflow.evaluation.outputs import OutputAnalysis, analyse_output
 from scaleflow.evaluation.page import make_charts, make_findings, make_page, make_section, make_table
 from scaleflow.evaluation.predictions import FILE, ID, ROW, Predictions
@@ -115,8 +124,9 @@ def make_report(
         make_findings(findings),
         *(make_output_sections(each) for each in analyses),
         make_section("Slices, the weakest first", make_table(show_slices(slices)), tell_more(slices, SLICES)),
-        make_section("What the model uses", make_table(context.columns[:MOST_SHOWN])),
+        make_section("What the model uses", show_importance(context.columns)),
         make_section("Mistakes, the worst first", *show_mistakes(mistakes, pictures)),
+        make_section("What mattered in them", show_mattered(context.mattered, reader)),
     ]
     contents[REPORT] = make_page(title, describe_examples_of(predictions, options), sections)
     for name, content in contents.items():
@@ -154,13 +164,25 @@ def make_output_sections(analysis: OutputAnalysis) -> str:
     return make_section(f"{label}Metrics", f'<div class="side">{metrics}</div>') + charts
 
 
+def show_importance(columns: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the importance of columns as bars, and how much each tells alone; empty if there are none."""
+    shown = [row for row in columns if not math.isnan(row["importance"].value)][:MOST_SHOWN]
+    if not shown:
+        return ""
+    limit = max(1e-9, *(row["importance"].high for row in shown), *(row["importance"].value for row in shown))
+    bars = draw_rates("importance", [row["column"] for row in shown], [row["importance"] for row in shown], limit)
+    rows = [{"column": row["column"], "alone": row.get("alone"), "used": not row["is_useless"]} for row in columns]
+    about = "How much worse the model is if a column is shuffled; and how good a model of that column alone is."
+    return f'<p class="faint">{about}</p><div class="side"><div>{bars}</div>{make_table(rows[:MOST_SHOWN])}</div>'
+
+
 def show_slices(slices: Sequence[Row]) -> list[Row]:
     """Returns the first slices as the page shows them."""
     names = ("output", "column", "slice", "examples", "share", "metric")
     shown = []
     for row in slices[:MOST_SHOWN]:
         figures = {"value": Figure(row["value"], row["low"], row["high"]), "difference": row["difference"]}
-        shown.append({**{name: row[name] for name in names}, **figures, "weak": row["is_weak"]})
+        shown.append({**{name: row[name] for name in names}, **figures, "weak": row["is_weak"] or None})
     return shown
 
 
@@ -176,6 +198,32 @@ def show_mistakes(rows: Sequence[Row], pictures: bytes | None) -> list[str]:
         f'<div class="grid">{"".join(map(show_picture, rows))}</div>',
         '<p class="faint">All are in mistakes.csv. "label?": the label is probably wrong.</p>',
     ]
+
+
+def show_mattered(mattered: Mapping[int, Any], reader: InputReader) -> str:
+    """Returns pictures whose parts that did not matter are dark, or texts whose words that did are marked."""
+    if not mattered:
+        return ""
+    examples = np.array(sorted(mattered))
+    found = [mattered[int(example)] for example in examples]
+    if isinstance(found[0], np.ndarray):
+        pictures = reader.read_pictures(examples)
+        assert pictures is not None
+        address = to_data_address(draw_sheet(dim_pictures(pictures, found)))
+        words = f"Examples {', '.join(map(str, examples))}: what is dark did not matter for the prediction."
+        return f'<p class="faint">{words}</p><img src="{address}" alt="parts that mattered">'
+    lines = []
+    for example, parts in zip(examples, found, strict=True):
+        marked = (
+            f'<span style="{mark_word(share)}" title="{share:.2f}">{escape(word)}</span>' for word, share in parts
+        )
+        lines.append(f"<p>example {example}: {' '.join(marked)}</p>")
+    return f'<p class="faint">Bold and underlined words mattered most for the prediction.</p>{"".join(lines)}'
+
+
+def mark_word(share: float) -> str:
+    """Returns the style of a word that mattered so much."""
+    return f"font-weight:{400 + 100 * round(5 * share)};text-decoration:{'underline' if share > 0.5 else 'none'}"
 
 
 def show_picture(row: Row) -> str:

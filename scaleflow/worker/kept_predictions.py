@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.interfaces import EvaluationOptions, Examples, Feed, InputStructure, OutputStructure, Source, name_leaves
+from scaleflow.interfaces import (
+    EvaluationOptions,
+    Examples,
+    Feed,
+    Inputs,
+    InputStructure,
+    OutputStructure,
+    Source,
+    map_named,
+    name_leaves,
+)
 from scaleflow.interfaces.events import ArtifactWritten, Emit, Note
 
 if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
+    from scaleflow.dataset import Splits
     from scaleflow.evaluation.predictions import Predictions
     from scaleflow.training import Feeds, WorkerSync
 
@@ -75,11 +86,31 @@ class ExampleReader:
         raw: the split before its preprocessing.
         inputs: of the dataset.
         read_slices: reads the columns `evaluation.slices`; None if there are none.
+        transforms: the preprocessing, by the name of an input.
     """
 
     raw: Examples
     inputs: InputStructure
     read_slices: Callable[[Array], Mapping[str, Any]] | None = None
+    transforms: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+
+    def read_examples(self, examples: Array) -> tuple[Any, Any]:
+        """Returns raw inputs and targets, [n, ...] each."""
+        from scaleflow import dataset
+
+        inputs, targets, *_ = dataset.read_parts(self.raw, examples)
+        return inputs, targets
+
+    def preprocess(self, inputs: Any) -> Any:
+        """Returns the inputs of the model for raw ones, as arrays."""
+        import numpy as np
+
+        def convert(name: str, values: Array) -> Array:
+            if name not in self.transforms:
+                return values
+            return np.asarray(self.transforms[name](values.astype(object) if values.dtype.kind in "SU" else values))
+
+        return map_named(convert, inputs)
 
     def read_columns(self, examples: Array) -> Mapping[str, Array]:
         """Returns the inputs with one value each, and the columns of `evaluation.slices`, by name: [n]."""
@@ -98,9 +129,15 @@ class ExampleReader:
         from scaleflow import dataset
 
         for name, described in name_leaves(self.inputs).items():
-            if len(described.shape) == 3 and described.shape[-1] in (1, 3, 4) and min(described.shape[:2]) >= 8:
+            if is_picture(described):
                 return to_pixels(name_leaves(dataset.read_inputs(self.raw, examples))[name], described.scale)
         return None
+
+
+def is_picture(described: Inputs) -> bool:
+    """Returns whether an input is a picture that a person can look at."""
+    shape = described.shape
+    return len(shape) == 3 and shape[-1] in (1, 3, 4) and min(shape[:2]) >= 8
 
 
 def to_pixels(values: Array, scale: float | None) -> Array:
@@ -157,16 +194,15 @@ class KeptSplit:
         return Predictions(table, self.outputs, self.name, self.feed.examples, digest, positions)
 
 
-def choose_kept_split(
-    feeds: Feeds, raw: Mapping[str, Examples], source: Source, options: EvaluationOptions
-) -> KeptSplit | None:
+def choose_kept_split(feeds: Feeds, splits: Splits, source: Source, options: EvaluationOptions) -> KeptSplit | None:
     """Returns the test split, or without one the validation split; None if there is neither.
 
     Raises ConfigError if the data lacks a column that `options` name.
     """
     name = "test" if feeds.test is not None else "validation"
     feed = feeds.test or feeds.validation
-    return None if feed is None else make_kept_split(name, feed, raw[name], source, options)
+    kept = None if feed is None else make_kept_split(name, feed, splits.raw[name], source, options)
+    return kept and replace(kept, reader=replace(kept.reader, transforms=splits.transforms))
 
 
 def make_kept_split(name: str, feed: Feed, raw: Examples, source: Source, options: EvaluationOptions) -> KeptSplit:

@@ -8,14 +8,15 @@ import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import first_line
 from scaleflow.interfaces import EvaluationOptions
-from scaleflow.interfaces.events import ArtifactWritten, Emit, MetricsLogged, Note
+from scaleflow.interfaces.events import ArtifactWritten, Emit, MetricsLogged, Note, StageBegan
 from scaleflow.runs import RunSpec
 from scaleflow.runs.run_name import make_run_name
 from scaleflow.runs.state import BASELINE
+from scaleflow.worker.importance import explain_mistakes, list_columns, measure_columns
 from scaleflow.worker.kept_predictions import KeptSplit, keep_predictions
 
 if TYPE_CHECKING:
@@ -98,13 +99,37 @@ def begin_report(
 
     baseline = {} if facts.metadata is None else facts.metadata.baseline
     prefix = f"{BASELINE}test/" if any(name.startswith(f"{BASELINE}test/") for name in baseline) else BASELINE
+    options = spec.plan.evaluation
+    columns, mattered = ask_model(setup, predictions, options, emit)
     context = KnownOfRun(
         train={name.removeprefix("train/"): value for name, value in result.train.items()},
         baseline={k.removeprefix(prefix): v for k, v in baseline.items() if k.startswith(prefix)},
         doubts=facts.doubts,
+        columns=columns,
+        mattered=mattered,
     )
     title = make_run_name(spec.plan, facts.resolved, spec.label)
-    return ReportThread(predictions, setup.kept, spec.plan.evaluation, context, spec.files.evaluation, title)
+    return ReportThread(predictions, setup.kept, options, context, spec.files.evaluation, title)
+
+
+def ask_model(
+    setup: TrainingSetup, predictions: Predictions, options: EvaluationOptions, emit: Emit
+) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+    """Returns the importance of columns, and with `evaluation=full` what mattered in the worst mistakes."""
+    assert setup.kept is not None
+    columns: list[dict[str, Any]] = []
+    mattered: dict[int, Any] = {}
+    try:
+        if list_columns(setup.kept.reader.inputs) and options.importance:
+            emit(StageBegan("measuring the importance of the columns"))
+            columns = measure_columns(setup.engine, setup.kept, predictions, options.importance, options.seconds)
+        if options.name == "full":
+            emit(StageBegan("looking for what mattered in the worst mistakes"))
+            mattered = explain_mistakes(setup.engine, setup.kept, predictions, options.worst, options.seconds)
+    except Exception as error:  # a model that cannot be asked again ends no run
+        traceback.print_exc()
+        emit(Note(f"evaluation: what the model uses cannot be measured ({first_line(error)})"))
+    return columns, mattered
 
 
 def import_ahead(setup: TrainingSetup) -> None:
