@@ -62,6 +62,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark_slow_cases(items)
 
 
+def pytest_collection_finish() -> None:
+    """Each of pytest's workers collects all tests."""
+    if slow := {"hypothesis", "keras", "mlflow", "optuna", "tensorflow"} & sys.modules.keys():
+        raise pytest.UsageError(f"modules of tests import {', '.join(slow)}: import it in the functions that use it")
+
+
 def pytest_unconfigure() -> None:
     SESSION.close()
 

@@ -18,7 +18,7 @@ CONF = ROOT / "conf"
 #: The modules at the top level: what users type or import.
 TOP_LEVEL = (
     *("__main__", "cli", "api", "errors", "testing"),
-    *("evaluate", "find", "project", "rerun", "sync"),
+    *("best", "evaluate", "find", "project", "rerun", "sweeps", "sync"),
 )
 
 GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
@@ -27,7 +27,7 @@ GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
 CONTRACTS = ("scaleflow.errors", "interfaces")
 
 #: The layers above the config groups, from the lowest to the highest. Each may import those below it, and the groups.
-LAYERS = ("config", "runs", "worker", "launcher", "sweep", "commands")
+LAYERS = ("config", "runs", "worker", "launcher", "sweep", "comparison", "commands")
 
 #: What the groups may import besides the contracts.
 GROUP_EXTRAS = {"dataset": {"files"}, "checkpoint": {"files"}}

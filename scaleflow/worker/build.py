@@ -74,7 +74,7 @@ class TrainingSetup:
 
     Attributes:
         outputs: of the dataset.
-        export: writes the trained model to a folder.
+        export: writes the trained model to a folder, and returns the digest of its weights.
         callbacks: the user's callbacks.
         explain: turns an error of the training into one that names the example that caused it, if one did.
         kept: the split whose predictions are kept; None if none are.
@@ -84,7 +84,7 @@ class TrainingSetup:
     engine: Engine
     feeds: Feeds
     outputs: OutputStructure
-    export: Callable[[Path], None]
+    export: Callable[[Path], str]
     callbacks: Sequence[Any]
     explain: Callable[[Exception], Exception]
     facts: RunFacts
@@ -164,15 +164,17 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         "trainable_parameters": sum(math.prod(each.shape) for each in engine.model.trainable_variables),
     }
 
-    def export(folder: Path) -> None:
+    def export(folder: Path) -> str:
         arguments = source.inputs, source.outputs, splits.sample, runtime.policy, folder
+        trained = model.merge_lora(engine.finish_model())
         model.write_model(
-            model.merge_lora(engine.finish_model()),
+            trained,
             *arguments,
             on_host=runtime.is_divided,
             preprocessing_layers=splits.preprocessing_layers,
         )
         write_learned_state(folder, learned)
+        return model.digest_weights(trained)
 
     metadata = collect_metadata(plan, source.outputs, splits, engine.model, goal) if is_chief(plan) else None
     learned = add_digests(data.splits.learned, metadata)
