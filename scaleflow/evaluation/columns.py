@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow
 
-#: The most classes that get a column each, unless the user asks for them.
-MOST_PROBABILITIES = 20
+from scaleflow.evaluation.collector import MOST_PROBABILITIES
 
 Array = np.ndarray[Any, Any]
 
