@@ -6,6 +6,7 @@ import contextlib
 import os
 import pkgutil
 import shlex
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -35,6 +36,7 @@ from scaleflow.interfaces.secret_masking import (
 )
 from scaleflow.launcher.answer import ANSWER, REFUSED, print_refusal, to_printable
 from scaleflow.launcher.batch_search import make_search, use_batch_size
+from scaleflow.launcher.collector import ProvenanceCollector
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.last_lines import finish_run
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
@@ -50,6 +52,7 @@ from scaleflow.launcher.submit import render_submission
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.code_record import write_code
 from scaleflow.runs.data_digest import digest_files, find_data_files
+from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.state import RunHistory
 from scaleflow.tracking import RUN_ID, NoTracker, TensorBoardWriter, locate_weights, make_tracker
 
@@ -68,6 +71,7 @@ class SweepContext:
     display: Display  # shows the job
     stop: StopRequest  # the request to end the job
     on_event: Callable[[Event], None]  # receives each event
+    facts: LaunchFacts  # what all jobs are made of
 
 
 def run_job(config: DictConfig, started: float) -> int:
@@ -152,11 +156,13 @@ def launch_run(
             (refuse or display.print_error)(to_printable(str(mask_secrets(str(error)))))
             return REFUSED
         adopts = adopts and sweep is None and not run.resume_number
-        recorder = make_recorder(spec, run.resume_number > 0, adopts)
+        collector = ProvenanceCollector(spec, sweep.facts if sweep else LaunchFacts())
+        collector.start()
+        recorder = make_recorder(spec, run.resume_number > 0, adopts, collector.join)
         stop = sweep.stop if sweep else stop
         with catch_stop_signals() if stop is None else contextlib.nullcontext(stop) as stop:
             monitor = RunMonitor(spec, recorder, display, stop, sweep.on_event if sweep else None)
-            return supervise_run(monitor, run.resume_number > 0, refuse or display.print_error)
+            return supervise_run(monitor, collector, run.resume_number > 0, refuse or display.print_error)
 
 
 def launch_after_search(run: PreparedRun, refuse: Callable[[str], None] | None) -> int:
@@ -188,7 +194,9 @@ def share_server(run: PreparedRun, server: str) -> PreparedRun:
     return replace(run, spec=replace(run.spec, server=server))
 
 
-def supervise_run(monitor: RunMonitor, is_resumed: bool, refuse: Callable[[str], None]) -> int:
+def supervise_run(
+    monitor: RunMonitor, collector: ProvenanceCollector, is_resumed: bool, refuse: Callable[[str], None]
+) -> int:
     """Runs a run whose folder is locked; returns the exit code of the command."""
     spec, recorder = monitor.spec, monitor.recorder
     for line in describe_part(spec, is_resumed):
@@ -197,7 +205,10 @@ def supervise_run(monitor: RunMonitor, is_resumed: bool, refuse: Callable[[str],
         threading.Thread(target=digest_data, args=(spec,), daemon=True).start()
     run_processes = InlineRun(monitor) if spec.plan.debug.inline else Supervisor(monitor, make_host(monitor))
     code = run_processes.run()
+    collector.join()
     if monitor.refusal is None:
+        if collector.error:
+            monitor.display.print_line(f"note: what the run is made of is not recorded: {collector.error}")
         finish_run(monitor)
         return code
     message, folder = str(mask_secrets(str(monitor.refusal))), os.path.relpath(spec.folder)
@@ -220,7 +231,7 @@ def make_host(monitor: RunMonitor) -> ProcessHost:
     return host
 
 
-def make_recorder(spec: RunSpec, is_resumed: bool, adopts: bool) -> Recorder:
+def make_recorder(spec: RunSpec, is_resumed: bool, adopts: bool, wait_for_files: Callable[[], object]) -> Recorder:
     """Makes the recorder of the run. It has no store in a process whose events are not the run's."""
     plan = spec.plan
     tracker = make_tracker(plan.tracking, adopts=adopts) if spec.records else NoTracker()
@@ -228,7 +239,14 @@ def make_recorder(spec: RunSpec, is_resumed: bool, adopts: bool) -> Recorder:
     offset = spec.events.stat().st_size if spec.events.exists() else 0
     offline = plan.tracking.offline
     return Recorder(
-        tracker, spec.events, offset, is_resumed=is_resumed, offline=offline, writer=board, keeps=spec.records
+        tracker,
+        spec.events,
+        offset,
+        is_resumed=is_resumed,
+        offline=offline,
+        writer=board,
+        keeps=spec.records,
+        wait_for_files=wait_for_files,
     )
 
 
@@ -298,4 +316,6 @@ def discard_folder(spec: RunSpec) -> None:
         paths += spec.files.list_launcher_files()
     for path in paths:
         path.unlink(missing_ok=True)
+    if spec.records:
+        shutil.rmtree(spec.files.provenance_folder, ignore_errors=True)
     remove_created(spec.folder)

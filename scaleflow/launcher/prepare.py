@@ -31,7 +31,7 @@ from scaleflow.launcher.resume import find_resumed_run
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.code_record import refuse_changed_code
 from scaleflow.runs.run_name import label_overrides
-from scaleflow.runs.split_digest import SplitDigests
+from scaleflow.runs.split_digest import Repetition
 from scaleflow.tracking.tensorboard import check_tensorboard
 from scaleflow.tracking.uri import resolve_store
 
@@ -47,7 +47,7 @@ class RunCommand:
     resume: str | None = None  # the folder or the id of the run to resume; None: the config's `resume`
     may_submit: bool = False  # whether `cluster.submit` is allowed
     trial: Trial | None = None  # the setting to look for; None: train a model
-    repeats: SplitDigests = field(default_factory=dict)  # the digests of the data of the run that this one repeats
+    repeats: Repetition = field(default_factory=Repetition)  # the run that this one repeats
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
-from scaleflow.runs.provenance import write_provenance
+from scaleflow.runs.provenance.collect import LaunchFacts
+from scaleflow.runs.provenance.tags import write_tags
 from scaleflow.sweep.description import describe_sweep
 from scaleflow.sweep.ledger import Ledger, is_under
 from scaleflow.sweep.report import Report
@@ -57,20 +58,21 @@ class ParentRun:
     def _emit(self, event: Event) -> None:
         append_event(self._files.events, event)
 
-    def open(self, plan: Plan, config: DictConfig, choices: Mapping[str, str]) -> None:
+    def open(self, plan: Plan, config: DictConfig, choices: Mapping[str, str], facts: LaunchFacts) -> None:
         """Opens the run and starts to record it.
 
         Args:
             plan: the plan of the first job. Its tracking options apply to the sweep.
             config: the config of the command, with Hydra's own part.
             choices: the chosen option of each config group, of the first job that is ready.
+            facts: what all jobs are made of.
         """
         tracking = plan.tracking
         size_before = self._files.events.stat().st_size if self._files.events.exists() else 0
         own_config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = OmegaConf.to_container(own_config, resolve=False)
         self._files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(plain))))
-        write_provenance(self._files.path, {})
+        write_tags(self._files.path, facts.make_tags())
         tracker = make_tracker(tracking, adopts=not self._is_resumed)
         self._recorder = Recorder(
             tracker, self._files.events, size_before, is_resumed=self._is_resumed, offline=tracking.offline

@@ -137,6 +137,12 @@ class MlflowTracker:
     def fetch_run(self) -> Run:
         return self._client.get_run(self._run)
 
+    def fetch_points(self) -> dict[str, list[tuple[int, float]]]:
+        """Returns the (step, value) pairs of each metric of the run."""
+        keys = self.fetch_run().data.metrics
+        histories = {key: self._client.get_metric_history(self._run, key) for key in keys}
+        return {key: [(each.step, each.value) for each in history] for key, history in histories.items()}
+
     @property
     def model_uri(self) -> str | None:
         return self._model_id and f"models:/{self._model_id}"
