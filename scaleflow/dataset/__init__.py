@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.targets import read_targets
     from scaleflow.dataset.pipeline.unreadable import UnreadableExample, explain_read_error, find_first_unreadable
     from scaleflow.dataset.pipeline.whole_source import WholeSource
+    from scaleflow.dataset.reading.text import Text
 
 __all__ = [
     "Splits",
+    "Text",
     "UnreadableExample",
     "WholeSource",
     "augment_feed",
@@ -63,6 +65,7 @@ MODULES = (
     "pipeline.targets",
     "pipeline.unreadable",
     "pipeline.whole_source",
+    "reading.text",
 )
 
 

@@ -148,7 +148,7 @@ def test_every_experiment_composes_and_makes_a_plan(compose: Compose, path: Path
 def test_every_experiment_has_the_command_that_runs_it_on_its_second_line(path: Path) -> None:
     lines = text(path)
     assert lines[0] == "# @package _global_"
-    command = f"# python -m scaleflow experiment={path.stem}"
+    command = f"# scaleflow experiment={path.stem}"
     assert lines[1] == command or lines[1].startswith(f"{command} ")
     assert re.match(r"# \w", lines[2])
 
