@@ -40,6 +40,7 @@ class ImageFolder(ClassFolders):
         earlier: EarlierState | None = None,
     ) -> None:
         self._decode = make_image_decoder(size, resize, channels)
+        self.decoders = {"": self._decode}
         self.inputs = Inputs((*size, channels), "uint8", scale=1 / 255)
         super().__init__(data_dir, SUFFIXES, classes, kind, test, split_seed, earlier)
 

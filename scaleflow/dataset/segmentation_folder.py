@@ -26,6 +26,7 @@ from scaleflow.dataset.reading.images import (
     decode_image,
     image_size,
     largest_ratio,
+    make_image_decoder,
     resize_image,
     scale_mask,
 )
@@ -89,6 +90,7 @@ class SegmentationFolder:
         self._resize, self._seed = resize, split_seed
         self._values = parse_values(values, ignore, count)
         self.inputs = Inputs((*size, channels), "uint8", scale=1 / 255)
+        self.decoders = {"": make_image_decoder(size, resize, channels)}
         names = None if isinstance(classes, int) else tuple(classes)
         self.outputs = Outputs("classification", (*size, count), names, ignore=IGNORED)
         base = find_data_dir(data_dir)

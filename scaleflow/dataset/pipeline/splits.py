@@ -151,6 +151,7 @@ def prepare_splits(
         source.outputs,
         source=name_class(find_original(source)),
         reading=to_plain(getattr(source, "reading", {})),
+        pictures=tuple(getattr(source, "decoders", {})),
     )
     raw = replace(raw, fingerprints=fingerprints, learned=learned, is_drawn_as_read=is_drawn)
     preprocessings = choose_preprocessing(source, options) if preprocesses else {}
