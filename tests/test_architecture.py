@@ -50,6 +50,7 @@ WORKER_GROUPS = (
 WORKER_MODULES = {
     "scaleflow.doctor.tensorflow_probe",
     "scaleflow.predict.compute",
+    "scaleflow.predict.records",
     "scaleflow.profiler.tracer",
     "scaleflow.testing",
     "scaleflow.serving.loader",

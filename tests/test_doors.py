@@ -208,7 +208,7 @@ def check_same_rows(answered: Sequence[Mapping[str, Any]], predicted: Sequence[M
         assert list(row) == [name for name in written if name != "file"]
         for name, value in row.items():
             if isinstance(value, float):
-                assert value == pytest.approx(float(written[name]), abs=NEAR), name
+                assert value == pytest.approx(float(written[name]), rel=NEAR, abs=NEAR), name
             else:
                 assert str(value).lower() == written[name].lower(), name
 

@@ -39,6 +39,9 @@ ON_RAW_INPUTS = "_on_raw_inputs"
 
 EXAMPLE, EXAMPLES = "input_example.npy", "input_example.npz"
 
+#: An encoded picture, in place of the array that an input is decoded to.
+PICTURE = Inputs((), "string")
+
 #: The largest allowed difference between SavedModel and live model, relative to the largest output (at least 1).
 TOLERANCE = {"float32": 1e-4, "mixed_float16": 1e-2, "mixed_bfloat16": 5e-2}
 
@@ -157,7 +160,7 @@ def write_saved_model(
 
     Its signatures are `serving_default`, which answers with predictions, `probabilities` (of classes and labels) and
     `logits`: all that `serve` returns (`model/signatures.py`). With decoders they take encoded pictures [batch] in
-    place of arrays, and the endpoint `decode` maps their inputs to those of `serve`.
+    place of arrays, and the endpoint `decode` maps pictures, one tensor or a dict by name, to the arrays of `serve`.
     """
     archive = keras.export.ExportArchive()
     archive.track(model)
@@ -165,15 +168,15 @@ def write_saved_model(
     # One graph for all endpoints.
     compute = tf.function(lambda given: model(given, training=False), input_signature=[specs], autograph=False)
     archive.add_endpoint("serve", compute)
-    served, served_specs = compute, specs
+    serve: Callable[[Any], Any] = compute
     if decoders:
-        pictures = map_named(lambda name, each: replace_picture(each) if name in decoders else each, inputs)
-        served_specs = make_input_specs(pictures)
-        decode = tf.function(make_batch_decoder(inputs, decoders), input_signature=[served_specs], autograph=False)
-        archive.add_endpoint("decode", decode)
-        served = chain(decode, compute)
+        specs = make_input_specs(map_named(lambda name, each: PICTURE if name in decoders else each, inputs))
+        decode = make_batch_decoder(inputs, decoders)
+        pictures = {name: each for name, each in name_leaves(specs).items() if name in decoders}
+        archive.add_endpoint("decode", decode, input_signature=[pictures.get("", pictures)])
+        serve = chain(lambda given: replace_pictures(given, decode, decoders), compute)
     for name, answer in make_signatures(outputs).items():
-        archive.add_endpoint(name, chain(served, answer), input_signature=[served_specs])
+        archive.add_endpoint(name, chain(serve, answer), input_signature=[specs])
     archive.write_out(folder, verbose=False)
 
 
@@ -181,24 +184,29 @@ def chain(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable
     return lambda given: second(first(given))
 
 
-def replace_picture(inputs: Inputs) -> Inputs:
-    """Describes the encoded pictures of an input."""
-    return Inputs((), "string")
-
-
 def make_batch_decoder(
     inputs: InputStructure, decoders: Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
 ) -> Callable[[Any], Any]:
-    """Returns a function that decodes the pictures of a batch, and leaves other inputs as they are."""
+    """Returns a function from encoded pictures [batch] to arrays [batch, *shape]: a tensor, or a dict by name."""
     described = name_leaves(inputs)
 
-    def decode_leaf(name: str, given: tf.Tensor) -> tf.Tensor:
-        if name not in decoders:
-            return tf.identity(given)
-        each = described[name]
-        return tf.map_fn(decoders[name], given, fn_output_signature=tf.TensorSpec(each.shape, each.dtype))
+    def decode_leaf(name: str, pictures: tf.Tensor) -> tf.Tensor:
+        spec = tf.TensorSpec(described[name].shape, described[name].dtype)
+        return tf.map_fn(decoders[name], pictures, fn_output_signature=spec)
 
-    return lambda given: map_named(decode_leaf, given)
+    return lambda pictures: (
+        {name: decode_leaf(name, each) for name, each in pictures.items()}
+        if isinstance(pictures, Mapping)
+        else decode_leaf("", pictures)
+    )
+
+
+def replace_pictures(given: Any, decode: Callable[[Any], Any], names: Collection[str]) -> Any:
+    """Returns inputs with arrays in place of encoded pictures."""
+    if not isinstance(given, Mapping):
+        return decode(given)
+    decoded = decode({name: each for name, each in name_leaves(given).items() if name in names})
+    return map_named(lambda name, each: decoded.get(name, each), given)
 
 
 def keras_file_fault(model: keras.Model) -> str | None:

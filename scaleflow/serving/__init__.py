@@ -1,1 +1,1 @@
-"""The code that travels in each logged model: it needs TensorFlow, MLflow, pandas and numpy, and nothing of scaleflow."""
+"""The code that travels in each logged model. It needs TensorFlow, MLflow, pandas and numpy, and no scaleflow."""

@@ -92,7 +92,7 @@ def is_one_of_several(described: DescribedOutput) -> bool:
 
 
 def compute_probabilities(described: DescribedOutput, values: Array) -> Array | None:
-    """Converts logits to probabilities, float32: [rows, ..., classes], or [rows, labels]; None if they are no logits."""
+    """Converts logits to probabilities [rows, ..., classes], or [rows, labels], float32; None if they are no logits."""
     if described.kind == "classification":
         return compute_softmax(values)
     if described.kind not in ("binary", "multi_label"):

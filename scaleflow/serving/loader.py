@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import json
 import math
@@ -24,6 +25,9 @@ MISSING_WORDS = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 #: What the inference parameter `output` may be.
 PREDICTION, PROBABILITIES, LOGITS = OUTPUTS = ("prediction", "probabilities", "logits")
 
+#: How files of JPEG, PNG, BMP and GIF begin.
+MAGIC = (b"\xff\xd8", b"\x89PNG", b"BM", b"GIF8")
+
 Array = np.ndarray[Any, Any]
 
 
@@ -45,9 +49,10 @@ class SavedModel:
             each["name"]: SimpleNamespace(kind=each["kind"], shape=tuple(each["shape"]), names=each["names"])
             for each in learned.get("outputs", ())
         }
+        self._nested = read_specs(self._loaded.serve)
         self._decode: Callable[[Any], Any] | None = getattr(self._loaded, "decode", None)
-        first = self._decode or self._loaded.serve
-        ((self._specs,), _) = first.concrete_functions[0].structured_input_signature  # type: ignore[attr-defined]
+        self._pictures = {} if self._decode is None else name_specs(read_specs(self._decode))
+        self._specs = name_specs(self._nested) | self._pictures
 
     def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:
         """Returns a DataFrame of the predictions, with a row for each example.
@@ -71,7 +76,7 @@ class SavedModel:
             raise MlflowException.invalid_parameter_value(f"output={output}: expected {', '.join(OUTPUTS)}")
         inputs = {
             name: to_tensor(spec, self._read_as_in_training(name, model_input[name] if name else model_input), name)
-            for name, spec in name_specs(self._specs).items()
+            for name, spec in self._specs.items()
         }
         try:
             values = tf.nest.map_structure(np.asarray, self._serve(inputs))
@@ -92,7 +97,12 @@ class SavedModel:
         return pd.DataFrame({name: each if each.ndim == 1 else list(each) for name, each in columns.items()})
 
     def _read_as_in_training(self, name: str, given: Any) -> Any:
-        """Returns texts of a column of a table as the run read them: trimmed, missing ones empty, dates in one form."""
+        """Returns texts of a column of a table as the run read them: trimmed, missing ones empty, dates in one form.
+
+        Pictures become bytes.
+        """
+        if name in self._pictures:
+            return np.array([to_picture(each) for each in read_values(given).ravel()], object)
         kind = self._kinds.get(name)
         if kind is None or kind == "numbers":
             return given
@@ -105,8 +115,14 @@ class SavedModel:
         return texts.to_numpy()
 
     def _serve(self, inputs: dict[str, tf.Tensor]) -> Any:
-        given = nest(self._specs, inputs)
-        return self._loaded.serve(given if self._decode is None else self._decode(given))
+        return self._loaded.serve(nest(self._nested, self._read_pictures(inputs)))
+
+    def _read_pictures(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns the inputs with arrays in place of encoded pictures."""
+        if self._decode is None:
+            return inputs
+        decoded = self._decode(inputs[""] if "" in self._pictures else {name: inputs[name] for name in self._pictures})
+        return inputs | (decoded if isinstance(decoded, dict) else {"": decoded})
 
     def _fails(self, inputs: dict[str, tf.Tensor]) -> bool:
         try:
@@ -123,11 +139,10 @@ class SavedModel:
             is_before = self._fails({name: each[first:middle] for name, each in inputs.items()})
             first, end = (first, middle) if is_before else (middle, end)
         row = {name: each[first:end] for name, each in inputs.items()}
-        if self._decode is not None:
-            try:
-                self._decode(nest(self._specs, row))
-            except tf.errors.InvalidArgumentError:
-                return f"row {first}: the picture cannot be read; expected a whole JPEG, PNG, GIF or BMP file"
+        try:
+            self._read_pictures(row)
+        except tf.errors.InvalidArgumentError:
+            return f"row {first}: the picture cannot be read; expected a whole JPEG, PNG, GIF or BMP file"
         texts = {name: each for name, each in row.items() if each.dtype == tf.string}
         blank = row | {name: tf.zeros_like(each) for name, each in texts.items()}
         bad = [name for name, each in texts.items() if self._fails(blank | {name: each})]
@@ -138,8 +153,25 @@ class SavedModel:
         return f"row {first}: {', '.join(values)}, which the model cannot read; a date has the form 2024-01-31T23:59:59"
 
 
+def to_picture(value: Any) -> bytes:
+    """Returns the bytes of a picture's file, which may be base64: MLflow decodes it in some forms of JSON only."""
+    content = value.encode() if isinstance(value, str) else value if isinstance(value, bytes) else b""
+    if content.startswith(MAGIC):
+        return content
+    try:
+        return base64.b64decode(content, validate=True)
+    except ValueError:
+        return content
+
+
 def join_text(texts: tf.Tensor) -> str:
     return ", ".join(text.decode(errors="replace") for text in np.ravel(texts.numpy()))
+
+
+def read_specs(endpoint: Any) -> Any:
+    """Returns the specs of the argument of an endpoint: one, or a dict of them."""
+    ((specs,), _) = endpoint.concrete_functions[0].structured_input_signature
+    return specs
 
 
 def name_specs(specs: Any, name: str = "") -> dict[str, tf.TensorSpec]:

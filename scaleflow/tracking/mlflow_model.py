@@ -180,7 +180,7 @@ def to_tensor_spec(tensor: dict[str, Any], name: str | None = None) -> TensorSpe
 
 
 def write_requirements(folder: Path, exporter: Mapping[str, str]) -> list[str]:
-    """Writes a server's requirements in MLflow's three files, and returns them; `exporter` has the worker's versions."""
+    """Writes a server's requirements in MLflow's three files, and returns them. `exporter`: versions of the worker."""
     versions = {name: exporter[name] for name in ("tensorflow", "keras")} | {name: version(name) for name in NEEDED}
     requirements = [f"{name}=={each}" for name, each in versions.items()]
     (folder / "requirements.txt").write_text("\n".join(requirements) + "\n")
