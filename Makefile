@@ -4,7 +4,7 @@
 # make test-rest runs the tests that `make test` leaves out
 # make coverage  runs the tests of `make test` and prints which lines they run; TESTS= adds the others
 # make check     runs lint, types and the tests of the files that changed since main
-# make gpu     checks everything that needs an NVIDIA GPU, in at most 30 minutes; the report is in REPORT=build/gpu
+# make gpu       checks everything that needs an NVIDIA GPU, in at most 30 minutes; the report is in REPORT=build/gpu
 # make matrix  trains every allowed cell of docs/combinations.md
 # make campaign  makes CASES=200 faults from SEED=0, and prints what came of them as a table
 # make random-chains  draws CASES=200 chains of two commands from SEED=0, and prints a table of the outcomes
@@ -32,17 +32,17 @@ run: $(VENV)/installed
 	$(BIN)/python -m scaleflow
 
 test: $(VENV)/developed
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not gpu"
 
 test-all: $(VENV)/developed
-	$(PYTEST)
+	$(PYTEST) -m "not gpu"
 
 test-rest: $(VENV)/developed
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not gpu"
 
 # Coverage of every process: those that tests start in other folders write their data here too. Three tests of tracebacks
 # and of a full disk fail under it, since coverage adds to what these processes print; the report comes all the same.
-coverage: TESTS ?= -m "not slow"
+coverage: TESTS ?= -m "not slow and not gpu"
 coverage: export COVERAGE_FILE = $(CURDIR)/build/coverage/data
 coverage: $(VENV)/developed
 	rm -rf build/coverage && mkdir -p build/coverage
@@ -96,7 +96,8 @@ gpu: REPORT ?= build/gpu
 gpu: $(VENV)/installed
 	if command -v nvidia-smi > /dev/null; then $(BIN)/python -m pip install --quiet --editable '.[gpu,profile]' \
 		|| echo "make gpu: '.[gpu,profile]' cannot be installed; the checks use what there is"; fi
-	$(BIN)/python -m benchmarks.gpu --report $(REPORT)
+	$(BIN)/python -m pip install --quiet 'pytest>=9,<10'
+	$(BIN)/python -m pytest benchmarks/gpu -m gpu --verbose --report $(REPORT)
 
 ui: $(VENV)/installed
 	$(BIN)/mlflow ui

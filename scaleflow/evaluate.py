@@ -33,8 +33,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from scaleflow.__main__ import entry
 from scaleflow.commands.frame import run_command
-from scaleflow.commands.process import end_with
 from scaleflow.commands.supervision import supervise_worker
 from scaleflow.commands.tracked_run import (
     answer_model,
@@ -64,7 +64,7 @@ from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.profiler import analyze_window
 from scaleflow.runs import EvaluationSpec, RunSpec
-from scaleflow.runs.provenance import command_line
+from scaleflow.runs.provenance.tags import command_line
 from scaleflow.tracking.tracked_runs import (
     TrackedRun,
     describe_opened_run,
@@ -221,4 +221,4 @@ def record_evaluation(
 
 
 if __name__ == "__main__":
-    end_with(main)
+    entry("evaluate")

@@ -41,6 +41,8 @@ from tests.tiers import mark_slow_cases
 
 T = TypeVar("T")
 
+os.environ.setdefault("PYTEST_TIMEOUT", "600")  # no key of pyproject.toml: `make gpu` works without that plugin
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--matrix", action="store_true", help="train every allowed cell of the table, not a cover of them")
@@ -58,6 +60,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not any("::" in argument for argument in config.args):  # a case that is asked for by name runs
         mark_slow_cases(items)
+
+
+def pytest_collection_finish() -> None:
+    """Each of pytest's workers collects all tests."""
+    if slow := {"hypothesis", "keras", "mlflow", "optuna", "tensorflow"} & sys.modules.keys():
+        raise pytest.UsageError(f"modules of tests import {', '.join(slow)}: import it in the functions that use it")
 
 
 def pytest_unconfigure() -> None:

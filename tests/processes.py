@@ -43,23 +43,6 @@ ADDRESS = "SCALEFLOW_TEST_SERVER"
 #: The environment of a command that makes the tables of its store itself.
 NEW_STORE = {"SCALEFLOW_TEST_NEW_STORE": "1"}
 
-#: What a short run imports besides TensorFlow.
-COMMAND_MODULES = (
-    "alembic.command",
-    "matplotlib.backends.backend_agg",
-    "mlflow.pyfunc",
-    "scaleflow.cli",
-    "scaleflow.dataset.digits",
-    "scaleflow.launcher.launch",
-    "scaleflow.model.mlp",
-    "scaleflow.objective",
-    "scaleflow.tracking.mlflow_model",
-    "scaleflow.tracking.plot",
-    "scaleflow.worker.main",
-    "scaleflow.worker.train",
-    "sqlalchemy.dialects.sqlite",
-)
-
 #: What lasts as long as the session.
 SESSION = contextlib.ExitStack()
 
@@ -364,14 +347,15 @@ def serve() -> None:
     import gc
 
     import tests.processes  # noqa: F401
-    from scaleflow.launcher.processes.fork_server import ForkServer, import_tensorflow
+    from scaleflow.launcher.processes.fork_server import ForkServer
+    from scaleflow.warm.server import import_all
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    import_tensorflow()
-    import_commands()
+    import_all()
+    compose_once()
     importlib.import_module("tests.conftest")  # with pytest, which modules of tests import
     use_empty_store(Path(sys.argv[2]))
     gc.freeze()
@@ -379,12 +363,10 @@ def serve() -> None:
     os._exit(0)
 
 
-def import_commands() -> None:
-    """Imports what most commands and workers import after their start: a tenth of a short run's processor time."""
+def compose_once() -> None:
+    """Composes the config, so that the files and the grammars of Hydra are there before the fork."""
     from hydra import compose, initialize_config_module
 
-    for module in COMMAND_MODULES:
-        importlib.import_module(module)
     keep_config_files()
     with initialize_config_module("scaleflow.conf", version_base="1.3"):
         compose("config")

@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 from omegaconf import OmegaConf
 
 from scaleflow import find
@@ -76,6 +75,8 @@ def test_a_learning_rate_is_found(command: Command) -> None:
     assert 1e-4 <= float(word) <= 3e-2
     folder = command.folder / "found"
     record = json.loads((folder / "record.json").read_text())
+    from mlflow import MlflowClient
+
     client = MlflowClient(f"sqlite:///{command.folder}/mlflow.db")
     run = client.get_run(record["run_id"])
     assert run.info.status == "FINISHED"
@@ -106,6 +107,8 @@ def test_a_run_finds_its_batch_size_and_keeps_it(command: Command) -> None:
     assert size in (8, 16)  # 180 examples to train on, and an epoch has at least eight steps
     assert f"use         training.batch_size={size}\n" in ended.stdout
     assert (run / "batch_sizes.csv").read_text() == (search / "batch_sizes.csv").read_text()
+    from mlflow import MlflowClient
+
     client = MlflowClient(f"sqlite:///{command.folder}/mlflow.db")
     searched, trained = (
         client.get_run(json.loads((folder / "record.json").read_text())["run_id"]) for folder in (search, run)

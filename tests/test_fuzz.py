@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from hydra._internal.hydra import Hydra
 from hydra.types import RunMode
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
 from scaleflow import cli
 from scaleflow.config import hydra_errors
@@ -65,24 +63,7 @@ VALUES = [
     "{monitor: val/loss, mode: up}",
 ]  # fmt: skip
 
-words = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
-numbers = st.one_of(st.integers().map(str), st.floats().map(str), st.integers(10**20, 10**40).map(str))
-values = st.recursive(
-    st.one_of(st.sampled_from(VALUES), numbers, words),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3).map(lambda items: f"[{','.join(items)}]"),
-        st.dictionaries(st.sampled_from(["a", "_target_", "monitor", "1", "é"]), inner, max_size=2).map(
-            lambda items: "{" + ",".join(f"{key}:{value}" for key, value in items.items()) + "}"
-        ),
-    ),
-    max_leaves=4,
-)
-keys = st.one_of(st.sampled_from(KEYS), words, st.builds("{}.{}".format, st.sampled_from(KEYS), words))
-prefixes = st.sampled_from(["", "", "", "", "+", "++", "~"])
-assignments = st.builds("{}{}={}".format, prefixes, keys, values)
-choices = st.sampled_from([f"{group}={option}" for group, options in GROUPS.items() for option in options])
-wrong_choices = st.builds("{}{}={}".format, prefixes, st.sampled_from(list(GROUPS)), values)
-sensible = st.sampled_from([
+SENSIBLE = [
     "training.epochs=3", "training.batch_size=16", "training.accumulate=2", "training.clip_norm=1.0", "seed=7",
     "model.units=[64,32]", "optimizer.learning_rate=1e-2", "optimizer.schedule=cosine",
     "dataset.limit=${training.epochs}",
@@ -90,16 +71,38 @@ sensible = st.sampled_from([
     "tracking.tags={a: é}",
     "+strategy.stages=3", "training.on_nan=rollback", "training.early_stopping={patience: 2}",
     "tracking.experiment='日本 x'",
-])  # fmt: skip
-oddities = st.one_of(
-    words,
-    st.sampled_from(
-        ["=", "+", "~seed", "~training", "a@b=c", "hydra.run.dir=/proc/none", "dataset@model=digits", "+=1"]
-    ),
-)
-good = st.lists(st.one_of(choices, sensible), min_size=1, max_size=4)
-odd = st.lists(st.one_of(choices, sensible, assignments, assignments, wrong_choices, oddities), min_size=1, max_size=4)
-commands = st.one_of(good, odd, odd, odd).filter(lambda line: not any(word.startswith("-") for word in line))
+]  # fmt: skip
+ODDITIES = ["=", "+", "~seed", "~training", "a@b=c", "hydra.run.dir=/proc/none", "dataset@model=digits", "+=1"]
+
+
+def make_commands() -> Any:
+    """The strategy of command lines. Hypothesis is imported here: at the top, each of pytest's workers would do it."""
+    from hypothesis import strategies as st
+
+    words = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
+    numbers = st.one_of(st.integers().map(str), st.floats().map(str), st.integers(10**20, 10**40).map(str))
+    values = st.recursive(
+        st.one_of(st.sampled_from(VALUES), numbers, words),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3).map(lambda items: f"[{','.join(items)}]"),
+            st.dictionaries(st.sampled_from(["a", "_target_", "monitor", "1", "é"]), inner, max_size=2).map(
+                lambda items: "{" + ",".join(f"{key}:{value}" for key, value in items.items()) + "}"
+            ),
+        ),
+        max_leaves=4,
+    )
+    keys = st.one_of(st.sampled_from(KEYS), words, st.builds("{}.{}".format, st.sampled_from(KEYS), words))
+    prefixes = st.sampled_from(["", "", "", "", "+", "++", "~"])
+    assignments = st.builds("{}{}={}".format, prefixes, keys, values)
+    choices = st.sampled_from([f"{group}={option}" for group, options in GROUPS.items() for option in options])
+    wrong_choices = st.builds("{}{}={}".format, prefixes, st.sampled_from(list(GROUPS)), values)
+    sensible = st.sampled_from(SENSIBLE)
+    oddities = st.one_of(words, st.sampled_from(ODDITIES))
+    good = st.lists(st.one_of(choices, sensible), min_size=1, max_size=4)
+    odd = st.lists(
+        st.one_of(choices, sensible, assignments, assignments, wrong_choices, oddities), min_size=1, max_size=4
+    )
+    return st.one_of(good, odd, odd, odd).filter(lambda line: not any(word.startswith("-") for word in line))
 
 
 @contextlib.contextmanager
@@ -151,6 +154,8 @@ def in_this_process(words: Sequence[str]) -> tuple[int, str]:
     ("cases", "number"), [(25, 0), *(pytest.param(250, number, marks=pytest.mark.slow) for number in range(1, 5))]
 )
 def test_random_command_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cases: int, number: int) -> None:
+    from hypothesis import HealthCheck, Phase, given, seed, settings
+
     monkeypatch.chdir(tmp_path)
     counts = {"plans": 0, "refusals": 0}
 
@@ -159,7 +164,7 @@ def test_random_command_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, c
         max_examples=cases, database=None, deadline=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
-    @given(commands)
+    @given(make_commands())
     def come_to_something(words: list[str]) -> None:
         before = len(plans)
         code, told = in_this_process(words)

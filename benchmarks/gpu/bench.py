@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks.gpu.device import Device, join_environment
 from benchmarks.measure import environment, metric
 
@@ -28,16 +30,12 @@ END_SECONDS = 15.0
 LAST_LINES = 4
 
 
-class CheckFailed(Exception):
-    """What is promised does not hold."""
-
-
-class CheckSkipped(Exception):
-    """The check cannot be made here."""
-
-
 class OutOfTime(Exception):
-    """The time of the check, or of all of them, is over."""
+    """The time of a check is over; `is_total`: that of all of them."""
+
+    def __init__(self, is_total: bool) -> None:
+        super().__init__("out of time")
+        self.is_total = is_total
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Run:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def metric(self, name: str) -> list[float]:
-        """Returns all values of a metric. Raises `CheckFailed` if there is none."""
+        """Returns all values of a metric. Fails the check if there is none."""
         values = metric(self.events, name)
         expect(bool(values), f"the run in {self.folder.name} has no {name}")
         return values
@@ -119,6 +117,7 @@ class Bench:
         options: those of the command.
         folder: the check's own folder.
         deadline: when its commands are stopped, on the clock of `time.monotonic`.
+        is_last: whether the time of all checks is over then.
         values: what it has measured, by name.
         remarks: rules of scaleflow's that the values contradict.
     """
@@ -128,6 +127,7 @@ class Bench:
     options: Options = Options()
     folder: Path = Path()
     deadline: float = math.inf
+    is_last: bool = False
     values: dict[str, Value] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     _started: list[Started] = field(default_factory=list)
@@ -154,7 +154,7 @@ class Bench:
         try:
             code = started.process.wait(max(0.0, self.deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise OutOfTime from None
+            raise OutOfTime(self.is_last) from None
         return Ended(code, started.text(".out"), started.text(".err"), time.monotonic() - started.begin)
 
     def stop_processes(self) -> None:
@@ -170,7 +170,7 @@ class Bench:
             process.wait()
 
     def run(self, arguments: Sequence[str | Path], code: int = 0, extra: Mapping[str, str] | None = None) -> Ended:
-        """Runs a Python program. Raises `CheckFailed` if it ends with another exit code."""
+        """Runs a Python program. Fails the check if it ends with another exit code."""
         ended = self.wait(self.start(arguments, extra))
         expect(ended.code == code, f"exit code {ended.code}, expected {code}: {ended.last_lines}")
         return ended
@@ -178,7 +178,7 @@ class Bench:
     def train(
         self, words: Sequence[str], name: str = "run", extra: Mapping[str, str] | None = None, code: int = 0
     ) -> Run:
-        """Runs `python -m scaleflow` into the folder `name`. Raises `CheckFailed` if it ends with another exit code."""
+        """Runs `python -m scaleflow` into the folder `name`. Fails the check if it ends with another exit code."""
         folder = self.folder / name
         return Run(folder, self.run(["-m", "scaleflow", *words, f"hydra.run.dir={folder}"], code, extra))
 
@@ -197,8 +197,9 @@ class Bench:
 
 
 def expect(holds: bool, reason: str) -> None:
+    """Fails the check, with a reason in one line, if something does not hold."""
     if not holds:
-        raise CheckFailed(reason)
+        pytest.fail(reason, pytrace=False)
 
 
 def expect_on(run: Run, device: Device, replicas: int = 1) -> None:

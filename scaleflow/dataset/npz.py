@@ -103,6 +103,7 @@ class Npz:
             map_leaves(take_input, inputs, self.inputs),
             map_leaves(take_target, targets, self.outputs),
             None if self._weights is None else np.asarray(take(self._weights)),
+            None if chosen is None else np.flatnonzero(chosen),
         )
 
 

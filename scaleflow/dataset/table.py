@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Annotated, Any
 
@@ -258,6 +258,27 @@ class TableRows:
         path = self.blocks[block].path
         before = next(n for n, each in enumerate(self.blocks) if each.path == path)
         return f"{path}, row {row - self._firsts[before] + 1}"
+
+    def open_columns(self, names: Sequence[str], key: str) -> Callable[[Array], dict[str, Any]]:
+        """Returns a function that reads columns of the files, used as inputs or not, for ascending rows [n] int64.
+
+        Raises ConfigError, whose message begins with `key`, if a file lacks one.
+        """
+        import pyarrow
+
+        find_columns(names, self._files.names, key)
+        files = replace(self._files)
+        files.use(names)
+
+        def read(rows: Array) -> dict[str, Any]:
+            chosen, parts = np.searchsorted(self._firsts, rows, side="right") - 1, []
+            for block in np.unique(chosen):
+                places = rows[chosen == block] - self._firsts[block]
+                parts.append(files.read(self.blocks[block], names).take(pyarrow.array(places)))
+            table = pyarrow.concat_tables(parts)
+            return {name: clean_column(table[name], self._missing) for name in names}
+
+        return read
 
     def _read_columns(self, block: int, rows: int | None, numbers: Sequence[str] = ()) -> dict[str, Any]:
         table = self._files.read(self.blocks[block], self._columns, rows, numbers)

@@ -87,6 +87,20 @@ class Profiler:
 
 
 @dataclass(frozen=True)
+class EvaluationOptions:
+    """`evaluation`: what is made of the predictions for the test split, or without one, for the validation split.
+
+    Attributes:
+        name: `default` keeps the predictions and makes a report of them; `none` makes nothing. Default `default`.
+        id: a column that identifies examples, which kept predictions copy: of a table any column of its files, of
+            another dataset an input with one value. Default null: the file and the row.
+    """
+
+    name: Literal["default", "none"] = "default"
+    id: str | None = None
+
+
+@dataclass(frozen=True)
 class Tracking:
     """`tracking`: where the run is recorded.
 
@@ -104,6 +118,8 @@ class Tracking:
         offline: also start if the store does not answer. Default false: the command ends with exit code 2.
         system_metrics: record CPU, memory, disk, network and GPU use of this machine and of each worker process, every
             ten seconds. Default true.
+        code: keep the uncommitted changes, and copies of the user's modules that the config names, in the run's folder
+            and in MLflow, with secrets masked. false: only digests of the modules and the commit. Default true.
         register_as: the registered model of which the logged model becomes a new version. Default null: not registered.
         alias: the alias of the registered model that moves to the new version, never back to an older one. Letters,
             digits, `_` and `-`; not `latest` or `v1`. Default `newest`. null: no alias.
@@ -120,6 +136,7 @@ class Tracking:
     flush_seconds: float = field(default=60.0, metadata={"at_least": 0.0})
     offline: bool = False
     system_metrics: bool = True
+    code: bool = True
     register_as: str | None = None
     alias: str | None = "newest"
     tensorboard: bool = False

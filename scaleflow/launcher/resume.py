@@ -30,7 +30,18 @@ from scaleflow.tracking.uri import resolve_store
 RESUME_KEYS = ("resume", "resume_data", "resume_code")
 
 #: Sections, and keys of `training`, that may change when a run is resumed.
-CHANGEABLE = ("checkpoint", "profiler", "tracking", "strategy", "hardware", "cluster", "debug", "sweep", *RESUME_KEYS)
+CHANGEABLE = (
+    "checkpoint",
+    "evaluation",
+    "profiler",
+    "tracking",
+    "strategy",
+    "hardware",
+    "cluster",
+    "debug",
+    "sweep",
+    *RESUME_KEYS,
+)
 LENGTH_KEYS = ("epochs", "max_steps")
 
 #: Keys that say which variables are trained. The optimizer's state in a checkpoint is of these.
@@ -186,7 +197,7 @@ def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: P
         raise ConfigError(
             f"{key}={format_value(now)}: the run was started with {key}={format_value(before)}; a resumed run may "
             f"change only its length ({', '.join(f'training.{name}' for name in LENGTH_KEYS)}) and "
-            f"{', '.join(CHANGEABLE[:6])}; start a new run for other changes: {name_command('rerun')}"
+            f"{', '.join(CHANGEABLE[:7])}; start a new run for other changes: {name_command('rerun')}"
         )
 
 

@@ -1,29 +1,21 @@
-"""Which columns of a table a model's inputs are read from, and which columns its outputs become. No TensorFlow."""
+"""Which columns of a table a model's inputs are read from. No TensorFlow."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow
 from pyarrow import types
 
 from scaleflow.errors import ConfigError
-from scaleflow.serving.answers import make_logit_columns, make_prediction_columns
-from scaleflow.tracking.saved_models import ModelInput, ModelOutput
+from scaleflow.tracking.saved_models import ModelInput
 
 #: The most columns that a message names.
 MOST_NAMED = 20
 
 Array = np.ndarray[Any, Any]
-
-
-# ---------------------------------------------------------------------------------------------
-# Inputs
-# ---------------------------------------------------------------------------------------------
 
 
 def match_columns(
@@ -119,49 +111,3 @@ def is_list(type_: Any) -> bool:
 def format_columns(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more
-
-
-# ---------------------------------------------------------------------------------------------
-# Outputs
-# ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class OutputColumns:
-    """The columns that the outputs of a model become.
-
-    Attributes:
-        outputs: of the model, by name.
-        has_all: whether every class gets a column, however many there are.
-        has_logits: whether logits get columns, too.
-    """
-
-    outputs: Mapping[str, ModelOutput]
-    has_all: bool = False
-    has_logits: bool = False
-
-    def convert(self, values: Mapping[str, Array]) -> dict[str, Any]:
-        """Converts outputs [rows, ...] by name to columns by name (`serving/answers.py`)."""
-        columns = make_prediction_columns(self.outputs, values, self.has_all)
-        if self.has_logits:
-            columns |= make_logit_columns(self.outputs, values)
-        return {name: to_column(each) for name, each in columns.items()}
-
-    def make_empty(self) -> dict[str, Any]:
-        """Returns the columns without values."""
-        return self.convert({name: np.zeros((0, *each.shape), np.float32) for name, each in self.outputs.items()})
-
-    def make_schema(self) -> Any:
-        """Returns the names and the types of the columns."""
-        return pyarrow.schema([(name, array.type) for name, array in self.make_empty().items()])
-
-
-def to_column(values: Array) -> Any:
-    """Converts values [rows, ...] to a column of pyarrow, whose values are nested lists for more than one dimension."""
-    if values.dtype == object:
-        column = pyarrow.array(values.ravel().tolist(), pyarrow.string())
-    else:
-        column = pyarrow.array(values.ravel())
-    for size in reversed(values.shape[1:]):
-        column = pyarrow.FixedSizeListArray.from_arrays(column, size)
-    return column

@@ -18,8 +18,9 @@ import pyarrow
 from scaleflow.dataset.npz import open_arrays
 from scaleflow.dataset.reading.files import PICTURE_SUFFIXES, RECORD_SUFFIXES, TEXT_SUFFIXES, has_suffix
 from scaleflow.errors import ConfigError, RunError, first_line
+from scaleflow.evaluation.columns import to_column
 from scaleflow.files.table_formats import CsvForm
-from scaleflow.predict.columns import format_columns, to_column
+from scaleflow.predict.columns import format_columns
 from scaleflow.predict.reading import Reading
 from scaleflow.predict.source import Rows, RowSource, list_input_files, open_table
 from scaleflow.tracking.saved_models import ModelInput

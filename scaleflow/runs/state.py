@@ -166,6 +166,7 @@ class RunHistory(RunState):
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # the (step, value) pairs of each metric
     epoch_steps: int | None = None  # the number of updates in the first epoch; None until that ends
     run_id: str | None = None  # the run's id in the store; None if it is not recorded
+    weights: str = ""  # the digest of the exported model's weights; empty if it is not known
     #: The URI of the model that the run logged last, `models:/m-...`; None if the store has none
     model_uri: str | None = None
     store: str | None = None  # the address of the store, with credentials masked; None if the run is not recorded
@@ -182,6 +183,8 @@ class RunHistory(RunState):
         if isinstance(event, MetricsLogged):
             for name, value in event.values.items():
                 self.curves.setdefault(name, []).append((event.step, value))
+        elif isinstance(event, ModelExported):
+            self.weights = event.weights
         elif isinstance(event, EpochEnded):
             self.epoch_steps = self.epoch_steps or event.step
 

@@ -48,16 +48,16 @@ def make_prediction_columns(outputs: Outputs, values: Mapping[str, Array], has_a
     for name, described in outputs.items():
         chances = compute_probabilities(described, values[name])
         if chances is None:
-            found = spread("prediction" if described.kind else "output", values[name], described.names)
+            found = divide_columns("prediction" if described.kind else "output", values[name], described.names)
         elif is_one_of_several(described):
             best, names = chances.argmax(axis=-1), described.names
             found = {"prediction": best if names is None else np.array(names, object)[best]}
             found["probability"] = chances.max(axis=-1)
             if chances.ndim == 2 and (has_all or chances.shape[-1] <= MOST_PROBABILITIES):
-                found |= spread("probability", chances, names)
+                found |= divide_columns("probability", chances, names)
         else:
-            found = spread("prediction", chances >= 0.5, described.names)
-            found |= spread("probability", chances, described.names)
+            found = divide_columns("prediction", chances >= 0.5, described.names)
+            found |= divide_columns("probability", chances, described.names)
         columns |= prefix_names(name, found)
     return columns
 
@@ -70,7 +70,7 @@ def make_probability_columns(outputs: Outputs, values: Mapping[str, Array]) -> d
     for name, described in outputs.items():
         chances = compute_probabilities(described, values[name])
         if chances is not None:
-            found = spread("probability", chances, described.names)
+            found = divide_columns("probability", chances, described.names)
             is_wide = chances.ndim > 2
             columns |= prefix_names(name, {"probabilities": chances} if is_wide else found)
     return columns
@@ -82,7 +82,7 @@ def make_logit_columns(outputs: Outputs, values: Mapping[str, Array]) -> dict[st
     for name, described in outputs.items():
         if described.kind in ("classification", "binary", "multi_label"):
             is_one = described.kind == "binary" and values[name].shape[1:] in ((), (1,))
-            columns |= prefix_names(name, spread("logit", values[name], None if is_one else described.names))
+            columns |= prefix_names(name, divide_columns("logit", values[name], None if is_one else described.names))
     return columns
 
 
@@ -117,7 +117,7 @@ def compute_sigmoid(values: Array) -> Array:
         return (1 / (1 + np.exp(-values.astype(np.float64)))).astype(np.float32)
 
 
-def spread(label: str, values: Array, names: Sequence[str] | None) -> dict[str, Array]:
+def divide_columns(label: str, values: Array, names: Sequence[str] | None) -> dict[str, Array]:
     """Divides values [rows, k] into k columns; those of another shape are one column."""
     if values.ndim == 2 and values.shape[1] > 1:
         count = values.shape[1]

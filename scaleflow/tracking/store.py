@@ -59,6 +59,9 @@ EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 #: Part of a link to MLflow's UI, which otherwise opens in a view for language models.
 UI_QUERY = "workflowType=machine_learning"
 
+#: The tag of a sweep's run: the keys that vary.
+SWEPT = "scaleflow.swept"
+
 #: A name that MLflow generated, such as bold-ant-123.
 GENERATED_NAME = re.compile(r"[a-z]+-[a-z]+-\d{1,4}")
 
@@ -133,6 +136,12 @@ class MlflowTracker:
 
     def fetch_run(self) -> Run:
         return self._client.get_run(self._run)
+
+    def fetch_points(self) -> dict[str, list[tuple[int, float]]]:
+        """Returns the (step, value) pairs of each metric of the run."""
+        keys = self.fetch_run().data.metrics
+        histories = {key: self._client.get_metric_history(self._run, key) for key in keys}
+        return {key: [(each.step, each.value) for each in history] for key, history in histories.items()}
 
     @property
     def model_uri(self) -> str | None:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.interfaces import Feed, Objective
+from scaleflow.interfaces import Feed, Objective, OutputKeeper
 from scaleflow.training import state
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.metric_sums import MetricSums
@@ -133,6 +133,10 @@ class Engine(ABC):
         """Computes the loss and metrics over a whole split, every example once, with the averaged weights if any."""
         with self._averaged_weights():
             return self._evaluation(feed)
+
+    def keep_outputs(self, feed: Feed, keeper: OutputKeeper) -> None:
+        """Makes each evaluation of a feed pass what the model returns to `keeper`. Call it before `trace`."""
+        self._evaluation.keep_outputs(feed, keeper)
 
     def read_confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
         """Returns the confusion matrix of a split's last evaluation, as `Evaluation.read_confusion` does."""

@@ -31,13 +31,15 @@ from scaleflow.worker.data import (
     resolve_cache,
 )
 from scaleflow.worker.engine import find_new_weights_warnings, find_table_warning, make_engine, make_model_maker
+from scaleflow.worker.kept_predictions import KeptSplit, choose_kept_split
 from scaleflow.worker.metadata import RunMetadata, collect_metadata
-from scaleflow.worker.runtime import compute_peak, is_chief
+from scaleflow.worker.runtime import Runtime, compute_peak, is_chief
 from scaleflow.worker.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from scaleflow.dataset import Splits
     from scaleflow.training import Engine, Feeds
 
 
@@ -69,19 +71,21 @@ class TrainingSetup:
 
     Attributes:
         outputs: of the dataset.
-        export: writes the trained model to a folder.
+        export: writes the trained model to a folder, and returns the digest of its weights.
         callbacks: the user's callbacks.
         explain: turns an error of the training into one that names the example that caused it, if one did.
+        kept: the split whose predictions are kept; None if none are.
     """
 
     strategy: tf.distribute.Strategy
     engine: Engine
     feeds: Feeds
     outputs: OutputStructure
-    export: Callable[[Path], None]
+    export: Callable[[Path], str]
     callbacks: Sequence[Any]
     explain: Callable[[Exception], Exception]
     facts: RunFacts
+    kept: KeptSplit | None = None
 
 
 def build_training(
@@ -124,6 +128,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     engine, stage_notes = make_engine(plan, runtime, make_model, source.outputs, goal, length, feeds.train)
     if plan.hardware.xla is True:
         training.check_xla(engine.model, splits.inputs, runtime.strategy)
+    kept = keep_outputs(plan, runtime, engine, feeds, splits, emit)
     startup_timer.end_part("build")
     emit(StageBegan("compiling the training step"))
     engine.trace(feeds.train, feeds.validation, feeds.test)
@@ -155,15 +160,17 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         "trainable_parameters": sum(math.prod(each.shape) for each in engine.model.trainable_variables),
     }
 
-    def export(folder: Path) -> None:
+    def export(folder: Path) -> str:
         arguments = source.inputs, source.outputs, splits.sample, runtime.policy, folder
+        trained = model.merge_lora(engine.finish_model())
         model.write_model(
-            model.merge_lora(engine.finish_model()),
+            trained,
             *arguments,
             on_host=runtime.is_divided,
             raw=model.RawInputs(splits.preprocessing_layers, getattr(source, "decoders", {})),
         )
         write_learned_state(folder, learned)
+        return model.digest_weights(trained)
 
     metadata = collect_metadata(plan, source.outputs, splits, engine.model, goal) if is_chief(plan) else None
     learned = add_digests(data.splits.learned, metadata)
@@ -184,4 +191,20 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         callbacks=[training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()],
         explain=functools.partial(dataset.explain_read_error, splits=splits.by_name()),
         facts=facts,
+        kept=kept,
     )
+
+
+def keep_outputs(
+    plan: Plan, runtime: Runtime, engine: Engine, feeds: Feeds, splits: Splits, emit: Emit
+) -> KeptSplit | None:
+    """Makes the evaluation of the test split keep what predictions are made of, as `evaluation` says."""
+    if plan.evaluation.name == "none" or plan.evaluator == "here":
+        return None
+    if runtime.strategy_name == "tpu":
+        emit(Note("strategy=tpu: predictions are not kept, and there is no report of them; evaluate the model later"))
+        return None
+    kept = choose_kept_split(feeds, splits.raw, splits.outputs, plan.evaluation.id)
+    if kept is not None:
+        engine.keep_outputs(kept.feed, kept.keeper)
+    return kept

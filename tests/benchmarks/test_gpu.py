@@ -2,151 +2,141 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu import correctness, device, memory, profile, speed
-from benchmarks.gpu.__main__ import list_checks, main
-from benchmarks.gpu.bench import Bench, CheckFailed, CheckSkipped, Ended, Run, expect
-from benchmarks.gpu.checks import NO_GPU, Check, run_checks
+from benchmarks.gpu import bench, device, test_correctness, test_memory, test_profile, test_speed, test_sweeps
+from benchmarks.gpu.bench import Bench, Ended, Run
 from benchmarks.gpu.device import Device, find_device, is_named, to_megabytes
 from benchmarks.gpu.models import MODELS, find_difference
+from benchmarks.gpu.report import NO_GPU
 from scaleflow.cluster.gpus import CUDA_DEVICES
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.processes.handover import SERVER_ENV
 from tests.processes import FORKING, server
 
+ROOT = Path(__file__).parents[2]
 CPUS = Device("cpu", (), 2)
 GPU = Device("gpu", ("0",), 1, 16_000)
 
+#: Checks of each outcome, and one that waits for a command.
+OUTCOMES = """
+import pytest
+from benchmarks.gpu.bench import expect
+from benchmarks.gpu.conftest import *
 
-def pass_with_value(bench: Bench) -> None:
-    bench.values["answer"] = 42.0
-
-
-def fail(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=60, tolerance="none | any")
+def test_fail(bench):
     bench.values["seen"] = "a | b"
     bench.remarks.append("a rule is contradicted")
     expect(False, "it does not hold")
 
-
-def skip(bench: Bench) -> None:
-    raise CheckSkipped("a package is missing")
-
-
-def crash(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=60)
+def test_crash(bench):
     raise ZeroDivisionError("by zero")
 
+@pytest.mark.gpu(seconds=60)
+def test_skip(bench):
+    pytest.skip("a package is missing")
 
-def wait_for_ever(bench: Bench) -> None:
-    bench.run(["-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"])
+@pytest.mark.gpu(seconds=60, only_gpu=True)
+def test_only_gpu(bench):
+    raise AssertionError
 
+@pytest.mark.gpu(seconds=60, devices=3)
+def test_three(bench):
+    raise AssertionError
 
-def run(*functions: Callable[[Bench], None], seconds: float = 60, **options: Any) -> list[tuple[str, str]]:
-    checks = [Check(each.__name__, "group", 60, each, **options) for each in functions]
-    return [(result.status, result.reason) for result in run_checks(checks, CPUS, seconds)]
+@pytest.mark.gpu(seconds=1)
+def test_wait(bench):
+    here = Path(__file__).with_name("pid")
+    bench.run(["-c", f"import os, time; open('{here}', 'w').write(str(os.getpid())); time.sleep(600)"])
+
+@pytest.mark.gpu(seconds=60)
+@pytest.mark.parametrize("value", [pytest.param(42.0, id="named")])
+def test_pass(bench, value):
+    bench.values["answer"] = value
+"""
+
+#: Of the checks above with two CPUs: result and reason.
+EXPECTED = {
+    "fail": ("failed", "it does not hold"),
+    "crash": ("failed", "ZeroDivisionError: by zero"),
+    "skip": ("skipped", "a package is missing"),
+    "only_gpu": ("skipped", "it needs a GPU's own memory or counters"),
+    "three": ("skipped", "it needs 3 devices, and there is 2"),
+    "wait": ("failed", "it took longer than 1 s"),
+    "named": ("passed", ""),
+}
 
 
 def read_reports(folder: Path) -> tuple[dict[str, Any], str]:
     return json.loads((folder / "gpu.json").read_text()), (folder / "gpu.md").read_text()
 
 
+def list_results(folder: Path) -> dict[str, tuple[str, str]]:
+    return {each["name"]: (each["result"], each["reason"]) for each in read_reports(folder)[0]["checks"]}
+
+
+def run_pytest(*words: str) -> tuple[int, str]:
+    """The exit code and the output of `pytest -m gpu WORDS`."""
+    plain = ("-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        code = pytest.main([*plain, "-m", "gpu", *words])
+    return int(code), output.getvalue()
+
+
 def test_without_a_gpu_every_check_is_skipped_by_name(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    isolated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(CUDA_DEVICES, "")
-    assert main(["--report", str(tmp_path / "new" / "report")]) == 0
-    names = [check.name for check in list_checks()]
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[:-1]] == [[name, "skipped"] for name in names]
-    assert lines[-1].startswith(f"{len(names)} skipped ({NO_GPU}); the report is ")
-    found, text = read_reports(tmp_path / "new" / "report")
-    assert [(each["name"], each["result"], each["reason"]) for each in found["checks"]] == [
-        (name, "skipped", NO_GPU) for name in names
-    ]
+    report = tmp_path / "new" / "report"
+    code, said = isolated(run_pytest, "benchmarks/gpu", "--report", str(report))
+    assert code == 0
+    found, text = read_reports(report)
+    results = list_results(report)
+    assert len(found["checks"]) == len(results) > 40  # names differ
+    assert set(results.values()) == {("skipped", NO_GPU)}
+    assert f"{len(results)} skipped ({NO_GPU}); the report is {report}/gpu.md" in said.splitlines()
     assert found["machine"]["versions"]["tensorflow"]
-    assert all(f"| `{name}` | skipped: {NO_GPU} |" in text for name in names)
-    assert [line for line in text.splitlines() if line.startswith("## ")] == [
-        *("## Correctness", "## Memory", "## Profile", "## Speed", "## Sweeps")
-    ]
+    assert all(f"| `{name}` | skipped: {NO_GPU} |" in text for name in results)
+    groups = ["Correctness", "Memory", "Profile", "Speed", "Sweeps"]
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [f"## {group}" for group in groups]
 
 
-def test_names_of_checks_differ_and_all_fit_into_half_an_hour_each() -> None:
-    names = [check.name for check in list_checks()]
-    assert len(set(names)) == len(names) > 40
-    assert not set(names) & {check.group for check in list_checks()}
-    assert all(0 < check.seconds < 1800 for check in list_checks())
-
-
-def test_groups_and_checks_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(CUDA_DEVICES, "")
-    assert main(["resnet50", "sweeps", "model.depth=101", "--report", str(tmp_path)]) == 0
-    names = [each["name"] for each in read_reports(tmp_path)[0]["checks"]]
-    assert names == ["resnet50", "sweep_shared", "sweep_limited", "sweep_precisions"]
-    for wrong in (["gpt5"], ["--rounds", "0"], ["--minutes", "0"]):
-        with pytest.raises(SystemExit) as ended:
-            main([*wrong, "--report", str(tmp_path)])
-        assert ended.value.code == 2
-
-
-def test_a_check_that_fails_is_reported_and_the_others_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    functions = (fail, crash, skip, pass_with_value)
-    checks = [Check(each.__name__, "group", 60, each, "none | any") for each in functions]
-    assert main(["--cpus", "1", "--report", str(tmp_path)], checks) == 1
-    assert "1 skipped, 1 passed" in capsys.readouterr().out
-    found, text = read_reports(tmp_path)
-    assert [(each["name"], each["result"], each["reason"]) for each in found["checks"]] == [
-        ("fail", "failed", "it does not hold"),
-        ("crash", "failed", "ZeroDivisionError: by zero"),
-        ("skip", "skipped", "a package is missing"),
-        ("pass_with_value", "passed", ""),
-    ]
-    assert [each["values"] for each in found["checks"]] == [{"seen": "a | b"}, {}, {}, {"answer": 42.0}]
+def test_a_check_that_fails_is_reported_and_the_others_go_on(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("from benchmarks.gpu.conftest import *")
+    (tmp_path / "test_group.py").write_text(OUTCOMES)
+    words = [str(tmp_path), "--report", str(tmp_path / "report"), "--cpus", "2", "-c", str(ROOT / "pyproject.toml")]
+    code, said = isolated(run_pytest, *words)
+    assert code == 1
+    assert f"3 failed, 3 skipped, 1 passed; the report is {tmp_path}/report/gpu.md" in said
+    assert list_results(tmp_path / "report") == EXPECTED
+    found, text = read_reports(tmp_path / "report")
+    assert [each["values"] for each in found["checks"] if each["values"]] == [{"seen": "a | b"}, {"answer": 42.0}]
     assert "| `fail` | **failed**: it does not hold | seen a \\| b | none \\| any | 0 |" in text
     assert "- `fail`: a rule is contradicted" in text
-    assert main(["--cpus", "1", "--report", str(tmp_path)], checks[2:]) == 0
-
-
-def test_check_that_does_not_begin_in_time_is_not_run(tmp_path: Path) -> None:
-    assert run(pass_with_value, fail, seconds=0) == [("not run", "out of time")] * 2
-    checks = [Check("late", "group", 60, pass_with_value)]
-    assert main(["--cpus", "1", "--minutes", "1e-9", "--report", str(tmp_path)], checks) == 1
-
-
-@pytest.mark.parametrize(("own", "total", "expected"), [(1.0, 60.0, "failed"), (60.0, 1.0, "not run")])
-def test_a_check_that_does_not_end_is_stopped(own: float, total: float, expected: str) -> None:
-    pids = []
-
-    def wait(bench: Bench) -> None:
-        try:
-            wait_for_ever(bench)
-        finally:
-            pids.append(bench._started[0].process.pid)
-
-    checks = [Check("slow", "group", own, wait), Check("next", "group", 60, pass_with_value)]
-    first, second = run_checks(checks, CPUS, total)
-    assert (first.status, second.status) == (expected, "passed" if expected == "failed" else "not run")
-    assert first.reason == ("it took longer than 1 s" if expected == "failed" else "out of time")
     with pytest.raises(ProcessLookupError):
-        os.kill(pids[0], 0)
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_check_that_cpus_cannot_make_is_skipped() -> None:
-    assert run(fail, only_gpu=True)[0][0] == "skipped"
-    assert run(fail, devices=3) == [("skipped", "it needs 3 devices, and there is 2")]
-
-
-def test_hindrance_of_all_checks_fails_them_without_running_them() -> None:
-    (result,) = run_checks([Check("any", "group", 60, crash)], GPU, 60, obstacle="no CUDA")
-    assert (result.status, result.reason) == ("failed", "no CUDA")
+def test_checks_that_pass_or_have_no_time_end_the_command(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("from benchmarks.gpu.conftest import *")
+    (tmp_path / "test_group.py").write_text(OUTCOMES)
+    words = [str(tmp_path), "--report", str(tmp_path / "report"), "--cpus", "2", "-c", str(ROOT / "pyproject.toml")]
+    for more, expected in ((["-k", "skip or named"], 0), (["--rounds", "0"], 4), (["--minutes", "0"], 4)):
+        assert isolated(run_pytest, *words, *more)[0] == expected
+    assert isolated(run_pytest, *words, "--minutes", "1e-9", "-k", "named or crash")[0] == 1
+    assert set(list_results(tmp_path / "report").values()) == {("not run", "out of time")}
 
 
 def test_a_gpu_that_tensorflow_does_not_find_is_an_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,15 +202,15 @@ def test_losses_differ_relative_to_those_above_one(
 
 def test_losses_that_differ_too_much_fail_with_the_values() -> None:
     bench = Bench(CPUS, Path())
-    with pytest.raises(CheckFailed, match=r"differ by 0.5, allowed is 0.001: 1/0.5"):
-        correctness.expect_close(bench, [1.0], [0.5], 1e-3)
+    with pytest.raises(pytest.fail.Exception, match=r"differ by 0.5, allowed is 0.001: 1/0.5"):
+        test_correctness.expect_close(bench, [1.0], [0.5], 1e-3)
     assert bench.values == {"difference": 0.5}
-    with pytest.raises(CheckFailed):
-        correctness.expect_close(bench, [float("nan")], [0.5], 1e-3)
+    with pytest.raises(pytest.fail.Exception):
+        test_correctness.expect_close(bench, [float("nan")], [0.5], 1e-3)
 
 
 def test_operations_of_dense_layers() -> None:
-    assert speed.count_operations([64, 128, 128, 10]) == 138_752  # as `perf/flops_per_example` of the default job
+    assert test_speed.count_operations([64, 128, 128, 10]) == 138_752  # as `perf/flops_per_example` of the default job
 
 
 class FakeBench(Bench):
@@ -248,12 +238,12 @@ OUT_OF_MEMORY = (
 
 def test_the_advice_of_a_run_that_is_out_of_memory_is_followed() -> None:
     bench = FakeBench([(1, OUT_OF_MEMORY), (0, "")])
-    memory.run_out_of_memory(bench)
+    test_memory.test_out_of_memory(bench)
     assert bench.typed[1][-3:-1] == ["training.batch_size=16384", "training.accumulate=2"]
     assert bench.values["attempts"] == 1
-    for ends in ([(0, "")], [(1, OUT_OF_MEMORY)] * memory.ATTEMPTS, [(1, "scaleflow: something else")]):
-        with pytest.raises(CheckFailed):
-            memory.run_out_of_memory(FakeBench(ends))
+    for ends in ([(0, "")], [(1, OUT_OF_MEMORY)] * test_memory.ATTEMPTS, [(1, "scaleflow: something else")]):
+        with pytest.raises(pytest.fail.Exception):
+            test_memory.test_out_of_memory(FakeBench(ends))
 
 
 class FirstCommand(Exception):
@@ -274,26 +264,43 @@ class RecordingBench(Bench):
         return [1.0]
 
 
+def list_calls() -> dict[str, Callable[[Bench], None]]:
+    """The checks by name, each with its parameters."""
+    calls: dict[str, Callable[[Bench], None]] = {}
+    for module in (test_correctness, test_memory, test_profile, test_speed, test_sweeps):
+        for name, check in vars(module).items():
+            if name.startswith("test_"):
+                marks = {mark.name: mark for mark in check.pytestmark}
+                cases = marks["parametrize"].args[1] if "parametrize" in marks else [pytest.param(id=name[5:])]
+                calls |= {case.id: partial(call_check, check, case.values) for case in cases}
+    return calls
+
+
+def call_check(check: Callable[..., None], values: Sequence[str], bench: Bench) -> None:
+    check(bench, *values)
+
+
 def test_commands_for_a_gpu_pass_the_rules(
     plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(profile, "find_spec", lambda name: True)  # as if xprof and nvidia-ml-py were installed
+    monkeypatch.setattr(test_profile, "find_spec", lambda name: True)  # as if xprof and nvidia-ml-py were installed
     # The commands of the five models differ in nothing that concerns hardware.
     same = tuple(f"{model}_" for model in MODELS if model != "digits")
-    checks = [check for check in list_checks() if not check.name.startswith((*same, "doctor", "refusals"))]
-    for check in checks:
+    for name, check in list_calls().items():
+        if name.startswith((*same, "doctor", "refusals")):
+            continue
         bench = RecordingBench(Device("gpu", ("0", "1"), 2, 16_000), tmp_path)
-        bench.folder = tmp_path / check.name
+        bench.folder = tmp_path / name
         bench.folder.mkdir()
         with pytest.raises(FirstCommand) as ended:
-            check.function(bench)
+            check(bench)
         words, extra = ended.value.args
         words = [word for word in words if "=" in word and not word.startswith(("hydra.", "model.units=[128"))]
         with monkeypatch.context() as patch:
-            for name, value in extra.items():
-                patch.setenv(name, value)
+            for variable, value in extra.items():
+                patch.setenv(variable, value)
             made = plan(*words)
-        assert made.hardware.name == ("auto" if check.name == "sweep_shared" else "gpu"), check.name
+        assert made.hardware.name == ("auto" if name == "sweep_shared" else "gpu"), name
 
 
 def test_a_share_of_the_peak_above_it_fails(tmp_path: Path) -> None:
@@ -303,20 +310,27 @@ def test_a_share_of_the_peak_above_it_fails(tmp_path: Path) -> None:
         return Run(tmp_path, None)  # type: ignore[arg-type]
 
     bench = Bench(GPU, tmp_path)
-    speed.record_mfu(bench, "mixed", [run_with(0.4)])
+    test_speed.record_mfu(bench, "mixed", [run_with(0.4)])
     assert bench.values == {"mixed, perf/mfu": 0.4}
-    with pytest.raises(CheckFailed, match=r"perf/mfu is 1\.2"):
-        speed.record_mfu(bench, "mixed", [run_with(1.2)])
-    with pytest.raises(CheckFailed, match="on a CPU"):
-        speed.record_mfu(Bench(CPUS, tmp_path), "mixed", [run_with(0.4)])
+    with pytest.raises(pytest.fail.Exception, match=r"perf/mfu is 1\.2"):
+        test_speed.record_mfu(bench, "mixed", [run_with(1.2)])
+    with pytest.raises(pytest.fail.Exception, match="on a CPU"):
+        test_speed.record_mfu(Bench(CPUS, tmp_path), "mixed", [run_with(0.4)])
+
+
+def run_on_cpus(address: str, *words: str) -> tuple[int, str]:
+    """The same, with commands that are forked."""
+    os.environ[SERVER_ENV] = address
+    bench.subprocess = FORKING  # type: ignore[assignment]
+    return run_pytest(*words)
 
 
 @pytest.mark.slow
-def test_checks_of_each_group_work_on_logical_cpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(SERVER_ENV, server())
-    monkeypatch.setattr("benchmarks.gpu.bench.subprocess", FORKING)
+def test_checks_of_each_group_work_on_logical_cpus(isolated: Callable[..., Any], tmp_path: Path) -> None:
     names = ["digits_bfloat16", "mirrored", "in_memory_data", "trace", "xla_mlp", "sweep_shared"]
-    assert main(["--cpus", "2", *names, "--report", str(tmp_path)]) == 0
+    words = ["benchmarks/gpu", "--cpus", "2", "-k", " or ".join(names), "--report", str(tmp_path)]
+    code, said = isolated(run_on_cpus, server(), *words)
+    assert code == 0, said
     found = {each["name"]: each for each in read_reports(tmp_path)[0]["checks"]}
     assert {name: each["result"] for name, each in found.items()} == dict.fromkeys(names, "passed")
     assert 0 < found["digits_bfloat16"]["values"]["difference"] < 5e-2

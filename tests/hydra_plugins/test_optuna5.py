@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from tests.conftest import Command
 from tests.launcher.test_supervisor import wait_for
 from tests.sweep.fake_runs import FakeLaunch
 
-optuna = pytest.importorskip("optuna")
-
-pytestmark = pytest.mark.filterwarnings("ignore")  # Hydra's and Optuna's own
+pytestmark = [
+    pytest.mark.skipif(find_spec("optuna") is None, reason="the extra optuna is not installed"),
+    pytest.mark.filterwarnings("ignore"),  # Hydra's and Optuna's own
+]
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +71,22 @@ def storage(folder: Path) -> str:
     return f"sqlite:///{folder}/optuna.db"
 
 
+def load(storage: Any) -> Any:
+    """The study of a storage."""
+    import optuna  # late: each of pytest's workers collects this module
+
+    return optuna.load_study(study_name="sweep", storage=storage)
+
+
 def study(folder: Path) -> Any:
-    return optuna.load_study(study_name="sweep", storage=storage(folder))
+    return load(storage(folder))
+
+
+def ask_seed(study: Any) -> Any:
+    """A trial that another command runs."""
+    from optuna.distributions import IntDistribution
+
+    return study.ask({"seed": IntDistribution(1, 1000000)})
 
 
 @pytest.mark.slow
@@ -193,8 +209,8 @@ def test_commands_that_share_a_study_leave_each_other_their_trials(
         return fake.plans
 
     assert len(search("a", 2)) == 2
-    other = optuna.load_study(study_name="sweep", storage=optuna5.open_storage(shared))
-    elsewhere = other.ask({"seed": optuna.distributions.IntDistribution(1, 1000000)})
+    other = load(optuna5.open_storage(shared))
+    elsewhere = ask_seed(other)
     assert len(search("b", 4)) == 1  # the third one is still run by another command
     trials = other.get_trials()
     assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE", "RUNNING", "COMPLETE"]
@@ -216,8 +232,8 @@ def test_commands_that_share_a_study_leave_each_other_their_trials(
 def test_a_command_runs_the_trials_again_that_it_left_in_a_shared_study(tmp_path: Path, ours: Any) -> None:
     words = ("seed=int(interval(1,1000000))", f"hydra.sweeper.storage=sqlite:///{tmp_path}/shared.db")
     ours(FakeLaunch(), *words, "hydra.sweeper.n_trials=1")
-    shared = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/shared.db")
-    killed = shared.ask({"seed": optuna.distributions.IntDistribution(1, 1000000)})
+    shared = load(f"sqlite:///{tmp_path}/shared.db")
+    killed = ask_seed(shared)
     killed.set_user_attr(optuna5.OWNER, shared.trials[0].user_attrs[optuna5.OWNER])
     fake = FakeLaunch()
     assert ours(fake, *words, "hydra.sweeper.n_trials=3") == 0
@@ -235,7 +251,7 @@ def test_a_search_that_is_stopped_goes_on_with_the_stopped_trial(tmp_path: Path,
     words = ("seed=int(interval(1,1000000))", f"hydra.sweeper.storage=sqlite:///{tmp_path}/shared.db")
     first, second = Stopped(["FINISHED", "KILLED"]), FakeLaunch()
     assert ours(first, *words, "hydra.sweeper.n_trials=4") == 130
-    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/shared.db")
+    study = load(f"sqlite:///{tmp_path}/shared.db")
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "RUNNING"]
     assert ours(second, *words, "hydra.sweeper.n_trials=4") == 0
     assert [plan.seed for plan in second.plans] == [trial.params["seed"] for trial in study.trials[1:]]
@@ -276,7 +292,7 @@ def search_slowly(folder: Path, name: str, words: Sequence[str]) -> int:
 
 def assert_shared(folder: Path, shared: str, trials: int) -> Any:
     """Both commands have run jobs, none twice; returns the study."""
-    both = optuna.load_study(study_name="sweep", storage=optuna5.open_storage(shared))
+    both = load(optuna5.open_storage(shared))
     assert {trial.state.name for trial in both.trials} == {"COMPLETE"}
     assert trials <= len(both.trials) <= trials + 1  # one more if both proposed the last one at the same moment
     ran = [json.loads((folder / name / "sweep.json").read_text())["jobs"] for name in "ab"]

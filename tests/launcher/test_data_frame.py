@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
-import pyarrow
 import pytest
 
 import scaleflow
 from scaleflow.errors import ConfigError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 WORDS = ("dataset=table", "dataset.target=price", "tracking=none", "hardware=cpu")
 
 
 def table(rows: int = 300) -> pd.DataFrame:
+    import pandas as pd
+
     number = np.arange(rows)
     area = np.where(number % 11 == 0, np.nan, number % 37)
     town = np.array(["Ulm", "Bonn", None], object)[number % 3]
@@ -45,6 +48,8 @@ def test_a_table_that_has_no_place_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def train(folder: str) -> Any:
+    import pyarrow
+
     os.chdir(folder)
     frame = table()
     short = (*WORDS, "debug=inline", "training.max_steps=3", "dataset.test=0.1")

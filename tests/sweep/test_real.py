@@ -105,6 +105,14 @@ def test_output_of_a_sweep_leads_to_its_best_model(finished: Finished, isolated:
     snippet = code.replace("PARENT_ID", parent.info.run_id)
     assert snippet != code
     described = {name: read_snippet(run) for name, run in (("sweep", parent), ("job", best))}
+    for named, more in ((parent.info.run_id, ("--uri", "sqlite:///mlflow.db")), ("s", ())):
+        done = command.python("-m", "scaleflow.best", named, *more, "--json")
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout.splitlines()[-1])
+        assert (answer["run_id"], answer["job"]) == (best.info.run_id, int(rows[0]["job"]))
+        assert answer["model"] == loading.partition('"')[2].rpartition('"')[0]
+        assert answer["value"] == parent.data.metrics["val/loss"] == best.data.metrics["val/loss"]
+    assert parent.data.metrics["test/loss"] == best.data.metrics["test/loss"]
     told = isolated(predict_all, str(command.folder), loading, snippet, described)
     assert told.pop("runs") == [row["run"] for row in rows]
     (first, *others) = told.values()

@@ -7,6 +7,7 @@ import io
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,9 +54,7 @@ T = TypeVar("T")
 
 def missing() -> str | None:
     """Why there can be no browser here; None where there can."""
-    try:
-        import selenium  # noqa: F401
-    except ImportError:
+    if find_spec("selenium") is None:
         return "selenium is not installed"
     if program() is None:
         return f"there is no Chromium: none of {', '.join(PROGRAMS)} is on the path"

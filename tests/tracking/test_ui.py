@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from tests.conftest import Command
 from tests.tracking.browser import Pages, chromium, missing
@@ -162,6 +161,8 @@ def test_the_reports_pictures_are_shown(swept: Swept, pages: Pages, name: str) -
         found = [image for image in pages.find("img") if (image.get_attribute("src") or "").startswith("blob:")]
         sizes = [(image.get_property("naturalWidth"), image.get_property("naturalHeight")) for image in found]
         return [size for size in sizes if all(size)]
+
+    from PIL import Image
 
     with Image.open(swept.folder / f"{name}.png") as drawn:
         assert pages.until(size, "picture")[0] == drawn.size

@@ -7,8 +7,6 @@ import numpy as np
 
 from scaleflow.interfaces import Arrays, Inputs, Outputs
 
-IDS = "tests.training.ids.Ids"
-
 
 class Ids:
     """Row numbers, of which the low ones are frequent: every batch has many of them several times.

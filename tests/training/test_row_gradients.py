@@ -11,7 +11,8 @@ import pytest
 
 from tests.strategy.test_parameter_server import IN_SHARDS
 from tests.training.fake_engine import far, follow_each, run_each
-from tests.training.ids import IDS
+
+IDS = "tests.training.ids.Ids"
 
 ROWS, WIDTH = 4000, 8
 #: A global batch of 32 examples with 4 row numbers each; 8 steps make an epoch.

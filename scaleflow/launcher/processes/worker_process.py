@@ -173,6 +173,10 @@ class ForkedProcess:
         for message in map(json.loads, lines):
             self.pid = message.get("pid", self.pid)
             self.returncode = message.get("status", self.returncode)
+            if "refused" in message:
+                self.returncode = 1
+                with self._log.open("ab") as log:
+                    log.write(f"the fork server: {message['refused']}\n".encode())
 
     def _log_lost_server(self, why: str = "") -> None:
         """Writes to the log that the server is gone. If it forked no process, its own log says why."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import distributions
 
 from scaleflow.cluster.members import find_unreachable
 from scaleflow.errors import ConfigError
@@ -20,7 +17,6 @@ from scaleflow.launcher.processes.worker_process import EndReason
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.runs import EventReader, RunSpec, RunState
 from scaleflow.runs.event_log import append_event
-from scaleflow.runs.provenance import write_provenance
 
 #: Seconds between two checks of the processes. Each check takes processor time.
 POLL_SECONDS = 0.1
@@ -71,9 +67,6 @@ class RunMonitor:
         Returns False if the store refuses the run, or if the user asked for the end.
         """
         if not self.recorder.is_alive() and not self.recorder.done.is_set():
-            if self.spec.records:  # another process of the run may share the folder
-                write_versions(self.spec)
-                write_provenance(self.spec.folder, self.spec.tags)
             self.recorder.start()
         while not self.recorder.is_settled.wait(POLL_SECONDS):
             if self.stop.is_set():
@@ -189,15 +182,3 @@ class RunMonitor:
     def refusal(self) -> ConfigError | None:
         """Why there is no run, if it was refused, by the store or by a worker."""
         return self.recorder.refusal or self.state.refusal
-
-
-def write_versions(spec: RunSpec) -> None:
-    """Writes the versions of all installed packages to the run's folder."""
-    spec.files.environment.write_text(list_environment())
-
-
-@functools.cache
-def list_environment() -> str:
-    """Returns a line for Python and for each installed package. Cached: a sweep writes it for each of its jobs."""
-    packages = sorted({f"{d.name}=={d.version}" for d in distributions()}, key=str.lower)
-    return f"python=={sys.version.split()[0]}\n" + "\n".join(packages) + "\n"

@@ -75,6 +75,7 @@ class Recorder(threading.Thread):
         offline: whether the store may stay unreachable for any time.
         writer: writes the events of the whole run for TensorBoard.
         keeps: whether to write `record.json`; False if another process, which shares the folder, writes it.
+        wait_for_files: returns when the files that are recorded when the run is ready are written.
 
     Attributes:
         refusal: why the store cannot be used, when that is known.
@@ -92,12 +93,18 @@ class Recorder(threading.Thread):
         offline: bool = False,
         writer: TensorBoardWriter | None = None,
         keeps: bool = True,
+        wait_for_files: Callable[[], object] = bool,
     ) -> None:
         super().__init__(name="recorder", daemon=True)
         self._tracker = tracker
         self.events = events
         self._transfer = EventTransfer(
-            tracker, events, read_profile=BackgroundReader(), board=writer, keeps_record=keeps
+            tracker,
+            events,
+            read_profile=BackgroundReader(),
+            board=writer,
+            keeps_record=keeps,
+            wait_for_files=wait_for_files,
         )
         self._before = before
         if not is_resumed:

@@ -39,7 +39,7 @@ from scaleflow.interfaces.events import (
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.recording.description import describe_run
 from scaleflow.runs import EventReader, RunFolder, RunState
-from scaleflow.runs.provenance import read_provenance
+from scaleflow.runs.provenance.tags import read_tags
 from scaleflow.tracking import TensorBoardWriter
 from scaleflow.tracking.uri import sqlite_file
 
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 #: MLflow's tag of a child run.
 PARENT = "mlflow.parentRunId"
+
+#: The tag with the digest of the weights of the model that the run has exported.
+WEIGHTS = "scaleflow.weights"
 
 EVENTS_A_PASS = 500
 
@@ -82,6 +85,7 @@ class EventTransfer:
         read_profile: analyses a traced window.
         board: writes the events for TensorBoard; None: not written.
         keeps_record: whether to write `record.json`.
+        wait_for_files: returns when the files that are sent with `ready` are written.
 
     Attributes:
         taken: how many bytes of the events the store has.
@@ -98,6 +102,7 @@ class EventTransfer:
         read_profile: Callable[[StepsProfiled], Profile] = read_profile,
         board: TensorBoardWriter | None = None,
         keeps_record: bool = True,
+        wait_for_files: Callable[[], object] = bool,
     ) -> None:
         self._tracker = tracker
         self._tries_of_a_file = tries_of_a_file
@@ -112,6 +117,7 @@ class EventTransfer:
         self._tries: dict[int, int] = {}
         self._missing: set[int] = set()
         self._keeps_record = keeps_record
+        self._wait_for_files = wait_for_files
         self.profiles: dict[int, str] = {}
         self.taken: int = self._record.get("offset", 0)
         self.ended: int = self.taken if self._record.get("done") else 0
@@ -241,6 +247,8 @@ class EventTransfer:
         self._take(offset)
 
     def _send_event(self, event: Event, at: int) -> None:
+        if isinstance(event, RunReady):
+            self._wait_for_files()
         if not isinstance(event, DEFERRABLE):
             self._handle(event)
         if isinstance(event, (*DEFERRABLE, RunReady, RunEnded)):
@@ -287,8 +295,8 @@ class EventTransfer:
 
     def _log_files(self, event: Event, at: int) -> None:
         if isinstance(event, RunReady):
-            for path in self._files.list_logged_files():
-                self._tracker.log_artifact(path, None)
+            for path, folder in self._files.list_logged_files():
+                self._tracker.log_artifact(path, folder)
         elif isinstance(event, RunEnded):
             self.write_tensorboard()
             for path in sorted(self._files.tensorboard.glob("*")):
@@ -332,6 +340,7 @@ class EventTransfer:
                 self._log_setting(event)
             case ModelExported():
                 self._tracker.log_model(self._locate(event.path), event.step)
+                self._tracker.set_tags({WEIGHTS: event.weights} if event.weights else {})
 
     def _take(self, offset: int) -> None:
         if offset != self.taken:
@@ -372,7 +381,7 @@ class EventTransfer:
             return
         self.save_state(is_vital=True)  # so that a later command finds the run that is created or adopted now
         tags = {
-            **read_provenance(self._files.path),
+            **read_tags(self._files.path),
             **event.tags,
             "scaleflow.folder": self._record["folder"],
             IDENTITY: self._record["id"],

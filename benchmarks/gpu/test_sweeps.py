@@ -6,14 +6,15 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.gpu.bench import Bench, Run, expect, expect_on
-from benchmarks.gpu.checks import Check
-from benchmarks.gpu.models import MODELS, WITHOUT_TF32, find_difference, list_losses, train_on_cpu
+import pytest
 
-GROUP = "sweeps"
+from benchmarks.gpu.bench import Bench, Run, expect, expect_on
+from benchmarks.gpu.models import MODELS, WITHOUT_TF32, find_difference, list_losses, train_on_cpu
 
 #: The largest difference of a job's losses from those of the CPU, relative to losses above 1, without TF32.
 DIFFERENCE = 1e-3
+
+TOLERANCE = f"{DIFFERENCE:g} (TF32 off)"
 
 
 def sweep(bench: Bench, words: Sequence[str], jobs: int) -> list[Run]:
@@ -43,17 +44,20 @@ def pack(bench: Bench, hardware: Sequence[str], jobs: int, at_once: int) -> None
     expect(difference <= DIFFERENCE, f"losses of a job differ by {difference:.3g}, allowed is {DIFFERENCE:g}")
 
 
-def share(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=150, tolerance=TOLERANCE)
+def test_sweep_shared(bench: Bench) -> None:
     """Two jobs at a time share a GPU with the default `hardware`: they take its memory as they need it."""
     pack(bench, ["hardware=cpu"] if bench.device.kind == "cpu" else ["hardware=auto"], jobs=4, at_once=2)
 
 
-def limit(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=150, tolerance=TOLERANCE)
+def test_sweep_limited(bench: Bench) -> None:
     """Three jobs at a time with a memory limit each."""
     pack(bench, bench.device.words(limit_mb=bench.device.limit_mb), jobs=3, at_once=3)
 
 
-def compare_precisions(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=120, tolerance="all jobs finish")
+def test_sweep_precisions(bench: Bench) -> None:
     """The recipe `mixed_vs_float32`: the report has the speed and the peak memory of both."""
     size = ["dataset.examples=2500", "dataset.shape=[16,16,3]"]
     sweep(bench, ["experiment=mixed_vs_float32", *size, "strategy=one_device", *bench.device.words()], 2)
@@ -61,12 +65,3 @@ def compare_precisions(bench: Bench) -> None:
     columns = json.loads(text)["columns"]
     wanted = {"examples/s", "device MB"} if bench.device.kind == "gpu" else {"examples/s"}
     expect(wanted <= set(columns), f"the report's columns are {columns}")
-
-
-def list_checks() -> list[Check]:
-    tolerance = f"{DIFFERENCE:g} (TF32 off)"
-    return [
-        Check("sweep_shared", GROUP, 150, share, tolerance),
-        Check("sweep_limited", GROUP, 150, limit, tolerance),
-        Check("sweep_precisions", GROUP, 120, compare_precisions, "all jobs finish"),
-    ]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.gpu.bench import Bench, CheckSkipped, expect, expect_learned, expect_on
-from benchmarks.gpu.checks import Check
+import pytest
+
+from benchmarks.gpu.bench import Bench, expect, expect_learned, expect_on
 from benchmarks.gpu.device import sample_memory
 from benchmarks.gpu.models import PLAIN, train_model, write_corpus
-
-GROUP = "memory"
 
 MIB = 1 << 20
 
@@ -26,7 +25,12 @@ LIMIT_MB, ATTEMPTS = 1024, 5
 IMAGE_BYTES = 64 * 64 * 3 * 4
 
 
-def measure_growth(bench: Bench) -> None:
+@pytest.mark.gpu(
+    seconds=120,
+    tolerance=f"with growth at most {GROWN:.0%} of the GPU's memory, without at least {TAKEN:.0%}",
+    only_gpu=True,
+)
+def test_growth(bench: Bench) -> None:
     """The memory in use on the GPU while a small run trains with and without memory growth."""
     used = {}
     for growth in ("true", "false"):
@@ -34,7 +38,7 @@ def measure_growth(bench: Bench) -> None:
             words = ["hardware=gpu", f"hardware.memory_growth={growth}"]
             expect_on(train_model(bench, "digits", words, f"growth-{growth}"), bench.device)
         if not samples or not bench.device.memory_mb:
-            raise CheckSkipped("nvidia-smi does not report the memory in use, as on a part of a GPU (MIG)")
+            pytest.skip("nvidia-smi does not report the memory in use, as on a part of a GPU (MIG)")
         used[growth] = max(samples) - samples[0]
         bench.values[f"MiB, memory_growth={growth}"] = used[growth]
     total = bench.device.memory_mb
@@ -42,7 +46,8 @@ def measure_growth(bench: Bench) -> None:
     expect(used["false"] >= TAKEN * total, f"without growth a run takes only {used['false']} of {total} MiB")
 
 
-def keep_limit(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=60, tolerance=f"{LIMIT_MB} MiB; the process {CONTEXT_MB} MiB more", only_gpu=True)
+def test_limit(bench: Bench) -> None:
     """A run with a memory limit takes no more than that, and what CUDA itself needs."""
     with sample_memory(bench.device) as samples:
         run = train_model(bench, "cnn", bench.device.words(limit_mb=LIMIT_MB), "run")
@@ -56,7 +61,8 @@ def keep_limit(bench: Bench) -> None:
         expect(used <= LIMIT_MB + CONTEXT_MB, f"the process takes {used} MiB, the limit is {LIMIT_MB}")
 
 
-def run_out_of_memory(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=180, tolerance=f"at most {ATTEMPTS - 1} times advice", only_gpu=True)
+def test_out_of_memory(bench: Bench) -> None:
     """A batch that is too large ends the run with advice. The advised words make the same global batch fit."""
     size = 32768
     words = [
@@ -78,7 +84,8 @@ def run_out_of_memory(bench: Bench) -> None:
     expect(attempt > 0, f"a batch of {size} fits into {LIMIT_MB} MiB, so nothing was tested")
 
 
-def hold_data(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=120, tolerance="the limit")
+def test_in_memory_data(bench: Bench) -> None:
     """Data in memory: a small split is copied to the GPU, one that is larger than its memory is not."""
     limit = LIMIT_MB if bench.device.kind == "gpu" else 8  # on a CPU only the size of the data
     peaks = []
@@ -105,7 +112,8 @@ def hold_data(bench: Bench) -> None:
         expect(peaks[1] <= limit, f"the peak is {peaks[1]:.0f} MiB, the limit is {limit}")
 
 
-def evaluate_within_limit(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=90, tolerance=f"{LIMIT_MB} MiB, as training", only_gpu=True)
+def test_evaluation(bench: Bench) -> None:
     """A GPT whose training with two examples at once fits. An evaluation with many would need much more."""
     data = bench.folder / "data"
     data.mkdir()
@@ -118,7 +126,8 @@ def evaluate_within_limit(bench: Bench) -> None:
     bench.values["test/loss"] = run.metric("test/loss")[-1]
 
 
-def record_peak(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=90, tolerance="it grows with the batch", only_gpu=True)
+def test_peak(bench: Bench) -> None:
     """`perf/peak_device_mb` is recorded, and grows with the batch."""
     peaks = []
     for size in (32, 1024):
@@ -126,18 +135,3 @@ def record_peak(bench: Bench) -> None:
         peaks.append(run.metric("perf/peak_device_mb")[-1])
         bench.values[f"MiB, batch {size}"] = peaks[-1]
     expect(0 < peaks[0] < peaks[1], f"the peaks are {peaks}")
-
-
-def list_checks() -> list[Check]:
-    return [
-        Check(
-            *("growth", GROUP, 120, measure_growth),
-            tolerance=f"with growth at most {GROWN:.0%} of the GPU's memory, without at least {TAKEN:.0%}",
-            only_gpu=True,
-        ),
-        Check("limit", GROUP, 60, keep_limit, f"{LIMIT_MB} MiB; the process {CONTEXT_MB} MiB more", only_gpu=True),
-        Check("out_of_memory", GROUP, 180, run_out_of_memory, f"at most {ATTEMPTS - 1} times advice", only_gpu=True),
-        Check("evaluation", GROUP, 90, evaluate_within_limit, f"{LIMIT_MB} MiB, as training", only_gpu=True),
-        Check("in_memory_data", GROUP, 120, hold_data, "the limit"),
-        Check("peak", GROUP, 90, record_peak, "it grows with the batch", only_gpu=True),
-    ]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import csv
-import functools
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.gpu.bench import Bench, CheckSkipped, Run, expect, expect_learned, expect_on
-from benchmarks.gpu.checks import Check
+import pytest
+
+from benchmarks.gpu.bench import Bench, Run, expect, expect_learned, expect_on
 from benchmarks.gpu.models import (
     MODELS,
     PLAIN,
@@ -21,8 +21,6 @@ from benchmarks.gpu.models import (
     train_on_cpu,
 )
 from scaleflow.cluster.network import free_ports
-
-GROUP = "correctness"
 
 #: By the name of a check: the precision, whether float32 is computed without TF32, the largest difference of a loss
 #: from the CPU's in float32, and why. `sweep.same_losses` allows the same for float32 and for 16 bits.
@@ -42,8 +40,37 @@ PROBABILITY = 1e-2
 #: Examples of one update for runs on one and on several devices.
 GLOBAL_BATCH = 64
 
+FLOAT32, TF32 = (f"{PRECISIONS[name][2]:g} ({PRECISIONS[name][3]})" for name in ("float32", "tf32"))
+FLOAT16 = f"{PRECISIONS['float16'][2]:g} (float16)"
 
-def compare_losses(model: str, precision: str, bench: Bench) -> None:
+
+@pytest.mark.gpu(seconds=90)
+def test_doctor(bench: Bench) -> None:
+    """`python -m scaleflow.doctor` names the device, and says which precisions work on it."""
+    ended = bench.run(["-m", "scaleflow.doctor", "--json"])
+    found = json.loads(ended.stdout)
+    verdicts = [(name, each["works"]) for name, each in found["precisions"].items()]
+    kinds = {device["kind"] for device in found["tensorflow"]["devices"]}
+    expect(bench.device.kind.upper() in kinds, f"the doctor finds {kinds}")
+    expect(found["auto"].get("hardware") == bench.device.kind, f"auto resolves to {found['auto']}")
+    bench.values["mixed is"] = str(found["auto"].get("mixed"))
+    bench.values |= {name: {True: "works", False: "does not work", None: "unknown"}[works] for name, works in verdicts}
+    expect(("float32", True) in verdicts, "float32 does not work")
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [
+        pytest.param(
+            *(model, precision),
+            marks=pytest.mark.gpu(seconds=120, tolerance=f"{allowed:g} ({why})"),
+            id=f"{model}_{precision}",
+        )
+        for model in MODELS
+        for precision, (_, _, allowed, why) in PRECISIONS.items()
+    ],
+)
+def test_losses(bench: Bench, model: str, precision: str) -> None:
     """Trains a model in a precision, and compares all losses with those of the CPU in float32."""
     name, is_plain, allowed, _ = PRECISIONS[precision]
     reference = train_on_cpu(bench, model)
@@ -66,7 +93,8 @@ def expect_close(
     expect(difference <= allowed, f"losses differ by {difference:.3g}, allowed is {allowed:g}: {pairs}")
 
 
-def train_mirrored(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=120, tolerance=FLOAT32)
+def test_mirrored(bench: Bench) -> None:
     """Two replicas on one GPU, against one CPU with the same global batch."""
     words = (f"training.global_batch_size={GLOBAL_BATCH}",)
     reference = train_on_cpu(bench, "cnn", words, f"-{GLOBAL_BATCH}")
@@ -76,7 +104,8 @@ def train_mirrored(bench: Bench) -> None:
     expect_close(bench, list_losses(run), reference, PRECISIONS["float32"][2])
 
 
-def train_pipeline(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=120, tolerance=FLOAT32)
+def test_pipeline(bench: Bench) -> None:
     """Two stages on one GPU, against one CPU."""
     words = ("model=mlp", "model.units=[64,64,64,64]", f"training.global_batch_size={GLOBAL_BATCH}")
     reference = train_on_cpu(bench, "cnn", words, "-stages")
@@ -86,7 +115,8 @@ def train_pipeline(bench: Bench) -> None:
     expect_close(bench, list_losses(run), reference, PRECISIONS["float32"][2])
 
 
-def train_workers(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=150, tolerance=FLOAT32)
+def test_two_workers(bench: Bench) -> None:
     """Two workers on one GPU with a memory limit each; their gradients go over gRPC, since NCCL takes a GPU each."""
     words = (f"training.global_batch_size={GLOBAL_BATCH}",)
     reference = train_on_cpu(bench, "cnn", words, f"-{GLOBAL_BATCH}")
@@ -110,7 +140,8 @@ def train_workers(bench: Bench) -> None:
     expect_close(bench, list_losses(run), reference, PRECISIONS["float32"][2])
 
 
-def train_two_runs(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=120, tolerance=FLOAT32)
+def test_two_runs(bench: Bench) -> None:
     """Two commands at the same time on one GPU, with a memory limit each."""
     reference = train_on_cpu(bench, "digits")
     folders = [bench.folder / f"run-{number}" for number in range(2)]
@@ -129,7 +160,8 @@ def train_two_runs(bench: Bench) -> None:
         expect_close(bench, list_losses(run), reference, PRECISIONS["float32"][2], f"difference of run {number}")
 
 
-def resume(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=180, tolerance=f"{RESUMED:g} (deterministic operations); on the CPU {TF32}")
+def test_resume(bench: Bench) -> None:
     """A run that is stopped half way and resumed, on the same device and on the CPU, against one that is not."""
     words = ["tracking=none", "strategy=one_device", "hardware.deterministic=true", *bench.device.words()]
     model = [*MODELS["cnn"].overrides(bench, "cnn"), "training.steps_per_loop=10"]
@@ -148,7 +180,18 @@ def resume(bench: Bench) -> None:
         expect_close(bench, [run.metric("test/loss")[-1]], last, allowed, name)
 
 
-def export(model: str, precision: str, bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [
+        pytest.param(model, precision, marks=pytest.mark.gpu(seconds=120, tolerance=allowed), id=f"export_{name}")
+        for name, model, precision, allowed in (
+            ("cnn", "cnn", "float32", TF32),
+            ("resnet", "resnet", "float32", TF32),
+            ("float16", "cnn", "mixed_float16", FLOAT16),
+        )
+    ],
+)
+def test_export(bench: Bench, model: str, precision: str) -> None:
     """Exports a model from the device, which compares the SavedModel there, and evaluates it again on the CPU."""
     words = [*MODELS[model].overrides(bench, model), "checkpoint=none", "strategy=one_device", *bench.device.words()]
     run = bench.train([*words, f"precision={precision}", f"training.max_steps={MODELS[model].steps}"])
@@ -162,7 +205,8 @@ def export(model: str, precision: str, bench: Bench) -> None:
     expect_close(bench, evaluated, [run.metric("test/loss")[-1]], allowed)
 
 
-def predict(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=120, tolerance=f"{PROBABILITY:g} of a probability (TF32)")
+def test_predict(bench: Bench) -> None:
     """Predicts with the exported model on the device and on the CPU."""
     from sklearn.datasets import load_digits
 
@@ -197,7 +241,8 @@ def find_run_id(run: Run) -> str:
     return match[1] if match else ""
 
 
-def train_with_servers(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=150, tolerance="the loss falls")
+def test_parameter_server(bench: Bench) -> None:
     """Two workers that share a GPU, and a server without one. It is asynchronous, so there is no loss to compare."""
     words = [*MODELS["digits"].overrides(bench, "digits"), "tracking=none", "checkpoint=none", "training.epochs=3"]
     roles = ("strategy=parameter_server", "cluster.workers=2", "cluster.servers=1")
@@ -211,7 +256,8 @@ def train_with_servers(bench: Bench) -> None:
             expect(found == has_gpu, f"{log}: a GPU was {'not ' * has_gpu}used, expected the opposite")
 
 
-def refuse(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=120)
+def test_refusals(bench: Bench) -> None:
     """What cannot work on this device is refused with exit code 2, and a way that works."""
     missing = bench.device.count if bench.device.kind == "gpu" else 1
     kind = bench.device.kind
@@ -237,64 +283,14 @@ def refuse(bench: Bench) -> None:
     bench.values["refusals"] = sum(applies for _, applies in cases.values())
 
 
-def choose_devices(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=90, devices=2)
+def test_devices(bench: Bench) -> None:
     """`hardware.devices` by index, on a machine with several GPUs: the last one, and all in reversed order."""
     count = bench.device.count
     if bench.device.kind == "cpu":
-        raise CheckSkipped("a machine has one physical CPU, whatever its number of logical ones")
+        pytest.skip("a machine has one physical CPU, whatever its number of logical ones")
     for name, indices in (("last", [count - 1]), ("reversed", [*reversed(range(count))])):
         words = [f"hardware.devices={indices}".replace(" ", ""), "strategy=mirrored"]
         run = train_model(bench, "digits", ["hardware=gpu", *words], name, bench.device.environment(count))
         expect_on(run, bench.device, replicas=len(indices))
     bench.values["GPUs"] = count
-
-
-def examine(bench: Bench) -> None:
-    """`python -m scaleflow.doctor` names the device, and says which precisions work on it."""
-    ended = bench.run(["-m", "scaleflow.doctor", "--json"])
-    found = json.loads(ended.stdout)
-    verdicts = [(name, each["works"]) for name, each in found["precisions"].items()]
-    kinds = {device["kind"] for device in found["tensorflow"]["devices"]}
-    expect(bench.device.kind.upper() in kinds, f"the doctor finds {kinds}")
-    expect(found["auto"].get("hardware") == bench.device.kind, f"auto resolves to {found['auto']}")
-    bench.values["mixed is"] = str(found["auto"].get("mixed"))
-    bench.values |= {name: {True: "works", False: "does not work", None: "unknown"}[works] for name, works in verdicts}
-    expect(("float32", True) in verdicts, "float32 does not work")
-
-
-def list_checks() -> list[Check]:
-    def check(name: str, seconds: float, function: object, tolerance: str = "", **options: object) -> Check:
-        return Check(name, GROUP, seconds, function, tolerance, **options)  # type: ignore[arg-type]
-
-    float32, tf32 = (f"{PRECISIONS[name][2]:g} ({PRECISIONS[name][3]})" for name in ("float32", "tf32"))
-    losses = [
-        check(
-            f"{model}_{precision}",
-            120,
-            functools.partial(compare_losses, model, precision),
-            f"{allowed:g} ({why})",
-        )
-        for model in MODELS
-        for precision, (_, _, allowed, why) in PRECISIONS.items()
-    ]
-    return [
-        check("doctor", 90, examine),
-        *losses,
-        check("mirrored", 120, train_mirrored, float32),
-        check("pipeline", 120, train_pipeline, float32),
-        check("two_workers", 150, train_workers, float32),
-        check("two_runs", 120, train_two_runs, float32),
-        check("resume", 180, resume, f"{RESUMED:g} (deterministic operations); on the CPU {tf32}"),
-        check("export_cnn", 120, functools.partial(export, "cnn", "float32"), tf32),
-        check("export_resnet", 120, functools.partial(export, "resnet", "float32"), tf32),
-        check(
-            "export_float16",
-            120,
-            functools.partial(export, "cnn", "mixed_float16"),
-            f"{PRECISIONS['float16'][2]:g} (float16)",
-        ),
-        check("predict", 120, predict, f"{PROBABILITY:g} of a probability (TF32)"),
-        check("parameter_server", 150, train_with_servers, "the loss falls"),
-        check("refusals", 120, refuse),
-        check("devices", 90, choose_devices, devices=2),
-    ]

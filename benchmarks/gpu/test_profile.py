@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks.gpu.bench import Bench, CheckSkipped, Run, expect
-from benchmarks.gpu.checks import Check
-from benchmarks.gpu.models import MODELS
+import pytest
 
-GROUP = "profile"
+from benchmarks.gpu.bench import Bench, Run, expect
+from benchmarks.gpu.models import MODELS
 
 FIRST, STEPS = 12, 8
 
@@ -29,7 +28,8 @@ FILES = ("summary.md", "summary.json", "profile.png", "trace.json.gz")
 NO_DEVICE_EVENTS = "The trace has no events of the GPU itself"
 
 
-def trace(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=120, tolerance=f"all files; the parts sum to 100 % within {ROUNDING}")
+def test_trace(bench: Bench) -> None:
     """A trace of a small model: its files, its steps, and the GPU's own events."""
     words = [*MODELS["cnn"].overrides(bench, "cnn"), "training.batch_size=64"]
     run, summary = run_traced(bench, words)
@@ -40,7 +40,8 @@ def trace(bench: Bench) -> None:
     expect(abs(total - 100) <= ROUNDING, f"the parts of a step sum to {total} %: {summary['percent']}")
 
 
-def divide_step(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=180, tolerance=f"at least {COMPUTES:.0f} % compute")
+def test_breakdown(bench: Bench) -> None:
     """A large model computes most of a step."""
     if bench.device.kind == "gpu":
         words = ["model.depth=50", "dataset.shape=[224,224,3]", "dataset.examples=1000", "training.batch_size=32"]
@@ -49,14 +50,14 @@ def divide_step(bench: Bench) -> None:
     _, summary = run_traced(bench, ["dataset=synthetic", "model=resnet", *words])
     compute = summary["percent"]["compute"]
     if not has_device_events(summary, bench):
-        raise CheckSkipped("the driver gives the GPU's events to administrators only, so its kernels are not seen")
+        pytest.skip("the driver gives the GPU's events to administrators only, so its kernels are not seen")
     expect(compute >= COMPUTES, f"a step of a large model computes {compute} % of its time: {summary['percent']}")
 
 
 def run_traced(bench: Bench, words: Sequence[str]) -> tuple[Run, dict[str, Any]]:
     """Trains with a trace; returns the run and the summary of the trace."""
     if find_spec("xprof") is None:
-        raise CheckSkipped("xprof is not installed: pip install 'scaleflow[profile]'")
+        pytest.skip("xprof is not installed: pip install 'scaleflow[profile]'")
     window = ("profiler=trace", f"profiler.start_step={FIRST}", f"profiler.steps={STEPS}", "training.max_steps=30")
     # The end of the run waits for the analysis.
     plain = ("tracking=none", "tracking.flush_seconds=300", "checkpoint=none", "strategy=one_device")
@@ -74,10 +75,11 @@ def has_device_events(summary: dict[str, Any], bench: Bench) -> bool:
     return bench.device.kind == "cpu" or not summary["advice"][0].startswith(NO_DEVICE_EVENTS)
 
 
-def watch(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=90, tolerance="recorded, and above 0")
+def test_utilisation(bench: Bench) -> None:
     """System metrics of a run that trains for some seconds: how busy the GPU is, its memory, its power."""
     if bench.device.kind == "gpu" and find_spec("pynvml") is None:
-        raise CheckSkipped("nvidia-ml-py is not installed: pip install 'scaleflow[gpu]'")
+        pytest.skip("nvidia-ml-py is not installed: pip install 'scaleflow[gpu]'")
     words = [*MODELS["cnn"].overrides(bench, "cnn"), "training.batch_size=256", "training.epochs=100000"]
     limit = f"checkpoint.max_seconds={WATCHED_SECONDS}"
     folder = bench.folder / "run"
@@ -95,11 +97,3 @@ def watch(bench: Bench) -> None:
     bench.values |= found
     expect(any(name.endswith("utilization_percentage") for name in found), f"there are only {sorted(found)}")
     expect(max(value for name, value in found.items() if "utilization" in name) > 0, "nothing was busy")
-
-
-def list_checks() -> list[Check]:
-    return [
-        Check("trace", GROUP, 120, trace, f"all files; the parts sum to 100 % within {ROUNDING}"),
-        Check("breakdown", GROUP, 180, divide_step, f"at least {COMPUTES:.0f} % compute"),
-        Check("utilisation", GROUP, 90, watch, "recorded, and above 0"),
-    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import statistics
@@ -10,13 +9,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from benchmarks.gpu.bench import Bench, CheckSkipped, Run, expect, expect_learned, expect_on
-from benchmarks.gpu.checks import Check
+from benchmarks.gpu.bench import Bench, Run, expect, expect_learned, expect_on
 from benchmarks.gpu.models import find_difference, write_corpus, write_texts
 from benchmarks.measure import BY_HAND
-
-GROUP = "speed"
 
 PRECISIONS = ("float32", "mixed")
 
@@ -104,9 +101,18 @@ def gpt_words(bench: Bench) -> list[str]:
     ]
 
 
-def compare_precisions(model: str, precisions: Sequence[str], bench: Bench) -> None:
+@pytest.mark.gpu(seconds=300, tolerance="the loss falls")
+def test_resnet50(bench: Bench) -> None:
+    compare_precisions(bench, resnet_words(bench, 1), PRECISIONS)
+
+
+@pytest.mark.gpu(seconds=240, tolerance="the loss falls")
+def test_gpt2(bench: Bench) -> None:
+    compare_precisions(bench, gpt_words(bench), ("float32", "mixed", "mixed_bfloat16"))
+
+
+def compare_precisions(bench: Bench, words: Sequence[str], precisions: Sequence[str]) -> None:
     """Examples/s of a model in each precision, and the share of the peak, by turns in each round."""
-    words = resnet_words(bench, 1) if model == "resnet" else gpt_words(bench)
     runs: dict[str, list[Run]] = {precision: [] for precision in precisions}
     for number in range(bench.options.rounds):
         for precision in precisions if number % 2 == 0 else reversed(precisions):
@@ -136,7 +142,8 @@ def record_ratio(bench: Bench, name: str, ours: Sequence[float], theirs: Sequenc
     bench.values[name] = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def compare_counts(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=400, tolerance="the loss falls", devices=2)
+def test_several_gpus(bench: Bench) -> None:
     """Examples/s of ResNet-50 on two and on all devices, against as many times one."""
     for precision in PRECISIONS:
         one = find_rate(train_for_speed(bench, [*resnet_words(bench, 1), f"precision={precision}"], f"{precision}-1"))
@@ -148,7 +155,9 @@ def compare_counts(bench: Bench) -> None:
             record_mfu(bench, f"{precision} on {count}", [run])
 
 
-def compare_xla(model: str, bench: Bench) -> None:
+@pytest.mark.parametrize("model", [pytest.param(name, id=f"xla_{name}") for name in ("mlp", "cnn", "transformer")])
+@pytest.mark.gpu(seconds=180, tolerance=f"the first epoch's losses within {XLA_DIFFERENCE:g} (TF32)")
+def test_xla(bench: Bench, model: str) -> None:
     """Examples/s with each value of `hardware.xla`, and whether the losses are the same."""
     scale = 1 if bench.device.kind == "cpu" else 20
     words = [
@@ -179,7 +188,8 @@ def compare_xla(model: str, bench: Bench) -> None:
         )
 
 
-def compare_input(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=150, tolerance="the loss falls")
+def test_input(bench: Bench) -> None:
     """Examples/s of a ResNet on JPEG files that are decoded in each epoch, against decoded ones that are kept."""
     write_photos(bench.folder / "photos", FILES if bench.device.kind == "gpu" else 8)
     side = 128 if bench.device.kind == "gpu" else 16
@@ -208,7 +218,8 @@ def write_photos(folder: Path, files: int) -> None:
             Image.fromarray(photo).save(folder / "train" / f"class{label}" / f"{number}.jpg", quality=90)
 
 
-def compare_with_peak(bench: Bench) -> None:
+@pytest.mark.gpu(seconds=180, tolerance=f"flops_per_example by the formula; nothing above {ABOVE_PEAK:g} of the peak")
+def test_mfu(bench: Bench) -> None:
     """`perf/flops_per_example` against the formula, and `perf/mfu` of large products against a bare loop of products.
 
     No loop may be faster than the peak. If the bare one is, the table of peaks is wrong.
@@ -241,7 +252,7 @@ def compare_with_peak(bench: Bench) -> None:
                 "scaleflow/hardware/peaks.py",
             )
     if kind == "gpu" and not any("peak" in name for name in bench.values):
-        raise CheckSkipped("scaleflow/hardware/peaks.py does not have this GPU")
+        pytest.skip("scaleflow/hardware/peaks.py does not have this GPU")
 
 
 def count_operations(widths: Sequence[int]) -> float:
@@ -250,23 +261,3 @@ def count_operations(widths: Sequence[int]) -> float:
     """
     products = [2.0 * a * b for a, b in itertools.pairwise(widths)]
     return 3 * sum(products) - products[0]
-
-
-def list_checks() -> list[Check]:
-    peak = f"flops_per_example by the formula; nothing above {ABOVE_PEAK:g} of the peak"
-    resnet = functools.partial(compare_precisions, "resnet", PRECISIONS)
-    gpt = functools.partial(compare_precisions, "gpt", ("float32", "mixed", "mixed_bfloat16"))
-    return [
-        Check("resnet50", GROUP, 300, resnet, "the loss falls"),
-        Check("gpt2", GROUP, 240, gpt, "the loss falls"),
-        *(
-            Check(
-                *(f"xla_{model}", GROUP, 180, functools.partial(compare_xla, model)),
-                tolerance=f"the first epoch's losses within {XLA_DIFFERENCE:g} (TF32)",
-            )
-            for model in ("mlp", "cnn", "transformer")
-        ),
-        Check("input", GROUP, 150, compare_input, "the loss falls"),
-        Check("mfu", GROUP, 180, compare_with_peak, peak),
-        Check("several_gpus", GROUP, 400, compare_counts, "the loss falls", devices=2),
-    ]

@@ -1,0 +1,178 @@
+"""Keeps what the model returns for the examples of a split, and writes the record of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.interfaces import Examples, Feed, OutputStructure, name_leaves
+from scaleflow.interfaces.events import ArtifactWritten, Emit, Note
+
+if TYPE_CHECKING:
+    import numpy as np
+    import tensorflow as tf
+
+    from scaleflow.evaluation.predictions import Predictions
+    from scaleflow.training import Feeds, WorkerSync
+
+    Array = np.ndarray[Any, Any]
+
+ID_KEY = "evaluation.id"
+
+
+class PredictionKeeper:
+    """An `OutputKeeper` that collects what predictions are made of.
+
+    Args:
+        outputs: of the model.
+        feed: of the split, which is not shuffled.
+    """
+
+    def __init__(self, outputs: OutputStructure, feed: Feed) -> None:
+        from scaleflow.evaluation.collector import PredictionCollector
+
+        self._outputs = name_leaves(outputs)
+        self._feed = feed
+        self.collector = PredictionCollector(outputs, feed.examples)
+
+    def reduce(self, targets: Any, outputs: Any) -> Mapping[str, tf.Tensor]:
+        """Traced: returns what is kept of a batch, by `OUTPUT/NAME`."""
+        from scaleflow import objective
+        from scaleflow.evaluation.collector import choose_form
+
+        reduced: dict[str, tf.Tensor] = {}
+        named_targets, named_outputs = name_leaves(targets), name_leaves(outputs)
+        for name, described in self._outputs.items():
+            pair, form = (named_targets[name], named_outputs[name]), choose_form(described)
+            if form == "positions":
+                values = objective.sum_positions(described, *pair)
+            elif form == "best":
+                values = objective.rank_classes(described, *pair)
+            else:
+                values = dict(zip(("target", "output"), pair, strict=True))
+            reduced |= {f"{name}/{key}": value for key, value in values.items()}
+        return reduced
+
+    def begin(self) -> None:
+        self.collector.clear()
+
+    def add(self, step: int, replica: int, mask: Array, values: Mapping[str, Any]) -> None:
+        from scaleflow import dataset
+
+        is_valid, share = mask > 0, self._feed.batching.share
+        if is_valid.any():
+            places = dataset.find_places(self._feed, step)[replica * share : (replica + 1) * share]
+            self.collector.add(places[is_valid], {name: value[is_valid] for name, value in values.items()})
+
+
+@dataclass(frozen=True)
+class KeptSplit:
+    """The split whose predictions are kept.
+
+    Attributes:
+        name: `test`, `validation`, `train` or `all`.
+        feed: of it.
+        keeper: collects them.
+        outputs: of the model.
+        raw: its examples before their preprocessing.
+        read_id: reads the column `evaluation.id` of examples; None if there is none.
+    """
+
+    name: str
+    feed: Feed
+    keeper: PredictionKeeper
+    outputs: OutputStructure
+    raw: Examples
+    read_id: Callable[[Array], Mapping[str, Any]] | None
+
+    def collect(self, worker_sync: WorkerSync, worker: int, described: Mapping[str, Any]) -> Predictions | None:
+        """Returns the predictions of the last evaluation, on the chief. All workers must call it.
+
+        `described` has the digests of splits, as in `LearnedState.splits`.
+        """
+        from scaleflow.evaluation.predictions import Predictions
+
+        collector = self.keeper.collector
+        contents = worker_sync.gather(b"" if worker == 0 else collector.to_bytes(), worker)
+        if worker:
+            return None
+        for content in contents:
+            collector.merge(content)
+        table = add_identity(collector.to_table(), self.raw, self.read_id)
+        digest = described.get(self.name, {}).get("digest", "")
+        positions = {
+            name: {key: values.tolist() for key, values in sums.items()} for name, sums in collector.positions.items()
+        }
+        return Predictions(table, self.outputs, self.name, self.feed.examples, digest, positions)
+
+
+def choose_kept_split(
+    feeds: Feeds, raw: Mapping[str, Examples], outputs: OutputStructure, id_column: str | None
+) -> KeptSplit | None:
+    """Returns the test split, or without one the validation split; None if there is neither.
+
+    Raises ConfigError if the data has no column `evaluation.id`.
+    """
+    name = "test" if feeds.test is not None else "validation"
+    feed = feeds.test or feeds.validation
+    return None if feed is None else make_kept_split(name, feed, raw[name], outputs, id_column)
+
+
+def make_kept_split(name: str, feed: Feed, raw: Examples, outputs: OutputStructure, id_column: str | None) -> KeptSplit:
+    """Makes what keeps the predictions for a split. Raises ConfigError if the data has no column `evaluation.id`."""
+    from scaleflow import dataset
+
+    read_id = None if id_column is None else dataset.open_columns(raw, [id_column], ID_KEY)
+    return KeptSplit(name, feed, PredictionKeeper(outputs, feed), outputs, raw, read_id)
+
+
+def add_identity(table: Any, raw: Examples, read_id: Callable[[Array], Mapping[str, Any]] | None) -> Any:
+    """Returns the table with columns that say where the examples come from, after the first one."""
+    import numpy as np
+    import pyarrow
+
+    from scaleflow import dataset
+    from scaleflow.evaluation.predictions import EXAMPLE, FILE, ID, ROW
+
+    places = table[EXAMPLE].to_numpy()
+    files, rows = dataset.locate_examples(raw, places)
+    columns = {}
+    if files is not None:
+        columns[FILE] = pyarrow.array(files, pyarrow.string()).dictionary_encode()
+    if rows is not None:
+        columns[ROW] = pyarrow.array(rows.astype(np.int64))
+    if read_id is not None:
+        (values,) = read_id(places).values()
+        columns[ID] = pyarrow.array(values) if isinstance(values, np.ndarray) else values
+    for place, (name, values) in enumerate(columns.items(), 1):
+        table = table.add_column(place, name, values)
+    return table
+
+
+def keep_predictions(
+    kept: KeptSplit,
+    folder: Path,
+    worker_sync: WorkerSync,
+    worker: int,
+    described: Mapping[str, Any],
+    emit: Emit,
+) -> Predictions | None:
+    """Writes the record of the last evaluation into a folder, and reports it. All workers must call it.
+
+    Returns the predictions, on the chief. If they cannot be written, a note says why: the run goes on without them.
+    """
+    from scaleflow.evaluation.predictions import PREDICTIONS, save_predictions
+
+    predictions = kept.collect(worker_sync, worker, described)
+    if predictions is None:
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_predictions(folder / PREDICTIONS, predictions)
+    except OSError as error:
+        emit(Note(f"evaluation={folder}: the predictions cannot be written ({error.strerror or error})"))
+        return predictions
+    emit(ArtifactWritten(str(folder / PREDICTIONS), folder.name))
+    return predictions
