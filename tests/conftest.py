@@ -33,7 +33,7 @@ from tests.processes import (
     CommandProcess,
     call,
     empty_store_of,
-    keep_config_files,
+    remember_configs,
     run_server,
     server,
 )
@@ -51,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """One server for all of pytest's workers; they find it by the environment."""
-    keep_config_files()
+    remember_configs()
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         os.environ[ADDRESS] = SESSION.enter_context(run_server())
 
