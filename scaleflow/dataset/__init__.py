@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.augment import augment_feed
     from scaleflow.dataset.pipeline.blocks import check_shards, describe_shards
     from scaleflow.dataset.pipeline.cache import is_mapped
-    from scaleflow.dataset.pipeline.chosen_examples import locate_examples, open_columns, read_inputs, read_parts
+    from scaleflow.dataset.pipeline.chosen_examples import (
+        is_spread,
+        locate_examples,
+        open_columns,
+        read_inputs,
+        read_parts,
+        read_spread,
+    )
     from scaleflow.dataset.pipeline.feed_factory import make_feed
     from scaleflow.dataset.pipeline.feeds import find_places
     from scaleflow.dataset.pipeline.fingerprint import read_cheap_targets
@@ -36,6 +43,7 @@ __all__ = [
     "find_first_unreadable",
     "find_places",
     "is_mapped",
+    "is_spread",
     "limit_evaluation",
     "locate_examples",
     "make_feed",
@@ -46,6 +54,7 @@ __all__ = [
     "read_cheap_targets",
     "read_inputs",
     "read_parts",
+    "read_spread",
     "read_targets",
     "repeat_first_batch",
 ]

@@ -37,6 +37,7 @@ from scaleflow.interfaces.structures import add_batch_dimension
 from scaleflow.runs import EvaluationSpec, RunFolder
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.worker.data import find_example_location
+from scaleflow.worker.data_look import tell_comparison
 from scaleflow.worker.earlier import open_source
 from scaleflow.worker.kept_predictions import keep_predictions, make_kept_split
 from scaleflow.worker.metadata import describe_data, describe_data_name, report_confusion
@@ -80,6 +81,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     described = data.splits["train" if is_whole else split]
     if earlier is not None and not is_whole and not spec.is_new:
         emit_change(split, earlier, described, emit)
+    tell_comparison(plan, earlier, source, splits.raw["train" if is_whole else split], splits.sample, emit)
     emit(StageBegan("loading the model"))
     with runtime.strategy.scope():
         model = load_model(spec, plan.trusted_modules or ())

@@ -63,6 +63,9 @@ SMALL_RECORD_BYTES = 16 << 10
 #: Maximum number of bad examples that a message names.
 MAX_NAMED = 5
 
+#: The beginning of a note about examples that were left out.
+LEFT_OUT = "dataset.on_bad_example=skip: left out"
+
 
 @dataclass(frozen=True)
 class Splits:
@@ -115,6 +118,7 @@ def prepare_splits(
     emit: Emit = ignore_event,
     preprocesses: bool = True,
     earlier: EarlierState | None = None,
+    look: Callable[[Splits], Mapping[str, Any]] | None = None,
 ) -> Splits:
     """Loads, checks and preprocesses the splits.
 
@@ -126,6 +130,8 @@ def prepare_splits(
         emit: receives notes about what was left out.
         preprocesses: False leaves the inputs raw, for a saved model that preprocesses them itself.
         earlier: what an earlier run learned, which is not learned anew.
+        look: looks at the raw splits, before their preprocessing, and returns the schema that is kept with what was
+            learned.
 
     Raises ConfigError if the source violates its interface, a named split is missing, or an example that is read at the
     start cannot be read.
@@ -155,6 +161,8 @@ def prepare_splits(
         reading=to_plain(getattr(source, "reading", {})),
         pictures=tuple(getattr(source, "decoders", {})),
     )
+    if look is not None:
+        learned = replace(learned, schema=look(raw))
     kept = {name: examples for name, examples in raw.by_name().items() if name != "train" or not preprocesses}
     raw = replace(raw, fingerprints=fingerprints, learned=learned, is_drawn_as_read=is_drawn, raw=kept)
     preprocessings = choose_preprocessing(source, options) if preprocesses else {}
@@ -205,7 +213,7 @@ def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) ->
     """Returns the stream without unreadable examples; a note counts and names them."""
     if isinstance(stream, Blocks) and stream.rows.malformed and (split == "train" or stream.keep is None):
         shown = "; ".join(stream.rows.malformed[:MAX_NAMED])
-        emit(Note(f"dataset.on_bad_example=skip: left out {len(stream.rows.malformed)} rows of the files: {shown}"))
+        emit(Note(f"{LEFT_OUT} {len(stream.rows.malformed)} rows of the files: {shown}"))
     with refuse_unreadable(split, stream):
         indices = json.loads(workers.from_chief(lambda: json.dumps(find_unreadable(stream))))
     if not indices:
@@ -217,8 +225,8 @@ def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) ->
         )
     names = ", ".join(map(str, describe_examples(stream, indices[:MAX_NAMED])))
     more = f" and {len(indices) - MAX_NAMED} more" if len(indices) > MAX_NAMED else ""
-    skipped = f"left out {len(indices)} of the {len(stream)} examples of {split!r} that cannot be read"
-    emit(Note(f"dataset.on_bad_example=skip: {skipped}: {names}{more}"))
+    skipped = f"{len(indices)} of the {len(stream)} examples of {split!r} that cannot be read"
+    emit(Note(f"{LEFT_OUT} {skipped}: {names}{more}"))
     return drop_records(stream, indices)
 
 
