@@ -26,11 +26,12 @@ QUICK: Mapping[str, Sequence[str]] = {
     "strategy/test_pipeline.py::test_float32_equals_one_device": ["mlp"],
     "strategy/test_remat.py::test_losses_and_states_are_the_same": ["accumulated"],
     "strategy/test_tpu.py::test_xla_compiles_a_step_of_the_loop": ["float32-1"],
-    "test_cli.py::test_an_answer_imports_nothing_heavy": [
-        "--help",
-        "--cfg job",
-        "strategy=miror",
-        "training.epochs=abc",
+    "test_cli.py::test_an_answer_imports_nothing_heavy": ["--cfg job", "strategy=miror"],
+    "test_cli.py::test_python_m_imports_nothing_heavy_either": ["--help"],
+    "test_cli.py::test_ctrl_c_during_the_imports_ends_the_command_in_a_line": ["scaleflow "],
+    "test_cli.py::test_a_closed_standard_output_ends_an_answer_quietly": [
+        "scaleflow --help-",
+        "scaleflow sync --help-",
     ],
     "objective/test_page.py::test_a_command_with_own_code_trains": ["loss"],
     "test_extend.py::test_a_command_trains": ["model=houses"],
