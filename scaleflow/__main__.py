@@ -4,17 +4,30 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 from scaleflow.launcher.processes.handover import hand_over
 
 
-def entry() -> None:
-    """Runs the command and ends the process. A warm server runs it at once, a cold start imports it first."""
-    if sys.argv[1:2] != ["warm"]:
-        hand_over(lambda text: print(f"scaleflow: {text}", file=sys.stderr))
+def entry(name: str = "") -> None:
+    """Runs the command and ends the process. A warm server runs it at once, a cold start imports it first.
+
+    `name` is that of the command whose module is run, as in `python -m scaleflow.evaluate`.
+    """
+    run = greet_and_run
+    try:
+        sys.argv[1:1] = filter(None, [name])
+        if sys.argv[1:3] != ["--json", "warm"] and sys.argv[1:2] != ["warm"]:
+            hand_over(lambda text: print(f"scaleflow: {text}", file=sys.stderr))
+    except KeyboardInterrupt:
+        run = interrupt
     from scaleflow.commands.process import end_with
 
-    end_with(greet_and_run)
+    end_with(run)
+
+
+def interrupt() -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def greet_and_run() -> int:

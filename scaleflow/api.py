@@ -40,7 +40,7 @@ from scaleflow.launcher.data_frame import set_data_dir, to_arrow, write_feather
 from scaleflow.launcher.launch import describe_outcome, launch_run
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recording.recovery import repair_quietly
-from scaleflow.runs.split_digest import SplitDigests
+from scaleflow.runs.split_digest import Repetition
 from scaleflow.runs.state import RunHistory
 
 Folders = str | Path | Sequence[str | Path]
@@ -102,7 +102,7 @@ def run(
     folder: str | Path | None = None,
     data: Any = None,
 ) -> Result:
-    """Trains, as `python -m scaleflow` does, and returns when the run is over.
+    """Trains, as `scaleflow` does, and returns when the run is over.
 
     Args:
         what: overrides, as on the command line; or one config, from `compose` or from another Hydra app that uses
@@ -159,7 +159,7 @@ def launch_config(
     refuse: Callable[[str], None] | None = None,
     fill_folder: Callable[[], None] | None = None,
     trial: Trial | None = None,
-    repeats: SplitDigests | None = None,
+    repeats: Repetition | None = None,
 ) -> tuple[int, Path]:
     """Prepares and launches a composed config.
 
@@ -170,7 +170,7 @@ def launch_config(
         refuse: receives the reason if a launched run is refused; None: the terminal shows it.
         fill_folder: writes what the run needs into its folder, after the config was checked.
         trial: the setting to look for; None: train a model.
-        repeats: the digests of the data of the run that this one repeats.
+        repeats: the run that this one repeats.
 
     Returns:
         The exit code that the command would have, and the run's folder.
@@ -178,7 +178,8 @@ def launch_config(
     Raises:
         ConfigError: if the config cannot work.
     """
-    run = prepare_run(RunCommand(composed, overrides, time.time(), tags or {}, trial=trial, repeats=repeats or {}))
+    repeats = repeats or Repetition()
+    run = prepare_run(RunCommand(composed, overrides, time.time(), tags or {}, trial=trial, repeats=repeats))
     ANSWER.read = partial(describe_outcome, run.spec.folder)
     if run.is_finished:
         repair_quietly(run.spec.folder)

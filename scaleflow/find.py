@@ -23,10 +23,10 @@ import argparse
 import re
 from collections.abc import Sequence
 
+from scaleflow.__main__ import entry
 from scaleflow.api import launch_config
 from scaleflow.commands.frame import run_command
 from scaleflow.commands.parser import CommandParser
-from scaleflow.commands.process import end_with
 from scaleflow.config.compose import compose_config
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
@@ -83,4 +83,4 @@ def refuse_typed_batch_size(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    end_with(main)
+    entry("find")

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from scaleflow.__main__ import entry
 from scaleflow.commands.frame import run_command
-from scaleflow.commands.process import end_with
 from scaleflow.errors import ConfigError
 
 #: The command of each entry point, after `python -m`.
@@ -66,4 +66,4 @@ def default_options() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    end_with(main)
+    entry("project")

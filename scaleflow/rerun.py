@@ -3,6 +3,8 @@
     scaleflow rerun RUN_ID
     scaleflow rerun RUN_ID training.epochs=40 model=cnn
     scaleflow rerun RUN_ID --config-dir my_conf --trust my_models
+    scaleflow rerun RUN_ID --exact
+    scaleflow rerun RUN_ID --exact --checkout DIR --trust my_models
 
 RUN_ID is the id of a run in MLflow, the folder of a run, or a model: models:/NAME/VERSION, models:/NAME@ALIAS or
 models:/m-...
@@ -10,28 +12,43 @@ The run is looked up in `tracking.uri=...`, else in MLFLOW_TRACKING_URI, else in
 not use or change the checkpoints of the tracked run. Somebody else may have written a tracked config. That is why it
 may name only code of scaleflow and Keras, and files in the current folder. Use --trust to allow more.
 
-Exit code: 0 finished; 1 training failed; 2 the command cannot work, nothing was recorded; 130 or 143 interrupted.
+With --exact the run is refused if its code, packages, data or machine is not what the tracked run was made of. At the
+end it says whether the metrics and the weights are the same: `equal bits`, `equal to 1e-6`, or the first step that
+differs.
+
+Exit code: 0 finished; 1 training failed, or with --exact the results differ; 2 the command cannot work, nothing was
+recorded; 130 or 143 interrupted.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
+from scaleflow.__main__ import entry
 from scaleflow.api import launch_config
 from scaleflow.commands.frame import run_command
-from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import make_run_parser, parse_command
+from scaleflow.config.compose import ComposedConfig, resolve_config
 from scaleflow.config.from_mlflow import find_config_dirs, find_store_options, reuse_config
-from scaleflow.launcher.answer import to_printable
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces.events import TagsSet
+from scaleflow.launcher.answer import ANSWER, FAILED, to_printable
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.named_runs import find_named_run
-from scaleflow.runs.split_digest import SplitDigests
+from scaleflow.launcher.prepare import make_plan
+from scaleflow.launcher.recording.recovery import repair_quietly
+from scaleflow.runs import RunFolder
+from scaleflow.runs.event_log import append_event
+from scaleflow.runs.split_digest import Repetition, SplitDigests
 
-#: The tag of the new run that names the tracked run.
-TAG = "scaleflow.rerun_of"
+#: The tag of the new run that names the tracked run, and the one that says whether it has the same results.
+TAG, REPRODUCES = "scaleflow.rerun_of", "scaleflow.reproduces"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,15 +57,98 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def rerun(typed: list[str]) -> int:
-    words, _ = parse_command(make_run_parser("rerun", __doc__), typed)
+    parser = make_run_parser("rerun", __doc__)
+    parser.add_argument("--exact", action="store_true", help="refuse what is not the same, and compare the results")
+    parser.add_argument(
+        "--despite", default="", metavar="LIST", help="run although these differ: code,packages,data,machine"
+    )
+    parser.add_argument("--checkout", type=Path, metavar="DIR", help="build the code of the run in DIR, and use it")
+    words, options = parse_command(parser, typed)
+    if not options.exact and (options.despite or options.checkout):
+        raise ConfigError(f"{'--despite' if options.despite else '--checkout'}: works with --exact only; add --exact")
     store, tracker, tracked = find_named_run(words.run_id, find_store_options(words))
-    words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
-    composed = reuse_config(tracked.config, tracked.params, words)
-    if composed.config.tracking.name == "mlflow" and composed.config.tracking.uri is None:
-        composed.config.tracking.uri = store.uri
-    Display(sys.stdout).print_line(f"rerun of {to_printable(tracked.name)}  ({tracked.run_id})")
-    repeats = read_digests(tracker.fetch_run())
-    return launch_config(composed, words.overrides, tags={TAG: tracked.run_id}, repeats=repeats)[0]
+    tracked_dirs = [] if options.checkout else find_config_dirs(tracked.command)
+    words = replace(words, tracked_dirs=tracked_dirs)
+    with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
+        exact = ExactRerun(tracker, tracked, words.overrides, options, Path(folder)) if options.exact else None
+        if exact is not None:
+            words = replace(words, overrides=[*exact.lengths, *words.overrides])
+        composed = reuse_config(tracked.config, tracked.params, words)
+        if composed.config.tracking.name == "mlflow" and composed.config.tracking.uri is None:
+            composed.config.tracking.uri = store.uri
+        Display(sys.stdout).print_line(f"rerun of {to_printable(tracked.name)}  ({tracked.run_id})")
+        if exact is not None:
+            composed = exact.prepare(composed)
+        is_exact = exact is not None and "data" not in exact.despite
+        repeats = Repetition(read_digests(tracker.fetch_run()), is_exact)
+        code, target = launch_config(composed, words.overrides, tags={TAG: tracked.run_id}, repeats=repeats)
+        return code if exact is None or code else exact.judge(target)
+
+
+class ExactRerun:
+    """The part of the command that proves that a run is the same.
+
+    Args:
+        tracker: connected to the tracked run.
+        tracked: the tracked run.
+        overrides: the typed ones.
+        options: the typed flags.
+        temporary: an empty folder for what is downloaded.
+
+    Raises ConfigError if no run can repeat this one exactly.
+    """
+
+    def __init__(
+        self, tracker: Any, tracked: Any, overrides: Sequence[str], options: argparse.Namespace, temporary: Path
+    ) -> None:
+        from scaleflow.comparison import exact, loading
+
+        self.despite = exact.parse_despite(options.despite)
+        self._checkout: Path | None = options.checkout
+        self._run = loading.load_tracked_run(tracker, tracked, temporary)
+        exact.check_repeatable(self._run, overrides)
+        self.lengths = exact.list_lengths(self._run.files)
+
+    def prepare(self, composed: ComposedConfig) -> ComposedConfig:
+        """Compares what the run was made of with what is here, and says so.
+
+        Returns the config, with the folders of the run's code in front if it was checked out. Raises ConfigError if
+        something differs that may not.
+        """
+        from scaleflow.comparison import checkout, exact
+        from scaleflow.runs.provenance.differences import list_unknown
+
+        display = Display(sys.stdout)
+        masked: Sequence[str] = ()
+        if self._checkout is not None:
+            built = checkout.check_out(self._run, self._checkout)
+            composed, masked = replace(composed, search=[*built.folders, *composed.search]), built.masked
+            for note in (f"the code of the run is in {self._checkout}", *built.notes):
+                display.print_line(f"note: {note}")
+        config = resolve_config(composed.config)
+        here = exact.describe_here(make_plan(config, composed.choices, composed.search, look_outside=False), self._run)
+        differences = exact.compare_with_here(self._run, here, masked)
+        for line in exact.describe_categories(differences, list_unknown(self._run.states[0])):
+            display.print_line(line)
+        can_check_out = self._checkout is None and self._run.states[0].code.is_kept
+        exact.refuse_differences(self._run, differences, self.despite, can_check_out)
+        return composed
+
+    def judge(self, folder: Path) -> int:
+        """Compares the results of the new run, records the verdict, and returns the exit code."""
+        from scaleflow.comparison import exact, loading, verdict
+
+        second = loading.load_folder(folder)
+        judged = verdict.judge_runs(self._run, second)
+        lines = [("reproduces", verdict.describe_verdict(judged))]
+        if not judged.is_equal:
+            lines += [("resolved", each) for each in exact.list_resolved_changes(self._run.params, second.params)]
+        Display(sys.stdout).print_summary(lines)
+        append_event(RunFolder(folder).events, TagsSet({REPRODUCES: judged.text}))
+        repair_quietly(folder)
+        read, ANSWER.error = ANSWER.read, None if judged.is_equal else judged.text
+        ANSWER.read = lambda: {**read(), "reproduces": {"run_id": self._run.run_id, **asdict(judged)}}
+        return 0 if judged.is_equal else FAILED
 
 
 def read_digests(run: Any) -> SplitDigests:
@@ -59,4 +159,4 @@ def read_digests(run: Any) -> SplitDigests:
 
 
 if __name__ == "__main__":
-    end_with(main)
+    entry("rerun")

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from scaleflow.__main__ import entry
 from scaleflow.commands.frame import run_command
 from scaleflow.commands.parser import CommandParser
-from scaleflow.commands.process import end_with
 from scaleflow.interfaces.secret_masking import register_resolver
 from scaleflow.launcher.answer import ANSWER, print_refusal
 from scaleflow.launcher.display import Display
@@ -110,4 +110,4 @@ def format_totals(statuses: Sequence[SyncStatus]) -> str:
 
 
 if __name__ == "__main__":
-    end_with(main)
+    entry("sync")

@@ -18,7 +18,7 @@ CONF = ROOT / "conf"
 #: The modules at the top level: what users type or import.
 TOP_LEVEL = (
     *("__main__", "cli", "api", "errors", "testing"),
-    *("evaluate", "find", "project", "rerun", "sync"),
+    *("best", "clean", "diff", "evaluate", "find", "project", "rerun", "sweeps", "sync"),
 )
 
 GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
@@ -27,7 +27,7 @@ GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
 CONTRACTS = ("scaleflow.errors", "interfaces")
 
 #: The layers above the config groups, from the lowest to the highest. Each may import those below it, and the groups.
-LAYERS = ("config", "runs", "worker", "launcher", "sweep", "commands")
+LAYERS = ("config", "runs", "worker", "launcher", "sweep", "comparison", "commands")
 
 #: What the groups may import besides the contracts.
 GROUP_EXTRAS = {"dataset": {"files"}, "checkpoint": {"files"}}
@@ -295,7 +295,7 @@ def test_a_config_group_has_a_subpackage_and_a_tests_folder(group: str) -> None:
 
 
 def test_every_group_is_known_to_these_rules() -> None:
-    assert set(GROUP_PACKAGES) == {*WORKER_GROUPS, "tracking", "profiler", "cluster"}
+    assert set(GROUP_PACKAGES) == {*WORKER_GROUPS, "tracking", "profiler", "cluster", "evaluation"}
 
 
 def test_the_packages_listed_are_those_on_disk() -> None:

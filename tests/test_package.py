@@ -131,7 +131,7 @@ def test_users_logs_inside_of_a_run_have_its_tags(installed: Path, tmp_path: Pat
         "import os, sys, json, scaleflow.runs.provenance as p;"
         "heavy = {'mlflow', 'tensorflow', 'numpy'} & set(sys.modules);"
         "from mlflow.tracking.context.registry import resolve_tags; outside = resolve_tags();"
-        "os.environ[p.INSIDE] = os.getcwd(); print(json.dumps([sorted(heavy), outside, resolve_tags()]))"
+        "os.environ[p.tags.INSIDE] = os.getcwd(); print(json.dumps([sorted(heavy), outside, resolve_tags()]))"
     )
     heavy, outside, inside = json.loads(run([sys.executable, "-c", asked], tmp_path, installed).stdout)
     assert heavy == []

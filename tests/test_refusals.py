@@ -47,9 +47,10 @@ training.clip_norm=.inf | expected a number, above 0.0, or null
 training.engine=keras | expected one of loop, fit
 training.step=3 | expected {_target_: the dotted name of a class or function, and its arguments}, or null
 training.step=my_code.step | expected {_target_: the dotted name
-objective.loss=Huber | expected {_target_: the dotted name of a class or function, and its arguments} or {NAME:
+objective.loss=3
+    | expected {_target_: the dotted name of a class or function, and its arguments} or a short name or {NAME:
 'objective.loss_weights={age: heavy}' | expected {NAME: a number, at least 0.0}, or null
-'objective.metrics={_target_: keras.metrics.AUC}' | expected a list such as [{_target_:
+'objective.metrics={_target_: keras.metrics.AUC}' | expected a list such as [auc, {_target_:
 objective.class_weight=balancd | expected balanced or {NAME: a number, at least 0.0} or {NAME: balanced or {
 'objective.class_weight={0: -1}' | expected balanced or {NAME: a number, at least 0.0}
 objective.label_smoothing=1.5 | expected a number, at least 0.0, at most 1.0

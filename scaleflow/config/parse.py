@@ -151,12 +151,17 @@ def describe_type(hint: Any, limits: Mapping[str, Any]) -> str:
     if get_origin(hint) in (Union, types.UnionType):
         options = [o for o in get_args(hint) if o is not type(None)]
         takes_limits = [o for o in options if o in (int, float) or get_origin(o) is dict]
-        words = " or ".join(describe_type(o, limits if o in takes_limits else {}) for o in options)
+        is_named = Target in options
+        words = " or ".join(
+            "a short name" if o is str and is_named else describe_type(o, limits if o in takes_limits else {})
+            for o in options
+        )
         return words + (", or null" if type(None) in get_args(hint) else "")
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(get_args(hint)) if len(get_args(hint)) > 1 else str(get_args(hint)[0])
     if get_origin(hint) is list:
-        examples = {int: "0, 1", Target: "{_target_: the dotted name of a class, and its arguments}"}
+        target = "{_target_: the dotted name of a class, and its arguments}"
+        examples = {int: "0, 1", Target: target, Target | str: f"auc, {target}"}
         return f"a list such as [{examples.get(get_args(hint)[0], 'a, b')}]"
     if get_origin(hint) is dict and get_args(hint)[1] is not str:
         return f"{{NAME: {describe_type(get_args(hint)[1], limits)}}}"

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.augment import augment_feed
     from scaleflow.dataset.pipeline.blocks import check_shards, describe_shards
     from scaleflow.dataset.pipeline.cache import is_mapped
+    from scaleflow.dataset.pipeline.chosen_examples import locate_examples, open_columns, read_inputs, read_parts
     from scaleflow.dataset.pipeline.feed_factory import make_feed
+    from scaleflow.dataset.pipeline.feeds import find_places
     from scaleflow.dataset.pipeline.fingerprint import read_cheap_targets
     from scaleflow.dataset.pipeline.matched_source import match_source
     from scaleflow.dataset.pipeline.records import decode_records
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.targets import read_targets
     from scaleflow.dataset.pipeline.unreadable import UnreadableExample, explain_read_error, find_first_unreadable
     from scaleflow.dataset.pipeline.whole_source import WholeSource
+    from scaleflow.dataset.reading.text import Text
 
 __all__ = [
     "Splits",
+    "Text",
     "UnreadableExample",
     "WholeSource",
     "augment_feed",
@@ -30,13 +34,18 @@ __all__ = [
     "describe_shards",
     "explain_read_error",
     "find_first_unreadable",
+    "find_places",
     "is_mapped",
     "limit_evaluation",
+    "locate_examples",
     "make_feed",
     "make_source",
     "match_source",
+    "open_columns",
     "prepare_splits",
     "read_cheap_targets",
+    "read_inputs",
+    "read_parts",
     "read_targets",
     "repeat_first_batch",
 ]
@@ -47,13 +56,16 @@ MODULES = (
     "pipeline.augment",
     "pipeline.blocks",
     "pipeline.cache",
+    "pipeline.chosen_examples",
     "pipeline.feed_factory",
+    "pipeline.feeds",
     "pipeline.fingerprint",
     "pipeline.matched_source",
     "own",
     "pipeline.targets",
     "pipeline.unreadable",
     "pipeline.whole_source",
+    "reading.text",
 )
 
 

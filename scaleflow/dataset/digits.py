@@ -33,7 +33,7 @@ class Digits:
         order = np.random.default_rng(SPLIT_SEED).permutation(len(images))
         held_out = round(TEST_FRACTION * len(images))
         chosen = order[:held_out] if split == "test" else order[held_out:]
-        return Arrays(images[chosen], digits[chosen])
+        return Arrays(images[chosen], digits[chosen], rows=chosen)
 
     @cached_property
     def _examples(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

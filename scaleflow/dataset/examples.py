@@ -84,7 +84,7 @@ class DigitsWithInk(Digits):
         """Returns images [n, 8, 8, 1] float32, and targets `digit` [n] int32 and `ink` [n, 1] float32."""
         digits = super().load(split)
         ink = digits.inputs.mean(axis=(1, 2, 3), dtype=np.float32)[:, None]
-        return Arrays(digits.inputs, {"digit": digits.targets, "ink": ink})
+        return Arrays(digits.inputs, {"digit": digits.targets, "ink": ink}, rows=digits.rows)
 
 
 #: What a customer writes, by the urgency of the ticket.

@@ -54,18 +54,9 @@ class HuggingFace:
     of a regression.
 
     Args:
-        input: the column, or a list of columns, which then are inputs by name.
-        target: the column to predict.
-        data_dir: a folder that `save_to_disk` has written.
-        name: in place of it: the name of a dataset on the hub.
-        config: with `name`: the name of its configuration.
-        streaming: with `name`: read it over the network in each epoch, without a copy on the disk.
-        size, resize, channels: of images, see `ImageFolder`.
-        vocabulary, tokens, standardize: of texts, see `Text`.
-        kind: `auto`, `classification`, `binary` or `regression`.
-        test: fraction of the rows in the test split, if there is no such split.
-        split_seed: selects the test rows.
         earlier: what an earlier run learned: the kind of its target, and its classes.
+
+    conf/dataset/huggingface.yaml describes the other arguments.
 
     Raises:
         ConfigError: if the library is missing, the dataset cannot be read, a column is missing, has missing values or

@@ -40,15 +40,9 @@ class Npz:
     keep their dtype, except that float64, float16 and bool become float32. The model scales uint8 images to [0, 1].
 
     Args:
-        data_dir: the file.
-        inputs, targets: names of the arrays, without the suffixes `_train`, `_val` or `_validation`, `_test`. A list
-            makes a dict, with a tensor for each name.
-        weights: name of the array [n] of the examples' weights; None: all count the same.
-        kind: of the targets, or a dict from the name of a target to its kind. With `auto`, integers are classes (binary
-            if there are only 0 and 1), floats are regression targets, and integers [n, k] of 0 and 1 are labels.
-        test: fraction of the examples in the test split, if the arrays have no suffixes.
-        split_seed: selects the test examples.
         earlier: what an earlier run learned: the kinds of its targets.
+
+    conf/dataset/npz.yaml describes the other arguments.
 
     Raises:
         ConfigError: if the file or an array is missing, is not numeric, or does not fit the others.
@@ -109,6 +103,7 @@ class Npz:
             map_leaves(take_input, inputs, self.inputs),
             map_leaves(take_target, targets, self.outputs),
             None if self._weights is None else np.asarray(take(self._weights)),
+            None if chosen is None else np.flatnonzero(chosen),
         )
 
 

@@ -63,19 +63,7 @@ class SegmentationFolder:
     Inputs are [height, width, channels] uint8; the model scales them to [0, 1]. Targets are [height, width] uint8. A
     pair that can't be decoded or does not fit is a bad example, named by the path of the image.
 
-    Args:
-        data_dir: contains the folders `images` and `masks`, or the folders `train`, `validation` (or `val`) and `test`
-            with such folders. Files may be at any depth, at the same place in both.
-        classes: their number, or their names.
-        size: [height, width].
-        resize: `stretch`, `pad` (with black, keeps the aspect ratio; the added pixels do not count) or `crop` (the
-            middle). A mask's pixel is the nearest one.
-        channels: of the images: 3, or 1 for grey.
-        values: null: a pixel's value in a mask, from 0 to 255, is its class. A list: the value of each class, or its
-            colour [red, green, blue], such as those of a palette.
-        ignore: the value or the colour of pixels that do not count; null: every other value is an error.
-        test: fraction of the images in the test split, if there are no split folders.
-        split_seed: selects the test images, and the order from which `dataset.limit` takes the first examples.
+    conf/dataset/segmentation_folder.yaml describes the arguments.
 
     Raises:
         ConfigError: if a folder or a mask is missing, or an option is invalid.

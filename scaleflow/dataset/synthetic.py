@@ -24,12 +24,7 @@ Array = np.ndarray[Any, Any]
 class Synthetic:
     """Normal noise plus a fixed random pattern per output; the targets are the amounts of the patterns.
 
-    Args:
-        examples: of train and test together; a fifth of them is the test split.
-        shape: of one input.
-        kind: of the targets.
-        outputs: number of classes, labels or values; 1 for `binary`.
-        seed: of the noise, the patterns and the targets.
+    conf/dataset/synthetic.yaml describes the arguments.
 
     Raises:
         ConfigError: if an option is invalid.

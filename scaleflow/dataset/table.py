@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Annotated, Any
 
@@ -62,28 +62,9 @@ class Table:
     Types are those of the file; in a CSV file, a column has the type that all its values have.
 
     Args:
-        data_dir: a file, a glob, or a folder. In a folder, subfolders `train`, `validation`, `test`, or files whose
-            names begin with these words, are the splits.
-        target: the column to predict.
-        kind: `auto`, `classification`, `binary` or `regression`. With `auto`, words, booleans and whole numbers of at
-            most 20 distinct values are classes, and other numbers are regression targets.
-        columns: input columns; null means all but the target.
-        drop: columns that are not read.
-        numeric, categorical, text: columns to treat as such, whatever their type is.
-        missing: strings that mean a missing value.
-        delimiter: character between the fields of a CSV file; null: a comma, or a tab in a `.tsv` file.
-        header: names of the columns of CSV files without a header line.
-        encoding: of the text of CSV files.
-        most_values: maximum number of distinct words in a categorical column, and of classes.
-        vocabulary: maximum number of different words of a text column.
-        embed: give categories and texts as numbers of words, for a model with embeddings, such as `dlrm`.
-        tokens: with `embed`, the words of a text that are kept; null: 50.
-        scale_target: of a regression: compute the loss on targets with mean 0 and deviation 1.
-        test: fraction of the rows in the test split, if file names denote no splits.
-        split_seed: selects the test rows.
-        learn_on: number of rows from which types, means, words and classes are learned; null: all.
-        cache_dir: where that, and the numbers of rows, are kept for later runs; null: see `LearnedCache`.
         earlier: what an earlier run learned of such a table: the columns are then taken as in that run.
+
+    conf/dataset/table.yaml describes the other arguments.
 
     Raises:
         ConfigError: if files or columns are missing or do not fit, or an option is invalid.
@@ -277,6 +258,27 @@ class TableRows:
         path = self.blocks[block].path
         before = next(n for n, each in enumerate(self.blocks) if each.path == path)
         return f"{path}, row {row - self._firsts[before] + 1}"
+
+    def open_columns(self, names: Sequence[str], key: str) -> Callable[[Array], dict[str, Any]]:
+        """Returns a function that reads columns of the files, used as inputs or not, for ascending rows [n] int64.
+
+        Raises ConfigError, whose message begins with `key`, if a file lacks one.
+        """
+        import pyarrow
+
+        find_columns(names, self._files.names, key)
+        files = replace(self._files)
+        files.use(names)
+
+        def read(rows: Array) -> dict[str, Any]:
+            chosen, parts = np.searchsorted(self._firsts, rows, side="right") - 1, []
+            for block in np.unique(chosen):
+                places = rows[chosen == block] - self._firsts[block]
+                parts.append(files.read(self.blocks[block], names).take(pyarrow.array(places)))
+            table = pyarrow.concat_tables(parts)
+            return {name: clean_column(table[name], self._missing) for name in names}
+
+        return read
 
     def _read_columns(self, block: int, rows: int | None, numbers: Sequence[str] = ()) -> dict[str, Any]:
         table = self._files.read(self.blocks[block], self._columns, rows, numbers)

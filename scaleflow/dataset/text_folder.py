@@ -19,14 +19,9 @@ class TextFolder(ClassFolders):
     The saved model takes raw texts. A file that is not UTF-8 is a bad example, named by its path.
 
     Args:
-        data_dir: contains the folders `train`, `validation` (or `val`) and `test`, each with one folder per class, or
-            contains the class folders directly.
-        vocabulary, tokens, standardize: see `Text`.
-        classes: class folders to use; null means all, sorted.
-        kind: `auto` (binary for two classes), `classification` or `binary`.
-        test: fraction of each class in the test split, if there are no split folders.
-        split_seed: selects the test files, and the order from which `dataset.limit` takes the first examples.
         earlier: what an earlier run learned: its classes, in their order.
+
+    conf/dataset/text_folder.yaml describes the other arguments.
 
     Raises:
         ConfigError: if a folder is missing or empty, or an option is invalid.

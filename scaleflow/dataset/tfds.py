@@ -42,15 +42,7 @@ class Tfds:
     The kind of the targets follows from the feature: a class label is classification (binary for two classes), a
     sequence of class labels is multi-label, numbers are regression.
 
-    Args:
-        name: in tensorflow-datasets, such as `mnist` or `glue/cola`.
-        data_dir: folder of prepared datasets; null means that of tensorflow-datasets.
-        version: null means the newest prepared version, or else the newest one that exists.
-        splits: name -> slice of the dataset's splits, such as `train[:90%]`. The dataset's own splits keep their
-            names.
-        input, target: names of the features; null means the dataset's supervised keys.
-        size: (height, width) to resize images to; null keeps their size, which must be the same for all.
-        vocabulary, tokens, standardize: of text, see `Text`.
+    conf/dataset/tfds.yaml describes the arguments.
 
     Raises:
         ConfigError: if tensorflow-datasets is not installed, or what an option names does not exist and can't be

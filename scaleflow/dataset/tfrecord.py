@@ -52,23 +52,7 @@ class TFRecord:
     A first pass over the files counts the records, and checks their checksums and targets. It holds only a few
     records in memory.
 
-    Args:
-        data_dir: a file, a glob, or a folder. In a folder, subfolders `train`, `validation`, `test`, or files whose
-            names begin with these words, are the splits.
-        features: name -> spec of the feature:
-            `{kind: fixed, shape: [...], dtype: int64, float32 or string}` (the default kind);
-            `{kind: padded, ...}`: any length, padded with zeros or cut to the shape [length];
-            `{kind: raw, shape: [...], dtype: uint8}`: the bytes of an array;
-            `{kind: image, size: [height, width], resize: stretch, channels: 3}`: an encoded image.
-        input, target: names of the input and target features.
-        kind: of the target.
-        classes: number of classes, for classification; other kinds take the shape of the target.
-        names: of the classes, labels or values; null for none.
-        scale: the model multiplies inputs by it; `auto` is 1/255 for uint8, and nothing for other dtypes.
-        compression: `none`, `gzip` or `zlib`.
-        test: fraction of the records in the test split, if file names denote no splits.
-        split_seed: selects the test records.
-        cache_dir: where the results of the first pass are kept for later runs; null: see `LearnedCache`.
+    conf/dataset/tfrecord.yaml describes the arguments.
 
     Raises:
         ConfigError: if files are missing or unreadable, or the spec does not describe them.

@@ -34,19 +34,9 @@ class Tokens:
     workers.
 
     Args:
-        data_dir: a file, a glob, or a folder with text files (`.txt`, `.md`; each is a document), JSON lines (`.jsonl`,
-            `.ndjson`) or Parquet files (each row is a document). Folders or files whose names begin with `train`,
-            `validation` (or `val`) and `test` are the splits.
-        tokens: the length of a sequence.
-        test: the fraction of the tokens in the test split, if names denote no splits: the end, so that no test sequence
-            lies between training sequences.
-        tokenizer: `bytes`; `words`, learned from the training split; a `.json` file of the library tokenizers; or a
-            preset of KerasHub, a folder or a name.
-        column: the column with the text in JSON lines and Parquet files.
-        separator: text between two documents.
-        vocabulary, standardize: for `words`: the most token ids, and how the text is cleaned, as for `Text`.
-        cache_dir: where the tokens are kept; null means `scaleflow/tokens` in `$XDG_CACHE_HOME` or `~/.cache`.
         earlier: what an earlier run learned: its words, in their order.
+
+    conf/dataset/tokens.yaml describes the other arguments.
 
     Raises:
         ConfigError: if there are no files, a file cannot be read, a split is shorter than one sequence, or an option is

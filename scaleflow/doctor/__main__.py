@@ -1,7 +1,6 @@
 """Runs the doctor."""
 
-from scaleflow.commands.process import end_with
-from scaleflow.doctor.report import main
+from scaleflow.__main__ import entry
 
 if __name__ == "__main__":
-    end_with(main)
+    entry("doctor")

@@ -60,7 +60,15 @@ from scaleflow.interfaces.learned_state import (
     to_plain,
 )
 from scaleflow.interfaces.plan import Plan, Rule, TaskInfo
-from scaleflow.interfaces.recording_config import Best, Checkpoint, Debug, Profiler, Sweep, Tracking
+from scaleflow.interfaces.recording_config import (
+    Best,
+    Checkpoint,
+    Debug,
+    EvaluationOptions,
+    Profiler,
+    Sweep,
+    Tracking,
+)
 from scaleflow.interfaces.structures import (
     describe_keys,
     label_leaf,
@@ -87,6 +95,7 @@ from scaleflow.interfaces.training import (
     MakeOptimizer,
     Measure,
     Objective,
+    OutputKeeper,
     OwnUpdates,
     Snapshot,
     Tracer,
@@ -112,6 +121,7 @@ __all__ = [
     "Debug",
     "EarlierState",
     "EarlyStopping",
+    "EvaluationOptions",
     "Examples",
     "Feed",
     "ForwardBackward",
@@ -131,6 +141,7 @@ __all__ = [
     "Objective",
     "ObjectiveOptions",
     "Optimizer",
+    "OutputKeeper",
     "OutputStructure",
     "Outputs",
     "OwnUpdates",

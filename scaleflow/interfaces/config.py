@@ -21,11 +21,17 @@ class Target:
         key: the config key that holds it, such as `dataset`; for messages.
         path: the dotted name of the class or function.
         arguments: its keyword arguments: plain values, or nested mappings with a `_target_`.
+        typed: the short name that the user typed in place of it; empty if there is none.
     """
 
     key: str
     path: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    typed: str = ""
+
+    def describe(self) -> str:
+        """Returns the key with its value, for messages."""
+        return f"{self.key}={self.typed}" if self.typed else f"{self.key}._target_={self.path}"
 
 
 @dataclass(frozen=True)
@@ -355,11 +361,12 @@ class ObjectiveOptions:
     With several outputs `loss`, `metrics` and `class_weight` are mappings from outputs to what they have with one.
 
     Attributes:
-        loss: a Keras loss, or a function or class of the user's with the same form. Its `reduction` is scaleflow's.
-            Default null: the loss of the kind of target.
+        loss: a Keras loss, or a function or class of the user's with the same form; or a name, such as `focal`,
+            `huber` or `mae`. Its `reduction` is scaleflow's. Default null: the loss of the kind of target.
         loss_weights: the factor of each output's loss in the sum that is minimised. At least 0. Default null: 1 each;
             also 1 for outputs that it leaves out.
-        metrics: `keras.metrics.Metric` classes, added to the metrics of the kind of target. Default null: none.
+        metrics: `keras.metrics.Metric` classes, or names such as `auc`, `f1` and `top5`, added to the metrics of the
+            kind of target. Default null: none.
         class_weight: the factor of each class in the training loss, for `classification` and `binary`. At least 0.
             `balanced`: examples / (classes x examples of the class) in the training split. Reported losses do not have
             it. Default null: 1 each; also 1 for classes that it leaves out.
@@ -367,9 +374,9 @@ class ObjectiveOptions:
             evaluations. Not for `regression`. 0 to 1. Default 0.
     """
 
-    loss: Target | dict[str, Target] | None = None
+    loss: Target | str | dict[str, Target | str] | None = None
     loss_weights: dict[str, float] | None = field(default=None, metadata={"at_least": 0.0})
-    metrics: list[Target] | dict[str, list[Target]] | None = None
+    metrics: list[Target | str] | dict[str, list[Target | str]] | None = None
     class_weight: ClassWeight | dict[str, ClassWeight] | None = field(default=None, metadata={"at_least": 0.0})
     label_smoothing: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from scaleflow.interfaces.structures import map_leaves, name_leaves
@@ -106,11 +106,14 @@ class Arrays:
         targets: [n, *Outputs.target_shape], integers for `classification`, otherwise numbers; or a dict of such arrays
             with the keys of `Source.outputs`.
         weights: [n] numbers from 0 up: how much each example counts in the loss and the metrics. None: all the same.
+        rows: [n] int64: where each example is in its file, counted from 0, so that kept predictions can say it. None:
+            examples are in the order of their file.
     """
 
     inputs: Any
     targets: Any
     weights: np.ndarray[Any, Any] | None = None
+    rows: np.ndarray[Any, Any] | None = None
 
     def __len__(self) -> int:
         return len(next(iter(name_leaves(self.inputs).values()), ()))
@@ -126,8 +129,9 @@ class Arrays:
         return sum(array.nbytes for part in self.parts for array in name_leaves(part).values())
 
     def map(self, function: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Arrays:
-        """Returns the split with `function` applied to each array."""
-        return Arrays(*(map_leaves(function, part) for part in self.parts))
+        """Returns the split with `function`, which selects or copies examples, applied to each array."""
+        mapped = Arrays(*(map_leaves(function, part) for part in self.parts))
+        return mapped if self.rows is None else replace(mapped, rows=function(self.rows))
 
 
 @dataclass(frozen=True)

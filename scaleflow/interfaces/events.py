@@ -258,6 +258,7 @@ class ModelExported(Event, event="model"):
 
     path: str
     step: int
+    weights: str = ""  # the digest of its weights, by which runs are compared
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,12 @@ from urllib.parse import quote
 
 MASK = "****"
 
-_WORDS = (
+#: The words at the end of a key that mark its value as a secret.
+SECRET_WORDS = (
     "password|passwd|passphrase|pwd|secret|credential|token|bearer|authorization|connection_?string|"
     "(?:api|access|private|secret|encryption|signing|ssh|account|shared|master|storage|auth|service|license|hmac)_?key"
 )
-_SECRET_KEY = re.compile(rf"(?:^|[_\W])(?P<word>{_WORDS})s?$", re.I)
+_SECRET_KEY = re.compile(rf"(?:^|[_\W])(?P<word>{SECRET_WORDS})s?$", re.I)
 
 #: Keys of text tokens, and of their counts, which are no secrets.
 _OF_TEXT = re.compile(
@@ -38,12 +39,12 @@ _SIGNED = re.compile(r"(?P<key>[?&](?:sig|signature|x-amz-[\w-]+|x-goog-[\w-]+|a
 _VALUE = r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
 #: `password=sesame` in a text.
 _ASSIGNED = re.compile(
-    rf"(?P<lead>(?<![\w.+~@-])(?P<key>[\w.+~@-]*(?:{_WORDS})s?)=)(?P<value>{_VALUE}|[^\s&;,'\")\]}}]*[^\s&;,:'\")\]}}])",
+    rf"(?P<lead>(?<![\w.+~@-])(?P<key>[\w.+~@-]*(?:{SECRET_WORDS})s?)=)(?P<value>{_VALUE}|[^\s&;,'\")\]}}]*[^\s&;,:'\")\]}}])",
     re.I,
 )
 #: `{password: sesame}` as in an override, and `{'password': 'sesame'}` as in Python and JSON.
 _INSIDE = re.compile(
-    rf"(?P<lead>(?:(?<!\$)\{{|,)\s*['\"]?(?P<key>[\w.-]*(?:{_WORDS})s?)['\"]?\s*:\s*)(?P<value>{_VALUE}|[^,}}\]]+)",
+    rf"(?P<lead>(?:(?<!\$)\{{|,)\s*['\"]?(?P<key>[\w.-]*(?:{SECRET_WORDS})s?)['\"]?\s*:\s*)(?P<value>{_VALUE}|[^,}}\]]+)",
     re.I,
 )
 _BEARER = re.compile(r"(?P<kind>\b(?:bearer|basic)\s+)[\w.~+/-]{8,}=*", re.I)
@@ -196,7 +197,8 @@ def mask_override(override: str) -> str:
 
 
 def _mask_value(match: re.Match[str]) -> str:
-    must_mask = is_secret(match["key"], match["value"].strip("'\"")) and not match["value"].startswith("${")
+    value = match["value"].strip("'\"")
+    must_mask = is_secret(match["key"], value) and value != MASK and not match["value"].startswith("${")
     return match["lead"] + MASK if must_mask else match[0]
 
 

@@ -175,6 +175,26 @@ class Objective:
     decide: Callable[[Any, Any, tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]] | None = None
 
 
+class OutputKeeper(Protocol):
+    """Keeps what the model returns for each example of a split, while the split is evaluated."""
+
+    def reduce(self, targets: Any, outputs: Any) -> Mapping[str, tf.Tensor]:
+        """Traced, in a replica: returns what is kept of a batch, [b, ...] by name."""
+
+    def begin(self) -> None:
+        """Begins an evaluation of the split, and forgets the one before."""
+
+    def add(self, step: int, replica: int, mask: np.ndarray[Any, Any], values: Mapping[str, Any]) -> None:
+        """Takes what is kept of a replica's share of a batch. Steps may come in any order.
+
+        Args:
+            step: the index of the batch.
+            replica: the replica's index over all workers.
+            mask: [b], 0 for padding.
+            values: what `reduce` returned, as arrays, and `weight` [b] if examples have weights.
+        """
+
+
 LossStep = Callable[[Any, tuple[Any, Any], Any], tuple[Any, Any]]
 """A user's training step that is a function: (model, batch, weights) -> (loss, outputs).
 

@@ -6,9 +6,9 @@ import contextlib
 import os
 import pkgutil
 import shlex
+import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +27,6 @@ from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.events import Event
-from scaleflow.interfaces.formatting import format_duration, format_number
 from scaleflow.interfaces.secret_masking import (
     find_environment_secrets,
     find_secrets,
@@ -37,7 +36,9 @@ from scaleflow.interfaces.secret_masking import (
 )
 from scaleflow.launcher.answer import ANSWER, REFUSED, print_refusal, to_printable
 from scaleflow.launcher.batch_search import make_search, use_batch_size
+from scaleflow.launcher.collector import ProvenanceCollector
 from scaleflow.launcher.display import Display, display_for
+from scaleflow.launcher.last_lines import finish_run
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
 from scaleflow.launcher.processes.inline import InlineRun
 from scaleflow.launcher.processes.local_host import LocalHost
@@ -51,21 +52,13 @@ from scaleflow.launcher.submit import render_submission
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.code_record import write_code
 from scaleflow.runs.data_digest import digest_files, find_data_files
+from scaleflow.runs.provenance.collect import LaunchFacts
+from scaleflow.runs.provenance.record import remove_launch_state
 from scaleflow.runs.state import RunHistory
 from scaleflow.tracking import RUN_ID, NoTracker, TensorBoardWriter, locate_weights, make_tracker
 
 #: Seconds that a refused command waits until a store that it has begun to create is complete.
 MIGRATION_SECONDS = 180.0
-
-#: The constant prediction whose metric the baseline is.
-PREDICTIONS = {
-    "accuracy": "always the most frequent class",
-    "exact_match": "always the most frequent labels",
-    "mae": "always the mean",
-    "rmse": "always the mean",
-}
-
-NO_ANSWER = "it does not answer"
 
 
 @dataclass(frozen=True)
@@ -79,6 +72,7 @@ class SweepContext:
     display: Display  # shows the job
     stop: StopRequest  # the request to end the job
     on_event: Callable[[Event], None]  # receives each event
+    facts: LaunchFacts  # what all jobs are made of
 
 
 def run_job(config: DictConfig, started: float) -> int:
@@ -163,11 +157,13 @@ def launch_run(
             (refuse or display.print_error)(to_printable(str(mask_secrets(str(error)))))
             return REFUSED
         adopts = adopts and sweep is None and not run.resume_number
-        recorder = make_recorder(spec, run.resume_number > 0, adopts)
+        collector = ProvenanceCollector(spec, sweep.facts if sweep else LaunchFacts())
+        collector.start()
+        recorder = make_recorder(spec, run.resume_number > 0, adopts, collector.join)
         stop = sweep.stop if sweep else stop
         with catch_stop_signals() if stop is None else contextlib.nullcontext(stop) as stop:
             monitor = RunMonitor(spec, recorder, display, stop, sweep.on_event if sweep else None)
-            return supervise_run(monitor, run.resume_number > 0, refuse or display.print_error)
+            return supervise_run(monitor, collector, run.resume_number > 0, refuse or display.print_error)
 
 
 def launch_after_search(run: PreparedRun, refuse: Callable[[str], None] | None) -> int:
@@ -199,7 +195,9 @@ def share_server(run: PreparedRun, server: str) -> PreparedRun:
     return replace(run, spec=replace(run.spec, server=server))
 
 
-def supervise_run(monitor: RunMonitor, is_resumed: bool, refuse: Callable[[str], None]) -> int:
+def supervise_run(
+    monitor: RunMonitor, collector: ProvenanceCollector, is_resumed: bool, refuse: Callable[[str], None]
+) -> int:
     """Runs a run whose folder is locked; returns the exit code of the command."""
     spec, recorder = monitor.spec, monitor.recorder
     for line in describe_part(spec, is_resumed):
@@ -208,7 +206,10 @@ def supervise_run(monitor: RunMonitor, is_resumed: bool, refuse: Callable[[str],
         threading.Thread(target=digest_data, args=(spec,), daemon=True).start()
     run_processes = InlineRun(monitor) if spec.plan.debug.inline else Supervisor(monitor, make_host(monitor))
     code = run_processes.run()
+    collector.join()
     if monitor.refusal is None:
+        if collector.error:
+            monitor.display.print_line(f"note: what the run is made of is not recorded: {collector.error}")
         finish_run(monitor)
         return code
     message, folder = str(mask_secrets(str(monitor.refusal))), os.path.relpath(spec.folder)
@@ -231,7 +232,7 @@ def make_host(monitor: RunMonitor) -> ProcessHost:
     return host
 
 
-def make_recorder(spec: RunSpec, is_resumed: bool, adopts: bool) -> Recorder:
+def make_recorder(spec: RunSpec, is_resumed: bool, adopts: bool, wait_for_files: Callable[[], object]) -> Recorder:
     """Makes the recorder of the run. It has no store in a process whose events are not the run's."""
     plan = spec.plan
     tracker = make_tracker(plan.tracking, adopts=adopts) if spec.records else NoTracker()
@@ -239,7 +240,14 @@ def make_recorder(spec: RunSpec, is_resumed: bool, adopts: bool) -> Recorder:
     offset = spec.events.stat().st_size if spec.events.exists() else 0
     offline = plan.tracking.offline
     return Recorder(
-        tracker, spec.events, offset, is_resumed=is_resumed, offline=offline, writer=board, keeps=spec.records
+        tracker,
+        spec.events,
+        offset,
+        is_resumed=is_resumed,
+        offline=offline,
+        writer=board,
+        keeps=spec.records,
+        wait_for_files=wait_for_files,
     )
 
 
@@ -289,69 +297,14 @@ def refuse_used_folder(spec: RunSpec) -> None:
         )
 
 
-def finish_run(monitor: RunMonitor) -> None:
-    """Waits for the recorder, and prints how the run ended and where its results are."""
-    spec, state, recorder, display = monitor.spec, monitor.state, monitor.recorder, monitor.display
-    folder = os.path.relpath(spec.folder)
-    duration = format_duration(time.time() - spec.started)
-    signals, patience = monitor.stop.times, spec.plan.tracking.flush_seconds
-    if spec.plan.tracking.name != "none" and spec.records:
-        display.begin_stage("recording the run in MLflow")
-    is_recorded = recorder.finish(patience, lambda: monitor.stop.times > signals)
-    if is_recorded:
-        display.end_stage()
-    display.close()
-    if state.error:
-        display.print_error(str(mask_secrets(state.error)))
-    rows = [("status", f"{state.status} in {duration}")]
-    rows += describe_results(spec, state) if spec.trial is None else describe_found(state)
-    rows += [("profile", line) for line in recorder.profiles.values()]
-    rows += [("output", folder)]
-    rows += describe_continuation(state, folder)
-    if is_recorded:
-        rows += recorder.describe_links()
-    display.print_summary(rows)
-    if not is_recorded:
-        display.print_error(
-            f"the store has not received {'everything' if recorder.recorded else 'anything'} within "
-            f"tracking.flush_seconds={patience:g}: {mask_secrets(recorder.reason or NO_ANSWER)}; nothing is lost; to "
-            f"send the rest, run {name_command('sync')} {shlex.quote(folder)}"
-        )
-
-
-def describe_continuation(state: RunState, folder: str) -> list[tuple[str, str]]:
-    """Returns rows with the newest checkpoint of a run that did not finish, and the command that continues from it."""
-    if state.status == "FINISHED" or state.checkpoint is None:
-        return []
-    return [
-        ("checkpoint", f"of step {state.checkpoint}"),
-        ("go on", f"{name_command()} {quote_override('resume', folder)}"),
-    ]
-
-
-def describe_found(state: RunState) -> list[tuple[str, str]]:
-    """Returns rows with what a trial has found."""
-    return [] if state.found is None else [("use", state.found.word), ("because", state.found.reason)]
-
-
-def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
-    """Returns rows with the last metrics of the run, each beside the baseline, which jobs of a sweep leave out."""
-    baseline = {} if spec.parent else (RunState.read(spec.folder) if spec.is_resumed else state).baseline
-    rows = []
-    for name, value in state.results.items():
-        reference = baseline.get(name)
-        why = f": {PREDICTIONS[metric]}" if (metric := name.rpartition("/")[2]) in PREDICTIONS else ""
-        beside = "" if reference is None else f" (baseline {format_number(reference)}{why})"
-        rows.append((name.replace("/", " "), format_number(value) + beside))
-    return rows
-
-
 def discard_refused(monitor: RunMonitor) -> None:
     """Removes the files of a refused run, unless a log says more, or something was trained."""
     spec, state, recorder = monitor.spec, monitor.state, monitor.recorder
     if recorder.is_alive() and str(spec.plan.tracking.uri).startswith("sqlite:"):
         recorder.finish(MIGRATION_SECONDS)  # ending while a store is being created leaves an incomplete store
     recorder.stop()
+    if spec.records and spec.plan.resume is not None:
+        remove_launch_state(spec.files, spec.files.count_resumes())
     has_log = getattr(state.last, "keep", False)
     if not (spec.is_resumed or state.step > 0) and (recorder.refusal is not None or not has_log):
         discard_folder(spec)
@@ -366,4 +319,6 @@ def discard_folder(spec: RunSpec) -> None:
         paths += spec.files.list_launcher_files()
     for path in paths:
         path.unlink(missing_ok=True)
+    if spec.records:
+        shutil.rmtree(spec.files.provenance_folder, ignore_errors=True)
     remove_created(spec.folder)

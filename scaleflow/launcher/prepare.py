@@ -9,8 +9,6 @@ folder of a run to resume. The spec holds the results, so that no process has to
 from __future__ import annotations
 
 import os
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,21 +25,15 @@ from scaleflow.config.plan import check_plan, check_trial, parse_plan
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Cluster, Plan, Strategy
-from scaleflow.interfaces.secret_masking import MASK, mask_override
 from scaleflow.interfaces.trials import Trial
 from scaleflow.launcher.recording.description import read_overrides
 from scaleflow.launcher.resume import find_resumed_run
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.code_record import refuse_changed_code
-from scaleflow.runs.split_digest import SplitDigests
+from scaleflow.runs.run_name import label_overrides
+from scaleflow.runs.split_digest import Repetition
 from scaleflow.tracking.tensorboard import check_tensorboard
 from scaleflow.tracking.uri import resolve_store
-
-#: The overrides that a run's name tells, since its other parts do not.
-TOLD_BY_NAME = re.compile(r"\+*(optimizer|(model|optimizer)\.[\w.]+)=")
-
-#: The most letters of a value in a run's name.
-MOST = 24
 
 
 @dataclass(frozen=True)
@@ -55,7 +47,7 @@ class RunCommand:
     resume: str | None = None  # the folder or the id of the run to resume; None: the config's `resume`
     may_submit: bool = False  # whether `cluster.submit` is allowed
     trial: Trial | None = None  # the setting to look for; None: train a model
-    repeats: SplitDigests = field(default_factory=dict)  # the digests of the data of the run that this one repeats
+    repeats: Repetition = field(default_factory=Repetition)  # the run that this one repeats
 
 
 @dataclass(frozen=True)
@@ -99,18 +91,6 @@ def make_spec(plan: Plan, folder: Path, command: RunCommand, earlier: Sequence[s
         trial=command.trial,
         repeats=command.repeats,
     )
-
-
-def label_overrides(overrides: Sequence[str]) -> str:
-    """Returns the keys of model and optimizer that were typed, for the run's name: `units=64 learning_rate=0.1`.
-
-    Secrets are left out, and long values are cut. A later override of a key replaces an earlier one.
-    """
-    typed = dict(mask_override(word).lstrip("+").split("=", 1) for word in overrides if TOLD_BY_NAME.match(word))
-    last = Counter(key.rpartition(".")[2] for key in typed)
-    names = {key: leaf if last[leaf := key.rpartition(".")[2]] == 1 else key for key in typed}
-    values = {key: " ".join(value.split()) for key, value in typed.items() if MASK not in value}
-    return " ".join(f"{names[key]}={value[:MOST]}{'...' if value[MOST:] else ''}" for key, value in values.items())
 
 
 def check_dataset_files(plan: Plan, folder: Path) -> None:

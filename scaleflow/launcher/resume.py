@@ -30,7 +30,18 @@ from scaleflow.tracking.uri import resolve_store
 RESUME_KEYS = ("resume", "resume_data", "resume_code")
 
 #: Sections, and keys of `training`, that may change when a run is resumed.
-CHANGEABLE = ("checkpoint", "profiler", "tracking", "strategy", "hardware", "cluster", "debug", "sweep", *RESUME_KEYS)
+CHANGEABLE = (
+    "checkpoint",
+    "evaluation",
+    "profiler",
+    "tracking",
+    "strategy",
+    "hardware",
+    "cluster",
+    "debug",
+    "sweep",
+    *RESUME_KEYS,
+)
 LENGTH_KEYS = ("epochs", "max_steps")
 
 #: Keys that say which variables are trained. The optimizer's state in a checkpoint is of these.
@@ -88,6 +99,13 @@ def find_resumed_run(named: str, composed: Config, choices: Mapping[str, str], o
     chosen = {**saved_choices, **{o.key_or_group: choices[o.key_or_group] for o in typed if o.key_or_group in choices}}
     changes = [str(override.input_line).removeprefix("++") for override in typed]
     is_finished = state.last_status == "FINISHED" and not is_longer(saved, config)
+    had_checkpoints = state.checkpoint is not None and config["checkpoint"].get("folder") is None
+    is_longer_now = state.last_status == "FINISHED" and not is_finished
+    if had_checkpoints and is_longer_now and not any(files.checkpoints.glob("step-*")):
+        raise ConfigError(
+            f"resume={named}: its checkpoints were deleted, so it cannot be trained longer; start a new run with "
+            f"model.init_from={folder}"
+        )
     return ResumedRun(files, config, chosen, state.ready.search, changes, 1 + files.count_resumes(), is_finished)
 
 
@@ -186,7 +204,7 @@ def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: P
         raise ConfigError(
             f"{key}={format_value(now)}: the run was started with {key}={format_value(before)}; a resumed run may "
             f"change only its length ({', '.join(f'training.{name}' for name in LENGTH_KEYS)}) and "
-            f"{', '.join(CHANGEABLE[:6])}; start a new run for other changes: {name_command('rerun')}"
+            f"{', '.join(CHANGEABLE[:7])}; start a new run for other changes: {name_command('rerun')}"
         )
 
 

@@ -1,7 +1,7 @@
 """Model factories, initial weights and export. Factories get the dataset's description, in the strategy's scope."""
 
 from scaleflow.model.broadcasting import correct_keras_add
-from scaleflow.model.export import keras_file_fault, write_model
+from scaleflow.model.export import digest_weights, keras_file_fault, write_model
 from scaleflow.model.fine_tuning import find_freeze_warning, find_rate_factors, fine_tune, loads_weights, merge_lora
 from scaleflow.model.initial import initialize_from, read_weights
 from scaleflow.model.layer_patterns import find_layers, keep_names
@@ -21,6 +21,7 @@ __all__ = [
     "SavedWeights",
     "correct_keras_add",
     "describe_large_table",
+    "digest_weights",
     "entry",
     "find_batch_norm_warnings",
     "find_freeze_warning",

@@ -30,11 +30,8 @@ def build(
     Args:
         inputs: images of shape (height, width, channels).
         outputs: the outputs that the dataset needs.
-        filters: the number of filters of each convolution.
-        units: the width of the dense layer, or of each of several.
-        padding: `same` or `valid`.
-        dropout: the fraction dropped after each dense layer.
-        batch_norm: normalize after each convolution and dense layer, over all replicas.
+
+    conf/model/cnn.yaml describes the other arguments.
 
     Raises:
         ConfigError: if the inputs are not images or too small for the convolutions, or an argument is invalid.

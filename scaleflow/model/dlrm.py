@@ -32,10 +32,8 @@ def build(
     Args:
         inputs: the inputs by name, at least one with a vocabulary.
         outputs: the outputs that the dataset needs.
-        width: the size of an embedding.
-        dense_units: the width of the dense layer for the numbers, or of each of several; one of `width` follows.
-        units: the width of the dense layers after the products.
-        dropout: the fraction dropped after each dense layer.
+
+    conf/model/dlrm.yaml describes the other arguments.
 
     Raises:
         ConfigError: if the dataset has a single input or no categorical one, or an argument is invalid.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 import zipfile
@@ -89,6 +90,16 @@ def write_model(
         "keras": keras.__version__,
     }
     (folder / SIGNATURE).write_text(json.dumps(signature, indent=2))
+
+
+def digest_weights(model: keras.Model) -> str:
+    """Returns a digest of the dtypes, shapes and bits of a model's weights, in their order: 32 hexadecimal digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for variable in model.weights:
+        values = np.ascontiguousarray(keras.ops.convert_to_numpy(variable))
+        digest.update(f"{values.dtype} {values.shape} ".encode())
+        digest.update(values.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def make_input_specs(inputs: InputStructure) -> Any:

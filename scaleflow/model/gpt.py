@@ -34,11 +34,8 @@ def build(
     Args:
         inputs: token ids, int32 of shape (tokens,) with a vocabulary.
         outputs: `classification` of shape (tokens, vocabulary).
-        width: the size of a token's vector in all blocks.
-        heads: attention heads of each block; each has width / heads of the vector.
-        blocks: the number of blocks.
-        units: the width of the feed-forward layer; None for 4 x width.
-        dropout: the fraction dropped after the embeddings, the attention and the feed-forward layer.
+
+    conf/model/gpt.yaml describes the other arguments.
 
     Raises:
         ConfigError: if the dataset does not give tokens with the next token at each position, or an argument is

@@ -45,10 +45,8 @@ def build(
     Args:
         inputs: images of shape (height, width, 1 or 3).
         outputs: the outputs that the dataset needs.
-        name: a function of `keras.applications`, such as `EfficientNetB0`.
-        weights: None for new weights; `imagenet` downloads Keras's; or a local file with the weights of the network
-            without its top, such as Keras's own `..._notop.h5`.
-        dropout: the fraction dropped before the dense layer.
+
+    conf/model/keras_application.yaml describes the other arguments.
 
     Raises:
         ConfigError: if there is no such network, it does not take images of this size, or the weights cannot be loaded.

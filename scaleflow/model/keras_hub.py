@@ -34,11 +34,8 @@ def build(
     Args:
         inputs: images of shape (height, width, channels), or word numbers of shape (tokens,) with a vocabulary.
         outputs: the outputs that the dataset needs.
-        preset: a folder with a saved preset, or a name such as `resnet_18_imagenet`, which KerasHub downloads.
-        backbone: in place of `preset`: a class of `keras_hub.models`, such as `BertBackbone`.
-        config: the arguments of that class.
-        weights: with `preset`: whether to load its weights.
-        dropout: the fraction dropped before the dense layer.
+
+    conf/model/keras_hub.yaml describes the other arguments.
 
     Raises:
         ConfigError: if the extra is not installed, there is no such backbone, or it does not take the inputs.

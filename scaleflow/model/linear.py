@@ -19,8 +19,8 @@ def build(inputs: InputStructure, outputs: OutputStructure, l2: NotNegative = 0.
     Args:
         inputs: numbers of any shape; those of a dict are concatenated.
         outputs: the outputs that the dataset needs.
-        l2: adds l2 times the sum of the squared weights, without the bias, to the loss (ridge regression; Hoerl and
-            Kennard 1970).
+
+    conf/model/linear.yaml describes the other arguments.
 
     Raises:
         ConfigError: if the inputs are text or `l2` is negative.

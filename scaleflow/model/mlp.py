@@ -22,9 +22,8 @@ def build(
     Args:
         inputs: numbers of any shape; those of a dict are concatenated.
         outputs: the outputs that the dataset needs.
-        units: the width of the hidden layer, or of each of several.
-        dropout: the fraction dropped after each hidden layer.
-        batch_norm: normalize after each hidden layer, over all replicas.
+
+    conf/model/mlp.yaml describes the other arguments.
 
     Raises:
         ConfigError: if the inputs are text, or an argument is invalid.

@@ -37,12 +37,8 @@ def build(inputs: Inputs, outputs: OutputStructure, depth: int = 20, weights: st
     Args:
         inputs: images of shape (height, width, channels).
         outputs: the outputs that the dataset needs.
-        depth: 20, 32, 44, 56 or 110 as for CIFAR-10: a convolution of 16 filters, three stages of 16, 32 and 64
-            filters with shortcuts that have no parameters (option A), the average over the image, a dense layer. Or
-            50: Keras's ResNet50, the average and a dense layer.
-        weights: depth 50: a local file with the weights of ResNet50 without its top, such as Keras's
-            `resnet50_weights_tf_dim_ordering_tf_kernels_notop.h5`. The model then converts images as these weights
-            expect: to BGR order, minus ImageNet's mean colour.
+
+    conf/model/resnet.yaml describes the other arguments.
 
     Raises:
         ConfigError: if the inputs are not images or too small, or the depth or the file is invalid.

@@ -26,11 +26,8 @@ def build(
     Args:
         inputs: word numbers, int32 of shape (tokens,) with a vocabulary; 0 is padding.
         outputs: the outputs that the dataset needs.
-        embedding: the size of a word's vector.
-        units: the width of the dense layer, or of each of several.
-        dropout: the fraction dropped after each dense layer.
-        ignore_padding: average over the words only. The tutorial averages over the padding too, which puts all short
-            texts near the same point.
+
+    conf/model/text.yaml describes the other arguments.
 
     Raises:
         ConfigError: if the inputs are not word numbers, or an argument is invalid.

@@ -32,11 +32,8 @@ def build(
     Args:
         inputs: word numbers, int32 of shape (tokens,) with a vocabulary; 0 is padding.
         outputs: the outputs that the dataset needs.
-        width: the size of a word's vector in all blocks.
-        heads: attention heads of each block; each has width / heads of the vector.
-        blocks: the number of blocks.
-        units: the width of the feed-forward layer.
-        dropout: the fraction dropped after the embedding, the attention and the feed-forward layer.
+
+    conf/model/transformer.yaml describes the other arguments.
 
     Raises:
         ConfigError: if the inputs are not word numbers, `width` is no multiple of `heads`, or an argument is invalid.

@@ -23,8 +23,8 @@ def build(inputs: Inputs, outputs: Outputs, filters: Widths = (16, 32, 64), batc
     Args:
         inputs: images of shape (height, width, channels). Both sides are multiples of 2 for each level but the first.
         outputs: logits or values for each pixel, of shape (height, width, values).
-        filters: the filters of each level; the last is the bottom.
-        batch_norm: normalize after each convolution, over all replicas.
+
+    conf/model/unet.yaml describes the other arguments.
 
     Raises:
         ConfigError: if the inputs are not images of such a size, the targets are not per pixel, or an argument is

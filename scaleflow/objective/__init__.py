@@ -2,6 +2,7 @@
 
 from scaleflow.objective.class_weight import count_classes, describe_class_weights, find_class_weights
 from scaleflow.objective.forms import Loader
+from scaleflow.objective.kept_values import rank_classes, sum_positions
 from scaleflow.objective.make import make_objective
 from scaleflow.objective.structure import find_mask_note
 from scaleflow.objective.unknown_classes import add_unknown_count, count_as_wrong
@@ -15,4 +16,6 @@ __all__ = [
     "find_class_weights",
     "find_mask_note",
     "make_objective",
+    "rank_classes",
+    "sum_positions",
 ]

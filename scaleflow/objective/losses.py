@@ -88,7 +88,7 @@ def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, 
     call: Callable[..., Any] = made.call if isinstance(made, keras.losses.Loss) else made
     if not callable(call):
         raise ConfigError(
-            f"{target.key}._target_={target.path}: this returned a {type(made).__name__}, expected a "
+            f"{target.describe()}: this returned a {type(made).__name__}, expected a "
             "keras.losses.Loss or a function (targets, outputs) -> a loss for each example"
         )
     takes_logits = takes(named, FROM_LOGITS) or keras_name in HINGES or has_logits(made)
@@ -101,8 +101,8 @@ def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, 
             targets = to_one_hot(targets, outputs)
         elif is_shares(targets, outputs):
             raise ConfigError(
-                f"{target.key}._target_={target.path}: needs integer classes, but dataset.augment.mixup turns them "
-                "into shares of classes; use a loss such as keras.losses.CategoricalCrossentropy, or remove one of "
+                f"{target.describe()}: needs integer classes, but dataset.augment.mixup turns them "
+                "into shares of classes; use a loss such as categorical_crossentropy, or remove one of "
                 "the two"
             )
         if described.shape == ():  # Keras averages over the last axis
@@ -118,16 +118,15 @@ def check_loss_kind(described: Outputs, target: Target, keras_name: str | None) 
     """Rejects a loss of Keras that a kind of target has no use for."""
     if keras_name in LOSSES_FOR_NO_KIND:
         raise ConfigError(
-            f"{target.key}._target_={target.path}: does not fit {described.kind} targets; write a training step for "
-            "it (training.step)"
+            f"{target.describe()}: does not fit {described.kind} targets; write a training step for it (training.step)"
         )
     suited = {"regression": LOSSES_NOT_FOR_VALUES, "binary": CLASS_LOSSES, "multi_label": CLASS_LOSSES}
     if keras_name in suited.get(described.kind, ()):
         kinds = "classes or labels" if described.kind == "regression" else "one of several classes"
-        examples = {"regression": "Huber", "binary": "BinaryCrossentropy", "multi_label": "BinaryCrossentropy"}
+        examples = {"regression": "huber", "binary": "focal", "multi_label": "focal"}
         raise ConfigError(
-            f"{target.key}._target_={target.path}: is for {kinds}, and the dataset's targets are {described.kind}; use "
-            f"a loss such as keras.losses.{examples[described.kind]}, or leave it null"
+            f"{target.describe()}: is for {kinds}, and the dataset's targets are {described.kind}; use "
+            f"a loss such as {examples[described.kind]}, or leave it null"
         )
 
 
@@ -149,8 +148,8 @@ def complete_arguments(target: Target, named: Any, smoothing: float, has_classes
     if smoothing and has_classes:
         if not takes(named, SMOOTHING):
             raise ConfigError(
-                f"objective.label_smoothing={smoothing:g}: {key}._target_={target.path} has no label smoothing; leave "
-                "it 0, or use a loss such as keras.losses.CategoricalCrossentropy"
+                f"objective.label_smoothing={smoothing:g}: {target.describe()} has no label smoothing; leave "
+                "it 0, or use a loss such as categorical_crossentropy"
             )
         if SMOOTHING in arguments:
             raise ConfigError(
@@ -169,7 +168,7 @@ def check_loss(described: Outputs, target: Target, named: Any, loss: Loss, has_c
             on the others: it would then depend on how a batch is divided among replicas.
     """
     targets, outputs = draw_batch(described, described.shape, 2)
-    start = f"{target.key}._target_={target.path}: "
+    start = f"{target.describe()}: "
     form = f"{described.kind} targets of shape {tuple(targets.shape)} and outputs of shape {tuple(outputs.shape)}"
     try:
         both, first = (loss(targets[:n], outputs[:n]) for n in (2, 1))

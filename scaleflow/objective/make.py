@@ -18,6 +18,7 @@ from scaleflow.objective.losses import choose_loss
 from scaleflow.objective.measures import divide
 from scaleflow.objective.metrics import Mode, make_measure
 from scaleflow.objective.positions import average_positions, find_counted, replace_ignored
+from scaleflow.objective.short_names import find_loss, find_metrics, is_free_of_unit
 from scaleflow.objective.structure import Described, by_output
 
 #: Names of other values that are reported under `train/`.
@@ -46,15 +47,18 @@ def make_objective(
     """
     options = options or ObjectiveOptions()
     check_smoothing(outputs, options.label_smoothing)
-    losses = by_output(outputs, options.loss, "objective.loss", is_one=lambda each: isinstance(each, Target))
+    losses = by_output(outputs, options.loss, "objective.loss", is_one=lambda each: isinstance(each, Target | str))
     metrics = by_output(outputs, options.metrics, "objective.metrics", is_one=lambda each: isinstance(each, list))
     factors = by_output(outputs, options.loss_weights, "objective.loss_weights", is_one=lambda each: False)
 
     def make_one(name: str, described: Outputs) -> Objective:
         weights = (class_weights or {}).get(name)
         smoothing = 0.0 if described.kind == "regression" else options.label_smoothing
-        parts = make_output_objective(described, losses.get(name), smoothing, weights, loader)
-        return add_metrics(parts, described, metrics.get(name, ()), loader, is_weighted)
+        dot = "." if name else ""
+        target = find_loss(described, losses.get(name), f"objective.loss{dot}{name}")
+        parts = make_output_objective(described, target, smoothing, weights, loader)
+        targets = find_metrics(described, parts, metrics.get(name, ()), f"objective.metrics{dot}{name}")
+        return add_metrics(parts, described, targets, loader, is_weighted)
 
     if isinstance(outputs, Outputs):
         return replace(make_one("", outputs), is_weighted=is_weighted)
@@ -79,7 +83,7 @@ def make_output_objective(
     """Makes the loss of one output, with the metrics of its kind."""
     parts = defaults_for(described)
     loss = choose_loss(described, parts, target, smoothing, loader, weights is not None)
-    if target is None and described.scaling is not None:
+    if described.scaling is not None and is_free_of_unit(target):
         loss = standardise_loss(loss, *described.scaling)
     plain = example_loss(described, loss)
     minimised = plain if weights is None else example_loss(described, loss, weights)

@@ -82,7 +82,7 @@ def make_measure(
     Raises:
         ConfigError: if the metric does not fit the output, or if it is no sum over examples.
     """
-    start = f"{target.key}._target_={target.path}: "
+    start = f"{target.describe()}: "
     named = loader.locate(target)
     keras_name = find_keras_name(named)
     check_metric_kind(described, start, named, keras_name)
@@ -268,13 +268,12 @@ def check_metric_kind(described: Outputs, start: str, named: Any, keras_name: st
         "regression": keras_name is not None and keras_name not in VALUE_METRICS,
     }
     if unsuited[described.kind]:
-        examples = {"regression": "MeanAbsolutePercentageError", "binary": "AUC", "multi_label": "AUC"}
+        examples = {"regression": "mape", "binary": "auc", "multi_label": "auc"}
         raise ConfigError(
-            f"{start}has no meaning for {described.kind} targets; use a metric such as "
-            f"keras.metrics.{examples[described.kind]}"
+            f"{start}has no meaning for {described.kind} targets; use a metric such as {examples[described.kind]}"
         )
     if keras_name in WITHIN_EXAMPLES and described.shape[-1:] in ((), (1,)):
-        advice = "r2 is always recorded" if described.kind == "regression" else "use keras.metrics.AUC"
+        advice = "r2 is always recorded" if described.kind == "regression" else "use auc"
         raise ConfigError(
             f"{start}compares the values of one example with each other, and the dataset's targets are single values; "
             f"leave it out: {advice}"

@@ -1,7 +1,6 @@
 """Runs the command."""
 
-from scaleflow.commands.process import end_with
-from scaleflow.predict.command import main
+from scaleflow.__main__ import entry
 
 if __name__ == "__main__":
-    end_with(main)
+    entry("predict")

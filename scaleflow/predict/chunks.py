@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow
 
+from scaleflow.evaluation.columns import OutputColumns
 from scaleflow.predict.bad_rows import Problem, RowReport
-from scaleflow.predict.columns import Array, OutputColumns
+from scaleflow.predict.columns import Array
 from scaleflow.predict.reading import Reading
 from scaleflow.predict.source import Rows, TableSource, name_row, take_chunks
 

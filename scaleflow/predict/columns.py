@@ -1,31 +1,21 @@
-"""Which columns of a table a model's inputs are read from, and which columns its outputs become. No TensorFlow."""
+"""Which columns of a table a model's inputs are read from. No TensorFlow."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow
 from pyarrow import types
 
 from scaleflow.errors import ConfigError
-from scaleflow.tracking.saved_models import ModelInput, ModelOutput
-
-#: The most classes that get a column each, unless the user asks for them.
-MOST_PROBABILITIES = 20
+from scaleflow.tracking.saved_models import ModelInput
 
 #: The most columns that a message names.
 MOST_NAMED = 20
 
 Array = np.ndarray[Any, Any]
-
-
-# ---------------------------------------------------------------------------------------------
-# Inputs
-# ---------------------------------------------------------------------------------------------
 
 
 def match_columns(
@@ -109,104 +99,3 @@ def is_list(type_: Any) -> bool:
 def format_columns(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more
-
-
-# ---------------------------------------------------------------------------------------------
-# Outputs
-# ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class OutputColumns:
-    """The columns that the outputs of a model become.
-
-    Attributes:
-        outputs: of the model, by name.
-        has_all: whether every class gets a column, however many there are.
-    """
-
-    outputs: Mapping[str, ModelOutput]
-    has_all: bool = False
-
-    def convert(self, values: Mapping[str, Array]) -> dict[str, Any]:
-        """Converts outputs [rows, ...] by name to columns by name.
-
-        classification: `prediction`, the class; `probability`, its probability; `probability_CLASS` of each class.
-        binary: the same for two classes. multi_label: `prediction_LABEL`, a boolean, and `probability_LABEL`.
-        regression: `prediction`, or `prediction_NAME` for several values. Unknown: `output`. A class without a name is
-        its number, counted from 0. With several outputs, names begin with that of the output.
-        """
-        return {
-            f"{name}_{column}" if name else column: array
-            for name, described in self.outputs.items()
-            for column, array in self._convert_output(described, values[name]).items()
-        }
-
-    def make_empty(self) -> dict[str, Any]:
-        """Returns the columns without values."""
-        return self.convert({name: np.zeros((0, *each.shape), np.float32) for name, each in self.outputs.items()})
-
-    def make_schema(self) -> Any:
-        """Returns the names and the types of the columns."""
-        return pyarrow.schema([(name, array.type) for name, array in self.make_empty().items()])
-
-    def _convert_output(self, described: ModelOutput, values: Array) -> dict[str, Any]:
-        if described.kind == "classification":
-            return self._convert_classes(described, compute_softmax(values))
-        chances = compute_sigmoid(values)
-        if described.kind == "binary" and described.shape in ((), (1,)):
-            chance = chances.reshape(len(values))
-            return self._convert_classes(described, np.stack([1 - chance, chance], axis=-1))
-        if described.kind in ("binary", "multi_label"):
-            likely = spread("prediction", chances >= 0.5, described.names)
-            return {**likely, **spread("probability", chances, described.names)}
-        return spread("prediction" if described.kind else "output", values, described.names)
-
-    def _convert_classes(self, described: ModelOutput, chances: Array) -> dict[str, Any]:
-        """Converts probabilities [rows, ..., classes]."""
-        best, names = chances.argmax(axis=-1), described.names
-        columns = {
-            "prediction": to_column(best if names is None else np.array(names, object)[best]),
-            "probability": to_column(chances.max(axis=-1)),
-        }
-        count = chances.shape[-1]
-        if chances.ndim == 2 and (self.has_all or count <= MOST_PROBABILITIES):
-            columns |= {
-                f"probability_{names[n] if names else n}": to_column(np.ascontiguousarray(chances[:, n]))
-                for n in range(count)
-            }
-        return columns
-
-
-def compute_softmax(values: Array) -> Array:
-    """Computes probabilities over the last axis, float32."""
-    raised = np.exp(values.astype(np.float64) - values.max(axis=-1, keepdims=True))
-    chances: Array = raised / raised.sum(axis=-1, keepdims=True)
-    return chances.astype(np.float32)
-
-
-def compute_sigmoid(values: Array) -> Array:
-    """Computes probabilities, float32."""
-    with np.errstate(over="ignore"):
-        return (1 / (1 + np.exp(-values.astype(np.float64)))).astype(np.float32)
-
-
-def spread(label: str, values: Array, names: Sequence[str] | None) -> dict[str, Any]:
-    """Converts values [rows], [rows, k] or [rows, ...] to one column, to k columns, or to one column of lists."""
-    if values.ndim == 2 and values.shape[1] > 1:
-        return {
-            f"{label}_{names[n] if names else n}": to_column(np.ascontiguousarray(values[:, n]))
-            for n in range(values.shape[1])
-        }
-    return {label: to_column(values.reshape(len(values)) if values.ndim == 2 else values)}
-
-
-def to_column(values: Array) -> Any:
-    """Converts values [rows, ...] to a column of pyarrow, whose values are nested lists for more than one dimension."""
-    if values.dtype == object:
-        column = pyarrow.array(values.ravel().tolist(), pyarrow.string())
-    else:
-        column = pyarrow.array(values.ravel())
-    for size in reversed(values.shape[1:]):
-        column = pyarrow.FixedSizeListArray.from_arrays(column, size)
-    return column

@@ -240,8 +240,9 @@ def make_task(typed: argparse.Namespace, reading: Reading, description: ModelDes
     """Opens the table and checks that the model can take it. Raises ConfigError if it cannot."""
     import pyarrow
 
+    from scaleflow.evaluation.columns import OutputColumns
     from scaleflow.predict.chunks import Task
-    from scaleflow.predict.columns import OutputColumns, match_columns
+    from scaleflow.predict.columns import match_columns
     from scaleflow.predict.output import check_schema
     from scaleflow.predict.source import open_table
 

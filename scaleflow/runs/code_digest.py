@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scaleflow.config.trust import list_targets
 
@@ -28,18 +28,29 @@ LIBRARY_FOLDERS = (Path(os.__file__).parent,)
 OWN_PACKAGE = __name__.partition(".")[0]
 
 
-def digest_code(config: Mapping[str, Any], search: Sequence[str]) -> dict[str, str]:
-    """Returns a digest of each file with code of the user that a config names with `_target_`, directly or by imports.
+class CodeFile(NamedTuple):
+    """A file with code of the user."""
 
-    Comments and formatting do not count.
+    digest: str  # of its code, without comments and formatting: 32 hexadecimal digits of SHA-256
+    path: Path
+    folder: Path  # in which it was found
+
+
+def digest_code(config: Mapping[str, Any], search: Sequence[str]) -> dict[str, str]:
+    """Returns the digest of each file of `find_code`, by the same names."""
+    return {name: file.digest for name, file in find_code(config, search).items()}
+
+
+def find_code(config: Mapping[str, Any], search: Sequence[str]) -> dict[str, CodeFile]:
+    """Returns each file with code of the user that a config names with `_target_`, directly or by imports.
 
     Args:
         config: the resolved config, as plain containers.
         search: the folders in which modules of `_target_` are looked for, before those of Python.
 
-    Returns 32 hexadecimal digits of SHA-256 by the path of the file, relative to the folder in which it was found.
+    Returns the files by their paths, relative to the folders in which they were found.
     """
-    digests: dict[str, str] = {}
+    files: dict[str, CodeFile] = {}
     waiting, known = [path for _, path in list_targets(config) if isinstance(path, str)], set[str]()
     while waiting:
         parts = waiting.pop().split(".")
@@ -50,9 +61,9 @@ def digest_code(config: Mapping[str, Any], search: Sequence[str]) -> dict[str, s
                 path, folder = found
                 status = path.stat()
                 digest, names = read_source(path, module, status.st_mtime_ns, status.st_size)
-                digests[path.relative_to(folder).as_posix()] = digest
+                files[path.relative_to(folder).as_posix()] = CodeFile(digest, path, folder)
                 waiting += names
-    return dict(sorted(digests.items()))
+    return dict(sorted(files.items()))
 
 
 def find_source(module: str, search: Sequence[str]) -> tuple[Path, Path] | None:

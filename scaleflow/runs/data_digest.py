@@ -40,7 +40,7 @@ WHOLE, SAMPLED = "all", "sample"
 
 #: Names in a folder that are no data, besides hidden ones and the folders of runs.
 NO_DATA = ("mlruns", "mlartifacts", "__pycache__")
-NO_DATA_SUFFIXES = (".py", ".pyc", ".db", ".db-journal", ".db-wal", ".db-shm")
+NO_DATA_SUFFIXES = (".py", ".pyc", ".db", ".db-journal", ".db-wal", ".db-shm", ".db.lock")
 
 
 class FileState(NamedTuple):
@@ -207,11 +207,17 @@ def list_data_files(pattern: str) -> Iterator[str]:
 
 def walk_data(folder: str) -> Iterator[str]:
     """Yields the files in a folder and its subfolders, without those that are no data."""
-    for base, folders, names in os.walk(folder, followlinks=True):
-        if {RunFolder(Path(base)).events.name, RunFolder(Path(base)).ledger.name} & set(names):
-            folders.clear()
-            continue
+    for base, folders, names in walk_outside_runs(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", *NO_DATA)))
         for name in sorted(names):
             if not name.startswith(".") and not name.endswith(NO_DATA_SUFFIXES):
                 yield os.path.join(base, name)  # noqa: PTH118
+
+
+def walk_outside_runs(folder: str, follows_links: bool = True) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yields what `os.walk` does, without what is in the folders of runs and sweeps."""
+    for base, folders, names in os.walk(folder, followlinks=follows_links):
+        if not RunFolder.MARKS.isdisjoint(names):
+            folders.clear()
+            continue
+        yield base, folders, names

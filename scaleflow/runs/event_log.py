@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
-from scaleflow.interfaces.events import Emit, Event, MetricsLogged, parse_event, to_fields
+from scaleflow.interfaces.events import Emit, Event, MetricsLogged, TagsSet, parse_event, to_fields
 from scaleflow.interfaces.secret_masking import mask_secrets
 
 TEST_PREFIX = "test/"
@@ -78,17 +78,15 @@ class EventReader:
 
 
 def read_last_event(path: Path) -> Event | None:
-    """Returns the last event of a file without reading all of it; None if the last line is no event, or is long."""
+    """Returns the last event of a file that is no tag, without reading all of it; None if that line is no event."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
-            *_, line, rest = b"\n", *file.read().split(b"\n")
-    except OSError:
-        return None
-    try:
-        return None if rest else parse_event(json.loads(line))
-    except ValueError:
+            *lines, rest = file.read().split(b"\n")
+        events = (parse_event(json.loads(line)) for line in reversed(lines)) if not rest else iter(())
+        return next((event for event in events if not isinstance(event, TagsSet)), None)
+    except (OSError, ValueError):
         return None
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from filelock import FileLock, Timeout
 
@@ -42,6 +42,9 @@ class FolderEntry:
 class RunFolder:
     """The files in the folder `path` of a run, or of a sweep."""
 
+    #: The names of files by which the folder of a run, also of one that begins, or of a sweep is known
+    MARKS: ClassVar = frozenset({"events.jsonl", "record.lock", "sweep.lock", "sweep.json"})
+
     path: Path
 
     events = FolderEntry("events.jsonl")  # of the chief, which are those of the run
@@ -49,6 +52,10 @@ class RunFolder:
     overrides = FolderEntry("overrides.yaml")  # as they were typed
     environment = FolderEntry("environment.txt")  # the versions of all installed packages
     provenance = FolderEntry("provenance.json")  # the tags that say where the run comes from
+    provenance_folder = FolderEntry("provenance")  # the record of what the run was made of
+    provenance_record = FolderEntry("provenance/record.json")  # what the launcher knows of it
+    data_record = FolderEntry("provenance/data.json")  # what the worker knows of it
+    requirements = FolderEntry("provenance/requirements.txt")
     code = FolderEntry("code.json")  # the digests of the user's code
     data_files = FolderEntry("data_files.json")  # the digests of the files that the data is read from
     record = FolderEntry("record.json")  # which run in the store this is, and how many bytes of the events it has taken
@@ -58,6 +65,7 @@ class RunFolder:
     checkpoints = FolderEntry("checkpoints")  # their folder, unless `checkpoint.folder` names another one
     profile = FolderEntry("profile")  # the folder of traces and of their analysis
     plots = FolderEntry("plots")
+    evaluation = FolderEntry("evaluation")  # the folder of kept predictions, and of the report made of them
     learning_rates = FolderEntry("learning_rates.csv")  # the loss at each learning rate of a test
     batch_sizes = FolderEntry(
         "batch_sizes.csv"
@@ -90,13 +98,22 @@ class RunFolder:
     def count_resumes(self) -> int:
         return len(list(self.path.glob("resume-*.yaml")))
 
-    def list_logged_files(self) -> list[Path]:
-        """Returns the files that are logged as artifacts when the run begins or resumes."""
+    def changes(self, resume: int) -> Path:
+        """Returns the patch of uncommitted changes when the run began (0), or when it was resumed with other code."""
+        return self.provenance_folder / (f"changes-{resume}.patch" if resume else "changes.patch")
+
+    def kept_code(self, resume: int) -> Path:
+        """Returns the folder with copies of the user's modules, at the same moment."""
+        return self.provenance_folder / (f"code-{resume}" if resume else "code")
+
+    def list_logged_files(self) -> list[tuple[Path, str | None]]:
+        """Returns the files that are logged as artifacts when the run begins or resumes, each with its folder there."""
         patterns = (
             *("config.yaml", "overrides.yaml", "environment.txt", "resume-*.yaml", "multirun.yaml"),
-            "batch_sizes.csv",
+            *("batch_sizes.csv", "provenance/**/*"),
         )
-        return [path for pattern in patterns for path in sorted(self.path.glob(pattern))]
+        paths = [path for pattern in patterns for path in sorted(self.path.glob(pattern)) if path.is_file()]
+        return [(path, None if path.parent == self.path else str(path.parent.relative_to(self.path))) for path in paths]
 
     def list_process_files(self) -> list[Path]:
         """Returns the files that the processes of a run write: events, logs, the summary of the model."""

@@ -15,7 +15,7 @@ from scaleflow.interfaces import Plan
 from scaleflow.interfaces.secret_masking import find_known_secrets, mask_secrets, remember_secrets
 from scaleflow.interfaces.trials import Trial
 from scaleflow.runs.folder import RunFolder, to_file_name
-from scaleflow.runs.split_digest import SplitDigests
+from scaleflow.runs.split_digest import Repetition
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class RunSpec:
     tags: Mapping[str, str] = field(default_factory=dict)  # tags of the run, for the launcher
     evaluation: EvaluationSpec | None = None  # the model to evaluate; None: train one
     trial: Trial | None = None  # the setting to look for; None: train a model
-    repeats: SplitDigests = field(default_factory=dict)  # the digests of the data of the run that this one repeats
+    repeats: Repetition = field(default_factory=Repetition)  # the run that this one repeats
 
     @property
     def name(self) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from scaleflow.interfaces.events import DatasetDescribed
@@ -21,6 +22,14 @@ ALL_VALUES, FILES = "all", "files"
 
 #: By the name of a split: `examples`, `digest`, `covers`, `version` and more.
 SplitDigests = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """What a run knows of the one that it repeats."""
+
+    splits: SplitDigests = field(default_factory=dict)  # the digests of that run's data
+    is_exact: bool = False  # whether the run is refused if its data is another
 
 
 def identify_split(digest: str, covers: str, files: Mapping[str, str]) -> dict[str, Any]:

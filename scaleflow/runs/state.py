@@ -31,6 +31,9 @@ from scaleflow.runs.folder import RunFolder
 
 RATE = "perf/examples_per_second"
 
+#: Ends of the names of metrics that are the ends of another metric's 95 % interval.
+INTERVAL = ("_low", "_high")
+
 #: Prefix of the metrics of a constant prediction.
 BASELINE = "baseline/"
 
@@ -155,8 +158,10 @@ class RunState:
 
     @property
     def results(self) -> dict[str, float]:
-        """The metrics of the test split; if there are none, those of validation, else those of training."""
-        return self.metrics_of("test") or self.metrics_of("val") or self.metrics_of("train")
+        """The metrics of the test split, without the ends of intervals; if there are none, those of validation, else
+        those of training.
+        """
+        return drop_intervals(self.metrics_of("test")) or self.metrics_of("val") or self.metrics_of("train")
 
 
 @dataclass
@@ -166,6 +171,7 @@ class RunHistory(RunState):
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # the (step, value) pairs of each metric
     epoch_steps: int | None = None  # the number of updates in the first epoch; None until that ends
     run_id: str | None = None  # the run's id in the store; None if it is not recorded
+    weights: str = ""  # the digest of the exported model's weights; empty if it is not known
     #: The URI of the model that the run logged last, `models:/m-...`; None if the store has none
     model_uri: str | None = None
     store: str | None = None  # the address of the store, with credentials masked; None if the run is not recorded
@@ -182,6 +188,8 @@ class RunHistory(RunState):
         if isinstance(event, MetricsLogged):
             for name, value in event.values.items():
                 self.curves.setdefault(name, []).append((event.step, value))
+        elif isinstance(event, ModelExported):
+            self.weights = event.weights
         elif isinstance(event, EpochEnded):
             self.epoch_steps = self.epoch_steps or event.step
 
@@ -190,6 +198,15 @@ class RunHistory(RunState):
         """Training examples per second: the median over the epochs after the first, which includes the warm-up."""
         rates = [value for _, value in self.curves.get(RATE, ())]
         return median(rates[1:] or rates) if rates else None
+
+
+def drop_intervals(values: Mapping[str, float]) -> dict[str, float]:
+    """Returns metrics without those that are ends of the interval of another one."""
+    return {
+        name: value
+        for name, value in values.items()
+        if not (name.endswith(INTERVAL) and name.rpartition("_")[0] in values)
+    }
 
 
 def is_finished(folder: Path) -> bool:

@@ -11,8 +11,32 @@ from scaleflow.sweep.repeats import RepeatedJob
 Mode = Literal["min", "max"]
 
 #: Ends of the names of metrics whose larger, or smaller, values are better. A run knows more: those of its objective.
-LARGER_IS_BETTER = ("accuracy", "exact_match", "/auc", "/f1_score", "/r2_score", "per_second", "/mfu")
-SMALLER_IS_BETTER = ("/loss", "/mae", "/rmse", "_error", "_ms", "_mb", "seconds_to_first_step")
+LARGER_IS_BETTER = (
+    "accuracy",
+    "exact_match",
+    "/auc",
+    "/pr_auc",
+    "/f1",
+    "/f1_score",
+    "/precision",
+    "/recall",
+    "/mean_iou",
+    "/r2_score",
+    "per_second",
+    "/mfu",
+)
+SMALLER_IS_BETTER = (
+    "/loss",
+    "/mae",
+    "/rmse",
+    "/mse",
+    "/mape",
+    "/msle",
+    "_error",
+    "_ms",
+    "_mb",
+    "seconds_to_first_step",
+)
 
 
 def guess_mode(metric: str) -> Mode | None:

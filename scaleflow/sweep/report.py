@@ -15,11 +15,12 @@ from scaleflow.config.hydra_errors import override_key
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.launcher.recording.description import format_table
 from scaleflow.runs import RunFolder
-from scaleflow.runs.state import RATE, RunHistory
+from scaleflow.runs.state import INTERVAL, RATE, RunHistory
 from scaleflow.sweep.ledger import LedgerEntry, is_under
 from scaleflow.sweep.loss_check import LossCheck
 from scaleflow.sweep.ranking import Mode, rank_jobs
 from scaleflow.sweep.repeats import RepeatedJob, group_repeats
+from scaleflow.sweep.seeds import summarize_seeds
 from scaleflow.tracking.uri import drop_credentials, is_default_store
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ class Report:
         reason: why there is no efficiency; empty if there is one.
         rows: the cells of each row by column.
         columns: the columns that have values.
+        seeds: the mean and the deviation of each configuration, if the seed varies.
+        metric: the metric that ranks the jobs.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class Report:
         same_losses: bool = False,
     ) -> None:
         self._jobs = group_repeats(jobs)
-        self._metric = metric
+        self.metric = metric
         self._mode = mode
         self._ranked = ranked = rank_jobs(self._jobs, metric, mode)
         has_best = mode is not None and bool(ranked) and ranked[0].score(metric) is not None
@@ -106,6 +109,7 @@ class Report:
         self._base, self.reason = self._one_replica()
         self.rows = [self._row(each, is_best=has_best and each is ranked[0]) for each in ranked]
         self.columns = [key for key in dict.fromkeys(k for row in self.rows for k in row) if self._has_values(key)]
+        self.seeds = summarize_seeds(ranked, self._choices, choose_results(self.columns, metric, MAX_SHOWN))
 
     def _has_values(self, column: str) -> bool:
         """Whether a column has values. With several replicas a note explains why the efficiency is blank."""
@@ -127,7 +131,7 @@ class Report:
         if self._losses is not None:
             row["first losses"] = self._losses.worst_verdict([entry for entry, _ in jobs.jobs])
         metrics = jobs.metrics
-        row |= {key: metrics[key] for key in choose_results(metrics, self._metric, MAX_RESULTS)}
+        row |= {key: metrics[key] for key in choose_results(metrics, self.metric, MAX_RESULTS)}
         for column, key in METRIC_COLUMNS.items():
             row[column] = jobs.rate if column == "examples/s" else metrics.get(key)
             if column == "examples/s" and self._are_repeated:
@@ -182,7 +186,7 @@ class Report:
     @property
     def shown(self) -> list[str]:
         """The columns for a terminal, and for the description of the sweep's run."""
-        results = choose_results(self.columns, self._metric, MAX_SHOWN)
+        results = choose_results(self.columns, self.metric, MAX_SHOWN)
         return [
             key
             for key in self.columns
@@ -191,7 +195,19 @@ class Report:
 
     def markdown(self) -> str:
         notes = [*self._notes(), *(f"THE FIRST LOSSES DIFFER: {line}" for line in self.differences)]
-        return "\n".join([format_table(self.cells(self.columns)), "", *notes]) + "\n"
+        seeds = ["", format_table(self.seed_cells()), ""] if self.seeds else [""]
+        return "\n".join([format_table(self.cells(self.columns)), *seeds, *notes]) + "\n"
+
+    def seed_cells(self) -> list[list[str]]:
+        """Returns the table of the configurations over their seeds as text."""
+        columns = list(dict.fromkeys(key for row in self.seeds for key in row))
+        return [columns, *([format_cell(row.get(key), key) for key in columns] for row in self.seeds)]
+
+    def list_best(self, most: int) -> list[tuple[str, LedgerEntry]]:
+        """Returns the best jobs with their labels: of repeats the first one that counts."""
+        jobs = [each for each in self._ranked if each.is_finished][:most]
+        counted = [next(entry for entry, _ in each.jobs if not entry.warms_up) for each in jobs]
+        return [(make_label(entry, self._swept), entry) for entry in counted]
 
     def cells(self, columns: Sequence[str], most: int | None = None) -> list[list[str]]:
         """Returns the table as text: its head, and a row for each job, at most the first `most`."""
@@ -211,21 +227,21 @@ class Report:
         """Which job is the best, or why there is none."""
         if self.best is not None:
             order = "largest" if self._mode == "max" else "smallest"
-            return f"best job ({BEST_MARK}): the one with the {order} {self._metric} (sweep.metric)"
+            return f"best job ({BEST_MARK}): the one with the {order} {self.metric} (sweep.metric)"
         if self._mode is None:
-            why = f"scaleflow does not know whether larger values of sweep.metric={self._metric} are better"
+            why = f"scaleflow does not know whether larger values of sweep.metric={self.metric} are better"
             return f"no best job: {why}; set sweep.mode=max or min"
         names = choose_results(self.columns, "", MAX_RESULTS)
         hint = f"; the metrics are {', '.join(names)}" if names else ""
-        return f"no best job: no finished job has sweep.metric={self._metric}{hint}"
+        return f"no best job: no finished job has sweep.metric={self.metric}{hint}"
 
     def describe_best(self) -> str:
         """Names the best job with its metric, such as `#2 model.units=256, val/loss 0.3837`; empty if there is none."""
         if self.best is None:
             return ""
         entry, run = self.best
-        value = format_number(run.metrics[self._metric])
-        return f"#{entry.number} {make_label(entry, self._swept)}, {self._metric} {value}"
+        value = format_number(run.metrics[self.metric])
+        return f"#{entry.number} {make_label(entry, self._swept)}, {self.metric} {value}"
 
     def csv(self) -> str:
         text = io.StringIO()
@@ -256,6 +272,12 @@ class Report:
         console.print(table)
         if len(self.rows) > MAX_ROWS:
             console.print(f"and {len(self.rows) - MAX_ROWS:,} more rows in {MARKDOWN}")
+        if self.seeds:
+            head, *cells = self.seed_cells()
+            table = Table(*head, box=None, pad_edge=False, title="over the seeds", title_justify="left")
+            for line in cells:
+                table.add_row(*line)
+            console.print(table)
         if self.reason and self._has_replicas and len(self.rows) > 1:
             console.print(f"efficiency: {self.reason}")
         if self.best is None:
@@ -273,22 +295,19 @@ def choose_results(metrics: Iterable[str], metric: str, most: int) -> list[str]:
     """
 
     def of_split(split: str) -> list[str]:
-        return [key for key in metrics if key.startswith(f"{split}/")][:most]
+        return [key for key in metrics if key.startswith(f"{split}/") and not key.endswith(INTERVAL)][:most]
 
     has_column = metric != RATE and metric in METRIC_COLUMNS.values()
     first = [metric] if metric in metrics and not has_column else []
     return [*dict.fromkeys([*first, *((of_split("val") + of_split("test")) or of_split("train"))])]
 
 
-def format_loading_line(run: RunHistory, folder: Path) -> str:
+def format_loading_line(model_uri: str | None, store: str | None, folder: Path) -> str:
     """Returns a line of Python that loads the model of a run: from the store, or from its folder if it is not there."""
-    if run.model_uri is not None and run.store is not None:
-        first = (
-            ""
-            if is_default_store(run.store)
-            else f"mlflow.set_tracking_uri({json.dumps(drop_credentials(run.store))}); "
-        )
-        return f"{first}mlflow.pyfunc.load_model({json.dumps(run.model_uri)})"
+    if model_uri is not None and store is not None:
+        address = json.dumps(drop_credentials(store))
+        first = "" if is_default_store(store) else f"mlflow.set_tracking_uri({address}); "
+        return f"{first}mlflow.pyfunc.load_model({json.dumps(model_uri)})"
     model = RunFolder(folder).model
     loads = {"keras.models.load_model": model / "model.keras", "tf.saved_model.load": model / "saved_model"}
     calls = [f"{load}({json.dumps(os.path.relpath(path))})" for load, path in loads.items() if path.exists()]

@@ -43,6 +43,7 @@ from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder, RunState
+from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.state import is_finished
 from scaleflow.sweep.composer import JobComposer
 from scaleflow.sweep.devices import make_environments
@@ -115,6 +116,7 @@ class SweepRunner:
         self._ledger_lock = threading.RLock()
         self._stop = StopRequest()
         self._server = ""
+        self._facts = LaunchFacts()
         self._composer = JobComposer(context, config)
         self._is_started = False
         self._plan: Plan | None = None
@@ -352,9 +354,8 @@ class SweepRunner:
             is_elsewhere = find_engine(run.spec.plan.cluster).is_remote  # it shares this machine with no other job
             environment = {**job.request.environment, **({} if is_elsewhere else portion)}
             create_folder(folder)
-            return launch_run(
-                run, SweepContext(self._folder, label, environment, self._server, display, stop, on_event), refuse
-            )
+            sweep = (self._folder, label, environment, self._server, display, stop, on_event, self._facts)
+            return launch_run(run, SweepContext(*sweep), refuse)
         except ConfigError as refusal:  # what the job needs is gone since it was checked
             refuse(str(refusal))
             return REFUSED
@@ -404,7 +405,8 @@ class SweepRunner:
         assert self._plan is not None
         with self._ledger_lock:
             if not self._parent.is_open:
-                self._parent.open(self._plan, self._config, self._composer.read_choices(job.request))
+                choices = self._composer.read_choices(job.request)
+                self._parent.open(self._plan, self._config, choices, self._facts)
 
     def _make_report(self, entries: Sequence[LedgerEntry]) -> Report:
         jobs = [(entry, self._read_history(entry)) for entry in entries]
@@ -480,10 +482,11 @@ class SweepRunner:
 
     def _show_best(self, report: Report) -> None:
         """Shows where the sweep is recorded, and in the last line the best run and how to load its model."""
-        rows = [*self._parent.describe_links()]
+        rows = [*self._parent.describe_links(), *([("compared", line)] if (line := self._parent.comparison) else [])]
         if report.best is not None:
             entry, run = report.best
-            rows.append(("best", f"{report.describe_best()}: {format_loading_line(run, self._folder / entry.folder)}"))
+            loading = format_loading_line(run.model_uri, run.store, self._folder / entry.folder)
+            rows.append(("best", f"{report.describe_best()}: {loading}"))
         if rows:
             Display(sys.stdout).print_summary(rows)
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
-from scaleflow.interfaces.events import ConfusionWritten, DatasetDescribed, Event, MetricsLogged
+from scaleflow.interfaces.events import ArtifactWritten, ConfusionWritten, DatasetDescribed, Event, MetricsLogged
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.tracking.connection import use_store
 from scaleflow.tracking.initial_weights import KERAS_FILES
 from scaleflow.tracking.keys import to_allowed_key
 from scaleflow.tracking.model_uris import choose_result, resolve_reference
 from scaleflow.tracking.plot import draw_confusion
-from scaleflow.tracking.store import GENERATED_NAME, MlflowTracker, explain_unusable
+from scaleflow.tracking.store import GENERATED_NAME, SWEPT, MlflowTracker, explain_unusable
 from scaleflow.tracking.uri import resolve_store, sqlite_file
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 #: The files of the record of what a run learned from its data (`runs/learned_state.py`).
 RECORD_FILES = ("learned_state.json", "learned_state.npz")
+
+#: The record of the predictions for the test split (`evaluation/predictions.py`).
+KEPT_PREDICTIONS = "evaluation/predictions.parquet"
 
 #: The beginning of the tag of an evaluation, and the digest of its data in it.
 EVALUATION_TAG, TAGGED_DIGEST = "scaleflow.evaluate.", re.compile(r", data ([0-9a-f]+);")
@@ -87,7 +90,7 @@ def find_run(named: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
         raise explain_unusable(tracker.uri, error) from error
     if "scaleflow.folder" not in run.data.tags:
         raise ConfigError(f"{run_id}: this is not a run of scaleflow: it has no tag scaleflow.folder")
-    if "scaleflow.swept" in run.data.tags:
+    if SWEPT in run.data.tags:
         raise ConfigError(f"{run_id}: this is the run of a sweep; use the run of one of its jobs")
     model = reference if reference.model_id else choose_result(run)
     params = dict(run.data.params)
@@ -156,6 +159,11 @@ def download_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking, fol
     return path
 
 
+def download_predictions(run: TrackedRun, store: Tracking, folder: Path) -> Path | None:
+    """Downloads the kept predictions of a run, `evaluation.predictions` reads them; None if the run has none."""
+    return download_artifact(f"runs:/{run.run_id}/{KEPT_PREDICTIONS}", str(store.uri), folder)
+
+
 def download_artifact(uri: str, store: str, folder: Path) -> Path | None:
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
@@ -206,6 +214,9 @@ def log_evaluation(
             table = Path(event.path)
             for path in filter(None, (draw_confusion(table, name), table)):
                 tracker.log_artifact(path, folder)
+        elif isinstance(event, ArtifactWritten):
+            subfolder = (event.folder or "").partition("/")[2]
+            tracker.log_artifact(Path(event.path), f"{folder}/{subfolder}" if subfolder else folder)
     for profile in profiles:
         log_values(profile.values, int(time.time() * 1000))
         for path, subfolder in profile.files:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, Feed, Objective, Tracer
+from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, Feed, Objective, OutputKeeper, Tracer
 from scaleflow.training.graph_loop import has_convolution, repeat_in_graph
 from scaleflow.training.metric_sums import MetricSums
 
@@ -40,7 +40,13 @@ class Evaluation:
         self._decide = objective.decide
         self._classes = objective.classes
         self._functions: dict[int, Any] = {}
+        self._predict: Any = None
+        self._keepers: dict[int, OutputKeeper] = {}
         self._confusions: dict[int, np.ndarray[Any, Any]] = {}
+
+    def keep_outputs(self, feed: Feed, keeper: OutputKeeper) -> None:
+        """Makes each evaluation of a feed pass what the model returns to `keeper`. Call it before `trace`."""
+        self._keepers[id(feed)] = keeper
 
     def trace(self, feed: Feed) -> None:
         """Compiles for a feed without running anything."""
@@ -51,6 +57,8 @@ class Evaluation:
         steps, opened = feed.batching.steps(feed.examples), feed.open(0, 0)
         if id(feed) not in self._functions:
             self._trace(feed, opened)
+        if (keeper := self._keepers.get(id(feed))) is not None:
+            keeper.begin()
         sums, *counts = self._functions[id(feed)](opened, tf.constant(steps, tf.int64))
         for count in counts:
             self._confusions[id(feed)] = np.reshape(count.numpy(), [self._classes or 0, -1]).astype(np.int64)
@@ -69,6 +77,21 @@ class Evaluation:
             done += 1
             tracer.count_steps(done)
             tracer.report(None)
+
+    def predict(self, inputs: Any) -> Any:
+        """Returns what the model returns for inputs [n, ...] in the memory of this process: arrays, or dicts of them.
+
+        It computes on the first replica of this process, and needs no other process.
+        """
+        if self._predict is None:
+
+            @tf.function(autograph=False, reduce_retracing=True)
+            def compute(inputs: Any) -> Any:
+                outputs = self._strategy.run(self._forward, args=(inputs,))
+                return tf.nest.map_structure(lambda each: self._strategy.experimental_local_results(each)[0], outputs)
+
+            self._predict = compute
+        return tf.nest.map_structure(lambda each: each.numpy(), self._predict(inputs))
 
     @property
     def traces(self) -> int:
@@ -97,7 +120,10 @@ class Evaluation:
         @tf.function(autograph=False)
         def evaluate(opened: Any, steps: tf.Tensor) -> tuple[tf.Tensor, ...]:
             def batch(step: tf.Tensor, *carried: tf.Tensor) -> Any:
-                return self._strategy.run(self._step, args=(feed, feed.fetch(opened), step, *carried))
+                new, kept = self._strategy.run(self._step, args=(feed, feed.fetch(opened), step, *carried))
+                if kept:
+                    self._pass_to_keeper(self._keepers[id(feed)], step, kept)
+                return new
 
             start = self._strategy.run(self._zero_sums)
             carried = repeat_in_graph(batch, tf.constant(0, tf.int64), steps, start, overlaps=self.overlaps)
@@ -114,7 +140,7 @@ class Evaluation:
                 with tf.name_scope(READ_SCOPE):
                     fetched = feed.fetch(opened)
                 start = self._strategy.run(self._zero_sums)
-                carried = self._strategy.run(self._step, args=(feed, fetched, step, *start))
+                carried, _ = self._strategy.run(self._step, args=(feed, fetched, step, *start))
             return tuple(self._strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None) for each in carried)
 
         return one
@@ -126,8 +152,8 @@ class Evaluation:
 
     def _step(
         self, feed: Feed, fetched: Any, step: tf.Tensor, sums: tf.Tensor, *counts: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]:
-        """Evaluates one batch in a replica; returns the new loop state."""
+    ) -> tuple[tuple[tf.Tensor, ...], dict[str, tf.Tensor]]:
+        """Evaluates one batch in a replica; returns the new loop state, and what the keeper gets, if there is one."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         first = tf.constant(0, tf.int64)
         with tf.name_scope(READ_SCOPE):
@@ -135,7 +161,25 @@ class Evaluation:
         outputs = self._forward(inputs)
         new_counts = tuple(count + self._count_confusion(targets, outputs, mask, count.dtype) for count in counts)
         new_sums = self._metric_sums.compute(targets, outputs, None, mask, own[0] if own else mask)
-        return sums + tf.cast(new_sums, sums.dtype), *new_counts
+        kept: dict[str, tf.Tensor] = {}
+        if (keeper := self._keepers.get(id(feed))) is not None:
+            kept = {**keeper.reduce(targets, outputs), "mask": mask, "replica": tf.convert_to_tensor(replica)}
+            kept |= {"weight": own[0]} if own else {}
+        return (sums + tf.cast(new_sums, sums.dtype), *new_counts), kept
+
+    def _pass_to_keeper(self, keeper: OutputKeeper, step: tf.Tensor, kept: Mapping[str, Any]) -> None:
+        """Passes what this process's replicas keep of a batch to Python."""
+        by_name = {name: self._strategy.experimental_local_results(values) for name, values in kept.items()}
+        names = list(by_name)
+
+        def receive(step: np.ndarray[Any, Any], *flat: np.ndarray[Any, Any]) -> None:
+            for first in range(0, len(flat), len(names)):
+                values = dict(zip(names, flat[first : first + len(names)], strict=True))
+                keeper.add(int(step), int(values.pop("replica")), values.pop("mask"), values)
+
+        flat = [values[n] for n in range(len(by_name["mask"])) for values in by_name.values()]
+        with tf.device("CPU:0"):
+            tf.numpy_function(receive, [step, *flat], [])
 
     def _count_confusion(self, targets: tf.Tensor, outputs: tf.Tensor, mask: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
         """Counts one batch's confusion matrix, flat [classes * classes], in the order of the true classes."""

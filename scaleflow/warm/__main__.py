@@ -1,7 +1,6 @@
 """`python -m scaleflow.warm`."""
 
-from scaleflow.commands.process import end_with
-from scaleflow.warm.command import main
+from scaleflow.__main__ import entry
 
 if __name__ == "__main__":
-    end_with(main)
+    entry("warm")

@@ -28,10 +28,10 @@ from scaleflow.launcher.processes.handover import (
     ServerFiles,
     ask_server,
     find_servers,
-    identify_interpreter,
     make_sockets_folder,
     start_warm_server,
 )
+from scaleflow.launcher.processes.interpreter_digest import digest_interpreter
 
 #: Seconds to wait until a server without commands has ended.
 STOP_SECONDS = 10.0
@@ -56,8 +56,8 @@ def start() -> tuple[list[str], list[dict[str, Any]]]:
     """Starts this interpreter's server and waits until it is ready."""
     began = time.monotonic()
     try:
-        files = ServerFiles(make_sockets_folder(), identify_interpreter())
-        is_new = start_warm_server(files)
+        files = ServerFiles(make_sockets_folder(), digest_interpreter(()))
+        is_new = start_warm_server(files, ())
         answer = ask_server(files, "status")
     except NotWarm as why:
         raise RunError(f"warm start: {why}") from why

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import os
 import signal
@@ -10,9 +12,15 @@ import sys
 import threading
 from pathlib import Path
 
+from hydra.core.plugins import Plugins
+
+import hydra_plugins
 from scaleflow.__main__ import greet_and_run
 from scaleflow.commands.process import end_with
 from scaleflow.launcher.processes.handover import Client, ServerFiles, report_exit
+
+#: The folders with Hydra's plugins that the server has imported.
+PLUGIN_FOLDERS: list[str] = []
 
 
 def main() -> None:
@@ -24,14 +32,20 @@ def main() -> None:
         os._exit(0)
     threading.Thread(target=end_with_client, args=(Client.link,), name="client", daemon=True).start()
     sys.argv, sys.orig_argv = words, json.loads(typed)
+    sys.modules["__main__"] = sys.modules["scaleflow.__main__"]  # the one that processes of `multiprocessing` import
+    if [*hydra_plugins.__path__] != PLUGIN_FOLDERS:  # the user has plugins, too
+        Plugins.instance()._initialize()
     code = 1
     try:
         end_with(greet_and_run)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         raise
-    finally:
-        sys.stdout.flush()
+    finally:  # as an interpreter ends
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
         report_exit(code)
 
 

@@ -1,4 +1,4 @@
-"""The process of the warm server: `python -m scaleflow.warm.server`, with a listening Unix socket as standard input.
+"""The process of the warm server: `python -m scaleflow.warm.server SOCKET`. Standard input is the socket, and listens.
 
 It imports what commands and workers import, and starts none of their runtimes. Code of users is imported in the forks.
 """
@@ -6,6 +6,7 @@ It imports what commands and workers import, and starts none of their runtimes. 
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import importlib
 import os
@@ -13,32 +14,39 @@ import pkgutil
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 import time
 from pathlib import Path
 from typing import Any, ClassVar
 
 import psutil
+from hydra import compose, initialize_config_module
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 
-from scaleflow import dataset, model, objective
+import hydra_plugins
 from scaleflow.commands.table import COMMANDS
-from scaleflow.dataset import pipeline
 from scaleflow.launcher.processes.fork_server import ForkRequest, ForkServer, import_tensorflow
-from scaleflow.launcher.processes.handover import COMMAND_MODULE, NotWarm, ServerFiles, check_peer, list_sources
-from scaleflow.launcher.recording.monitor import list_environment
+from scaleflow.launcher.processes.handover import COMMAND_MODULE, NotWarm, ServerFiles, check_peer
+from scaleflow.launcher.processes.interpreter_digest import describe_files, describe_installation
+from scaleflow.warm import forked_command
 
 #: The server ends after so many seconds without a process.
 IDLE_SECONDS = 1800.0
 
-#: It ends when less than this share of the machine's memory is free.
-MIN_FREE_MEMORY = 0.05
+#: It ends when less memory is free than this share of the machine's, or than this many bytes.
+MIN_FREE_MEMORY, MIN_FREE_BYTES = 0.05, 1e9
 
 #: What commands import while they run, each with what it imports itself.
 IMPORTED_LATER = (
-    *("scaleflow.launcher.launch", "scaleflow.sweep", "scaleflow.api", "scaleflow.conf"),
-    *("mlflow", "mlflow.store.tracking.sqlalchemy_store", "mlflow.pyfunc", "sqlalchemy.dialects.sqlite.json"),
-    *("rich.progress", "rich.status", "matplotlib.figure", "matplotlib.backends.backend_agg"),
+    *("scaleflow.cli", "scaleflow.launcher.launch", "scaleflow.sweep", "scaleflow.api", "scaleflow.worker.main"),
+    *("mlflow", "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.tracking.sqlalchemy_workspace_store"),
+    *("mlflow.pyfunc", "mlflow.utils.search_logged_model_utils", "sqlalchemy.dialects.sqlite.json", "alembic.command"),
+    *("omegaconf._impl", "pyarrow.parquet", "rich.progress", "rich.status", "rich._emoji_codes"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg", "PIL.BmpImagePlugin", "PIL.GifImagePlugin"),
+    *("PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.PpmImagePlugin"),
 )
 
 
@@ -56,7 +64,7 @@ class WarmServer(ForkServer):
         super().__init__(listener, alive=None)
         self._files = files
         self._identity = files.socket.stat().st_ino
-        self._sources = list_sources()
+        self._sources = describe_installation()
         self._began = self._used = time.monotonic()
         self._commands = 0
         self._is_closing = False
@@ -69,23 +77,25 @@ class WarmServer(ForkServer):
         if not self._is_closing and now - self._checked >= self.check_seconds:
             self._checked = now
             if now - self._used > IDLE_SECONDS or not self._is_found() or is_memory_short():
-                self._close()
+                self.close()
         return self._is_closing and not self._forked
 
     def _is_found(self) -> bool:
-        """Whether commands find this server: its socket is there, and scaleflow's sources are those it has imported."""
-        try:
-            return self._files.socket.stat().st_ino == self._identity and list_sources() == self._sources
-        except OSError:
-            return False
+        """Whether commands find this server: its socket is there, and what it has imported is unchanged."""
+        is_unchanged = describe_files(path for path, *_ in self._others) == self._others
+        with contextlib.suppress(OSError):
+            is_same = self._files.socket.stat().st_ino == self._identity
+            return is_same and is_unchanged and describe_installation() == self._sources
+        return False
 
     def run(self) -> None:
         """Runs the server until it ends."""
+        self._others = describe_files(list_other_files())
         with contextlib.suppress(OSError):  # a full disk: commands then wait longer for an answer
             self._files.ready.touch()
         super().run()
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Takes no more commands. The server ends after those that run."""
         self._is_closing = True
         with contextlib.suppress(OSError):
@@ -111,7 +121,7 @@ class WarmServer(ForkServer):
 
     def _answer(self, request: ForkRequest, message: dict[str, Any]) -> None:
         if message.get("ask") == "stop":
-            self._close()
+            self.close()
         request.send(
             pid=os.getpid(),
             memory_bytes=psutil.Process().memory_info().rss,
@@ -128,24 +138,54 @@ class WarmServer(ForkServer):
 
 def is_memory_short() -> bool:
     memory = psutil.virtual_memory()
-    return memory.available < MIN_FREE_MEMORY * memory.total
+    return memory.available < min(MIN_FREE_MEMORY * memory.total, MIN_FREE_BYTES)
+
+
+def list_other_files() -> list[str]:
+    """Lists the imported modules that are neither Python's, nor installed as copies, nor the package scaleflow's."""
+    paths = sysconfig.get_paths()
+    known = tuple({paths["stdlib"], paths["platstdlib"], str(Path(__file__).parents[1])})
+    files = [str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())]
+    return sorted({file for file in files if file and "-packages" not in file and not file.startswith(known)})
 
 
 def import_all() -> None:
     """Imports what commands and their workers use."""
     import_tensorflow()
+    from scaleflow import dataset, evaluation, model, objective, tracking
+    from scaleflow.dataset import pipeline
+
     commands = [command.module for command in COMMANDS.values()]
     parts = [
         f"{package.__name__}.{module.name}"
-        for package in (dataset, pipeline, model, objective)
+        for package in (dataset, evaluation, model, objective, pipeline, tracking)
         for module in pkgutil.iter_modules(package.__path__)
     ]
     for name in (*IMPORTED_LATER, *commands, *parts):
-        importlib.import_module(name)
-    Plugins.instance()  # imports Hydra's plugins
-    list_environment()  # the digest of the server changes with the packages
+        with contextlib.suppress(ImportError):  # not installed: no command uses it
+            importlib.import_module(name)
+    keep_config_files()
+    with initialize_config_module("scaleflow.conf", version_base="1.3"):
+        compose("config")  # Hydra learns its grammar
+    forked_command.PLUGIN_FOLDERS[:] = hydra_plugins.__path__
     gc.collect()
     gc.freeze()  # memory that the collector does not touch stays shared with the forks
+
+
+def keep_config_files() -> None:
+    """Keeps the YAML files that Hydra reads: reading them takes a third of the time in which it composes a config."""
+    Plugins.instance()  # imports each source's module a second time, so its class is only found like this:
+    source_class = SourcesRegistry.instance().resolve("pkg")
+    read = source_class.load_config
+    known: dict[tuple[str, str, str], ConfigResult] = {}
+
+    def load_config(source: ConfigSource, config_path: str) -> ConfigResult:
+        key = source.provider, source.path, config_path
+        if key not in known:
+            known[key] = read(source, config_path)
+        return copy.deepcopy(known[key])
+
+    source_class.load_config = load_config  # type: ignore[assignment,method-assign]
 
 
 def main() -> None:
@@ -153,10 +193,15 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    path = Path(listener.getsockname())
+    path = Path(sys.argv[1])
     server = WarmServer(listener, ServerFiles(path.parent, path.stem))
-    import_all()
-    server.run()
+    signal.signal(signal.SIGTERM, lambda *_: server.close())
+    if is_memory_short():
+        print("too little memory is free", flush=True)
+    else:
+        import_all()
+        server.run()
+    server.close()
     os._exit(0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from scaleflow.interfaces import (
     LearnedState,
     OutputStructure,
     Plan,
+    Source,
 )
 from scaleflow.interfaces.events import Emit, Note, StageBegan
 from scaleflow.runs.learned_state import write_learned_state
@@ -30,14 +31,16 @@ from scaleflow.worker.data import (
     prepare_data,
     resolve_cache,
 )
-from scaleflow.worker.engine import find_new_weights_warnings, find_table_warning, make_engine, make_model_maker
+from scaleflow.worker.engine import find_table_warning, find_weight_doubts, make_engine, make_model_maker
+from scaleflow.worker.kept_predictions import KeptSplit, choose_kept_split
 from scaleflow.worker.metadata import RunMetadata, collect_metadata
-from scaleflow.worker.runtime import compute_peak, is_chief
+from scaleflow.worker.runtime import Runtime, compute_peak, is_chief
 from scaleflow.worker.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from scaleflow.dataset import Splits
     from scaleflow.training import Engine, Feeds
 
 
@@ -53,6 +56,7 @@ class RunFacts:
         peak_flops: floating-point operations per second that the devices of all workers can do at most; None if
             unknown.
         learned: what was learned from the data before training.
+        doubts: warnings about the model, by their rule.
     """
 
     resolved: dict[str, Any]
@@ -61,6 +65,7 @@ class RunFacts:
     profile: dict[str, Any]
     peak_flops: float | None
     learned: LearnedState
+    doubts: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -69,19 +74,21 @@ class TrainingSetup:
 
     Attributes:
         outputs: of the dataset.
-        export: writes the trained model to a folder.
+        export: writes the trained model to a folder, and returns the digest of its weights.
         callbacks: the user's callbacks.
         explain: turns an error of the training into one that names the example that caused it, if one did.
+        kept: the split whose predictions are kept; None if none are.
     """
 
     strategy: tf.distribute.Strategy
     engine: Engine
     feeds: Feeds
     outputs: OutputStructure
-    export: Callable[[Path], None]
+    export: Callable[[Path], str]
     callbacks: Sequence[Any]
     explain: Callable[[Exception], Exception]
     facts: RunFacts
+    kept: KeptSplit | None = None
 
 
 def build_training(
@@ -124,17 +131,19 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     engine, stage_notes = make_engine(plan, runtime, make_model, source.outputs, goal, length, feeds.train)
     if plan.hardware.xla is True:
         training.check_xla(engine.model, splits.inputs, runtime.strategy)
+    kept = keep_outputs(plan, runtime, engine, feeds, source, splits, emit)
     startup_timer.end_part("build")
     emit(StageBegan("compiling the training step"))
     engine.trace(feeds.train, feeds.validation, feeds.test)
     startup_timer.end_part("trace")
+    doubts = find_weight_doubts(plan, engine.model, length, runtime.batching)
     warnings = (
         *stage_notes,
         model.find_logits_warning(engine.model, source.outputs),
         model.keras_file_doubt(engine.model),
         objective.find_mask_note(engine.model, splits.outputs),
         *model.find_batch_norm_warnings(engine.model, runtime.read_batching(runtime.batching)),
-        *find_new_weights_warnings(plan, engine.model, length, runtime.batching),
+        *doubts.values(),
         optimizer.find_warm_up_warning(plan.optimizer, length.total),
         find_table_warning(plan, runtime, engine),
         dataset.describe_shards(plan.dataset.shards, splits.train, count_synchronous_workers(plan)),
@@ -155,15 +164,17 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         "trainable_parameters": sum(math.prod(each.shape) for each in engine.model.trainable_variables),
     }
 
-    def export(folder: Path) -> None:
+    def export(folder: Path) -> str:
         arguments = source.inputs, source.outputs, splits.sample, runtime.policy, folder
+        trained = model.merge_lora(engine.finish_model())
         model.write_model(
-            model.merge_lora(engine.finish_model()),
+            trained,
             *arguments,
             on_host=runtime.is_divided,
             preprocessing_layers=splits.preprocessing_layers,
         )
         write_learned_state(folder, learned)
+        return model.digest_weights(trained)
 
     metadata = collect_metadata(plan, source.outputs, splits, engine.model, goal) if is_chief(plan) else None
     learned = add_digests(data.splits.learned, metadata)
@@ -174,6 +185,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         list_profile_facts(resolved, splits) | {"shards": plan.dataset.shards},
         compute_peak(plan, runtime),
         learned,
+        doubts,
     )
     return TrainingSetup(
         runtime.strategy,
@@ -184,4 +196,20 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         callbacks=[training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()],
         explain=functools.partial(dataset.explain_read_error, splits=splits.by_name()),
         facts=facts,
+        kept=kept,
     )
+
+
+def keep_outputs(
+    plan: Plan, runtime: Runtime, engine: Engine, feeds: Feeds, source: Source, splits: Splits, emit: Emit
+) -> KeptSplit | None:
+    """Makes the evaluation of the test split keep what predictions are made of, as `evaluation` says."""
+    if plan.evaluation.name == "none" or plan.evaluator == "here":
+        return None
+    if runtime.strategy_name == "tpu":
+        emit(Note("strategy=tpu: predictions are not kept, and there is no report of them; evaluate the model later"))
+        return None
+    kept = choose_kept_split(feeds, splits, source, plan.evaluation)
+    if kept is not None:
+        engine.keep_outputs(kept.feed, kept.keeper)
+    return kept

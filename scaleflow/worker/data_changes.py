@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scaleflow.errors import ConfigError
+from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Plan
-from scaleflow.interfaces.events import DatasetDescribed, Emit, Note, TagsSet
+from scaleflow.interfaces.events import ArtifactWritten, DatasetDescribed, Emit, Note, TagsSet
 from scaleflow.runs import RunFolder, RunSpec
 from scaleflow.runs.code_record import list_code_changes, write_code
 from scaleflow.runs.data_digest import digest_files, find_changed_files, find_data_files, group_by_folder
 from scaleflow.runs.folder import read_json
+from scaleflow.runs.provenance.record import write_data_state
 from scaleflow.runs.split_digest import ALL_VALUES, SplitDigests, identify_split, list_split_changes, read_split_digests
 
 if TYPE_CHECKING:
@@ -38,10 +42,43 @@ def list_plan_files(plan: Plan) -> list[str]:
     return find_data_files(plan.dataset.target.arguments)
 
 
-def write_data_files(plan: Plan, files: RunFolder) -> None:
-    """Writes the digests of the data files to the run's folder."""
-    digests = group_by_folder(digest_files(list_plan_files(plan)))
+def identify_files(plan: Plan) -> dict[str, list[Any]]:
+    """Returns the digest, the size in bytes and the time of the last change of each file that the dataset reads.
+
+    Of more than `data_digest.MAX_NAMED` files, there are only digests of folders. In an object store, the ETag is the
+    digest of a file, if the store tells it.
+    """
+    found: dict[str, list[Any]] = {}
+    for path, digest in group_by_folder(digest_files(list_plan_files(plan))).items():
+        status = None if path.endswith("/") else Path(path).stat()
+        found[path] = [digest, status and status.st_size, status and round(status.st_mtime, 3)]
+    address = plan.dataset.target.arguments.get("data_dir")
+    return found | identify_objects(str(address)) if is_store_address(address) else found
+
+
+def identify_objects(address: str) -> dict[str, list[Any]]:
+    """Returns the same for files in an object store; empty if it does not answer."""
+    from scaleflow.dataset.reading.object_store import identify_in_store, read_etags
+
+    try:
+        states = identify_in_store(address)
+        tags = read_etags(list(states))
+    except ConfigError:  # the source says why, if it needs the store
+        return {}
+    return {
+        path: [f"etag:{tags[path]}" if tags.get(path) else f"state:{size}:{changed}", size, changed and changed / 1e9]
+        for path, (size, changed) in states.items()
+    }
+
+
+def write_data_files(plan: Plan, files: RunFolder, data: DatasetDescribed, emit: Emit) -> None:
+    """Writes the digests of the data files to the run's folder, and what the data is to the record of the run."""
+    found = identify_files(plan)
+    digests = {path: each[0] for path, each in found.items()}
     files.data_files.write_text(json.dumps({"version": 1, "files": digests}, indent=1))
+    described = {"splits": data.splits, "kind": data.kind, "classes": data.classes, "files": found}
+    write_data_state(files, files.count_resumes() if plan.resume is not None else 0, described)
+    emit(ArtifactWritten(str(files.data_record), files.provenance_folder.name))
 
 
 def explain_changed_data(spec: RunSpec, now: SplitDigests) -> str:
@@ -50,7 +87,8 @@ def explain_changed_data(spec: RunSpec, now: SplitDigests) -> str:
     if not changes:
         return ""
     before = read_json(spec.files.data_files).get("files", {})
-    changed = find_changed_files(before, group_by_folder(digest_files(list_plan_files(spec.plan)))) if before else {}
+    now_found = {path: each[0] for path, each in identify_files(spec.plan).items()} if before else {}
+    changed = find_changed_files(before, now_found)
     named = shorten_list([f"{path} {how if how == 'changed' else f'is {how}'}" for path, how in changed.items()], ", ")
     return f"{shorten_list(changes)}; files: {named}" if named else shorten_list(changes)
 
@@ -65,7 +103,7 @@ def report_changes(spec: RunSpec, data: DatasetDescribed, data_changes: str, emi
     if data_changes:
         report_change("resume_data", data_changes, emit)
         emit(data)
-        write_data_files(spec.plan, spec.files)
+        write_data_files(spec.plan, spec.files, data, emit)
     if code_changes := list_code_changes(spec.plan, spec.files):
         report_change("resume_code", shorten_list(code_changes), emit)
         write_code(spec.plan, spec.files)
@@ -74,6 +112,12 @@ def report_changes(spec: RunSpec, data: DatasetDescribed, data_changes: str, emi
 def report_change(key: str, changes: str, emit: Emit) -> None:
     emit(Note(f"{key}=changed: {changes}"))
     emit(TagsSet({f"scaleflow.{key}": "changed"}))
+
+
+def explain_other_data(spec: RunSpec, now: SplitDigests) -> str:
+    """Says how the data differs from that of the run that must be repeated exactly; empty if it does not."""
+    changes = list_split_changes(spec.repeats.splits, now) if spec.repeats.is_exact and spec.repeats.splits else []
+    return shorten_list(changes)
 
 
 def report_other_data(before: SplitDigests, now: SplitDigests, emit: Emit) -> None:

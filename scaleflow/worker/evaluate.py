@@ -38,7 +38,9 @@ from scaleflow.runs import EvaluationSpec, RunFolder
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.worker.data import find_example_location
 from scaleflow.worker.earlier import open_source
+from scaleflow.worker.kept_predictions import keep_predictions, make_kept_split
 from scaleflow.worker.metadata import describe_data, describe_data_name, report_confusion
+from scaleflow.worker.report import ReportThread
 from scaleflow.worker.runtime import make_evaluation_batching, setup_runtime
 
 if TYPE_CHECKING:
@@ -97,6 +99,11 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     unknown = find_counted_outputs(source.outputs, earlier) if spec.counts_unknown else {}
     goal = objective.add_unknown_count(goal, unknown)
     evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
+    kept = None
+    if plan.evaluation.name != "none":
+        raw = splits.raw["train" if is_whole else split]
+        kept = make_kept_split(split, feed, raw, source, plan.evaluation)
+        evaluate.keep_outputs(feed, kept.keeper)
     emit(StageBegan("evaluating all examples" if is_whole else f"evaluating the {split} split"))
     evaluate.trace(feed)
     emit(EvaluationReady(split, runtime.to_values(), len(examples)))
@@ -108,6 +115,12 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
             raise dataset.explain_read_error(error, splits=splits.by_name()) from error
     emit(MetricsLogged(0, objective.count_as_wrong(values, plan.objective.loss_weights or {})))
     report_confusion(evaluate, {"test": feed}, source.outputs, files, emit)
+    if kept is not None:
+        predictions = keep_predictions(kept, files.evaluation, runtime.worker_sync, 0, {split: described}, emit)
+        title = f"{spec.origin} on {describe_data_name(plan)}"
+        if predictions is not None:
+            report = ReportThread(predictions, kept, plan.evaluation, None, files.evaluation, title)
+            report.finish(0, values, "", emit)
     if plan.profiler.windows:
         facts = {**runtime.to_values(), "input": find_example_location(examples), "memory": training.measure_peaks()}
         tracer = StepTracer(plan.profiler, files.profile, "worker-0", emit, lambda: facts)

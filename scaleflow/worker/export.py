@@ -13,17 +13,18 @@ if TYPE_CHECKING:
     from scaleflow.worker.build import TrainingSetup
 
 
-def export_model(spec: RunSpec, setup: TrainingSetup) -> None:
-    """Exports the model. All workers must call it, because reading some variables needs all of them.
+def export_model(spec: RunSpec, setup: TrainingSetup) -> str:
+    """Exports the model, and returns the digest of its weights.
 
-    Only the chief keeps the files. Raises RunError if the files cannot be written.
+    All workers must call it, because reading some variables needs all of them. Only the chief keeps the files. Raises
+    RunError if the files cannot be written.
     """
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = spec.files.model if spec.worker == 0 else Path(temporary)
         try:
-            setup.export(folder)
+            return setup.export(folder)
         except (OSError, tf.errors.OpError) as error:
             if isinstance(error, tf.errors.ResourceExhaustedError) and "OOM" in str(error):
                 raise  # the memory of the device is full, not the disk

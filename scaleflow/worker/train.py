@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,16 +31,24 @@ from scaleflow.interfaces.trials import to_params
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.event_log import DeduplicatingEmitter
 from scaleflow.runs.learned_state import to_files, write_learned_state
-from scaleflow.runs.provenance import mark_process
+from scaleflow.runs.provenance.tags import mark_process
+from scaleflow.runs.run_name import make_run_name
 from scaleflow.runs.user_metrics import user_metrics
 from scaleflow.worker import keras_import
 from scaleflow.worker.build import TrainingSetup, build_training
-from scaleflow.worker.data_changes import explain_changed_data, report_changes, report_other_data, write_data_files
+from scaleflow.worker.data_changes import (
+    explain_changed_data,
+    explain_other_data,
+    report_changes,
+    report_other_data,
+    write_data_files,
+)
 from scaleflow.worker.evaluate import evaluate_model
 from scaleflow.worker.evaluator import EvaluationRelay, run_evaluator
 from scaleflow.worker.export import export_model
 from scaleflow.worker.failures import format_failure, is_loss_of_peer, report_failure
 from scaleflow.worker.metadata import report_confusion, report_metadata
+from scaleflow.worker.report import begin_report, import_ahead
 from scaleflow.worker.startup_timer import StartupTimer
 from scaleflow.worker.trials import BatchSizeTrial, RateTrial, make_trial
 
@@ -94,6 +102,7 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
     if spec.plan.debug.placement:
         where = "above" if spec.plan.debug.inline else f"in {spec.log}"
         emit(Note(f"debug.placement: the device of each operation is {where}, as 'MatMul: (MatMul): /job:...'"))
+    import_ahead(setup)
     try:
         train_and_export(spec, setup, session, worker_sync, emit)
     except Exception as error:
@@ -176,15 +185,24 @@ def finish_failed(session: Session, error: Exception) -> None:
 def check_resumed_data(spec: RunSpec, setup: TrainingSetup, worker_sync: WorkerSync) -> str | None:
     """Says how the data changed since the run's last command, or returns None if this command does not resume one.
 
-    Raises ConfigError on all workers if it changed, unless `resume_data=changed`.
+    Raises ConfigError on all workers if it changed, unless `resume_data=changed`, and if it is not that of the run that
+    must be repeated exactly.
     """
-    if spec.plan.resume is None or spec.attempt:
+    if (spec.plan.resume is None and not spec.repeats.is_exact) or spec.attempt:
         return None
+    explain_data = explain_other_data if spec.repeats.is_exact else explain_changed_data
 
     def explain() -> str:  # on the chief, which has the metadata
-        return "" if setup.facts.metadata is None else explain_changed_data(spec, setup.facts.metadata.data.splits)
+        return "" if setup.facts.metadata is None else explain_data(spec, setup.facts.metadata.data.splits)
 
     changes = worker_sync.from_chief(explain)
+    if changes and spec.repeats.is_exact:
+        worker_sync.leave()
+        raise ConfigError(
+            f"--exact: the data is not what the run was trained on: {changes}; restore it, or add --despite data"
+        )
+    if spec.plan.resume is None:
+        return None
     if changes and spec.plan.resume_data == "same":
         worker_sync.leave()
         raise ConfigError(
@@ -339,21 +357,8 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
     )
     if setup.facts.metadata is not None and spec.records and not spec.is_resumed:
         report_metadata(setup.facts.metadata, spec.files, emit)
-        write_data_files(plan, spec.files)
-        report_other_data(spec.repeats, setup.facts.metadata.data.splits, emit)
-
-
-def make_run_name(plan: Plan, resolved: Mapping[str, Any], label: str) -> str:
-    """Returns the name of the run: `tracking.run_name` and the label, or the label and the main options.
-
-    The label comes before the options because lists of runs show only the first 20 letters of a name.
-    """
-    if plan.tracking.run_name:
-        return f"{plan.tracking.run_name} {label}".rstrip()
-    chosen = plan.choices
-    parts = (chosen.get("dataset", "?"), chosen.get("model", "?"), resolved["strategy"], resolved["precision"])
-    words = label.split()
-    return f"{label} {'-'.join(part for part in parts if part not in words)}".strip()
+        write_data_files(plan, spec.files, setup.facts.metadata.data, emit)
+        report_other_data(spec.repeats.splits, setup.facts.metadata.data.splits, emit)
 
 
 def train_and_export(
@@ -372,12 +377,16 @@ def train_and_export(
         emit(RunEnded("KILLED", f"{why}stopped at step {result.steps}"))
         worker_sync.leave()
         return
+    report = begin_report(spec, setup, result, worker_sync, emit)
     emit(StageBegan("exporting the model"))
     if spec.records:
         evaluated = {"validation": setup.feeds.validation, "test": setup.feeds.test}
         report_confusion(setup.engine, evaluated, setup.outputs, spec.files, emit)
-    export_model(spec, setup)
-    emit(ModelExported(str(spec.files.model), result.model_step))
+    weights = export_model(spec, setup)
+    if report is not None:
+        emit(StageBegan("making the report"))
+        report.finish(result.model_step, result.test, "test/", emit)
+    emit(ModelExported(str(spec.files.model), result.model_step, weights))
     session.finish_checkpoints()
     emit(RunEnded("FINISHED"))
     # No worker may end before the chief has finished: it would look like a worker that died.

@@ -16,6 +16,7 @@ from scaleflow.interfaces import (
     Cluster,
     Dataset,
     Debug,
+    EvaluationOptions,
     Hardware,
     Model,
     ObjectiveOptions,
@@ -49,6 +50,7 @@ WITHOUT_TARGET = {
     "precision": Precision,
     "objective": ObjectiveOptions,
     "training": Training,
+    "evaluation": EvaluationOptions,
     "checkpoint": Checkpoint,
     "profiler": Profiler,
     "tracking": Tracking,
@@ -57,10 +59,13 @@ WITHOUT_TARGET = {
 }
 
 #: Groups whose options have keys of their own beside the name.
-OPTIONS_DIFFER = ("strategy", "checkpoint", "profiler", "cluster")
+OPTIONS_DIFFER = ("strategy", "checkpoint", "evaluation", "profiler", "cluster")
 
 #: What an option has another default of than the others.
-OTHER_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {("cluster", "kubernetes"): {"start_seconds": 1800.0}}
+OTHER_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
+    ("cluster", "kubernetes"): {"start_seconds": 1800.0},
+    ("evaluation", "full"): {"seconds": 60.0},
+}
 
 WITH_TARGET = {"dataset": Dataset, "model": Model, "optimizer": Optimizer}
 
@@ -143,7 +148,7 @@ def test_every_experiment_composes_and_makes_a_plan(compose: Compose, path: Path
 def test_every_experiment_has_the_command_that_runs_it_on_its_second_line(path: Path) -> None:
     lines = text(path)
     assert lines[0] == "# @package _global_"
-    command = f"# python -m scaleflow experiment={path.stem}"
+    command = f"# scaleflow experiment={path.stem}"
     assert lines[1] == command or lines[1].startswith(f"{command} ")
     assert re.match(r"# \w", lines[2])
 
@@ -224,7 +229,7 @@ def test_every_option_has_the_same_keys_as_the_default(compose: Compose, path: P
 
 
 @pytest.mark.parametrize(
-    "group", ["strategy", "hardware", "precision", "checkpoint", "profiler", "tracking", "cluster"]
+    "group", ["strategy", "hardware", "precision", "checkpoint", "evaluation", "profiler", "tracking", "cluster"]
 )
 def test_an_option_is_named_as_its_file_and_there_is_one_for_each_name(compose: Compose, group: str) -> None:
     options = sorted(path.stem for path in OPTIONS if path.parts[0] == group)

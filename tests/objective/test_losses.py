@@ -276,7 +276,7 @@ WRONG: Mapping[str, tuple[Any, ObjectiveOptions, str]] = {
     "values as classes": (
         Outputs("regression", (1,)),
         ObjectiveOptions(loss=named("SparseCategoricalCrossentropy")),
-        "is for classes or labels, and the dataset's targets are regression; use a loss such as keras.losses.Huber",
+        "is for classes or labels, and the dataset's targets are regression; use a loss such as huber",
     ),
     "labels as classes": (
         Outputs("multi_label", (3,)),

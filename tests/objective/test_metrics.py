@@ -276,7 +276,7 @@ WRONG: Mapping[str, tuple[Any, Any, str]] = {
         [metric("CosineSimilarity")],
         "single values; leave it out: r2 is always recorded",
     ),
-    "a single logit": (Outputs("binary", (1,)), [metric("PearsonCorrelation")], "use keras.metrics.AUC"),
+    "a single logit": (Outputs("binary", (1,)), [metric("PearsonCorrelation")], "use auc"),
     "wrong argument": (CLASSES, [metric("AUC", curve="ABC")], "keras.metrics.AUC: Invalid AUC curve value"),
     "list for several": (
         SEVERAL,

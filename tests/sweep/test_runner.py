@@ -24,6 +24,7 @@ from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.launcher.recording import recovery
 from scaleflow.runs import EventWriter, RunFolder
+from scaleflow.runs.run_name import make_run_name
 from scaleflow.runs.state import RunHistory
 from scaleflow.sweep import plots, runner
 from scaleflow.sweep.composer import JobComposer
@@ -33,7 +34,6 @@ from scaleflow.sweep.jobs import abbreviate_override
 from scaleflow.sweep.ledger import Ledger, LedgerEntry
 from scaleflow.sweep.ranking import choose_mode
 from scaleflow.sweep.report import Report, format_loading_line
-from scaleflow.worker.train import make_run_name
 from tests.launcher.test_supervisor import wait_for
 from tests.sweep.fake_runs import FakeLaunch, Outcome
 
@@ -509,16 +509,22 @@ def test_a_model_that_no_store_has_is_loaded_from_its_folder(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     run, model = RunHistory(), tmp_path / "s" / "1" / "model"
     (model / "saved_model").mkdir(parents=True)
-    assert format_loading_line(run, model.parent) == 'tf.saved_model.load("s/1/model/saved_model")'
+    assert format_loading_line(run.model_uri, run.store, model.parent) == 'tf.saved_model.load("s/1/model/saved_model")'
     (model / "model.keras").touch()
-    assert format_loading_line(run, model.parent) == 'keras.models.load_model("s/1/model/model.keras")'
+    assert (
+        format_loading_line(run.model_uri, run.store, model.parent)
+        == 'keras.models.load_model("s/1/model/model.keras")'
+    )
     run.model_uri, run.store = "models:/m-1", f"sqlite:///{tmp_path}/mlflow.db"
     plain = 'mlflow.pyfunc.load_model("models:/m-1")'
-    assert format_loading_line(run, model.parent) == plain
+    assert format_loading_line(run.model_uri, run.store, model.parent) == plain
     run.store = "http://****@host:5000"
-    assert format_loading_line(run, model.parent) == f'mlflow.set_tracking_uri("http://host:5000"); {plain}'
+    assert (
+        format_loading_line(run.model_uri, run.store, model.parent)
+        == f'mlflow.set_tracking_uri("http://host:5000"); {plain}'
+    )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:sesame@host:5000")
-    assert format_loading_line(run, model.parent) == plain
+    assert format_loading_line(run.model_uri, run.store, model.parent) == plain
 
 
 def test_without_a_direction_no_job_is_the_best(

@@ -9,7 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
-from scaleflow.warm import server
+import hydra_plugins
+from scaleflow.warm import forked_command, server
 
 
 def main() -> None:
@@ -18,6 +19,8 @@ def main() -> None:
     for name, value in options["constants"].items():
         setattr(server, name, value)
     server.WarmServer.check_seconds = 0.05
+    sys.path += filter(None, [options["packages"]])
+    forked_command.PLUGIN_FOLDERS[:] = hydra_plugins.__path__
     listener = socket.socket(socket.AF_UNIX)
     part = Path(options["socket"]).with_suffix(".part")
     listener.bind(str(part))

@@ -10,8 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,117 +18,10 @@ from typing import Any
 import psutil
 import pytest
 
-from scaleflow.launcher.processes.handover import SERVER_ENV, WARM_ENV, ServerFiles, identify_interpreter
-from scaleflow.launcher.processes.worker_process import ForkedProcess
-from tests.conftest import Command, clean_environment
+from scaleflow.launcher.processes.handover import WARM_ENV
+from tests.conftest import Command
 from tests.launcher.test_supervisor import wait_for
-from tests.processes import ROOT, server
-
-RUN = ("training.epochs=1", "model.units=[8]")
-
-#: A run that lasts until it is stopped.
-LONG = ("training.epochs=100000", "model.units=[8]", "checkpoint=none")
-
-
-class Warm:
-    """A warm server in a folder of its own, and commands for it.
-
-    Args:
-        folder: of the commands.
-        runtime: the folder in which the folder of sockets is.
-    """
-
-    def __init__(self, folder: Path, runtime: Path) -> None:
-        self.folder = folder
-        self.environment = {
-            **{name: value for name, value in clean_environment().items() if name != SERVER_ENV},
-            "XDG_RUNTIME_DIR": str(runtime),
-            "PYTHONPATH": str(ROOT),
-        }
-        self.environment.pop(WARM_ENV, None)
-        self.sockets = runtime / f"scaleflow-{os.geteuid()}"
-        self.sockets.mkdir(mode=0o700)
-        self.files = ServerFiles(self.sockets, self.digest())
-        self._process: ForkedProcess | None = None
-
-    def digest(self) -> str:
-        code = "from scaleflow.launcher.processes.handover import identify_interpreter; print(identify_interpreter())"
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=self.environment, capture_output=True, text=True, check=True, timeout=60
-        )
-        return done.stdout.strip()
-
-    def serve(self, has_thread: bool = False, **constants: float) -> None:
-        """Starts the server. The constants are those of its module."""
-        log = self.sockets / "test.log"
-        self._process = ForkedProcess(server(), log, self.environment, module="tests.warm.server_process")
-        options = {"socket": str(self.files.socket), "constants": constants, "has_thread": has_thread}
-        self._process.send(json.dumps(options).encode() + b"\n")
-        wait_for(self.files.socket.exists)
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        assert self._process.poll() is None
-        return self._process.pid
-
-    def has_ended(self) -> bool:
-        assert self._process is not None
-        return self._process.poll() is not None
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(10)
-            self._process.close()
-
-    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "scaleflow", *words],
-            cwd=self.folder,
-            env={**self.environment, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def __call__(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(*words, **environment)
-        out, err = process.communicate(timeout=120)
-        return subprocess.CompletedProcess(words, process.returncode, out, err)
-
-    def served(self) -> int:
-        (found,) = json.loads(self("warm", "status", "--json").stdout.splitlines()[-1])["servers"]
-        return int(found["commands"])
-
-    def read_events(self) -> list[dict[str, Any]]:
-        """The events of the one run so far."""
-        lines = [path.read_text().splitlines() for path in self.folder.glob("outputs/*/*/events.jsonl")]
-        return [json.loads(line) for line in lines[0]] if lines else []
-
-    def has_event(self, name: str) -> bool:
-        with contextlib.suppress(json.JSONDecodeError):  # its last line is being written
-            return name in [event["event"] for event in self.read_events()]
-        return False
-
-
-@pytest.fixture
-def make_warm(tmp_path: Path) -> Iterator[Callable[[], Warm]]:
-    with contextlib.ExitStack() as resources:
-
-        def make() -> Warm:
-            runtime = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp")))
-            warm = Warm(tmp_path, runtime)
-            resources.callback(warm.close)
-            return warm
-
-        yield make
-
-
-@pytest.fixture
-def warm(make_warm: Callable[[], Warm]) -> Warm:
-    return make_warm()
+from tests.warm.warm_server import LONG, RUN, Warm, find_processes_of
 
 
 def answer(done: subprocess.CompletedProcess[str]) -> Any:
@@ -152,7 +44,8 @@ def test_warm_commands_give_what_cold_ones_give(warm: Warm, command: Command, em
         cold = answer(command(*words, "tracking=none"))
         assert exact(found["metrics"]) == exact(cold["metrics"])
         assert Path(found["folder"]).is_relative_to(warm.folder)
-    evaluated = answer(warm("evaluate", found["run_id"], "--json", MLFLOW_TRACKING_URI=f"sqlite:///{store}"))
+    words = found["run_id"], "--json"
+    evaluated = answer(warm(*words, module="scaleflow.evaluate", MLFLOW_TRACKING_URI=f"sqlite:///{store}"))
     assert evaluated["metrics"]["evaluate/digits/loss"] == pytest.approx(found["metrics"]["test/loss"], rel=1e-5)
     refused = warm("modle=cnn")
     assert refused.returncode == 2
@@ -164,7 +57,8 @@ def test_warm_commands_give_what_cold_ones_give(warm: Warm, command: Command, em
 def test_a_command_gets_its_own_umask_streams_and_signals(warm: Warm) -> None:
     warm.serve()
     python = f"{sys.executable} -m scaleflow"
-    line = f"umask 077; {python} {RUN[0]} tracking=none checkpoint=none >log; {python} --cfg job | head -1"
+    line = f"umask 077; {python} {RUN[0]} tracking=none checkpoint=none >log; {python} --cfg job | head -1; "
+    line += f"ulimit -S -f 1; {python} --cfg job >big"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", line],
         cwd=warm.folder,
@@ -178,7 +72,8 @@ def test_a_command_gets_its_own_umask_streams_and_signals(warm: Warm) -> None:
     (events,) = warm.folder.glob("outputs/*/*/events.jsonl")
     assert events.stat().st_mode & 0o777 == 0o600
     assert "FINISHED" in (warm.folder / "log").read_text()
-    assert warm.served() == 2
+    assert (warm.folder / "big").stat().st_size == 1024  # its own soft limit
+    assert warm.served() == 3
 
 
 def test_a_terminal_gets_a_bar(warm: Warm, empty_store: Path) -> None:
@@ -211,8 +106,13 @@ def test_a_terminal_gets_a_bar(warm: Warm, empty_store: Path) -> None:
 )
 def test_signals_reach_the_command(warm: Warm, number: int, code: int) -> None:
     warm.serve()
-    with warm.start(*LONG, "tracking=none") as process:
+    with warm.start(*LONG) as process:
         wait_for(lambda: warm.has_event("epoch"))
+        (command,) = warm.commands()
+        process.send_signal(signal.SIGTSTP)  # Ctrl-Z
+        wait_for(lambda: command.status() == psutil.STATUS_STOPPED)
+        process.send_signal(signal.SIGCONT)
+        wait_for(lambda: command.status() != psutil.STATUS_STOPPED)
         process.send_signal(number)
         process.communicate(timeout=60)
     assert process.returncode == code
@@ -222,25 +122,74 @@ def test_signals_reach_the_command(warm: Warm, number: int, code: int) -> None:
     assert ends == ["KILLED"]
 
 
-def find_processes_of(folder: Path) -> list[psutil.Process]:
-    """The processes whose current folder is this one."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.cwd() == str(folder):
-                found.append(process)
-    return found
-
-
-def test_a_command_outlives_the_server(warm: Warm) -> None:
+def test_commands_outlive_the_server(warm: Warm) -> None:
     warm.serve()
-    with warm.start(*LONG, "tracking=none", "training.epochs=300") as process:
+    with warm.start(*LONG, "training.epochs=300") as process, warm.start("--info", "searchpath"):
         wait_for(lambda: warm.has_event("ready"))
         os.kill(warm.pid, signal.SIGKILL)
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "FINISHED" in out
     wait_for(lambda: not find_processes_of(warm.folder))
+
+
+def test_a_command_that_is_killed_after_the_server_ends_its_client(warm: Warm) -> None:
+    warm.serve()
+    with warm.start(*LONG) as process:
+        wait_for(lambda: warm.has_event("ready"))
+        (command,) = warm.commands()
+        os.kill(warm.pid, signal.SIGKILL)
+        wait_for(warm.has_ended)
+        command.kill()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, err
+    assert "Traceback" not in err
+    wait_for(lambda: not find_processes_of(warm.folder))
+
+
+def test_runs_from_python_are_forked_too(warm: Warm) -> None:
+    warm.serve()
+    words = (*RUN, "tracking=none", "checkpoint=none")
+    code = f"import json, scaleflow; print(json.dumps(dict(scaleflow.run(*{words!r}).metrics)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=warm.folder,
+        env=warm.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert answer(done)["perf/seconds_to_first_step_import"] < 0.1
+
+
+def test_hydra_plugins_beside_the_command_are_found(warm: Warm) -> None:
+    warm.serve()
+    plugin = warm.folder / "hydra_plugins" / "mine" / "launch.py"
+    plugin.parent.mkdir(parents=True)
+    (plugin.parent / "__init__.py").touch()
+    plugin.write_text(PLUGIN)
+    done = warm("-m", "hydra/launcher=mine", "seed=1,2", "tracking=none")
+    assert "mine runs 2 jobs" in done.stdout
+    assert warm.served() == 1
+
+
+#: A launcher of Hydra that runs nothing.
+PLUGIN = """
+from hydra.core.config_store import ConfigStore
+from hydra.plugins.launcher import Launcher
+
+class Mine(Launcher):
+    def setup(self, **_):
+        pass
+
+    def launch(self, job_overrides, initial_job_idx):
+        print("mine runs", len(job_overrides), "jobs")
+        return []
+
+node = {"_target_": "hydra_plugins.mine.launch.Mine"}
+ConfigStore.instance().store(group="hydra/launcher", name="mine", node=node, provider="mine")
+"""
 
 
 def test_the_next_command_starts_cold_and_says_why(warm: Warm) -> None:
@@ -256,7 +205,10 @@ def test_the_next_command_starts_cold_and_says_why(warm: Warm) -> None:
 
 @pytest.mark.parametrize(
     ("constants", "has_thread", "reason"),
-    [({}, True, "threads run in the server: ['MainThread', 'one more']"), ({"MIN_FREE_MEMORY": 1.0}, False, "")],
+    [
+        ({}, True, "threads run in the server: ['MainThread', 'one more']"),
+        ({"MIN_FREE_MEMORY": 1.0, "MIN_FREE_BYTES": 1e15}, False, ""),
+    ],
     ids=["thread", "memory"],
 )
 def test_a_server_that_may_not_fork_is_not_used(
@@ -283,7 +235,7 @@ def test_a_server_ends_when_it_is_idle_or_its_socket_is_gone(make_warm: Callable
         assert not each.files.socket.exists()
 
 
-def test_other_people_cannot_lend_a_server(warm: Warm) -> None:
+def test_a_folder_of_sockets_that_others_can_open_is_not_used(warm: Warm) -> None:
     warm.serve()
     warm.sockets.chmod(0o755)
     done = warm("--version")
@@ -292,15 +244,8 @@ def test_other_people_cannot_lend_a_server(warm: Warm) -> None:
     done = warm("warm", "start", XDG_RUNTIME_DIR=str(warm.sockets / "absent"))
     assert done.returncode == 1
     assert "cannot be made: No such file or directory" in done.stderr
-
-
-def test_a_variable_that_counts_at_import_asks_for_another_server(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = identify_interpreter()
-    monkeypatch.setenv("TF_CONFIG", "{}")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///elsewhere.db")
-    assert identify_interpreter() == first
-    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-    assert identify_interpreter() != first
+    done = warm("--version", **{WARM_ENV: "yes"})
+    assert "SCALEFLOW_WARM=yes: expected 0 or 1" in done.stderr
 
 
 def test_several_commands_at_once(warm: Warm) -> None:
@@ -315,10 +260,13 @@ def test_several_commands_at_once(warm: Warm) -> None:
 
 def test_a_server_of_its_own_is_started_and_kept(warm: Warm) -> None:
     """The whole way, with the imports: two commands at once start one server."""
-    with warm.start("--version", **{WARM_ENV: "1"}) as one, warm.start("--version", **{WARM_ENV: "1"}) as other:
+    assert warm("--version", **{WARM_ENV: "1"}).stdout == "scaleflow 0.1.0\n"  # it waits for no server, and starts none
+    assert not warm.files.socket.exists()
+    with warm.start("modle=cnn", **{WARM_ENV: "1"}) as one, warm.start("modle=cnn", **{WARM_ENV: "1"}) as other:
         for process in (one, other):
-            out, err = process.communicate(timeout=120)
-            assert (process.returncode, out, err) == (0, "scaleflow 0.1.0\n", "")
+            _, err = process.communicate(timeout=120)
+            assert process.returncode == 2
+            assert err == "scaleflow: modle: there is no such key; did you mean model?\n"
     assert warm.served() == 2
     assert warm("--version", **{WARM_ENV: "0"}).stdout == "scaleflow 0.1.0\n"
     assert warm.served() == 2

@@ -288,6 +288,9 @@ class BlockOrder:
         pool: the least number of rows of a pool, of all shards together, as far as there are so many; None: as many as
             fit in `POOL_BYTES`.
         shard, shards: which of how many shards; 0 of 1 has all rows.
+
+    Attributes:
+        first: the index of the shard's first row in the stream, if the order is kept.
     """
 
     def __init__(
@@ -298,14 +301,14 @@ class BlockOrder:
         self._lengths = blocks.lengths()
         self._pool = pool
         self._shard, self._shards = shard, shards
-        self._first, self._end = (n * len(blocks) // shards for n in (shard, shard + 1))
+        self.first, self._end = (n * len(blocks) // shards for n in (shard, shard + 1))
         self._lock = threading.Lock()
         self._loader = ThreadPoolExecutor(1, "scaleflow-blocks")
         self._loaded: dict[tuple[int, int], Future[tuple[Arrays, Array]]] = {}
         self._pools: dict[int, tuple[list[list[Piece]], Array]] = {}
 
     def __len__(self) -> int:
-        return self._end - self._first
+        return self._end - self.first
 
     def take(self, epoch: int, positions: Array) -> Arrays:
         """Returns the rows at ascending positions of an epoch."""
@@ -350,7 +353,7 @@ class BlockOrder:
             order = [order[n] for n in np.random.default_rng([self._seed, epoch]).permutation(len(order))]
         elif self._seed is not None:
             order = shuffle_by_file(order, self._blocks.rows.paths, np.random.default_rng([self._seed, epoch]))
-        pieces = cut_rows(order, self._lengths, self._first, self._end)
+        pieces = cut_rows(order, self._lengths, self.first, self._end)
         if self._seed is None or self._shards == 1:
             return pieces
         random = np.random.default_rng([self._seed, epoch, self._shard, 0, 1])  # so that a pool mixes the files

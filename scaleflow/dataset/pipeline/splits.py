@@ -81,6 +81,8 @@ class Splits:
     fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)  # of each raw split, by name
     learned: LearnedState | None = None  # the record of what was learned; None without preprocessing
     is_drawn_as_read: bool = False  # whether the validation split is drawn from a stream while its records are read
+    #: By name, the splits before their preprocessing, without that for training if it is preprocessed
+    raw: Mapping[str, Examples] = field(default_factory=dict)
 
     @property
     def is_weighted(self) -> bool:
@@ -152,7 +154,8 @@ def prepare_splits(
         source=name_class(find_original(source)),
         reading=to_plain(getattr(source, "reading", {})),
     )
-    raw = replace(raw, fingerprints=fingerprints, learned=learned, is_drawn_as_read=is_drawn)
+    kept = {name: examples for name, examples in raw.by_name().items() if name != "train" or not preprocesses}
+    raw = replace(raw, fingerprints=fingerprints, learned=learned, is_drawn_as_read=is_drawn, raw=kept)
     preprocessings = choose_preprocessing(source, options) if preprocesses else {}
     preprocessed = preprocess_splits(preprocessings, raw, workers, earlier, emit)
     cache_of_source = getattr(source, "learned_cache", None)
@@ -321,7 +324,11 @@ def hold_out_examples(
     if isinstance(examples, Stream) and not isinstance(examples, Records):
         return *hold_out_of_stream(examples, count, fraction, seed, emit), True
     order = np.random.default_rng([seed, 1]).permutation(len(examples))
-    return select_examples(examples, np.sort(order[count:])), select_examples(examples, np.sort(order[:count])), False
+    places = np.sort(order[:count])
+    validation = select_examples(examples, places)
+    if isinstance(validation, Arrays) and validation.rows is None:
+        validation = replace(validation, rows=places)
+    return select_examples(examples, np.sort(order[count:])), validation, False
 
 
 def hold_out_of_stream(stream: Stream, count: int, fraction: float, seed: int, emit: Emit) -> tuple[Stream, Stream]:

@@ -33,9 +33,11 @@ def join_examples(parts: list[Examples]) -> Examples:
     is_weighted = any(map(has_weights, parts))
     if all(isinstance(each, Arrays) for each in parts):
         weighted = [add_weights(each) if is_weighted else each for each in parts if isinstance(each, Arrays)]
-        return Arrays(
+        joined = Arrays(
             *tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *(each.parts for each in weighted))
         )
+        rows = [each.rows for each in weighted if each.rows is not None]  # those of a file from which splits are drawn
+        return replace(joined, rows=np.concatenate(rows)) if len(rows) == len(weighted) else joined
     streams = [to_stream(each, is_weighted) for each in parts]
     whole = streams[0].dataset
     for each in streams[1:]:

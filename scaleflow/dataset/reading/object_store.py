@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -13,6 +15,9 @@ from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import call_store, connect, split_address
 
 KEY = "dataset.data_dir"
+
+#: An ETag takes a request. So many are asked for, at most, so many at a time.
+MOST_ETAGS, REQUESTS = 200, 16
 
 
 def find_in_store(address: str, suffixes: Sequence[str]) -> dict[str, list[str]]:
@@ -84,6 +89,21 @@ def identify_in_store(address: str) -> dict[str, tuple[int, int | None]]:
     scheme = split_address(KEY, address)[0]
     infos = call_store(KEY, address, lambda: list_files(scheme, find_root(address)))
     return {f"{scheme}://{info.path}": (info.size, info.mtime_ns) for info in infos}
+
+
+def read_etags(addresses: Sequence[str]) -> dict[str, str]:
+    """Returns the ETags of the first `MOST_ETAGS` files, by their addresses. Raises ConfigError if that fails."""
+
+    def read(address: str) -> str:
+        metadata = open_in_store(address).metadata()
+        return next((os.fsdecode(value).strip('"') for key, value in metadata.items() if key.lower() == "etag"), "")
+
+    def read_all() -> dict[str, str]:
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            return dict(zip(asked, pool.map(read, asked), strict=True))
+
+    asked = addresses[:MOST_ETAGS]
+    return call_store(KEY, asked[0], read_all) if asked else {}
 
 
 def open_in_store(address: str) -> Any:

@@ -21,6 +21,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -28,7 +29,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 #: Maximum bytes of a first message: an environment and a path.
@@ -56,11 +58,14 @@ class ForkRequest:
             data, descriptors, _, _ = socket.recv_fds(self.connection, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
         except ConnectionError:
             return None
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
         self._descriptors += descriptors
-        if not data:
-            return None
         *lines, self._partial = (self._partial + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        try:
+            return [json.loads(line) for line in lines] if data else None
+        except ValueError:  # it is no client of ours
+            return None
 
     def descriptors(self) -> list[int]:
         """Hands over the descriptors of the process."""
@@ -173,17 +178,25 @@ class ForkServer:
 
     def _fork(self, request: ForkRequest, message: dict[str, Any]) -> None:
         descriptors = request.descriptors()
-        if (obstacle := self._find_obstacle()) is not None:
-            request.send(refused=obstacle)
-        else:
-            request.pid = os.fork()
-            if request.pid == 0:
+        obstacle = self._find_obstacle()
+        try:
+            pid = -1 if obstacle else os.fork()
+        except OSError as error:  # too many processes, or too little memory
+            pid, obstacle = -1, f"it cannot fork: {error.strerror}"
+        if pid == 0:
+            try:
                 self._close_server_descriptors()
                 become_process(descriptors, **message)
-            self._forked[request.pid] = request
-            request.send(pid=request.pid)
+            finally:
+                os._exit(1)  # whatever happens, the child is no server
         for descriptor in descriptors:
             os.close(descriptor)
+        if obstacle:
+            request.send(refused=obstacle)
+        else:
+            request.pid = pid
+            self._forked[pid] = request
+            request.send(pid=pid)
 
     def _close_server_descriptors(self) -> None:
         """In the child: closes the server's descriptors, so that none of them keeps a pipe of the launcher open."""
@@ -208,6 +221,7 @@ def become_process(
     words: Sequence[str] = (),
     path: Sequence[str] | None = None,
     umask: int | None = None,
+    limits: Mapping[str, int] | None = None,
     ignored: Sequence[int] = (signal.SIGINT,),
 ) -> NoReturn:
     """In the child: runs a module's `main` as if it had been started by itself, but with TensorFlow already imported.
@@ -220,6 +234,7 @@ def become_process(
         words: of the command; the numbers of the other descriptors follow.
         path: `sys.path`; None: the server's, with `folder` as its first entry.
         umask: None for the server's.
+        limits: the soft limits, by the names of `resource`; None for the server's.
         ignored: the signals that the process ignores.
     """
     code = 1
@@ -228,21 +243,16 @@ def become_process(
         for target, source in enumerate(descriptors[:3]):
             os.dup2(source, target)
             os.close(source)
-        os.environ.clear()
-        os.environ.update(environment)
-        time.tzset()
-        open_streams(is_unbuffered="PYTHONUNBUFFERED" in environment)
-        tempfile.tempdir = None  # a cached value; the new environment may say otherwise
+        take_environment(environment)
         os.chdir(folder)
-        sys.path[:] = [folder, *sys.path[1:]] if path is None else path
-        importlib.invalidate_caches()
+        before, sys.path[:] = [*sys.path], [folder, *sys.path[1:]] if path is None else path
+        forget_hidden_modules([entry for entry in sys.path if entry not in before])
         sys.argv = [module, *words, *map(str, descriptors[3:])]
         if signal.SIGINT not in ignored:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in ignored:
             signal.signal(number, signal.SIG_IGN)
-        if umask is not None:
-            os.umask(umask)
+        take_limits(umask, limits or {})
         importlib.import_module(module).main()
     except SystemExit as error:
         if error.code is not None and not isinstance(error.code, int):
@@ -254,6 +264,43 @@ def become_process(
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def take_environment(environment: Mapping[str, str]) -> None:
+    """Replaces the environment, and what was computed from the old one."""
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+    open_streams(is_unbuffered="PYTHONUNBUFFERED" in environment)
+    tempfile.tempdir = None
+    if "matplotlib" in sys.modules and "MPLBACKEND" in environment:
+        sys.modules["matplotlib"].rcParams["backend"] = environment["MPLBACKEND"]
+
+
+def take_limits(umask: int | None, limits: Mapping[str, int]) -> None:
+    """Sets the umask and the soft limits."""
+    if umask is not None:
+        os.umask(umask)
+    for name, soft in limits.items():
+        number = getattr(resource, name)
+        resource.setrlimit(number, (soft, resource.getrlimit(number)[1]))
+
+
+def forget_hidden_modules(folders: Sequence[str]) -> None:
+    """Forgets imported packages that modules in these folders, the first places to look, would hide from Python."""
+    importlib.invalidate_caches()
+    hidden: set[str] = set()
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(folder):  # noqa: PTH208
+                name = entry.removesuffix(".py")
+                file = getattr(sys.modules.get(name), "__file__", None) or folder
+                is_module = name != entry or Path(folder, name, "__init__.py").exists()
+                if is_module and not Path(file).is_relative_to(folder):
+                    hidden.add(name)
+    hidden -= {"scaleflow", "__main__", *sys.stdlib_module_names}
+    for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:
+        del sys.modules[name]
 
 
 def open_streams(is_unbuffered: bool) -> None:

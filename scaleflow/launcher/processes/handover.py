@@ -1,10 +1,9 @@
 """Hands a command over to the warm server, which forks it from an interpreter that has imported what it needs.
 
 This module is the client. It is imported before anything else, so it imports little itself. A server is found by the
-digest of all that an interpreter takes in when it starts: its program and packages, scaleflow's sources, the variables
-that count at import, limits and namespaces. What differs otherwise is handed over: words, folder, environment, umask,
-ignored signals and the standard streams. The process that typed the command stays, passes signals on, and ends as the
-command ends.
+digest of all that an interpreter takes in when it starts (`interpreter_digest.py`). What differs otherwise is handed
+over: words, folder, environment, umask, soft limits, ignored signals and the standard streams. The process that typed
+the command stays, passes signals on, and ends as the command ends.
 
 A command that cannot be handed over starts cold. Once it has been forked, it no longer needs the server.
 """
@@ -14,15 +13,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import resource
 import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+from scaleflow.launcher.processes.interpreter_digest import READ_LATER, digest_interpreter, list_limits, locate_modules
 
 #: 1: use a warm server, and start one if there is none. 0: use none. Unset: use one that runs.
 WARM_ENV = "SCALEFLOW_WARM"
@@ -37,18 +41,8 @@ WARM_SERVER_MODULE = "scaleflow.warm.server"
 #: link to the client.
 COMMAND_MODULE = "scaleflow.warm.forked_command"
 
-#: The variables that TensorFlow, Keras, MLflow, Python or their native libraries read when they are imported.
-IMPORT_PREFIXES = (
-    *("PYTHON", "TF_", "KERAS_", "XLA_", "JAX_", "TORCH_", "GRPC_", "ABSL_", "OMP_", "MKL_", "OPENBLAS_", "KMP_"),
-    *("GOMP_", "LD_", "LC_", "MALLOC_", "NVIDIA_", "CUDA_", "MLFLOW_LOGGING", "MLFLOW_CONFIGURE", "MLFLOW_DISABLE"),
-    *("DO_NOT_TRACK", "LANG", "HOME", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"),
-)
-
-#: Variables with such a prefix that are read later: a command may have its own.
-READ_LATER = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED")
-
-#: The namespaces of Linux in which a process sees other files, processes or networks.
-NAMESPACES = ("mnt", "pid", "net", "user")
+#: The words of commands that only print something: they use a server, and do not wait for one.
+PRINTING = ("-sc", "--shell-completion", "--version", "--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i")
 
 #: Seconds to wait for a server that imports, and for one that is ready.
 IMPORT_SECONDS, READY_SECONDS = 120.0, 10.0
@@ -56,8 +50,8 @@ IMPORT_SECONDS, READY_SECONDS = 120.0, 10.0
 #: Seconds in which the process of a command that has told its exit code ends. A process of its own may keep the link.
 EXIT_SECONDS = 5.0
 
-#: Maximum length of the folder of the sockets. The path of a Unix socket may have 104 bytes.
-MAX_FOLDER_LENGTH = 70
+#: Maximum length of the path in which the folder of sockets is. The path of a Unix socket may have 107 bytes.
+MAX_BASE_LENGTH = 55
 
 #: The signals that the client passes on to the command.
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT")
@@ -68,22 +62,21 @@ class NotWarm(Exception):
 
 
 class ServerFiles:
-    """The files of the warm server for one digest: its socket, its lock, its log, and one that says it is ready.
+    """The files of the warm server for one digest: its socket, its log, and one that says it is ready.
 
     Args:
         folder: the user's folder of sockets.
-        digest: of the interpreter, as `identify_interpreter` returns it.
+        digest: of the interpreter.
     """
 
     def __init__(self, folder: Path, digest: str) -> None:
         self.socket = folder / f"{digest}.socket"
-        self.lock = folder / f"{digest}.lock"
         self.log = folder / f"{digest}.log"
         self.ready = folder / f"{digest}.ready"
 
     def remove(self) -> None:
         """Removes the files of a server that ends, or that was killed."""
-        for path in (self.socket, self.ready, self.log, self.lock):
+        for path in (self.socket, self.ready, self.log):
             path.unlink(missing_ok=True)
 
     def connect(self) -> socket.socket:
@@ -99,21 +92,23 @@ class ServerFiles:
 
 
 class Client:
-    """The client of this process's command, if it was handed over.
+    """How this process relates to a warm server.
 
     Attributes:
-        files: of the server.
-        link: to the client.
+        files: of the server that has forked it.
+        link: to its client.
+        has_failed: whether a server could not be used, which was said. No other attempt is made.
     """
 
     files: ServerFiles | None = None
     link: socket.socket | None = None
+    has_failed = False
 
 
 def find_sockets_folder() -> Path:
     """Returns the user's folder of sockets, which need not exist."""
     base = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("TMPDIR") or "/tmp"
-    return Path(base if len(base) < MAX_FOLDER_LENGTH else "/tmp", f"scaleflow-{os.geteuid()}")
+    return Path(base if len(base) < MAX_BASE_LENGTH else "/tmp", f"scaleflow-{os.geteuid()}")
 
 
 def make_sockets_folder() -> Path:
@@ -141,6 +136,16 @@ def check_peer(connection: socket.socket) -> None:
         raise NotWarm(f"the socket belongs to the user {user}")
 
 
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Lets one command at a time start or remove servers."""
+    import fcntl
+
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def find_servers() -> list[ServerFiles]:
     """Returns the files of this user's servers. Those of servers that were killed are removed."""
     folder = find_sockets_folder()
@@ -156,92 +161,58 @@ def find_servers() -> list[ServerFiles]:
     return found
 
 
-def identify_interpreter() -> str:
-    """Returns the digest of all that a new interpreter would take in: 16 hexadecimal digits."""
-    import hashlib
-    import resource
-
-    environment = sorted(
-        f"{name}={value}"
-        for name, value in os.environ.items()
-        if name.startswith(IMPORT_PREFIXES) and name not in READ_LATER
-    )
-    limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
-    namespaces = [os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES]  # noqa: PTH115
-    user = os.geteuid(), os.getegid(), os.getgroups(), os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)
-    interpreter = sys.executable, sys.version, sys.flags, sys._xoptions, sys.warnoptions
-    packages = [(path, os.stat(path).st_mtime_ns) for path in sys.path if path.endswith("-packages")]  # noqa: PTH116
-    taken_in = [interpreter, environment, limits, namespaces, user, packages, list_sources()]
-    return hashlib.blake2b(repr(taken_in).encode(errors="surrogatepass"), digest_size=8).hexdigest()
-
-
-def list_sources() -> list[tuple[str, int, int]]:
-    """Returns the path, the size in bytes and the time of the last change of each of scaleflow's modules."""
-    found = []
-    folders = [str(Path(__file__).parents[2])]
-    for folder in folders:
-        for entry in os.scandir(folder):
-            if entry.is_dir(follow_symlinks=False):
-                if entry.name != "__pycache__":
-                    folders.append(entry.path)
-            elif entry.name.endswith((".py", ".yaml")):
-                status = entry.stat()
-                found.append((entry.path, status.st_size, status.st_mtime_ns))
-    return sorted(found)
-
-
-def find_warm_server(starts: bool = True) -> ServerFiles | None:
-    """Returns the files of this interpreter's server; None if no server is wanted.
+def find_warm_server(flags: Sequence[str] = (), waits: bool = True) -> ServerFiles | None:
+    """Returns the files of the server for `python FLAGS`; None if no server is wanted.
 
     Args:
-        starts: whether to start one with `SCALEFLOW_WARM=1` if none runs.
+        flags: options of the interpreter.
+        waits: whether to start one with `SCALEFLOW_WARM=1` if none runs, and to wait until it is ready.
 
     Raises NotWarm if one is wanted and cannot be had.
     """
     if Client.files is not None:
         return Client.files
-    wanted = os.environ.get(WARM_ENV, "")
-    if wanted == "0" or os.environ.get(SERVER_ENV) or not (wanted or find_sockets_folder().exists()):
+    wanted, folder = os.environ.get(WARM_ENV, ""), find_sockets_folder()
+    if wanted == "0" or Client.has_failed or os.environ.get(SERVER_ENV):
+        return None
+    if wanted not in ("", "1"):
+        raise NotWarm(f"{WARM_ENV}={wanted}: expected 0 or 1")
+    if not wanted and not (folder.is_dir() and folder.lstat().st_uid == os.geteuid()):
         return None
     if not hasattr(os, "pidfd_open"):
         raise NotWarm("it takes Linux 5.3 or newer")
-    if wanted != "1":
-        check_sockets_folder(find_sockets_folder())
-        files = ServerFiles(find_sockets_folder(), identify_interpreter())
-        return files if files.socket.exists() else None
-    files = ServerFiles(make_sockets_folder(), identify_interpreter())
-    if starts:
-        start_warm_server(files)
-    return files
+    files = ServerFiles(make_sockets_folder(), digest_interpreter(flags))
+    if wanted and waits:
+        start_warm_server(files, flags)
+        return files
+    return files if (files.socket if waits else files.ready).exists() else None
 
 
-def start_warm_server(files: ServerFiles) -> bool:
-    """Starts the server unless it runs; returns whether it was started. It may still import. Raises NotWarm."""
-    import fcntl
-    import subprocess
-
+def start_warm_server(files: ServerFiles, flags: Sequence[str]) -> bool:
+    """Starts the server unless it runs; returns whether it was started. It still imports then. Raises NotWarm."""
+    part = files.socket.with_suffix(".part")  # it gets its name when it takes connections
+    environment = {name: value for name, value in os.environ.items() if name not in (*READ_LATER, "MPLBACKEND")}
     try:
-        with files.lock.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # several commands may start at once
+        with lock_folder(files.socket.parent):
             with contextlib.suppress(OSError):
                 files.connect().close()
                 return False
             find_servers()
-            for path in (files.socket, files.ready):
+            for path in (files.socket, files.ready, part):
                 path.unlink(missing_ok=True)
             with socket.socket(socket.AF_UNIX) as listener, files.log.open("wb") as log:
-                listener.bind(str(files.socket))
+                listener.bind(str(part))
                 listener.listen(128)
-                environment = {name: value for name, value in os.environ.items() if name not in READ_LATER}
                 subprocess.Popen(
-                    [sys.executable, *subprocess._args_from_interpreter_flags(), "-m", WARM_SERVER_MODULE],  # type: ignore[attr-defined]
+                    [sys.executable, *flags, "-m", WARM_SERVER_MODULE, str(files.socket)],
                     stdin=listener.fileno(),
                     stdout=log,
                     stderr=log,
                     cwd=files.socket.parent,
-                    env={**environment, "KERAS_BACKEND": "tensorflow"},
+                    env={**environment, **locate_modules(), "KERAS_BACKEND": "tensorflow"},
                     start_new_session=True,
                 )
+                part.rename(files.socket)
     except OSError as error:
         raise NotWarm(f"it cannot be started: {error}") from error
     return True
@@ -257,6 +228,7 @@ def request_process(files: ServerFiles, descriptors: Sequence[int], **task: Any)
 
     Raises NotWarm if there is no answer, or the server may not fork.
     """
+    task |= {"folder": os.getcwd(), "umask": read_umask(), "limits": read_soft_limits()}  # noqa: PTH109
     connection = None
     try:
         connection = files.connect()
@@ -269,6 +241,9 @@ def request_process(files: ServerFiles, descriptors: Sequence[int], **task: Any)
     except BaseException as error:
         if connection is not None:
             connection.close()
+        if isinstance(error, ConnectionRefusedError):  # it was killed
+            with contextlib.suppress(OSError), lock_folder(files.socket.parent):
+                find_servers()
         if isinstance(error, OSError):
             raise NotWarm(f"it does not answer: {error}") from error
         raise
@@ -320,6 +295,8 @@ class ForkedCommand:
 
     def __init__(self, files: ServerFiles) -> None:
         self._link, theirs = socket.socketpair()
+        is_unbuffered = getattr(sys.stdout, "write_through", False)  # by `python -u`
+        environment = {**os.environ, **({"PYTHONUNBUFFERED": "1"} if is_unbuffered else {})}
         ignored = [n for n in range(1, signal.NSIG) if n in signal.valid_signals() and is_ignored(n)]
         with theirs:
             self._server, pid = request_process(
@@ -327,10 +304,8 @@ class ForkedCommand:
                 [0, 1, 2, theirs.fileno()],
                 module=COMMAND_MODULE,
                 words=[str(files.socket), json.dumps(sys.orig_argv), *sys.argv],
-                environment=dict(os.environ),
-                folder=os.getcwd(),  # noqa: PTH109
+                environment=environment,
                 path=sys.path,
-                umask=read_umask(),
                 ignored=ignored,
             )
         try:
@@ -342,8 +317,10 @@ class ForkedCommand:
         """Runs the command; returns its exit status, with the same meaning as `Popen.returncode`."""
         for name in PASSED_ON:
             signal.signal(getattr(signal, name), self._pass_on)
-        signal.signal(signal.SIGTSTP, self._suspend)
-        self._link.sendall(b"\n")  # until now the command waits, so that one that starts cold instead never began
+        if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+            signal.signal(signal.SIGTSTP, self._suspend)
+        with contextlib.suppress(OSError):  # it was killed
+            self._link.sendall(b"\n")  # until now the command waits, so that one that starts cold instead never began
         status: int | None = None
         sources = [self._link, self._server]
         while self._link in sources:
@@ -362,7 +339,7 @@ class ForkedCommand:
         if status is None:  # killed: only the server knows by which signal
             with contextlib.suppress(OSError, ValueError):
                 self._server.settimeout(1.0)
-                status = json.loads(self._server.recv(4096).splitlines()[-1])["status"]
+                status = json.loads(self._server.recv(4096))["status"]
         return -signal.SIGKILL if status is None else status
 
     def _pass_on(self, number: int, frame: object) -> None:
@@ -380,8 +357,13 @@ def is_ignored(number: int) -> bool:
 
 
 def read_umask() -> int:
-    os.umask(umask := os.umask(0o077))
-    return umask
+    """Reads it from the kernel: `os.umask` would change it for other threads."""
+    found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.M)
+    return int(found[1], 8) if found else 0o022
+
+
+def read_soft_limits() -> dict[str, int]:
+    return {name: resource.getrlimit(number)[0] for name, number in list_limits()}
 
 
 def hand_over(tell: Callable[[str], None]) -> None:
@@ -390,19 +372,18 @@ def hand_over(tell: Callable[[str], None]) -> None:
     Args:
         tell: receives the reason if a server is wanted and cannot be had.
     """
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     try:
-        files = find_warm_server()
+        files = find_warm_server(flags, waits=not any(word in PRINTING for word in sys.argv[1:]))
         if files is None:
             return
         for number in range(3):
             os.fstat(number)
         command = ForkedCommand(files)
     except (NotWarm, OSError) as why:
+        Client.has_failed = True
         tell(f"the warm server is not used: {why}")
         return
-    except KeyboardInterrupt:
-        tell("stopped by SIGINT")
-        os._exit(130)
     end_as(command.run())
 
 

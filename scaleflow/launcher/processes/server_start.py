@@ -18,10 +18,10 @@ from typing import IO
 from scaleflow.cluster.tf_config import TF_CONFIG
 from scaleflow.launcher.processes.handover import (
     SERVER_ENV,
+    Client,
     NotWarm,
     ServerFiles,
     find_warm_server,
-    read_umask,
     request_process,
 )
 
@@ -108,8 +108,6 @@ class WarmFork:
             descriptors,
             module=FORK_SERVER_MODULE,
             environment=inherit_environment(),
-            folder=str(Path.cwd()),
-            umask=read_umask(),
         )
 
     def kill(self) -> None:
@@ -128,6 +126,7 @@ def fork_warm(listener: socket.socket, log: IO[bytes], alive: int) -> WarmFork |
         files = find_warm_server()
         return None if files is None else WarmFork(files, listener, log, alive)
     except (NotWarm, OSError) as why:
+        Client.has_failed = True
         print(f"scaleflow: the warm server is not used: {why}", file=sys.stderr)
         return None
 

@@ -1,4 +1,4 @@
-"""Collects a run's provenance (code, machine, command), which is saved in its folder and set as tags in the store.
+"""The tags that say where a run comes from (code, machine, command), in its folder and in the store.
 
 Tags have MLflow's own names if there are some, so that MLflow's UI shows them.
 """
@@ -11,21 +11,21 @@ import os
 import re
 import shlex
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scaleflow.interfaces import is_console_script
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
-from scaleflow.runs.folder import RunFolder
+from scaleflow.runs.folder import RunFolder, read_json
+
+if TYPE_CHECKING:  # MLflow imports this module in every process that uses it
+    from scaleflow.runs.provenance.git import GitState
+    from scaleflow.runs.provenance.machine import Package
 
 #: The environment variable with the folder of the run that this process works for.
 INSIDE = "SCALEFLOW_RUN_FOLDER"
-
-#: Time limit of a git command in seconds; the tag of a slower one is left out.
-GIT_SECONDS = 2.0
 
 PACKAGES = ("scaleflow", "tensorflow", "keras", "mlflow")
 
@@ -33,36 +33,29 @@ PACKAGES = ("scaleflow", "tensorflow", "keras", "mlflow")
 LONGEST = 4000
 
 
-def collect_provenance() -> dict[str, str]:
-    """Returns the provenance tags of a run that starts now in this process."""
+def make_run_tags(state: GitState | None, packages: Mapping[str, Package]) -> dict[str, str]:
+    """Returns the tags of a run that starts now in this process."""
     tags = {
         "scaleflow.host": socket.gethostname(),
         "scaleflow.command": command_line(sys.orig_argv),
-        **collect_git_tags(),
+        **make_git_tags(state),
     }
     if script := find_script(sys.orig_argv):
         tags["mlflow.source.name"] = script
     tags["scaleflow.version.python"] = sys.version.split()[0]
-    for package in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            tags[f"scaleflow.version.{package}"] = version(package)
-    return tags
+    return tags | {f"scaleflow.version.{name}": packages[name].version for name in PACKAGES if name in packages}
 
 
-def write_provenance(folder: Path, more: Mapping[str, str]) -> None:
-    """Writes the provenance tags and `more` tags into a run's folder. A resumed run keeps its first tags."""
+def write_run_tags(folder: Path, tags: Mapping[str, str]) -> None:
+    """Writes the tags into a run's folder. A resumed run keeps its first ones."""
     path = RunFolder(folder).provenance
     if not path.exists():
-        path.write_text(json.dumps({**collect_provenance(), **more}, indent=1))
+        path.write_text(json.dumps(tags, indent=1))
 
 
-def read_provenance(folder: Path) -> dict[str, str]:
+def read_run_tags(folder: Path) -> dict[str, str]:
     """Returns the tags in a run's folder; empty if there is no readable file."""
-    try:
-        tags = json.loads(RunFolder(folder).provenance.read_text())
-    except (OSError, ValueError):
-        return {}
-    return {str(key): str(value) for key, value in tags.items()} if isinstance(tags, dict) else {}
+    return {str(key): str(value) for key, value in read_json(RunFolder(folder).provenance).items()}
 
 
 @contextlib.contextmanager
@@ -89,33 +82,16 @@ class RunContext:
 
     def tags(self) -> dict[str, str]:
         folder = Path(os.environ[INSIDE])
-        return {**read_provenance(folder), "scaleflow.inside": str(folder)}
+        return {**read_run_tags(folder), "scaleflow.inside": str(folder)}
 
 
-def collect_git_tags() -> dict[str, str]:
-    """Returns the current folder's commit, branch, origin and whether tracked files differ; empty without git."""
-    commit = run_git("rev-parse", "HEAD")
-    if not commit:
+def make_git_tags(state: GitState | None) -> dict[str, str]:
+    """Returns the commit, the branch, the origin, and whether tracked files differ; empty without git."""
+    if state is None:
         return {}
-    changed = run_git("status", "--porcelain", "--untracked-files=no")
-    facts = {
-        "commit": commit,
-        "branch": run_git("rev-parse", "--abbrev-ref", "HEAD"),
-        "repoURL": mask_secrets(run_git("config", "--get", "remote.origin.url")),
-        "dirty": None if changed is None else str(bool(changed)).lower(),
-    }
+    facts = {"commit": state.commit, "branch": state.branch, "repoURL": state.origin}
+    facts["dirty"] = str(state.is_dirty).lower()
     return {f"mlflow.source.git.{key}": value for key, value in facts.items() if value}
-
-
-def run_git(*words: str) -> str | None:
-    """Returns git's output; None if git is missing, fails or takes too long."""
-    try:
-        result = subprocess.run(
-            ["git", "--no-optional-locks", *words], capture_output=True, text=True, timeout=GIT_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return None
-    return result.stdout.strip()
 
 
 def find_script(words: Sequence[str]) -> str | None:

@@ -11,9 +11,9 @@ import pytest
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import CheckpointSaved, MetricsLogged, RunEnded, RunReady
-from scaleflow.launcher.launch import describe_continuation, describe_results
-from scaleflow.launcher.prepare import label_overrides
+from scaleflow.launcher.last_lines import describe_continuation, describe_results
 from scaleflow.runs import EventWriter, RunSpec, RunState
+from scaleflow.runs.run_name import label_overrides
 
 BASELINE = MetricsLogged(0, {"baseline/loss": 2.3, "baseline/accuracy": 0.12, "baseline/test/accuracy": 0.101})
 

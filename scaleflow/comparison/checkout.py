@@ -1,0 +1,147 @@
+"""Builds the code of a run in a folder: a git worktree with the patch, or the kept copies of the modules.
+
+The record may come from a store in which somebody else writes. So nothing is written outside of the folder, and
+nothing of it is imported here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from scaleflow.comparison.loading import ComparedRun
+from scaleflow.errors import ConfigError
+from scaleflow.runs.data_digest import new_digest
+from scaleflow.runs.provenance.git import CHECKOUT_MARK, GONE, find_patched_path, run_git, split_patch
+from scaleflow.runs.provenance.record import CodeRecord
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """The code of a run in a folder."""
+
+    folders: Sequence[str]  # in which the modules are
+    masked: Sequence[str]  # the modules in whose copies a secret is masked
+    notes: Sequence[str]  # for the user
+
+
+def check_out(run: ComparedRun, folder: Path) -> Checkout:
+    """Builds the code of a run, as it was when the run began, in a new folder, or uses an earlier checkout of it.
+
+    Raises ConfigError if the run kept no code, or if the folder holds something else.
+    """
+    code, mark = run.states[0].code, folder / CHECKOUT_MARK
+    name = run.run_id or str(run.files.path)
+    if not code.is_kept or not code.modules:
+        why = "used no code of yours" if code.version and not code.modules else "kept no code"
+        raise ConfigError(f"--checkout {folder}: the run {why}; leave it out")
+    is_earlier = mark.is_file() and mark.read_text() == name
+    if not is_earlier and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--checkout {folder}: it exists, and is no checkout of this run; choose another one")
+    notes: list[str] = []
+    repository = find_repository(code.commit)
+    if not is_earlier:
+        if repository is not None:
+            add_worktree(repository, folder, code)
+            notes += apply_changes(run, folder, code)
+        elif code.commit:
+            notes.append(f"the commit {code.commit} is not here; the copies of the modules are used")
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.write_text(name)
+    masked: list[str] = []
+    folders = dict.fromkeys(restore_modules(run, folder.resolve(), is_earlier, masked))
+    if masked:
+        notes.append(
+            f"secrets are masked in {', '.join(masked)}; if they are needed, complete them and repeat the command"
+        )
+    return Checkout([*folders], masked, notes)
+
+
+def find_repository(commit: str) -> Path | None:
+    """Returns the repository of the current folder, if it has a commit."""
+    try:
+        root = Path(run_git(Path.cwd(), "rev-parse", "--show-toplevel"))
+        run_git(root, "cat-file", "-e", f"{check_commit(commit)}^{{commit}}")
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return root
+
+
+def check_commit(commit: str) -> str:
+    """Returns a commit. Raises ValueError if a text is none, and could be an option of git."""
+    if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit):
+        raise ValueError(f"{commit} is no commit")
+    return commit
+
+
+def add_worktree(repository: Path, folder: Path, code: CodeRecord) -> None:
+    """Checks out the commit of a run, and those of its submodules that are here."""
+    try:
+        run_git(repository, "worktree", "add", "--detach", str(folder.absolute()), code.commit)
+        tree = run_git(repository, "ls-tree", "-r", "-z", code.commit).split("\0")
+        modules = {line.partition("\t")[2]: line.split()[2] for line in tree if line.startswith("160000 ")}
+        for path, commit in {**modules, **code.submodules}.items():
+            if is_inside(folder, path) and (repository / path / ".git").exists():
+                target = str((folder / path).absolute())
+                run_git(repository / path, "worktree", "add", "--force", "--detach", target, check_commit(commit))
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        reason = os.fsdecode(getattr(error, "stderr", None) or b"").strip().splitlines()
+        raise ConfigError(f"--checkout {folder}: git failed: {reason[-1] if reason else error}") from error
+
+
+def apply_changes(run: ComparedRun, folder: Path, code: CodeRecord) -> Iterator[str]:
+    """Applies the patch file by file, and deletes the files that were gone. Yields what could not be restored."""
+    path = run.files.changes(0)
+    for section in split_patch(os.fsdecode(path.read_bytes())) if path.is_file() else ():
+        try:
+            run_git(folder, "apply", "--whitespace=nowarn", text=section)
+        except (OSError, subprocess.SubprocessError):
+            yield f"{find_patched_path(section)} has its content of the commit: its changes cannot be applied"
+    for name, digest in code.changed.items():
+        if digest == GONE and is_inside(folder, name):
+            (folder / name).unlink(missing_ok=True)
+    lost = sorted(set(code.left_out) - set(code.modules))
+    if lost:
+        yield f"not restored: {', '.join(f'{name} ({code.left_out[name]})' for name in lost[:5])}" + (
+            f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+        )
+
+
+def restore_modules(run: ComparedRun, folder: Path, is_earlier: bool, masked: list[str]) -> Iterator[str]:
+    """Writes the modules that differ from those of the run, from their copies, unless it `is_earlier` work.
+
+    Adds to `masked`, and yields the folders in which modules are found.
+    """
+    is_worktree = (folder / ".git").exists()
+    for name, (_, content, inner) in sorted(run.states[0].code.modules.items()):
+        path = inner if is_worktree and inner.endswith(name) else name
+        target, copy, here = folder / path, run.files.kept_code(0) / name, Path(name)
+        if not is_inside(folder, path):
+            raise ConfigError(f"the record of the run names the module {path}, which is not in a folder")
+        if not is_earlier and not has_content(target, content):
+            source = here if has_content(here, content) else copy
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_file() and not source.is_symlink():
+                target.write_bytes(source.read_bytes())
+        if copy.is_file() and not has_content(copy, content) and has_content(target, digest_content(copy)):
+            masked.append(name)
+        yield str(folder / path).removesuffix(name)
+
+
+def digest_content(path: Path) -> str:
+    return new_digest(path.read_bytes()).hexdigest()
+
+
+def has_content(path: Path, digest: str) -> bool:
+    return path.is_file() and digest_content(path) == digest
+
+
+def is_inside(folder: Path, path: str) -> bool:
+    """Whether a path of a record leads to a place in a folder, also through links, and not to git's own files."""
+    parts = PurePosixPath(path).parts
+    target = (folder / path).resolve()
+    return bool(parts) and ".." not in parts and ".git" not in parts and target.is_relative_to(folder.resolve())

@@ -1,0 +1,162 @@
+"""Prepares a run that repeats another one exactly: compares what that was made of with what is here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+
+from scaleflow.comparison.loading import ComparedRun
+from scaleflow.config.from_mlflow import RUN_DIR
+from scaleflow.config.hydra_errors import parse_overrides
+from scaleflow.config.parse import suggest
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Plan
+from scaleflow.interfaces.trials import PARAM
+from scaleflow.runs import RunFolder
+from scaleflow.runs.code_digest import find_code
+from scaleflow.runs.code_record import VERSION
+from scaleflow.runs.provenance.collect import LaunchFacts, describe_module, digest_changes
+from scaleflow.runs.provenance.differences import CATEGORIES, Difference, compare_data, compare_launch, list_unknown
+from scaleflow.runs.provenance.git import GONE, list_changes_since
+from scaleflow.runs.provenance.machine import list_relevant_variables
+from scaleflow.runs.provenance.record import CodeRecord, Provenance
+from scaleflow.sweep.ledger import IGNORED_SECTIONS, MODEL_KEYS
+from scaleflow.worker.data_changes import identify_files
+
+#: Why a run under a strategy cannot be repeated exactly.
+ASYNCHRONOUS = {
+    "parameter_server": "its workers update the weights independently, in an order that differs each time",
+}
+
+#: Keys of the length of a run, which `resume` may change.
+LENGTHS = ("training.epochs", "training.max_steps")
+
+#: The most differences of a category that a message names.
+MOST_NAMED = 5
+
+
+def parse_despite(text: str) -> tuple[str, ...]:
+    """Parses the value of `--despite`. Raises ConfigError for a word that is no category."""
+    words = tuple(filter(None, (word.strip() for word in text.split(","))))
+    for word in words:
+        if word not in CATEGORIES:
+            raise ConfigError(f"--despite {word}: expected {', '.join(CATEGORIES)}{suggest(word, CATEGORIES, '')}")
+    return words
+
+
+def check_repeatable(run: ComparedRun, overrides: Sequence[str]) -> None:
+    """Raises ConfigError if no run can repeat this one exactly, or if an override changes what it computes."""
+    strategy = run.params.get("resolved.strategy", run.params.get("strategy", ""))
+    if reason := ASYNCHRONOUS.get(strategy):
+        raise ConfigError(f"--exact: no run repeats one with strategy={strategy} exactly: {reason}; leave --exact out")
+    if PARAM in run.params:
+        raise ConfigError("--exact: this run looked for a setting, which depends on the speed; repeat its command")
+    for override in parse_overrides(overrides):
+        if not is_allowed(override, run.params):
+            raise ConfigError(
+                f"{override.input_line}: --exact repeats a run with its own config; leave this out, or --exact"
+            )
+
+
+def is_allowed(override: Override, params: Mapping[str, str]) -> bool:
+    """Whether an override sets only a place or the tracking, or what the run had."""
+    key, value = str(override.key_or_group).lstrip("+"), None if override.is_delete() else override.value()
+    if key in (RUN_DIR, "tracking") or (f"{key}.".startswith(IGNORED_SECTIONS) and not key.startswith(MODEL_KEYS)):
+        return True
+    is_path = key.startswith("dataset.") and isinstance(value, str) and (os.sep in value or Path(value).exists())
+    return is_path or params.get(key) == (value if isinstance(value, str) else json.dumps(value))
+
+
+def list_lengths(files: RunFolder) -> list[str]:
+    """Returns the overrides of the length of a run that was resumed to train longer."""
+    words: dict[str, str] = {}
+    for number in range(1, 1 + files.count_resumes()):
+        for word in OmegaConf.to_container(OmegaConf.load(files.resume_overrides(number))) or ():
+            words |= {key: str(word) for key in LENGTHS if str(word).startswith(f"{key}=")}
+    return list(words.values())
+
+
+def describe_here(plan: Plan, run: ComparedRun) -> Provenance:
+    """Returns what a run with this plan would be made of here, now."""
+    facts, code = LaunchFacts(), find_code(plan.config, plan.search)
+    git = facts.read_git()
+    first = run.states[0].code
+    record = CodeRecord(first.is_kept, VERSION, {name: describe_module(file, git) for name, file in code.items()})
+    changed = list_changes_since(git, first.commit) if git is not None and first.is_kept else None
+    if git is not None and changed is not None:  # also if there is another commit now
+        known = {path: "changed" if (git.root / path).exists() else GONE for path in first.changed}
+        digests = digest_changes(replace(git, changed={**changed, **known}))
+        record = replace(record, commit=first.commit, changed=digests)
+    elif git is not None:
+        record = replace(record, commit=git.commit)
+    return Provenance(
+        code=record,
+        packages={name: each.identity for name, each in facts.packages.items()},
+        editable={name: each.path for name, each in facts.packages.items() if each.path},
+        machine=facts.machine,
+        variables=list_relevant_variables(os.environ),
+        data={"files": identify_files(plan)},
+    )
+
+
+def compare_with_here(run: ComparedRun, here: Provenance, masked: Sequence[str] = ()) -> dict[str, list[Difference]]:
+    """Returns the differences by category. A run that was resumed with something else differs from its own begin.
+
+    `masked` are modules in whose copies only a secret is another, which does not matter.
+    """
+    found: dict[str, list[Difference]] = {category: [] for category in CATEGORIES}
+    for state in run.states:
+        since = f", since its resume {state.resume}," if state.resume else ""
+        for each in (*compare_launch(state, here), *compare_data(state.data, here.data)):
+            named = replace(each, name=f"{each.name}{since}", matters=each.matters and each.name not in masked)
+            if named not in found[each.category]:
+                found[each.category].append(named)
+    return found
+
+
+def describe_categories(differences: Mapping[str, Sequence[Difference]], unknown: Sequence[str]) -> Iterator[str]:
+    """Yields a line for each category: what differs, and what of it cannot matter."""
+    for category, each in differences.items():
+        if category in unknown:
+            yield f"{category}: not known, the run has no record of it"
+            continue
+        real, others = ([one for one in each if one.matters is matters] for matters in (True, False))
+        text = name_first(real) or "the same"
+        yield f"{category}: {text}" + (f"; without effect: {name_first(others)}" if others else "")
+
+
+def refuse_differences(
+    run: ComparedRun, differences: Mapping[str, Sequence[Difference]], despite: Sequence[str], can_check_out: bool
+) -> None:
+    """Raises ConfigError if something differs that can change the results, unless it may."""
+    unknown = list_unknown(run.states[0])
+    reasons = {
+        category: "not known" if category in unknown else name_first([each for each in found if each.matters])
+        for category, found in differences.items()
+        if category not in despite
+    }
+    if reasons := {category: text for category, text in reasons.items() if text}:
+        what = "; ".join(f"{category}: {text}" for category, text in reasons.items())
+        advice = ", or --checkout DIR for the code of the run" if "code" in reasons and can_check_out else ""
+        raise ConfigError(
+            f"--exact: what the run was made of is not what is here: {what}\n"
+            f"restore it, or add --despite {','.join([*despite, *reasons])} to run all the same{advice}"
+        )
+
+
+def name_first(differences: Sequence[Difference]) -> str:
+    more = f" and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
+    return ", ".join(map(str, differences[:MOST_NAMED])) + more
+
+
+def list_resolved_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Names the values that `auto` stood for, and that differ."""
+    keys = [key for key in first if key.startswith("resolved.") and key in second and first[key] != second[key]]
+    return [f"{key.removeprefix('resolved.')} was {first[key]} and is {second[key]}" for key in keys]

@@ -1,0 +1,151 @@
+"""Says where examples of a split come from, and reads their raw inputs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import tensorflow as tf
+
+from scaleflow.dataset.pipeline.blocks import Blocks
+from scaleflow.dataset.pipeline.records import Records, decode_records
+from scaleflow.dataset.pipeline.unreadable import number_records
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Arrays, Examples, Stream, map_leaves, name_leaves
+
+#: A name that a source gives an example: a file, and the number of a row in it.
+NUMBERED = re.compile(r"(.*), (?:row|record|example) (\d+)", re.DOTALL)
+
+#: Records of a stream that are not in memory are read again for their names, for at most so many seconds.
+NAMING_SECONDS = 5.0
+
+BATCH = 1024
+
+Array = np.ndarray[Any, Any]
+
+
+def locate_examples(examples: Examples, places: Array) -> tuple[list[str | None] | None, Array | None]:
+    """Returns the file of each example, and its row there, as messages count rows: from 1 in a table, otherwise from 0.
+
+    Args:
+        examples: a split, before its preprocessing.
+        places: ascending indices, [n] int64.
+
+    Returns:
+        Files [n], None if there are none; rows [n], masked where there is none. None if the source names no examples,
+        or if it takes too long to read their names.
+    """
+    if isinstance(examples, Arrays):
+        return None, places if examples.rows is None else examples.rows[places]
+    if isinstance(examples, Blocks):
+        rows = places if examples.keep is None else np.flatnonzero(examples.keep)[places]
+        return locate_rows(examples, rows)
+    specs = tf.nest.flatten(examples.dataset.element_spec)
+    if examples.name is None or not all(spec.shape.is_fully_defined() for spec in specs):
+        return None, None
+    matches = [(name, NUMBERED.fullmatch(name)) for name in read_names(examples, places)]
+    if len(matches) < len(places):
+        return None, None
+    files = [match[1] if match else name for name, match in matches]
+    numbers = np.ma.array(
+        [int(match[2]) if match else 0 for _, match in matches], mask=[not match for _, match in matches]
+    )
+    return files, None if numbers.mask.all() else numbers
+
+
+def locate_rows(blocks: Blocks, rows: Array) -> tuple[list[str | None], Array]:
+    """Returns the file of each row of a table, and its number there, counted from 1."""
+    paths, ends = blocks.rows.paths, np.cumsum(blocks.rows.lengths)
+    is_first = np.array([not n or path != paths[n - 1] for n, path in enumerate(paths)])
+    firsts = np.maximum.accumulate(np.where(is_first, ends - blocks.rows.lengths, 0))  # the first row of a block's file
+    chosen = np.searchsorted(ends, rows, side="right")
+    return [paths[n] for n in chosen], rows - firsts[chosen] + 1
+
+
+def open_columns(examples: Examples, names: Sequence[str], key: str) -> Callable[[Array], Mapping[str, Any]]:
+    """Returns a function that reads columns of examples, whose indices it gets: [n] int64, ascending.
+
+    Of a table these are any columns of its files, of another dataset inputs with a value each.
+
+    Args:
+        examples: a split, before its preprocessing.
+        names: of the columns.
+        key: the key of the config that names them.
+
+    Returns:
+        A function from indices to columns [n], pyarrow's or numpy's.
+
+    Raises:
+        ConfigError: if there is no such column.
+    """
+    if isinstance(examples, Blocks) and isinstance(examples.rows, HasColumns):
+        read, keep = examples.rows.open_columns(names, key), examples.keep
+        return lambda places: read(places if keep is None else np.flatnonzero(keep)[places])
+    parts = examples.parts if isinstance(examples, Arrays) else decode_records(examples).element_spec
+    inputs = name_leaves(parts[0])
+    single = [name for name, each in inputs.items() if name and len(each.shape) == int(isinstance(examples, Arrays))]
+    for name in names:
+        if name not in single:
+            there_are = f"; there are {', '.join(single)}" if single else ", because its inputs have no names"
+            raise ConfigError(f"{key}={name}: the dataset has no input of that name with one value{there_are}")
+    return lambda places: {name: name_leaves(read_inputs(examples, places))[name] for name in names}
+
+
+@runtime_checkable
+class HasColumns(Protocol):
+    """A `RowReader` that can read columns which are no inputs."""
+
+    def open_columns(self, names: Sequence[str], key: str) -> Callable[[Array], Mapping[str, Any]]:
+        """Returns a function from rows to columns. Raises ConfigError if a file lacks one."""
+
+
+def read_names(stream: Stream, places: Array) -> list[str]:
+    """Returns the names that a stream gives records; fewer if it takes too long to read them."""
+    names: list[str] = []
+    deadline = time.monotonic() + NAMING_SECONDS
+    for batch in take_records(stream, places).batch(BATCH).as_numpy_iterator():
+        components = batch if isinstance(batch, tuple) else (batch,)
+        assert stream.name is not None
+        names += [stream.name(*values) for values in zip(*components, strict=True)]
+        if time.monotonic() > deadline and not isinstance(stream, Records):
+            break
+    return names
+
+
+def read_inputs(examples: Examples, places: Array) -> Any:
+    """Returns the raw inputs of examples, as `read_parts` does."""
+    return read_parts(examples, places)[0]
+
+
+def read_parts(examples: Examples, places: Array) -> tuple[Any, ...]:
+    """Returns inputs and targets of examples, and weights if there are some: arrays [n, ...], or dicts of them.
+
+    Text is `bytes` or `str`. `places` are ascending indices, [n] int64.
+    """
+    if isinstance(examples, Arrays):
+        return tuple(map_leaves(lambda array: np.asarray(array[places]), part) for part in examples.parts)
+    if isinstance(examples, Blocks):
+        batches = examples.select(to_mask(places, len(examples))).slabs()
+    else:
+        batches = decode_records(examples, take_records(examples, places)).batch(BATCH)
+    parts = list(batches.as_numpy_iterator())
+    return tuple(map_leaves(lambda *arrays: np.concatenate(arrays), *each) for each in zip(*parts, strict=True))
+
+
+def take_records(stream: Stream, places: Array) -> tf.data.Dataset:
+    if len(places) == len(stream):
+        return stream.dataset.take(len(stream))
+    if isinstance(stream, Records):
+        return stream.select(places).dataset
+    return number_records(stream, to_mask(places, len(stream))).map(
+        lambda _, *record: record if len(record) > 1 else record[0]
+    )
+
+
+def to_mask(places: Sequence[int] | Array, length: int) -> Array:
+    mask = np.zeros(length, bool)
+    mask[places] = True
+    return mask

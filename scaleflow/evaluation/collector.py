@@ -1,0 +1,136 @@
+"""Collects what a model returns for the examples of a split, batch by batch. It imports no pyarrow."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from scaleflow.interfaces import Outputs, OutputStructure, name_leaves
+
+#: The most examples that are kept, and the most memory that their values take. Of more, a fixed sample is kept.
+MOST_EXAMPLES, MOST_BYTES = 1_000_000, 192 << 20
+
+#: The columns of the place of an example in its split, and of its weight.
+EXAMPLE, WEIGHT = "example", "weight"
+
+#: With more classes, none but the most likely one is kept; the most labels, or values, that have columns of their own.
+MOST_PROBABILITIES, MOST_VALUES = 20, 64
+
+ROWS_AT_ONCE = 65_536
+
+#: Begins the names of sums over examples by position.
+POSITIONS = "positions"
+
+#: Draws the sample.
+SAMPLE_SEED = 0x5A3B1E
+
+Array = np.ndarray[Any, Any]
+
+#: What is kept of an output. `class`: the probabilities of one class for each example; `best`: of many classes, the
+#: most likely one; `labels`, `values`: all of them; `positions`: sums over the positions of each example.
+Form = Literal["class", "best", "labels", "values", "positions"]
+
+
+def choose_form(described: Outputs) -> Form:
+    """Returns what is kept of an output."""
+    if described.is_one_class or described.shape == ():
+        if described.kind == "regression":
+            return "values"
+        return "best" if described.shape[-1:] and described.shape[-1] > MOST_PROBABILITIES else "class"
+    if described.kind == "classification" or len(described.shape) != 1 or described.shape[0] > MOST_VALUES:
+        return "positions"
+    return "values" if described.kind == "regression" else "labels"
+
+
+class PredictionCollector:
+    """Collects the values of one evaluation of a split. Batches may come in any order.
+
+    Args:
+        outputs: of the model.
+        examples: the number of examples of the split.
+
+    Attributes:
+        positions: as in `Predictions`.
+    """
+
+    def __init__(self, outputs: OutputStructure, examples: int) -> None:
+        self._outputs: Mapping[str, Outputs] = name_leaves(outputs)
+        self._examples = examples
+        self._parts: list[dict[str, Array]] = []
+        self._is_kept: Array | None = None
+        self._is_chosen = False
+        self.positions: dict[str, dict[str, Array]] = {}
+
+    def clear(self) -> None:
+        """Forgets what was collected: another evaluation begins."""
+        self._parts, self.positions = [], {}
+
+    def add(self, places: Array, values: Mapping[str, Array]) -> None:
+        """Adds examples.
+
+        Args:
+            places: of the examples in the split, [b] int64.
+            values: what is kept of them, [b, ...] by name: `OUTPUT/NAME`, as `make_columns` takes it, or `weight`.
+                `OUTPUT/losses` and `OUTPUT/counted` [b, positions] are summed over all examples.
+        """
+        kept = dict(values)
+        for name in self._outputs:
+            if (losses := kept.pop(f"{name}/losses", None)) is not None:
+                sums = {"loss": losses.sum(axis=0, dtype=np.float64)}
+                sums["count"] = kept.pop(f"{name}/counted").sum(axis=0, dtype=np.float64)
+                self._add_positions(name, sums)
+        if not self._is_chosen:
+            width = places.itemsize + sum(value.nbytes // max(1, len(value)) for value in kept.values())
+            self._is_kept = draw_sample(self._examples, min(MOST_EXAMPLES, MOST_BYTES // width))
+            self._is_chosen = True
+        rows = slice(None) if self._is_kept is None else self._is_kept[places]
+        self._parts.append({EXAMPLE: places[rows], **{name: np.array(value[rows]) for name, value in kept.items()}})
+
+    def _add_positions(self, name: str, sums: Mapping[str, Array]) -> None:
+        before = self.positions.get(name, {})
+        self.positions[name] = {key: values + before.get(key, 0.0) for key, values in sums.items()}
+
+    def to_bytes(self) -> bytes:
+        """Returns what was collected, for `merge` in another process; empty if that is nothing."""
+        content = io.BytesIO()
+        sums = {f"{POSITIONS}/{name}/{key}": v for name, each in self.positions.items() for key, v in each.items()}
+        if self._parts:
+            arrays: dict[str, Any] = {**concatenate_parts(self._parts), **sums}
+            np.savez(content, **arrays)
+        return content.getvalue()
+
+    def merge(self, content: bytes) -> None:
+        """Adds what was collected in another process."""
+        if not content:
+            return
+        with np.load(io.BytesIO(content)) as arrays:
+            part = {name: arrays[name] for name in arrays.files}
+        for name in [name for name in part if name.startswith(f"{POSITIONS}/") and name.endswith("/loss")]:
+            output = name.split("/")[1]
+            self._add_positions(output, {key: part.pop(f"{POSITIONS}/{output}/{key}") for key in ("loss", "count")})
+        self._parts.append(part)
+
+    def take_rows(self) -> Iterator[dict[str, Array]]:
+        """Yields what was collected, in the order of the split, `ROWS_AT_ONCE` examples at a time, and forgets it."""
+        arrays = concatenate_parts(self._parts)
+        self._parts = []
+        order = np.argsort(arrays[EXAMPLE], kind="stable")
+        for first in range(0, len(order), ROWS_AT_ONCE):
+            rows = order[first : first + ROWS_AT_ONCE]
+            yield {name: values[rows] for name, values in arrays.items()}
+
+
+def draw_sample(examples: int, most: int) -> Array | None:
+    """Returns which of the examples are kept, always the same: [examples] bool; None if all are."""
+    if examples <= most:
+        return None
+    is_kept = np.zeros(examples, bool)
+    is_kept[np.random.default_rng([SAMPLE_SEED, examples]).choice(examples, most, replace=False, shuffle=False)] = True
+    return is_kept
+
+
+def concatenate_parts(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

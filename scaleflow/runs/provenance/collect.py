@@ -1,0 +1,183 @@
+"""Collects what a run is made of when it begins, beside the start of its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from scaleflow.interfaces.code_masking import is_secret_file, mask_code
+from scaleflow.runs.code_digest import CodeFile, find_code
+from scaleflow.runs.code_record import VERSION
+from scaleflow.runs.data_digest import MAX_NAMED, digest_files, new_digest
+from scaleflow.runs.provenance.differences import compare_launch
+from scaleflow.runs.provenance.git import GONE, GitState, make_patch, read_git
+from scaleflow.runs.provenance.machine import Package, describe_machine, list_packages, list_relevant_variables
+from scaleflow.runs.provenance.record import CodeRecord, Provenance, read_states, write_launch_state
+from scaleflow.runs.provenance.tags import command_line, make_run_tags, write_run_tags
+from scaleflow.runs.spec import RunSpec
+
+#: The copies of modules have no more bytes than this.
+CODE_BYTES = 384 << 10
+
+#: Of more changed files, or larger ones, only names and sizes are compared.
+DIGESTED_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class GitChanges:
+    """The uncommitted changes: the digests by path, the patch, and why it lacks files."""
+
+    digests: Mapping[str, str] = field(default_factory=dict)
+    patch: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+class LaunchFacts:
+    """What the runs of one command have in common. It is collected once, git's part once for each state of the code."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._git: dict[object, GitState | None] = {}
+        self._changes: dict[object, GitChanges] = {}
+
+    @functools.cached_property
+    def packages(self) -> dict[str, Package]:
+        return list_packages()
+
+    @functools.cached_property
+    def machine(self) -> dict[str, str]:
+        return describe_machine()
+
+    def read_git(self, code: object = None) -> GitState | None:
+        """Returns the state of the repository of the current folder. `code` identifies the user's code."""
+        with self._lock:
+            if code not in self._git:
+                self._git[code] = read_git(Path.cwd())
+            return self._git[code]
+
+    def read_changes(self, code: object, state: GitState | None) -> GitChanges:
+        with self._lock:
+            if code not in self._changes:
+                self._changes[code] = GitChanges() if state is None else collect_changes(state)
+            return self._changes[code]
+
+    def make_run_tags(self, code: object = None) -> dict[str, str]:
+        return make_run_tags(self.read_git(code), self.packages)
+
+
+def record_provenance(spec: RunSpec, facts: LaunchFacts) -> None:
+    """Writes the tags, the packages and the record into the folder of a run that begins or resumes.
+
+    A resumed run keeps its first record. What differs from its last one is added. Raises OSError if the files cannot
+    be written.
+    """
+    files, plan = spec.files, spec.plan
+    code = find_code(plan.config, plan.search)
+    key = tuple((name, file.digest, file.path) for name, file in code.items())
+    git, packages = facts.read_git(key), facts.packages
+    write_run_tags(spec.folder, facts.make_run_tags(key) | dict(spec.tags))
+    versions = {"python": facts.machine["python"], **{each.name: each.version for each in packages.values()}}
+    files.environment.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()))
+    changes = facts.read_changes(key, git) if plan.tracking.code else GitChanges()
+    now = collect_launch(spec, facts, code, git, changes)
+    earlier = read_states(files) if now.resume else []
+    if earlier and not any(each.matters for each in compare_launch(earlier[-1], now)):
+        return
+    files.provenance_folder.mkdir(exist_ok=True)
+    left_out = keep_modules(code, files.kept_code(now.resume)) if plan.tracking.code else {}
+    if changes.patch:
+        files.changes(now.resume).write_bytes(os.fsencode(changes.patch))
+    files.requirements.write_text("".join(f"{each.requirement}\n" for each in packages.values()))
+    left_out = {**changes.left_out, **left_out}
+    write_launch_state(files, replace(now, code=replace(now.code, left_out=left_out)))
+
+
+def collect_launch(
+    spec: RunSpec,
+    facts: LaunchFacts,
+    code: Mapping[str, CodeFile],
+    git: GitState | None,
+    changes: GitChanges,
+) -> Provenance:
+    """Returns what the launcher knows of a run that begins."""
+    plan = spec.plan
+    modules = {name: describe_module(file, git) for name, file in code.items()}
+    record = CodeRecord(plan.tracking.code, VERSION, modules, changed=changes.digests)
+    if git is not None:
+        record = replace(
+            record, commit=git.commit, branch=git.branch, origin=git.origin, submodules=dict(git.submodules)
+        )
+    return Provenance(
+        spec.files.count_resumes() if plan.resume is not None else 0,
+        record,
+        {name: each.identity for name, each in facts.packages.items()},
+        {name: each.path for name, each in facts.packages.items() if each.path},
+        facts.machine,
+        list_relevant_variables({**os.environ, **spec.environment}),
+        str(command_line(sys.orig_argv)),
+        str(Path.cwd()),
+        plan.seed,
+    )
+
+
+def describe_module(file: CodeFile, git: GitState | None) -> list[str]:
+    """Returns the digests of a module, and its path in the repository; see `CodeRecord`."""
+    path = os.path.realpath(file.path)
+    is_inside = git is not None and Path(path).is_relative_to(os.path.realpath(git.root))
+    return [
+        file.digest,
+        new_digest(file.path.read_bytes()).hexdigest(),
+        os.path.relpath(path, os.path.realpath(git.root)) if git and is_inside else "",
+    ]
+
+
+def keep_modules(code: Mapping[str, CodeFile], folder: Path) -> dict[str, str]:
+    """Copies the user's modules, with secrets masked; returns why some are left out."""
+    left_out, total = {}, 0
+    for name, file in sorted(code.items(), key=lambda item: item[1].path.stat().st_size):
+        text = mask_code(os.fsdecode(file.path.read_bytes()), name)
+        total += len(text)
+        if is_secret_file(name) or total > CODE_BYTES:
+            left_out[name] = "it looks like a secret" if is_secret_file(name) else "the modules are too large"
+            continue
+        copy = folder / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(os.fsencode(text))
+    return left_out
+
+
+def collect_changes(state: GitState) -> GitChanges:
+    """Returns the uncommitted changes."""
+    digests = digest_changes(state)
+    try:
+        return GitChanges(digests, *make_patch(state))
+    except (OSError, subprocess.SubprocessError) as error:
+        return GitChanges(digests, "", {"changes.patch": f"git failed: {type(error).__name__}"})
+
+
+def digest_changes(state: GitState) -> dict[str, str]:
+    """Returns the digests of the changed files that are the smallest; of the others only their names and sizes count,
+    together.
+    """
+    sizes = {}
+    for path, how in ((path, how) for path, how in state.changed.items() if not is_secret_file(path)):
+        with contextlib.suppress(OSError):
+            sizes[path] = 0 if how == GONE else os.lstat(f"{state.root}/{path}").st_size
+    small, total = list[str](), 0
+    for path, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
+        if len(small) < MAX_NAMED and total + size <= DIGESTED_BYTES:
+            small.append(path)
+            total += size
+    found = digest_files([str(state.root / path) for path in small])
+    digests = {path: GONE if state.changed[path] == GONE else found.get(str(state.root / path), "") for path in small}
+    if others := {path: size for path, size in sizes.items() if path not in digests}:
+        names = new_digest(repr(sorted(others.items())).encode()).hexdigest()
+        digests[f"{len(others):,} more files of {sum(others.values()):,} bytes"] = f"names:{names}"
+    return digests

@@ -1,0 +1,251 @@
+"""Reads what git knows of the code around a folder: the commit, the changes since, and a patch of them.
+
+It changes nothing, and runs no hook. If git is missing, too slow, or refuses a repository of another user, it knows
+nothing, which is no error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from scaleflow.interfaces.code_masking import is_secret_file, mask_lines
+from scaleflow.interfaces.secret_masking import mask_text
+from scaleflow.runs.data_digest import NO_DATA, NO_DATA_SUFFIXES, walk_outside_runs
+
+#: Time limit of a git command in seconds.
+GIT_SECONDS = 5.0
+
+#: A file is in the patch if it has no more bytes than this; all files together, and the patch, no more than these.
+FILE_BYTES, INPUT_BYTES, PATCH_BYTES = 1 << 20, 16 << 20, 384 << 10
+
+#: The most files in the patch, since they stand in a command line.
+MOST_PATCHED = 500
+
+#: The most files of which it is said why they are left out.
+MOST_LEFT_OUT = 200
+
+#: The most new files that are looked at.
+MOST_NEW = 100_000
+
+#: Options that make the output the same under every configuration, and start no other program.
+OPTIONS = (
+    *("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"),
+    *("-c", "core.quotePath=false", "-c", "color.ui=false"),
+)
+
+GONE = "gone"
+
+#: A file in a folder with the code of an earlier run (`rerun --checkout`).
+CHECKOUT_MARK = ".scaleflow-checkout"
+
+
+@dataclass(frozen=True)
+class GitState:
+    """A repository as it is now.
+
+    Attributes:
+        root: its top folder.
+        commit: the commit that is checked out, 40 or 64 hexadecimal digits.
+        branch: the name of the branch; `HEAD` if none is checked out.
+        origin: the address of the remote `origin`, with credentials masked; empty if there is none.
+        is_dirty: whether tracked files differ from the commit.
+        changed: the files that differ from the commit, by path relative to `root`, those of submodules, too: `changed`,
+            `new` or `gone`. New files that git ignores, and what runs write, are left out.
+        submodules: the commits of the submodules that differ from the commit, by path.
+    """
+
+    root: Path
+    commit: str
+    branch: str
+    origin: str
+    is_dirty: bool
+    changed: Mapping[str, str] = field(default_factory=dict)
+    submodules: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_git(folder: Path, *words: str, text: str | None = None, environment: Mapping[str, str] | None = None) -> str:
+    """Returns git's output, without the last line break. Raises OSError or subprocess.SubprocessError if it fails."""
+    done = subprocess.run(
+        ["git", *OPTIONS, *words],
+        cwd=folder,
+        input=None if text is None else os.fsencode(text),
+        stdin=subprocess.DEVNULL if text is None else None,
+        capture_output=True,
+        timeout=GIT_SECONDS,
+        check=True,
+        env={**os.environ, "GIT_TERMINAL_PROMPT": "0", **(environment or {})},
+    )
+    return os.fsdecode(done.stdout).rstrip("\n")
+
+
+def read_git(folder: Path) -> GitState | None:
+    """Returns the state of the repository that a folder is in; None if there is none with a commit that git reads."""
+    try:
+        root = Path(run_git(folder, "rev-parse", "--show-toplevel"))
+        status = ("status", "--porcelain=v2", "--branch", "-z", "--no-renames", "--ignore-submodules=none")
+        entries = run_git(root, *status, "--untracked-files=normal").split("\0")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    heads = dict(entry[2:].split(" ", 1) for entry in entries if entry.startswith("# branch."))
+    commit, branch = heads.get("branch.oid", "(initial)"), heads.get("branch.head", "")
+    if commit == "(initial)":
+        return None
+    tracked = [entry.split(" ", 10 if entry[0] == "u" else 8) for entry in entries if entry[:2] in ("1 ", "u ")]
+    new = [entry[2:] for entry in entries if entry.startswith("? ")]
+    state = GitState(root, commit, "HEAD" if branch == "(detached)" else branch, read_origin(root), bool(tracked))
+    changed = {words[-1]: GONE if "D" in words[1] else "changed" for words in tracked if words[2] == "N..."}
+    changed |= dict.fromkeys(list_new_files(root, new), "new")
+    kept = {path: how for path, how in changed.items() if not is_output(path) and not (root / path).is_dir()}
+    return add_submodules(replace(state, changed=kept), [words[-1] for words in tracked if words[2] != "N..."])
+
+
+def read_origin(root: Path) -> str:
+    try:
+        return mask_text(run_git(root, "config", "--get", "remote.origin.url"))
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def add_submodules(state: GitState, paths: Sequence[str]) -> GitState:
+    """Adds the commits and the changed files of submodules."""
+    changed, commits = dict(state.changed), dict[str, str]()
+    for path in paths:
+        if (inner := read_git(state.root / path)) and inner.root != state.root:
+            commits |= {path: inner.commit, **{f"{path}/{name}": each for name, each in inner.submodules.items()}}
+            changed |= {f"{path}/{name}": how for name, how in inner.changed.items()}
+    return replace(state, changed=changed, submodules=commits)
+
+
+def is_output(path: str) -> bool:
+    """Whether a file is written by runs or by Python: the tracking store and its artifacts, compiled modules."""
+    is_code = path.endswith(".py")
+    return (path.endswith(NO_DATA_SUFFIXES) and not is_code) or not set(NO_DATA).isdisjoint(path.split("/"))
+
+
+def list_changes_since(state: GitState, commit: str) -> dict[str, str] | None:
+    """Returns the files that differ from another commit, as `GitState.changed` does; None if it is not known here."""
+    try:
+        names = run_git(state.root, "diff", "--name-only", "--no-renames", "-z", commit).split("\0")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return dict.fromkeys(filter(None, names), "changed") | dict(state.changed)
+
+
+def list_new_files(root: Path, entries: Sequence[str]) -> Iterator[str]:
+    """Yields new files, of entries of git's status: folders end with a `/`, and may hold ignored files and runs."""
+    yield from (entry for entry in entries if not entry.endswith("/"))
+    found: list[str] = []
+    for folder in (entry for entry in entries if entry.endswith("/")):
+        for base, folders, names in walk_outside_runs(str(root / folder), follows_links=False):
+            if {".git", "pyvenv.cfg", CHECKOUT_MARK} & {*folders, *names}:  # another repository; an environment
+                folders.clear()
+                continue
+            folders[:] = [name for name in folders if name not in NO_DATA]
+            found += (os.path.relpath(os.path.join(base, name), root) for name in names)  # noqa: PTH118
+            if len(found) > MOST_NEW:
+                break
+    if found:
+        try:
+            ignored = run_git(root, "check-ignore", "--no-index", "-z", "--stdin", text="\0".join(found)).split("\0")
+        except subprocess.CalledProcessError:  # none is ignored
+            ignored = []
+        yield from sorted(set(found) - set(ignored))
+
+
+def choose_patched(state: GitState) -> tuple[list[str], dict[str, str]]:
+    """Chooses the files that the patch has, small ones first. Returns them, and why others are left out."""
+    sizes, left_out = {}, {}
+    for path in (path for path, how in state.changed.items() if how != GONE):
+        try:
+            sizes[path] = os.lstat(f"{state.root}/{path}").st_size
+        except OSError:
+            continue  # it is gone by now
+    chosen, total = list[str](), 0
+    for path in filter(is_secret_file, list(sizes)):
+        left_out[path] = "it looks like a secret"
+        del sizes[path]
+    for path, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
+        if size > FILE_BYTES or total + size > INPUT_BYTES or len(chosen) == MOST_PATCHED:
+            left_out[path] = "too large" if size > FILE_BYTES else "the changes are too large"
+        else:
+            chosen.append(path)
+            total += size
+    if more := list(left_out)[MOST_LEFT_OUT:]:
+        left_out = dict(itertools.islice(left_out.items(), MOST_LEFT_OUT))
+        left_out[f"{len(more):,} more files"] = "the changes are too large"
+    return chosen, left_out
+
+
+def make_patch(state: GitState) -> tuple[str, dict[str, str]]:
+    """Returns a patch from the commit to the changed and new files, with secrets masked, and why files are left out.
+
+    Files that are gone are not in it.
+    """
+    chosen, left_out = choose_patched(state)
+    sections: list[str] = []
+    for root, prefix in [(state.root, ""), *((state.root / path, f"{path}/") for path in state.submodules)]:
+        inner = [path for path in state.submodules if path.startswith(prefix) and path != prefix.rstrip("/")]
+        nested = tuple(f"{path}/" for path in inner)
+        own = [path for path in chosen if path.startswith(prefix) and not path.startswith(nested)]
+        if own:
+            new = [path[len(prefix) :] for path in own if state.changed[path] == "new"]
+            sections += diff_files(root, [path[len(prefix) :] for path in own], new, prefix)
+    patch = ""
+    for section in sections:
+        path = find_patched_path(section)
+        masked = mask_section(section, path)
+        if re.search(r"^(Binary files|GIT binary patch)", section, re.M):
+            left_out[path] = "binary"
+        elif len(patch) + len(masked) > PATCH_BYTES:
+            left_out[path] = "the patch is too large"
+        else:
+            patch += masked
+    return patch, left_out
+
+
+def diff_files(root: Path, paths: Sequence[str], new: Sequence[str], prefix: str) -> list[str]:
+    """Returns the sections of a patch of these files. A copy of the index names the new ones."""
+    with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
+        index = Path(folder, "index")
+        # Its time is kept: git looks into files that are not older, which may have changed within the same second
+        shutil.copy2(Path(run_git(root, "rev-parse", "--absolute-git-dir"), "index"), index)
+        there = {"GIT_INDEX_FILE": str(index), "GIT_LITERAL_PATHSPECS": "1"}
+        if new:
+            run_git(root, "add", "--intent-to-add", "--", *new, environment=there)
+        form = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--full-index", "--ignore-submodules")
+        names = (f"--src-prefix=a/{prefix}", f"--dst-prefix=b/{prefix}")
+        text = run_git(root, "diff", *form, *names, "HEAD", "--", *paths, environment=there)
+    return split_patch(f"{text}\n")
+
+
+def split_patch(patch: str) -> list[str]:
+    """Returns the sections of a patch: one for each file."""
+    return [section for section in re.split(r"^(?=diff --git )", patch, flags=re.M) if section.strip()]
+
+
+def find_patched_path(section: str) -> str:
+    """Returns the path of a section, whose first line is `diff --git a/PATH b/PATH`."""
+    names = section.partition("\n")[0].removeprefix("diff --git ")
+    return names[2 : len(names) // 2] if names[:2] == "a/" else names.strip('"').partition('" "b/')[2]
+
+
+def mask_section(section: str, path: str) -> str:
+    """Masks the secrets in the lines of a section; its hunks keep their lines."""
+    head, at, body = section.partition("\n@@ ")
+    if not at:  # an empty file, or another mode
+        return section
+    lines = f"{at[1:]}{body}".split("\n")
+    content = [index for index, line in enumerate(lines) if line[:1] in (" ", "+", "-")]
+    for index, masked in zip(content, mask_lines([lines[index][1:] for index in content], path), strict=True):
+        lines[index] = lines[index][0] + masked
+    # What follows the second @@ is a line of the file
+    hunks = [re.sub(r"^(@@ .*? @@).*", r"\1", line) for line in lines]
+    return f"{head}\n" + "\n".join(hunks)

@@ -1,0 +1,140 @@
+"""Lists what a run's numbers depend on besides its code and data: packages, the machine, environment variables."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from scaleflow.cluster.gpus import query_nvidia_smi, visible_gpus
+from scaleflow.interfaces.secret_masking import mask_secrets, mask_text
+from scaleflow.runs.provenance.git import read_origin, run_git
+
+#: Environment variables that can change results, by their beginnings, and those of them that cannot.
+VARIABLES = re.compile(
+    r"(?!TF_(CONFIG$|CPP_|CLI_|VAR_|LOG|DATA_DIR$|WORKSPACE$)|CUDA_VISIBLE_DEVICES$|NVIDIA_VISIBLE_DEVICES$|KERAS_HOME$|CUDA_HOME$|CUDA_PATH$)"
+    r"(TF_|XLA_|KERAS_|OMP_|MKL_|KMP_|OPENBLAS_|DNNL_|ONEDNN_|CUDA_|CUDNN_|CUBLAS_|NVIDIA_|PYTHONHASHSEED$)\w*"
+)
+
+#: The flags of a CPU that decide which instructions TensorFlow computes with.
+CPU_FEATURES = re.compile(r"sse4_\d|avx\w*|fma|f16c|amx_\w+|asimd\w*|sve\w*|bf16|i8mm")
+
+#: The kernel takes long to tell of many cores, which are the same.
+CPU_INFO_BYTES = 8192
+
+
+@dataclass(frozen=True)
+class Package:
+    """An installed package.
+
+    Attributes:
+        name, version: as its metadata has them.
+        source: for one from a repository: `git+URL@COMMIT`, with credentials masked; of a folder that is installed for
+            editing and has no remote, `COMMIT`; else empty.
+        path: the folder of one that is installed for editing; else empty.
+    """
+
+    name: str
+    version: str
+    source: str = ""
+    path: str = ""
+
+    @property
+    def identity(self) -> str:
+        """The version, with the commit if there is one."""
+        return f"{self.version} ({self.source.rpartition('@')[2][:12]})" if self.source else self.version
+
+    @property
+    def requirement(self) -> str:
+        """A line of a requirements file; a comment if no index has the package."""
+        if "+" in self.source:
+            return f"{self.name} @ {self.source}"
+        return f"# {self.name}=={self.identity} is in {self.path}" if self.path else f"{self.name}=={self.version}"
+
+
+def list_packages() -> dict[str, Package]:
+    """Returns the installed packages by name, sorted. Of two of one name, Python imports the first."""
+    found: dict[str, Package] = {}
+    for folder in dict.fromkeys(sys.path):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder or "."):  # noqa: PTH208  (twice as fast as Path)
+                if name.endswith((".dist-info", ".egg-info")):
+                    package = read_package(Path(folder or ".", name))
+                    if package is not None:
+                        found.setdefault(package.name, package)
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def read_package(info: Path) -> Package | None:
+    """Reads the first lines of a package's metadata, which have its name and version; None if there are none."""
+    for path in (info / "METADATA", info / "PKG-INFO", info):
+        try:
+            with path.open("rb") as file:
+                head = file.read(2048).decode(errors="replace").replace("\r", "").partition("\n\n")[0]
+        except OSError:
+            continue
+        fields = dict(re.findall(r"^(Name|Version): *(\S+)", head, re.M))
+        if len(fields) < 2:
+            return None
+        with contextlib.suppress(OSError, ValueError):
+            origin = json.loads((info / "direct_url.json").read_bytes())
+            return Package(fields["Name"], fields["Version"], *describe_origin(origin))
+        return Package(fields["Name"], fields["Version"])
+    return None
+
+
+def describe_origin(origin: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns `source` and `path` of a `Package` that did not come from an index."""
+    url = mask_text(str(origin.get("url", "")))
+    if commit := origin.get("vcs_info", {}).get("commit_id"):
+        return f"{origin['vcs_info'].get('vcs', 'git')}+{url}@{commit}", ""
+    if not origin.get("dir_info", {}).get("editable"):
+        return "", ""
+    folder = Path(unquote(urlsplit(url).path))
+    try:
+        commit = run_git(folder, "rev-parse", "HEAD")
+    except (OSError, subprocess.SubprocessError):
+        return "", str(folder)
+    remote = re.sub(r"^([\w.-]+@[\w.-]+):(?!//)", r"ssh://\1/", read_origin(folder))
+    return (f"git+{remote}@{commit}" if "://" in remote else commit), str(folder)
+
+
+def describe_machine() -> dict[str, str]:
+    """Returns what of this machine can change the bits of a result, by its name in messages."""
+    try:
+        with Path("/proc/cpuinfo").open() as file:
+            info = file.read(CPU_INFO_BYTES)
+    except OSError:
+        info = ""
+    model = re.search(r"^model name\s*: (.+)$", info, re.M)
+    flags = re.search(r"^(?:flags|Features)\s*: (.+)$", info, re.M)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    facts = {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "CPU": model[1] if model else platform.processor(),
+        "CPU features": " ".join(sorted(filter(CPU_FEATURES.fullmatch, flags[1].split()))) if flags else "",
+        "CPU cores": str(cores),
+    }
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        rows, visible = query_nvidia_smi("index", "name", "driver_version"), visible_gpus()
+        used = [row for row in rows if row[0] in visible] or rows[: len(visible)]
+        if used:
+            facts |= {"GPUs": ", ".join(row[1] for row in used), "GPU driver": used[0][2]}
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        facts["CUDA"] = str(json.loads(Path("/usr/local/cuda/version.json").read_bytes())["cuda"]["version"])
+    return facts
+
+
+def list_relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment variables that can change results, with secrets masked."""
+    return {name: mask_secrets(value, name) for name, value in sorted(environment.items()) if VARIABLES.match(name)}

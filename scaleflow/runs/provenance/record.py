@@ -1,0 +1,142 @@
+"""Writes and reads the record of what a run was made of: the folder `provenance/` in the run's folder and in MLflow.
+
+`record.json` is written by the launcher and `data.json` by the worker. Each has a list of states: that of the first
+command, and one more of each command that resumed the run with something else.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from scaleflow.errors import ConfigError
+from scaleflow.runs.folder import RunFolder, read_json
+
+#: The version of both files. A reader refuses newer ones.
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class CodeRecord:
+    """The code of a run.
+
+    Attributes:
+        is_kept: whether the code was looked at and copied; false with `tracking.code=false`.
+        version: how the digests of modules were computed; others are not comparable.
+        modules: the user's modules that the config names and those that they import, by the path from the folder in
+            which they were found: the digest of the code without comments, that of the content, and the path from the
+            repository's top folder (empty outside of it).
+        commit, branch, origin: of the repository of the current folder; empty without git.
+        changed: the digests of the files that differ from the commit, by path, `gone` for one that was deleted.
+        submodules: the commits of submodules that differ from the commit, by path.
+        left_out: why a changed file is not in the patch, or a module not among the copies.
+    """
+
+    is_kept: bool = False
+    version: str = ""
+    modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    commit: str = ""
+    branch: str = ""
+    origin: str = ""
+    changed: Mapping[str, str] = field(default_factory=dict)
+    submodules: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a run was made of, when one of its commands began.
+
+    Attributes:
+        resume: the number of the command that resumed the run; 0: it began.
+        code: the user's code.
+        packages: the versions of all installed packages by name, with the commit of those that have one.
+        editable: the folders of those that are installed for editing, by name.
+        machine: what of the machine can change results, such as the CPU's features.
+        variables: the environment variables that can, with secrets masked.
+        command: the command line, with secrets masked.
+        folder: where it was typed.
+        seed: of the run.
+        data: `splits` as the event `data` has them, `kind`, `classes`, and `files`: the digest, the size in bytes and
+            the time of the last change of each file by its path. Empty until the worker has read the data.
+    """
+
+    resume: int = 0
+    code: CodeRecord = field(default_factory=CodeRecord)
+    packages: Mapping[str, str] = field(default_factory=dict)
+    editable: Mapping[str, str] = field(default_factory=dict)
+    machine: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
+    folder: str = ""
+    seed: int = 0
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write_launch_state(files: RunFolder, state: Provenance) -> None:
+    """Adds what the launcher knows when a command begins."""
+    values = asdict(state)
+    del values["data"]
+    append_state(files.provenance_record, values)
+
+
+def write_data_state(files: RunFolder, resume: int, data: Mapping[str, Any]) -> None:
+    """Adds what the worker has read."""
+    append_state(files.data_record, {"resume": resume, **data})
+
+
+def remove_launch_state(files: RunFolder, resume: int) -> None:
+    """Removes what the launcher added for a command that resumed the run and was refused, if it added anything."""
+    states = read_json(files.provenance_record).get("states", [])
+    if resume and states and states[-1]["resume"] == resume:
+        write_states(files.provenance_record, states[:-1])
+        files.changes(resume).unlink(missing_ok=True)
+        shutil.rmtree(files.kept_code(resume), ignore_errors=True)
+
+
+def append_state(path: Path, state: Mapping[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    states = [each for each in read_json(path).get("states", []) if each["resume"] < state["resume"]]
+    write_states(path, [*states, state])
+
+
+def write_states(path: Path, states: Sequence[Mapping[str, Any]]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({"format": FORMAT, "states": states}, indent=1, default=str))
+    partial.replace(path)
+
+
+def read_states(files: RunFolder) -> list[Provenance]:
+    """Reads the states of a run's record in the order of its commands; none if it has no record.
+
+    Raises ConfigError if it cannot be read, or is of a newer version.
+    """
+    try:
+        launched, read = (load_states(path) for path in (files.provenance_record, files.data_record))
+        data = {each["resume"]: {key: each[key] for key in each if key != "resume"} for each in read}
+        states = {each["resume"]: parse_state(each) for each in launched}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{files.provenance_folder}: this record of a run cannot be read: {error}") from error
+    found: list[Provenance] = []
+    for number in sorted({*states, *data} if states else ()):
+        before = found[-1] if found else states[min(states)]
+        state = states.get(number, before)
+        found.append(replace(state, resume=number, data=data.get(number, before.data)))
+    return found
+
+
+def load_states(path: Path) -> list[dict[str, Any]]:
+    content = read_json(path)
+    if content.get("format", 0) > FORMAT:
+        raise ValueError(f"it has the format {content['format']}, and this version reads up to {FORMAT}")
+    return list(content.get("states", []))
+
+
+def parse_state(values: Mapping[str, Any]) -> Provenance:
+    state = Provenance(**{each.name: values[each.name] for each in fields(Provenance) if each.name in values})
+    code = {each.name: values["code"][each.name] for each in fields(CodeRecord) if each.name in values["code"]}
+    return replace(state, code=CodeRecord(**code))
