@@ -18,7 +18,6 @@ QUICK: Mapping[str, Sequence[str]] = {
     "hydra_plugins/test_optuna5.py::test_our_own_jobs_are_stopped_where_they_do_worse": ["isolated"],
     "hydra_plugins/test_optuna5.py::test_the_search_and_the_report_agree_on_what_is_better": ["words1-1"],
     "hydra_plugins/test_optuna5.py::test_a_value_that_is_proposed_twice_runs_once_and_is_told_twice": ["n_jobs=4"],
-    "launcher/test_supervisor.py::test_a_signal_to_the_launcher_ends_the_run_as_killed": ["15-143"],
     "model/test_export.py::test_both_forms_do_what_the_trained_model_does": ["float32-1e-05"],
     "objective/test_metrics.py::test_metrics_on_two_replicas_are_keras_s_of_the_whole": ["classification"],
     "optimizer/test_fine_tuning.py::test_averages_resume_bit_for_bit": ["float32"],

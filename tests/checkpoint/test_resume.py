@@ -329,6 +329,7 @@ def test_without_a_test_split_the_confusions_are_those_of_the_best_one(
     np.testing.assert_array_equal(counted, again)
 
 
+@pytest.mark.slow
 def test_the_logged_model_has_the_step_and_the_values_of_the_best_one(command: Command, empty_store: Path) -> None:
     shutil.copy(empty_store, command.folder / "mlflow.db")
     ended = command(*(word for word in without_epochs(*EARLIER) if not word.startswith("tracking")))

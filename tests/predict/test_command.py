@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from pyarrow import csv, parquet
 
 from tests.conftest import Command, make_once
 from tests.launcher.test_supervisor import wait_for
-from tests.processes import CommandProcess
+from tests.processes import CommandProcess, call
 
 SIZES = ("big", "mid", "small")
 
@@ -95,23 +94,29 @@ def train_four(folder: Path) -> list[str]:
     csv.write_csv(make_houses(75, 1), folder / "new.csv")
     (folder / "lines.csv").write_bytes(write_lines(make_houses(120)))
 
-    def train(*words: str) -> tuple[str, str]:
-        small = ("model.units=[8]", "training.max_steps=3", "checkpoint=none", "tracking.system_metrics=false")
-        ended = Command(folder)(*words, *small, "hardware=cpu")
-        assert ended.returncode == 0, ended.stderr
-        found = re.search(r"^run .*\((\w+)\)\nmodel +models:/(\S+)$", ended.stdout, re.MULTILINE)
-        assert found
-        return found[1], found[2]
-
-    runs = (
-        train(*TABLE, "dataset.target=size", "dataset.drop=[id,price]"),
-        train(*TABLE, "dataset.target=price", "dataset.drop=[id,size]"),
-        train("dataset=digits"),
-        train("dataset=table", "dataset.data_dir=lines.csv", "dataset.target=size", *CSV_FORM),
+    runs: list[tuple[str, str]] = call(
+        train_each,
+        folder,
+        [
+            (*TABLE, "dataset.target=size", "dataset.drop=[id,price]"),
+            (*TABLE, "dataset.target=price", "dataset.drop=[id,size]"),
+            ("dataset=digits",),
+            ("dataset=table", "dataset.data_dir=lines.csv", "dataset.target=size", *CSV_FORM),
+        ],
     )
-    (record,) = folder.glob(f"mlartifacts/*/models/{runs[1][1]}/artifacts/data/learned_state.json")
+    (record,) = folder.glob(f"mlartifacts/*/{runs[1][1]}/artifacts/data/learned_state.json")
     record.unlink()
     return [run for run, _ in runs]
+
+
+def train_each(folder: Path, commands: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
+    """In a child: the ids of the runs, and the ends of the addresses of their models."""
+    import scaleflow
+
+    os.chdir(folder)
+    small = ("model.units=[8]", "training.max_steps=3", "checkpoint=none", "tracking.system_metrics=false")
+    found = [scaleflow.run(*words, *small, "hardware=cpu", "debug=inline") for words in commands]
+    return [(str(run.run_id), str(run.model_uri).replace("models:/", "models/")) for run in found]
 
 
 def compute_elsewhere(folder: Path, run: str, table: Any) -> tuple[Any, Any]:
@@ -200,9 +205,9 @@ def load_and_predict(folder: Path, run: str) -> tuple[dict[str, Any], dict[str, 
         "size": lambda: loader.to_tensor(tf.TensorSpec([None, 2]), [[1, 2], [3]], "point"),
     }
     refused = {}
-    for name, call in wrong.items():
+    for name, predict in wrong.items():
         with pytest.raises(mlflow.MlflowException) as error:
-            call()
+            predict()
         refused[name] = str(error.value)
     return {name: model.predict(each) for name, each in forms.items()}, refused
 

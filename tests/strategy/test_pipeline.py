@@ -240,6 +240,7 @@ def test_the_exported_model_is_whole_and_does_on_one_device_what_the_stages_do(
         np.testing.assert_allclose(outputs, live[:2], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_default_job_finishes_and_is_accurate(command: Command) -> None:
     ended = command(*PIPELINE, "checkpoint=none")
     assert ended.returncode == 0, ended.stderr
