@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scaleflow.interfaces import Outputs, OutputStructure, name_leaves
+from scaleflow.serving.answers import MOST_PROBABILITIES
 
 #: The most examples that are kept, and the most memory that their values take. Of more, a fixed sample is kept.
 MOST_EXAMPLES, MOST_BYTES = 1_000_000, 192 << 20
@@ -16,8 +17,8 @@ MOST_EXAMPLES, MOST_BYTES = 1_000_000, 192 << 20
 #: The columns of the place of an example in its split, and of its weight.
 EXAMPLE, WEIGHT = "example", "weight"
 
-#: With more classes, none but the most likely one is kept; the most labels, or values, that have columns of their own.
-MOST_PROBABILITIES, MOST_VALUES = 20, 64
+#: The most labels, or values, that have columns of their own.
+MOST_VALUES = 64
 
 ROWS_AT_ONCE = 65_536
 

@@ -171,7 +171,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
             trained,
             *arguments,
             on_host=runtime.is_divided,
-            preprocessing_layers=splits.preprocessing_layers,
+            raw=model.RawInputs(splits.preprocessing_layers, getattr(source, "decoders", {})),
         )
         write_learned_state(folder, learned)
         return model.digest_weights(trained)

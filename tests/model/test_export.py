@@ -154,7 +154,7 @@ def exported_without_a_keras_file(folder: Path) -> dict[str, Any]:
         "outputs": [
             np.asarray(net(batch)),
             np.asarray(fresh(batch)),
-            np.asarray(mlflow.pyfunc.load_model(str(folder / "logged")).predict(batch)),
+            np.asarray(mlflow.pyfunc.load_model(str(folder / "logged")).predict(batch, params={"output": "logits"})),
         ],
     }
 
