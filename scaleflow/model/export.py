@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +143,23 @@ def write_saved_model(model: keras.Model, specs: Any, folder: Path) -> None:
     archive = keras.export.ExportArchive()
     archive.track(model)
     archive.add_endpoint("serve", lambda inputs: model(inputs, training=False), input_signature=[specs])
-    archive.write_out(folder, verbose=False)
+    with hide_default_signatures():
+        archive.write_out(folder, verbose=False)
+
+
+@contextlib.contextmanager
+def hide_default_signatures() -> Iterator[None]:
+    """Hides the functions that Keras adds for each model in a SavedModel: each is traced twice, and not used here."""
+    name = "_default_save_signature"
+    owner = next((base for base in keras.Model.__mro__ if name in vars(base)), None)
+    before = vars(owner)[name] if owner else None
+    try:
+        if owner:
+            setattr(owner, name, None)
+        yield
+    finally:
+        if owner:
+            setattr(owner, name, before)
 
 
 def keras_file_fault(model: keras.Model) -> str | None:
