@@ -79,6 +79,11 @@ MLP = Shape(
         LIGHTNING: ("lightning_job.py", None),
     },
 )
+#: Runs as short as a first try, and twice as long. Both are compiled by `hardware.xla=auto`.
+SHORT = {
+    epochs: replace(MLP, size=replace(MLP.size, epochs=epochs), opponents=dict([*MLP.opponents.items()][:1]))
+    for epochs in (5, 10)
+}
 CNN = Shape(
     replace(steps.CNN, epochs=3, overrides=("model.padding=valid",), least_accuracy=0.9),
     (32, 32, 3),
@@ -110,7 +115,7 @@ def compare_speed(shape: Shape, python: Path) -> Benchmark:
 
 
 def make_rows(shape: Shape, results: Results) -> list[Row]:
-    work = f"{shape.size.model}, examples/s"
+    work = f"{shape.size.model}, {shape.size.epochs} epochs, examples/s"
     return [
         row(work, name, results[OURS], results[name], "/s", at_least=least)
         for name, (_, least) in shape.opponents.items()
@@ -178,6 +183,7 @@ def run_lightning_job(python: Path, folder: Path) -> float:
 
 BENCHMARKS: Mapping[str, Callable[[Path], Benchmark]] = {
     "mlp": functools.partial(compare_speed, MLP),
+    **{f"mlp_{epochs}": functools.partial(compare_speed, shape) for epochs, shape in SHORT.items()},
     "cnn": functools.partial(compare_speed, CNN),
     "digits": compare_job,
 }
