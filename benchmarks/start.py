@@ -1,4 +1,4 @@
-"""How long a command takes to start, warm against cold; `python -m benchmarks.start` shows what each command imports."""
+"""How long a command takes to start. `python -m benchmarks.start` shows what each command imports."""
 
 from __future__ import annotations
 

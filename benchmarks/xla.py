@@ -18,7 +18,7 @@ from benchmarks.steps import BATCH_SIZE, MLP, Shape, rate, rate_of
 from scaleflow.interfaces import Arrays, Inputs, Outputs
 
 WIDE = replace(
-    MLP, examples=64 * BATCH_SIZE, epochs=5, overrides=("dataset.shape=[28,28,1]", "model.units=[1024,1024]")
+    MLP, examples=64 * BATCH_SIZE, epochs=10, overrides=("dataset.shape=[28,28,1]", "model.units=[1024,1024]")
 )
 
 #: Examples x epochs x 1.7 million parameters are as much as `hardware.xla=auto` compiles for.
