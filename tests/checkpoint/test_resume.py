@@ -88,7 +88,7 @@ def course(
 
 WAYS = {
     "one_device": ("strategy=one_device", GLOBAL, DROPOUT),
-    "XLA": ("strategy=one_device", GLOBAL, "hardware.deterministic=false", "hardware.xla=true"),
+    "XLA": ("strategy=one_device", GLOBAL, DROPOUT, "hardware.deterministic=false", "hardware.xla=true"),
     "float16": ("strategy=one_device", GLOBAL, "precision=mixed_float16", "optimizer=sgd"),
     "mirrored": ("strategy=mirrored", TWO, GLOBAL, DROPOUT, "training.accumulate=2", "optimizer=adamw"),
     "pipeline": ("strategy=pipeline", TWO, GLOBAL, "model.units=[8,8]", "optimizer.schedule=cosine"),
