@@ -16,7 +16,7 @@ from scaleflow.runs.split_digest import read_split_digests
 from scaleflow.runs.state import RunHistory
 from scaleflow.sweep.ledger import IGNORED_SECTIONS, Ledger
 from scaleflow.tracking.keys import to_allowed_key
-from scaleflow.tracking.store import MlflowTracker
+from scaleflow.tracking.store import MAX_VALUE, MlflowTracker
 from scaleflow.tracking.tracked_runs import TrackedRun, download_artifact
 
 #: Metrics that differ whenever a run is repeated: speed, memory, the use of the machine.
@@ -89,7 +89,7 @@ def load_folder(folder: Path) -> ComparedRun:
         run.ready.name,
         run.run_id,
         run.status,
-        run.params,
+        {to_allowed_key(key): value[:MAX_VALUE] for key, value in run.params.items()},  # as the store has them
         points,
         run.weights,
         fill_data(states, files),
