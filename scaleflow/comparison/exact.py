@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import OmegaConf
 
-from scaleflow.comparison.loading import ComparedRun
+from scaleflow.comparison.loading import ComparedRun, read_resume_words
 from scaleflow.config.from_mlflow import RUN_DIR
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.config.parse import suggest
@@ -79,11 +78,7 @@ def is_allowed(override: Override, params: Mapping[str, str]) -> bool:
 
 def list_lengths(files: RunFolder) -> list[str]:
     """Returns the overrides of the length of a run that was resumed to train longer."""
-    words: dict[str, str] = {}
-    for number in range(1, 1 + files.count_resumes()):
-        for word in OmegaConf.to_container(OmegaConf.load(files.resume_overrides(number))) or ():
-            words |= {key: str(word) for key in LENGTHS if str(word).startswith(f"{key}=")}
-    return list(words.values())
+    return [f"{key}={value}" for key, value in read_resume_words(files).items() if key in LENGTHS]
 
 
 def describe_here(plan: Plan, run: ComparedRun) -> Provenance:
