@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -44,17 +42,11 @@ def test_every_command_composes(line: str, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out
 
 
-def test_the_other_commands_are_there() -> None:
+def test_the_other_commands_are_there(command: Command) -> None:
     names = set(re.findall(r"^    scaleflow (\w+)(?: |$)", README, re.M))
     assert names == {*COMMANDS} - {"project"}
     for name in names:
-        done = subprocess.run(
-            [sys.executable, "-m", f"scaleflow.{name}", "--help"],
-            cwd=ROOT,
-            capture_output=True,
-            check=False,
-            timeout=60,
-        )
+        done = command.python("-m", f"scaleflow.{name}", "--help")
         assert done.returncode == 0
         assert done.stdout
 
@@ -68,6 +60,14 @@ def test_the_refusal_shown_is_the_one_that_comes(command: Command) -> None:
 def shown_code(name: str) -> str:
     (code,) = re.findall(rf"<!-- test: {name} -->\n```python\n(.*?)```", README, re.S)
     return str(code)
+
+
+def test_the_python_lines_train_and_use_the_model(command: Command) -> None:
+    (code,) = re.findall(r"```python\n(import mlflow\nimport scaleflow\n.*?)```", README, re.S)
+    (command.folder / "start.py").write_text(code.replace('"model=cnn"', '"model=cnn", "training.max_steps=3"'))
+    ended = command.cold("start.py")
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"^0\.\d+$", ended.stdout, re.M)
 
 
 def test_the_own_dataset_and_model_train(command: Command) -> None:

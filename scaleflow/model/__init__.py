@@ -1,7 +1,7 @@
 """Model factories, initial weights and export. Factories get the dataset's description, in the strategy's scope."""
 
 from scaleflow.model.broadcasting import correct_keras_add
-from scaleflow.model.export import digest_weights, keras_file_fault, write_model
+from scaleflow.model.export import RawInputs, digest_weights, keras_file_fault, write_model
 from scaleflow.model.fine_tuning import find_freeze_warning, find_rate_factors, fine_tune, loads_weights, merge_lora
 from scaleflow.model.initial import initialize_from, read_weights
 from scaleflow.model.layer_patterns import find_layers, keep_names
@@ -18,6 +18,7 @@ from scaleflow.model.row_lookup import describe_large_table, list_tables, read_r
 from scaleflow.model.weight_mapping import SavedWeights
 
 __all__ = [
+    "RawInputs",
     "SavedWeights",
     "correct_keras_add",
     "describe_large_table",

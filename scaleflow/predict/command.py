@@ -132,6 +132,7 @@ def make_predict_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--probabilities", action="store_true", help="a column for each class, even if there are more than 20"
     )
+    parser.add_argument("--logits", action="store_true", help="a column for each logit, after the predictions")
     parser.add_argument(
         "--batch-size",
         type=parse_positive,
@@ -159,9 +160,9 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     """Checks the command, and computes and writes the predictions. Raises ConfigError before, RunError after."""
     plan = make_prediction_plan(typed)
     from scaleflow.predict.output import open_output
-    from scaleflow.predict.source import list_table_files
+    from scaleflow.predict.source import list_input_files
 
-    list_table_files(typed.input)
+    list_input_files(typed.input)
     output = open_output(typed.output, typed.overwrite, typed.resume)
     if typed.shard_rows and not output.is_folder:
         raise ConfigError(f"--shard-rows {typed.shard_rows}: is for a folder of shards; use --output FOLDER/")
@@ -243,18 +244,21 @@ def make_task(typed: argparse.Namespace, reading: Reading, description: ModelDes
     from scaleflow.evaluation.columns import OutputColumns
     from scaleflow.predict.chunks import Task
     from scaleflow.predict.columns import match_columns
+    from scaleflow.predict.containers import open_input
     from scaleflow.predict.output import check_schema
-    from scaleflow.predict.source import open_table
 
-    inputs = [name for name in description.inputs if name]
-    source = open_table(typed.input, typed.delimiter, reading, inputs)
+    selected = split_names(typed.columns)
+    source = open_input(typed.input, typed.delimiter, reading, description.inputs, selected)
     names = source.schema.names
-    columns = match_columns(description.inputs, source.schema, split_names(typed.columns), reading.target)
-    keep = names if typed.keep == "all" and "all" not in names else split_names(typed.keep)
+    columns = match_columns(description.inputs, source.schema, selected or source.values, reading.target)
+    takes_all = typed.keep == "all" and "all" not in names
+    keep = list(source.labels) or names if takes_all else split_names(typed.keep) or list(source.labels)
     if absent := [name for name in keep if name not in names]:
         raise ConfigError(f"--keep {', '.join(absent)}: there is no such column; the table has {', '.join(names)}")
     kept = pyarrow.schema([pyarrow.field(name, plain_type(source.schema.field(name).type)) for name in keep])
-    predicted = OutputColumns(description.outputs, typed.probabilities)
+    predicted = OutputColumns(description.outputs, typed.probabilities, typed.logits)
+    if typed.logits and all(each.kind in ("regression", None) for each in description.outputs.values()):
+        raise ConfigError("--logits: this model predicts values, and has no logits; leave it out")
     return Task(
         source,
         columns,

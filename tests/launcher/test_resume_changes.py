@@ -53,9 +53,8 @@ def run_and_change(folder: str) -> dict[str, Any]:
 
     write_table(400, 1000)
     attempt("first", "dataset=table", "dataset.data_dir=house.csv", "dataset.target=price", "dataset.kind=regression",
-            "model=mine", "training.epochs=1", "hydra.run.dir=run")  # fmt: skip
+            "model=mine", "training.epochs=2", "hydra.run.dir=run")  # fmt: skip
     found["files"] = json.loads(Path("run/data_files.json").read_text())["files"]
-    attempt("the same", "resume=run", "training.epochs=2")
     write_table(400, 1001)
     Path("own/nets.py").write_text(f"# a comment\n{MODEL}")
     attempt("a value", "resume=run", "training.epochs=3")
@@ -90,7 +89,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_changed_data_is_refused_by_split_and_file(found: dict[str, Any]) -> None:
     assert found["files"].keys() == {"house.csv"}
-    assert "FINISHED" in found["the same"]
     words = (
         ": the data is not what the run was trained on: {}; restore it, or add resume_data=changed to continue with it"
     )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
+import yaml
 from pyarrow import csv, parquet
 
 from tests.conftest import Command, make_once
@@ -41,7 +42,7 @@ def make_houses(rows: int, seed: int = 0) -> pyarrow.Table:
 class Trained:
     """A folder with a store, four runs (of the sizes, the prices, digits, a CSV file) and a table of new rows.
 
-    The model of the prices was logged without a record of what its run learned.
+    The model of the prices is described as those that were logged before a run recorded what it learned.
     """
 
     def __init__(self, folder: Path, runs: Sequence[str]) -> None:
@@ -108,6 +109,11 @@ def train_four(folder: Path) -> list[str]:
     )
     (record,) = folder.glob(f"mlartifacts/*/models/{runs[1][1]}/artifacts/data/learned_state.json")
     record.unlink()
+    description = record.parent.parent / "MLmodel"
+    content = yaml.safe_load(description.read_text())
+    tensor = {"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 1]}}
+    content["signature"] |= {"outputs": json.dumps([tensor])}
+    description.write_text(yaml.safe_dump(content))
     return [run for run, _ in runs]
 
 
@@ -119,7 +125,7 @@ def compute_elsewhere(folder: Path, run: str, table: Any) -> tuple[Any, Any]:
     mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
     (output,) = mlflow.get_run(run).outputs.model_outputs
     frame = table if isinstance(table, np.ndarray) else table.to_pandas()
-    by_pyfunc = mlflow.pyfunc.load_model(f"models:/{output.model_id}").predict(frame)
+    by_pyfunc = mlflow.pyfunc.load_model(f"models:/{output.model_id}").predict(frame, params={"output": "logits"})
     (file,) = folder.glob(f"mlartifacts/*/models/{output.model_id}/artifacts/data/model.keras")
     model = keras.models.load_model(file)
     if isinstance(table, np.ndarray):
@@ -168,7 +174,7 @@ def load_and_predict(folder: Path, run: str) -> tuple[dict[str, Any], dict[str, 
     import tensorflow as tf
 
     from scaleflow.dataset.tables.values import MISSING
-    from scaleflow.tracking import loader
+    from scaleflow.serving import loader
 
     assert loader.MISSING_WORDS == MISSING
     mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
@@ -201,7 +207,7 @@ def load_and_predict(folder: Path, run: str) -> tuple[dict[str, Any], dict[str, 
         with pytest.raises(mlflow.MlflowException) as error:
             call()
         refused[name] = str(error.value)
-    return {name: model.predict(each) for name, each in forms.items()}, refused
+    return {name: model.predict(each, params={"output": "logits"}) for name, each in forms.items()}, refused
 
 
 def test_the_logged_model_takes_the_types_of_a_data_frame_and_names_a_wrong_value(
