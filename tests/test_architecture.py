@@ -27,7 +27,7 @@ GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
 CONTRACTS = ("scaleflow.errors", "interfaces")
 
 #: The layers above the config groups, from the lowest to the highest. Each may import those below it, and the groups.
-LAYERS = ("config", "runs", "worker", "launcher", "sweep", "comparison", "commands")
+LAYERS = ("config", "runs", "data_checks", "worker", "launcher", "sweep", "comparison", "commands")
 
 #: What the groups may import besides the contracts.
 GROUP_EXTRAS = {

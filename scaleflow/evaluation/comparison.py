@@ -17,7 +17,7 @@ from scaleflow.interfaces import name_leaves
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """How one model differs from another in a metric, on the examples that both have.
 
     Attributes:
@@ -43,7 +43,7 @@ class Difference:
         return bool(self.difference.low <= 0 <= self.difference.high)
 
 
-def compare_predictions(model: Predictions, other: Predictions, count: int = 1000) -> list[Difference]:
+def compare_predictions(model: Predictions, other: Predictions, count: int = 1000) -> list[PairedDifference]:
     """Compares each output of a model with that of another one.
 
     Args:
@@ -68,7 +68,7 @@ def compare_predictions(model: Predictions, other: Predictions, count: int = 100
         own = None if weights is None else weights[analyses[0].rows[mine]]
         resamples, sign = Resamples(len(scores), count, own), -1 if analyses[0].is_error else 1
         found.append(
-            Difference(
+            PairedDifference(
                 name_metric(name, analyses[0].measure),
                 analyses[0].is_error,
                 len(scores),
