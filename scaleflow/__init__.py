@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scaleflow.api import Result, RunFailed, compose, run
     from scaleflow.errors import ConfigError
+    from scaleflow.predict.texts import generate_text
     from scaleflow.runs.user_metrics import log_metric
     from scaleflow.sweeps import JobResult, SweepResult, best_run, run_sweep
 
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "best_run",
     "compose",
+    "generate_text",
     "log_metric",
     "run",
     "run_sweep",
@@ -43,6 +45,7 @@ _PLACES = {
     "SweepResult": "scaleflow.sweeps",
     "best_run": "scaleflow.sweeps",
     "compose": "scaleflow.api",
+    "generate_text": "scaleflow.predict.texts",
     "log_metric": "scaleflow.runs.user_metrics",
     "run": "scaleflow.api",
     "run_sweep": "scaleflow.sweeps",
