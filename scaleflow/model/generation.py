@@ -181,10 +181,10 @@ def load_next_token(path: Path, window: int, dtype: str) -> NextToken:
     try:
         if path.suffix == ".keras":
             return make_next_token(keras.models.load_model(path, compile=False), window, dtype)
-        serve = tf.saved_model.load(str(path)).serve
+        loaded = tf.saved_model.load(str(path))
     except (OSError, TypeError, ValueError) as error:
         raise ConfigError(f"the model of the run cannot be loaded: {first_line(error)[:300]}") from error
-    whole = WholeWindow(serve, window, dtype)
+    whole = WholeWindow(lambda ids: loaded.serve(ids), window, dtype)  # `loaded` keeps the variables alive
     whole.check_causal()
     return whole
 

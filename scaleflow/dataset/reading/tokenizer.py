@@ -204,25 +204,34 @@ class TokenizerFile(FixedTokenizer):
 
 
 class HubTokenizer(FixedTokenizer):
-    """The tokenizer of a preset of KerasHub."""
+    """The tokenizer of a preset of KerasHub.
+
+    Args:
+        preset: a name, a URL or a folder.
+        files: the contents of its files as base64, by their paths, in place of the preset; for a tokenizer of `name`.
+    """
 
     needs_text = True
 
-    def __init__(self, preset: str, name: str | None = None) -> None:
+    def __init__(self, preset: str, files: Mapping[str, str] | None = None, name: str = "") -> None:
         if importlib.util.find_spec("keras_hub") is None:
             raise ConfigError(
                 f"dataset.tokenizer={preset}: {EXPECTED}, which is not installed; pip install 'scaleflow[hub]'"
             )
         import keras_hub
 
-        folder = os.path.expanduser(preset)  # noqa: PTH111  (a preset may be a URL)
         try:
-            self._tokenizer = keras_hub.tokenizers.Tokenizer.from_preset(folder)
+            if files is None:
+                folder = os.path.expanduser(preset)  # noqa: PTH111  (a preset may be a URL)
+                self._tokenizer = keras_hub.tokenizers.Tokenizer.from_preset(folder)
+            else:
+                self._tokenizer = load_hub_tokenizer(files)
         except Exception as error:  # of a download, of a file, or of what is in it
             reason = first_line(error)
             raise ConfigError(f"dataset.tokenizer={preset}: {EXPECTED}, which cannot be loaded: {reason}") from error
         settings = json.dumps(self._tokenizer.get_config(), sort_keys=True, default=str)
-        vocabulary = json.dumps(self._tokenizer.get_vocabulary()) if hasattr(self._tokenizer, "get_vocabulary") else ""
+        words = self._tokenizer.get_vocabulary() if hasattr(self._tokenizer, "get_vocabulary") else None
+        vocabulary = "" if words is None else json.dumps(list(words))
         digest = hashlib.blake2b((settings + vocabulary).encode(), digest_size=16).hexdigest()
         self.name = name or f"keras_hub {preset} {digest}"
         self.unknown = getattr(self._tokenizer, "unk_token_id", None)
@@ -272,20 +281,24 @@ def restore_tokenizer(name: str, described: Any) -> Tokenizer:
     if kind == "tokenizers" and isinstance(described, str):
         return TokenizerFile("tokenizer.json", described.encode())
     if kind == "keras_hub" and isinstance(described, Mapping):
-        return restore_preset(name, described)
+        return HubTokenizer("of the run", described, name)
     raise ConfigError(f"the run did not record its tokenizer, {name}; runs of this version do")
 
 
-def restore_preset(name: str, files: Mapping[str, str]) -> Tokenizer:
-    """Makes the tokenizer of a preset of KerasHub from the contents of its files."""
+def load_hub_tokenizer(files: Mapping[str, str]) -> Any:
+    """Loads a tokenizer of KerasHub from the contents of its files. Raises ValueError if one is not in their folder."""
+    import keras
+
     with tempfile.TemporaryDirectory() as folder:
         for path, content in files.items():
-            place = Path(folder, path)
-            if not place.resolve().is_relative_to(Path(folder).resolve()):  # a store's content is not trusted
-                raise ConfigError(f"{path}: this file of the recorded tokenizer is outside of its folder")
+            place = Path(folder, path).resolve()
+            if not place.is_relative_to(Path(folder).resolve()):  # a store's content is not trusted
+                raise ValueError(f"{path} is outside of its folder")
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(base64.b64decode(content))
-        return HubTokenizer(folder, name)
+        tokenizer = keras.saving.deserialize_keras_object(json.loads(Path(folder, "tokenizer.json").read_text()))
+        tokenizer.load_preset_assets(folder)
+    return tokenizer
 
 
 def find_unknown(tokenizer: Tokenizer, text: str) -> list[str]:
