@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scaleflow.api import Result, RunFailed, compose, run
+    from scaleflow.comparison.runs import compare_runs
     from scaleflow.errors import ConfigError
     from scaleflow.runs.user_metrics import log_metric
     from scaleflow.sweeps import JobResult, SweepResult, best_run, run_sweep
@@ -29,6 +30,7 @@ __all__ = [
     "SweepResult",
     "__version__",
     "best_run",
+    "compare_runs",
     "compose",
     "log_metric",
     "run",
@@ -42,6 +44,7 @@ _PLACES = {
     "RunFailed": "scaleflow.api",
     "SweepResult": "scaleflow.sweeps",
     "best_run": "scaleflow.sweeps",
+    "compare_runs": "scaleflow.comparison.runs",
     "compose": "scaleflow.api",
     "log_metric": "scaleflow.runs.user_metrics",
     "run": "scaleflow.api",

@@ -26,6 +26,7 @@ from scaleflow.config.words import quote_nan_option
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.processes.handover import SERVER_ENV, WARM_ENV
+from scaleflow.warm.server import keep_config_files
 from tests.object_store import serve_store
 from tests.processes import (
     ADDRESS,
@@ -41,6 +42,10 @@ from tests.tiers import mark_slow_cases
 
 T = TypeVar("T")
 
+#: Messages name the commands by `python -m`, also where an activated environment has the console script on the PATH.
+os.environ["PATH"] = os.pathsep.join(
+    folder for folder in os.environ["PATH"].split(os.pathsep) if not Path(folder, "scaleflow").is_file()
+)
 os.environ.setdefault("PYTEST_TIMEOUT", "600")  # no key of pyproject.toml: `make gpu` works without that plugin
 
 
@@ -51,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """One server for all of pytest's workers; they find it by the environment."""
+    keep_config_files()
     remember_configs()
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         os.environ[ADDRESS] = SESSION.enter_context(run_server())

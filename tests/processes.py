@@ -314,6 +314,7 @@ def load_work(path: Path) -> Any:
 def become_command(module: str, words: Sequence[str]) -> NoReturn:
     """Runs `python -m MODULE WORDS...`, and ends as Python does."""
     sys.argv = [module, *words]
+    sys.modules.pop("scaleflow.__main__", None)  # the warm server's, about which `runpy` would warn
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
@@ -354,8 +355,8 @@ def serve() -> None:
         signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    remember_configs()
     import_all()
-    compose_once()
     importlib.import_module("tests.conftest")  # with pytest, which modules of tests import
     use_empty_store(Path(sys.argv[2]))
     gc.freeze()
@@ -363,29 +364,17 @@ def serve() -> None:
     os._exit(0)
 
 
-def compose_once() -> None:
-    """Composes the config, so that the files and the grammars of Hydra are there before the fork."""
-    from hydra import compose, initialize_config_module
-
-    remember_configs()
-    with initialize_config_module("scaleflow.conf", version_base="1.3"):
-        compose("config")
-
-
 def remember_configs() -> None:
-    """Lets Hydra read each YAML file of `conf/`, and merge those of the same options, once in a process and its forks.
+    """Lets Hydra merge the YAML files of the same options once in a process and its forks.
 
-    That is two thirds of the time in which it composes a config. Keys are overridden each time.
+    With `keep_config_files`, that is two thirds of the time in which it composes a config. Keys are overridden each
+    time.
     """
     from hydra._internal import config_loader_impl
     from hydra._internal.defaults_list import DefaultsList, Overrides
-    from hydra._internal.sources_registry import SourcesRegistry
-    from hydra.core.plugins import Plugins
 
-    Plugins.instance()  # imports each source's module a second time, so its class is only found like this:
-    source_class = SourcesRegistry.instance().resolve("pkg")
     loader_class = config_loader_impl.ConfigLoaderImpl
-    read, list_defaults = source_class.load_config, config_loader_impl.create_defaults_list
+    list_defaults = config_loader_impl.create_defaults_list
     merge = loader_class._compose_config_from_defaults_list
     known: dict[Any, Any] = {}
 
@@ -400,10 +389,6 @@ def remember_configs() -> None:
         paths = Path(source.path).rglob("*.yaml") if source.scheme() == "file" else ()
         return [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
 
-    def load_config(source: Any, config_path: str) -> Any:
-        key = source.provider, source.path, config_path
-        return copy.deepcopy(remember(key, lambda: read(source, config_path)))
-
     def create_defaults_list(repo: Any, config_name: str, overrides_list: Any, **options: bool) -> Any:
         own = Overrides(repo=repo, overrides_list=overrides_list)
         choices = own.override_choices, own.append_group_defaults, own.deletions
@@ -417,7 +402,6 @@ def remember_configs() -> None:
     def compose_config(loader: Any, defaults: Any, repo: Any) -> Any:
         return copy.deepcopy(remember(repr(defaults), lambda: merge(loader, defaults, repo), repo.get_sources()))
 
-    source_class.load_config = load_config
     config_loader_impl.create_defaults_list = create_defaults_list
     loader_class._compose_config_from_defaults_list = compose_config
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -96,6 +98,18 @@ class HydraTask:
     @property
     def code(self) -> int:
         return self._codes[0] if len(self._codes) == 1 else int(any(self._codes))
+
+
+@contextlib.contextmanager
+def compose_once(words: Sequence[str]) -> Iterator[None]:
+    """Keeps Hydra from composing the config twice, the first time for `hydra.mode`, if no word can make it a sweep."""
+    find_mode = Hydra.get_mode
+    if not any(re.match(r"-|\+*(hydra|experiment)\b", word) for word in words):
+        Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Hydra.get_mode = find_mode  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

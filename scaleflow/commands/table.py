@@ -44,6 +44,8 @@ COMMANDS = {
         Command("find", "a good learning rate (lr) or batch_size for a run", "scaleflow.find", BEFORE),
         Command("warm", "start, status or stop: an interpreter kept ready", "scaleflow.warm.command", BEFORE),
         Command("rerun", "a new run with the config of a tracked run: RUN_ID", "scaleflow.rerun", RUNS),
+        Command("diff", "in what two runs differ, and if it is more than noise: RUN_A RUN_B", "scaleflow.diff", RUNS),
+        Command("clean", "delete the folders of finished runs that the store has completely", "scaleflow.clean", RUNS),
         Command("best", "the best job of a sweep, and its model: PARENT", "scaleflow.best", RUNS),
         Command("sync", "send to the tracking store what it lacks of the runs in a FOLDER", "scaleflow.sync", RUNS),
         Command("project", "an entry point of the file MLproject, for mlflow run", "scaleflow.project", RUNS),

@@ -91,13 +91,31 @@ class EvaluationOptions:
     """`evaluation`: what is made of the predictions for the test split, or without one, for the validation split.
 
     Attributes:
-        name: `default` keeps the predictions and makes a report of them; `none` makes nothing. Default `default`.
+        name: `default` keeps the predictions and makes a report of them; `full` also looks for what mattered in the
+            worst mistakes: parts of pictures, words of texts; `none` makes nothing. Default `default`.
         id: a column that identifies examples, which kept predictions copy: of a table any column of its files, of
             another dataset an input with one value. Default null: the file and the row.
+        slices: further columns that divide the examples into slices, as `id`. Default null: the inputs with one value,
+            the classes and the lengths of texts only.
+        worst: the number of mistakes of each output that the report shows with their inputs. 0 to 1000. Default 24.
+        intervals: the number of bootstrap resamples from which the 95 % intervals are computed. 0 to 10,000. Default
+            1000. 0: no intervals.
+        importance: a table: the most examples with which the importance of its columns is measured: how much worse the
+            model gets if a column is shuffled. 0 to 1,000,000. Default 5000. 0: it is not measured.
+        seconds: the time that importance may take, and so may what mattered in mistakes, in seconds: columns and
+            examples that it does not suffice for have none. Above 0. Default 5; in conf/evaluation/full.yaml 60.
+        miss_cost: two classes: the cost of a missed second class, if a false alarm costs 1. The report has the
+            threshold that costs least. Above 0. Default 1.
     """
 
-    name: Literal["default", "none"] = "default"
+    name: Literal["default", "full", "none"] = "default"
     id: str | None = None
+    slices: list[str] | None = None
+    worst: int = field(default=24, metadata={"at_least": 0, "at_most": 1000})
+    intervals: int = field(default=1000, metadata={"at_least": 0, "at_most": 10_000})
+    importance: int = field(default=5000, metadata={"at_least": 0, "at_most": 1_000_000})
+    seconds: float = field(default=5.0, metadata={"above": 0.0})
+    miss_cost: float = field(default=1.0, metadata={"above": 0.0})
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import time
 
 from scaleflow.config.words import quote_override
+from scaleflow.evaluation import FINDINGS, REPORT
 from scaleflow.interfaces import name_command
-from scaleflow.interfaces.formatting import format_duration, format_number
+from scaleflow.interfaces.formatting import format_duration, format_number, format_with_interval
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.runs import RunSpec, RunState
@@ -20,6 +22,9 @@ PREDICTIONS = {
     "mae": "always the mean",
     "rmse": "always the mean",
 }
+
+#: The most findings that the last lines name.
+MOST_FINDINGS = 5
 
 NO_ANSWER = "it does not answer"
 
@@ -40,6 +45,7 @@ def finish_run(monitor: RunMonitor) -> None:
         display.print_error(str(mask_secrets(state.error)))
     rows = [("status", f"{state.status} in {duration}")]
     rows += describe_results(spec, state) if spec.trial is None else describe_found(state)
+    rows += describe_findings(spec) if state.status == "FINISHED" and spec.plan.evaluation.name != "none" else []
     rows += [("profile", line) for line in recorder.profiles.values()]
     rows += [("output", folder)]
     rows += describe_continuation(state, folder)
@@ -73,9 +79,21 @@ def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
     """Returns rows with the last metrics of the run, each beside the baseline, which jobs of a sweep leave out."""
     baseline = {} if spec.parent else (RunState.read(spec.folder) if spec.is_resumed else state).baseline
     rows = []
-    for name, value in state.results.items():
+    for name in state.results:
         reference = baseline.get(name)
         why = f": {PREDICTIONS[metric]}" if (metric := name.rpartition("/")[2]) in PREDICTIONS else ""
-        beside = "" if reference is None else f" (baseline {format_number(reference)}{why})"
-        rows.append((name.replace("/", " "), format_number(value) + beside))
+        beside = "" if reference is None else f"baseline {format_number(reference)}{why}"
+        rows.append((name.replace("/", " "), format_with_interval(state.metrics, name, beside)))
     return rows
+
+
+def describe_findings(spec: RunSpec) -> list[tuple[str, str]]:
+    """Returns rows with the first findings of the run's report, and where the report is."""
+    try:
+        findings = json.loads((spec.files.evaluation / FINDINGS).read_text())
+        texts = [f"{each['rule']}: {each['text']}" for each in findings]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    more = [f"and {len(texts) - MOST_FINDINGS} more"] if len(texts) > MOST_FINDINGS else []
+    rows = [("" if n else "findings", text) for n, text in enumerate([*texts[:MOST_FINDINGS], *more])]
+    return [*rows, ("report", os.path.relpath(spec.files.evaluation / REPORT))]

@@ -31,6 +31,9 @@ from scaleflow.runs.folder import RunFolder
 
 RATE = "perf/examples_per_second"
 
+#: Ends of the names of metrics that are the ends of another metric's 95 % interval.
+INTERVAL = ("_low", "_high")
+
 #: Prefix of the metrics of a constant prediction.
 BASELINE = "baseline/"
 
@@ -155,8 +158,10 @@ class RunState:
 
     @property
     def results(self) -> dict[str, float]:
-        """The metrics of the test split; if there are none, those of validation, else those of training."""
-        return self.metrics_of("test") or self.metrics_of("val") or self.metrics_of("train")
+        """The metrics of the test split, without the ends of intervals; if there are none, those of validation, else
+        those of training.
+        """
+        return drop_intervals(self.metrics_of("test")) or self.metrics_of("val") or self.metrics_of("train")
 
 
 @dataclass
@@ -193,6 +198,15 @@ class RunHistory(RunState):
         """Training examples per second: the median over the epochs after the first, which includes the warm-up."""
         rates = [value for _, value in self.curves.get(RATE, ())]
         return median(rates[1:] or rates) if rates else None
+
+
+def drop_intervals(values: Mapping[str, float]) -> dict[str, float]:
+    """Returns metrics without those that are ends of the interval of another one."""
+    return {
+        name: value
+        for name, value in values.items()
+        if not (name.endswith(INTERVAL) and name.rpartition("_")[0] in values)
+    }
 
 
 def is_finished(folder: Path) -> bool:

@@ -215,7 +215,8 @@ def log_evaluation(
             for path in filter(None, (draw_confusion(table, name), table)):
                 tracker.log_artifact(path, folder)
         elif isinstance(event, ArtifactWritten):
-            tracker.log_artifact(Path(event.path), folder)
+            subfolder = (event.folder or "").partition("/")[2]
+            tracker.log_artifact(Path(event.path), f"{folder}/{subfolder}" if subfolder else folder)
     for profile in profiles:
         log_values(profile.values, int(time.time() * 1000))
         for path, subfolder in profile.files:

@@ -47,8 +47,8 @@ from scaleflow.worker.evaluate import evaluate_model
 from scaleflow.worker.evaluator import EvaluationRelay, run_evaluator
 from scaleflow.worker.export import export_model
 from scaleflow.worker.failures import format_failure, is_loss_of_peer, report_failure
-from scaleflow.worker.kept_predictions import keep_predictions
 from scaleflow.worker.metadata import report_confusion, report_metadata
+from scaleflow.worker.report import begin_report, import_ahead
 from scaleflow.worker.startup_timer import StartupTimer
 from scaleflow.worker.trials import BatchSizeTrial, RateTrial, make_trial
 
@@ -102,6 +102,7 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
     if spec.plan.debug.placement:
         where = "above" if spec.plan.debug.inline else f"in {spec.log}"
         emit(Note(f"debug.placement: the device of each operation is {where}, as 'MatMul: (MatMul): /job:...'"))
+    import_ahead(setup)
     try:
         train_and_export(spec, setup, session, worker_sync, emit)
     except Exception as error:
@@ -376,15 +377,15 @@ def train_and_export(
         emit(RunEnded("KILLED", f"{why}stopped at step {result.steps}"))
         worker_sync.leave()
         return
-    if setup.kept is not None:
-        emit(StageBegan("keeping the predictions"))
-        splits = setup.facts.learned.splits
-        keep_predictions(setup.kept, spec.files.evaluation, worker_sync, spec.worker, splits, emit)
+    report = begin_report(spec, setup, result, worker_sync, emit)
     emit(StageBegan("exporting the model"))
     if spec.records:
         evaluated = {"validation": setup.feeds.validation, "test": setup.feeds.test}
         report_confusion(setup.engine, evaluated, setup.outputs, spec.files, emit)
     weights = export_model(spec, setup)
+    if report is not None:
+        emit(StageBegan("making the report"))
+        report.finish(result.model_step, result.test, "test/", emit)
     emit(ModelExported(str(spec.files.model), result.model_step, weights))
     session.finish_checkpoints()
     emit(RunEnded("FINISHED"))

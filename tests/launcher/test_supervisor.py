@@ -328,7 +328,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def monitor_of(plan: Plan, folder: Path) -> RunMonitor:
-    recorder = SimpleNamespace(refusal=None)
+    recorder = SimpleNamespace(refusal=None, wake=lambda: None)
     return RunMonitor(RunSpec(plan, folder, 0.0), recorder, Display(io.StringIO()), StopRequest())  # type: ignore[arg-type]
 
 

@@ -10,6 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import pytest
 
 from scaleflow.interfaces.secret_masking import MASK
+from scaleflow.runs import RunFolder
+from scaleflow.runs.provenance.record import read_states
 from tests.conftest import Command, make_once
 from tests.launcher.test_supervisor import processes, wait_for
 from tests.processes import NEW_STORE, ROOT, CommandProcess
@@ -41,7 +44,7 @@ def artifacts(folder: Path, run_id: str) -> set[str]:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    places = [None, "plots"]
+    places = [None, "plots", "evaluation"]
     return {file.path for place in places for file in client.list_artifacts(run_id, place)}
 
 
@@ -80,8 +83,12 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(finished: Finished) -> Non
     kept = artifacts(command.folder, parent.info.run_id)
     assert {"report.json", "report.csv", "report.md", "multirun.yaml", "config.yaml"} <= kept
     assert {"plots/throughput.png", "plots/curves.png", "plots/over-model.units.png"} <= kept
+    assert {"evaluation/comparison.html", "evaluation/comparison.csv"} <= kept
     assert parent.data.tags["mlflow.note.content"].count("| FINISHED") == 2
     assert json.loads(parent.data.tags["mlflow.loggedArtifacts"]) == [{"path": "report.json", "type": "table"}]
+    states = [read_states(RunFolder(command.folder / "s" / name))[0] for name in "01"]
+    assert states[0] == replace(states[1], data=states[0].data), "all jobs are made of the same"
+    assert states[0].variables["TF_NUM_INTRAOP_THREADS"] == "1"
 
     rerun = command.python("-m", "scaleflow.rerun", parent.info.run_id)
     assert rerun.returncode == 2
@@ -123,6 +130,9 @@ def test_output_of_a_sweep_leads_to_its_best_model(finished: Finished, isolated:
     assert [row["best"] for row in rows] == ["*", ""]
     assert float(rows[0]["val/loss"]) < float(rows[1]["val/loss"])
     best = children[rows[0]["job"]]
+    compared = list(csv.DictReader((command.folder / "s" / "evaluation" / "comparison.csv").read_text().splitlines()))
+    assert [row["model"].split()[0] for row in compared] == [f"#{row['job']}" for row in rows]
+    assert re.search(rf"^compared +#{rows[1]['job']} .*differs from the best by accuracy ", output, re.M)
     label, line = output.splitlines()[-1].split(maxsplit=1)
     assert label == "best"
     assert line.startswith(f"#{rows[0]['job']} model.units={rows[0]['model.units']}, val/loss ")

@@ -1,4 +1,4 @@
-"""Describes a run in the store, in Markdown: what was run, what came of it, how to load its model and resume it."""
+"""Describes a run in the store, in Markdown: what came of it, how to load its model and resume it, what was run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scaleflow.interfaces import name_command
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.trials import PARAM
 from scaleflow.runs import RunFolder, RunState
-from scaleflow.runs.provenance.tags import read_tags
+from scaleflow.runs.provenance.tags import read_run_tags
 from scaleflow.tracking.uri import format_loading
 
 #: The most characters of a description that MLflow takes.
@@ -22,7 +22,8 @@ LONGEST = 8000
 #: The most characters of a command, and of the reason for an end.
 LONGEST_PART = 2000
 
-MOST_METRICS = 20
+#: The most metrics in the table of results, and in the first line.
+MOST_METRICS, MOST_NAMED = 20, 3
 
 #: Space between two columns of a table.
 SPACE = "&emsp;"
@@ -39,12 +40,13 @@ def describe_run(files: RunFolder, state: RunState, store: str, model_uri: str |
         store: the address of the store.
         model_uri: the URI of the model that the run has logged; None if there is none.
     """
+    is_trial = PARAM in state.params
     parts = [  # MLflow's UI shows the first few lines; the others follow after a click
         describe_status(state),
-        "" if PARAM in state.params else format_results(state),
-        describe_command(files),
         describe_loading(store, model_uri),
-        "" if PARAM in state.params else describe_resuming(files, state),
+        "" if is_trial else describe_resuming(files, state),
+        "" if is_trial else format_results(state),
+        describe_command(files),
     ]
     return join_parts(parts)
 
@@ -59,7 +61,7 @@ def describe_loading(store: str | None, model_uri: str | None, model: str = "the
 
 def describe_command(files: RunFolder) -> str:
     """Returns the command, and the overrides that it does not contain, as in a sweep or a script."""
-    command = read_tags(files.path).get("scaleflow.command", "")
+    command = read_run_tags(files.path).get("scaleflow.command", "")
     typed = {simplify_word(word) for word in split_words(command)}
     overrides = [word for word in read_overrides(files) if simplify_word(word) not in typed]
     parts = []
@@ -97,7 +99,9 @@ def describe_status(state: RunState) -> str:
     if state.status == "FINISHED" and state.found is not None:
         return f"**FINISHED.** Use `{state.found.word}`: {state.found.reason}."
     if state.status == "FINISHED":
-        return f"**FINISHED** after {state.step} steps."
+        first = list(state.results.items())[:MOST_NAMED]
+        results = ", ".join(f"{name.replace('/', ' ')} {format_number(value)}" for name, value in first)
+        return f"**FINISHED** after {state.step} steps{results and ': '}{results}."
     reason = format_code_block("text", cut_text(state.error, "the tag scaleflow.error"))
     return f"**{state.status}** at step {state.step}:\n\n{reason}"
 
@@ -124,8 +128,8 @@ def format_optional(value: float | None) -> str:
 def describe_resuming(files: RunFolder, state: RunState) -> str:
     """Returns the command that resumes a run, or trains a finished one longer."""
     words = f"{name_command()} {quote_override('resume', files.path)}"
-    host = read_tags(files.path).get("scaleflow.host")
-    where = f"in the folder of the command above{f', on {host}' if host else ''}"
+    host = read_run_tags(files.path).get("scaleflow.host")
+    where = f"in the folder of the command below{f', on {host}' if host else ''}"
     if state.status == "FINISHED":
         if state.checkpoint is None:
             return ""
