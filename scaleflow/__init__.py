@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scaleflow.api import Result, RunFailed, compose, run
     from scaleflow.comparison.runs import compare_runs
+    from scaleflow.convert import convert_model
     from scaleflow.errors import ConfigError
     from scaleflow.runs.user_metrics import log_metric
     from scaleflow.sweeps import JobResult, SweepResult, best_run, run_sweep
@@ -32,6 +33,7 @@ __all__ = [
     "best_run",
     "compare_runs",
     "compose",
+    "convert_model",
     "log_metric",
     "run",
     "run_sweep",
@@ -46,6 +48,7 @@ _PLACES = {
     "best_run": "scaleflow.sweeps",
     "compare_runs": "scaleflow.comparison.runs",
     "compose": "scaleflow.api",
+    "convert_model": "scaleflow.convert",
     "log_metric": "scaleflow.runs.user_metrics",
     "run": "scaleflow.api",
     "run_sweep": "scaleflow.sweeps",

@@ -51,6 +51,12 @@ COMMANDS = {
         Command("project", "an entry point of the file MLproject, for mlflow run", "scaleflow.project", RUNS),
         Command("evaluate", "evaluate a tracked model on a dataset: RUN_ID", "scaleflow.evaluate", MODELS),
         Command(
+            "convert",
+            "export a tracked model in more formats: RUN_ID export.formats=[...]",
+            "scaleflow.convert",
+            MODELS,
+        ),
+        Command(
             "predict",
             "write its predictions for a table: RUN_ID --input FILE --output FILE",
             "scaleflow.predict.command",

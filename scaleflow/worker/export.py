@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +55,7 @@ def export_model(spec: RunSpec, setup: TrainingSetup) -> str:
             raise RunError(f"the model could not be exported to {folder}: {reason.splitlines()[0]}") from error
 
 
-def try_formats(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> None:
+def try_formats(spec: RunSpec, setup: TrainingSetup, emit: Emit, should_stop: Callable[[], bool]) -> None:
     """Exports the untrained model in the formats of a new run, with two examples. All workers must call it.
 
     Raises ConfigError if a format cannot express the model: nothing has been trained then.
@@ -64,7 +64,7 @@ def try_formats(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> None:
         return
     with tempfile.TemporaryDirectory(prefix="scaleflow-formats-") as temporary:
         setup.export(Path(temporary), True)
-        found = export_formats(spec, Path(temporary), emit, is_trial=True) if spec.records else []
+        found = export_formats(spec, Path(temporary), emit, should_stop, is_trial=True) if spec.records else []
     for each in found:
         if each.error:
             others = [other.name for other in found if not other.error]
@@ -72,7 +72,9 @@ def try_formats(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> None:
             raise ConfigError(f"export.formats: {each.name}: {each.error}; use export.formats={rest}")
 
 
-def export_formats(spec: RunSpec, exported: Path, emit: Emit, is_trial: bool = False) -> list[FormatExported]:
+def export_formats(
+    spec: RunSpec, exported: Path, emit: Emit, should_stop: Callable[[], bool] = bool, is_trial: bool = False
+) -> list[FormatExported]:
     """Exports the model of a folder in the formats of the plan, in a process without the run's devices.
 
     If the process is killed, as by a fault in a converter, the format fails, and another process does the others.
@@ -81,20 +83,24 @@ def export_formats(spec: RunSpec, exported: Path, emit: Emit, is_trial: bool = F
         spec: of the run.
         exported: the folder of the exported model.
         emit: receives stages and notes.
+        should_stop: returns True to leave the rest out.
         is_trial: whether the model is not trained yet.
+
+    Raises:
+        ConfigError: if the data of the run cannot be read.
     """
     found: dict[str, FormatExported] = {}
     names = list(spec.plan.export.formats or ())
     while remaining := [name for name in names if name not in found]:
         conversion = ConversionSpec(str(exported), remaining, is_trial)
-        error = ""
-        for event in run_conversion(spec, conversion):
+        error = "stopped"
+        for event in run_conversion(spec, conversion, should_stop):
             if isinstance(event, FormatExported):
                 found[event.name] = event
             elif isinstance(event, StageBegan | Note):
                 emit(event)
             elif isinstance(event, RunRefused):
-                error = event.message
+                raise ConfigError(event.message)
             elif isinstance(event, FaultReported):
                 error = event.error
         if missing := next((name for name in remaining if name not in found), None):
@@ -102,10 +108,11 @@ def export_formats(spec: RunSpec, exported: Path, emit: Emit, is_trial: bool = F
     return [found[name] for name in names]
 
 
-def run_conversion(spec: RunSpec, conversion: ConversionSpec) -> Iterator[Event]:
+def run_conversion(spec: RunSpec, conversion: ConversionSpec, should_stop: Callable[[], bool]) -> Iterator[Event]:
     """Converts a model in another process, and yields the events of that process as they come.
 
-    If it ends without an event `end` or `refused`, the last event says how it ended.
+    If `should_stop` says so, the process is killed. If it ends without an event `end` or `refused`, the last event says
+    how it ended.
     """
     with tempfile.TemporaryDirectory(prefix="scaleflow-convert-") as temporary:
         child = RunSpec(make_conversion_plan(spec.plan), Path(temporary), time.time(), evaluation=conversion)
@@ -130,8 +137,11 @@ def run_conversion(spec: RunSpec, conversion: ConversionSpec) -> Iterator[Event]
                 for event in reader.read():
                     last = event
                     yield event
+                if should_stop():
+                    return
                 time.sleep(0.0 if is_over else POLL_SECONDS)
-            print(log.read_text(errors="replace"), file=sys.stderr)
+            with spec.log.open("ab") as output:
+                output.write(log.read_bytes())
             if not isinstance(last, RunEnded | RunRefused):
                 yield FaultReported(f"its converter ended with exit code {process.returncode}")
         finally:
@@ -159,8 +169,12 @@ def make_conversion_plan(plan: Plan) -> Plan:
     )
 
 
-def report_formats(spec: RunSpec, formats: Sequence[FormatExported], step: int, emit: Emit) -> None:
-    """Reports the formats of the exported model, and their metrics, and writes their table."""
+def report_formats(spec: RunSpec, step: int, emit: Emit, should_stop: Callable[[], bool]) -> None:
+    """Exports the formats of the trained model, reports them and their metrics, and writes their table."""
+    try:
+        formats = export_formats(spec, spec.files.model, emit, should_stop)
+    except ConfigError as error:  # the data is gone; the trained model stays
+        formats = [FormatExported(name, "", error=str(error)) for name in spec.plan.export.formats or ()]
     for each in formats:
         emit(each)
         if each.values:

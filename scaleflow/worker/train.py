@@ -45,7 +45,7 @@ from scaleflow.worker.data_changes import (
 )
 from scaleflow.worker.evaluate import evaluate_model
 from scaleflow.worker.evaluator import EvaluationRelay, run_evaluator
-from scaleflow.worker.export import export_formats, export_model, report_formats, try_formats
+from scaleflow.worker.export import export_model, report_formats, try_formats
 from scaleflow.worker.failures import format_failure, is_loss_of_peer, report_failure
 from scaleflow.worker.metadata import report_confusion, report_metadata
 from scaleflow.worker.report import begin_report, import_ahead
@@ -84,7 +84,7 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
         setup = build_training(spec.plan, emit, startup_timer, spec.folder if spec.is_resumed else None)
         if spec.plan.evaluator == "here":
             return evaluate_checkpoints(spec, setup, emit, should_stop)
-        try_formats(spec, setup, emit)
+        try_formats(spec, setup, emit, should_stop)
         worker_sync = make_worker_sync(spec, setup, should_stop)
         data_changes = check_resumed_data(spec, setup, worker_sync)
         session = begin_training(spec, setup, worker_sync, emit, startup_timer)
@@ -105,7 +105,7 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
         emit(Note(f"debug.placement: the device of each operation is {where}, as 'MatMul: (MatMul): /job:...'"))
     import_ahead(setup)
     try:
-        train_and_export(spec, setup, session, worker_sync, emit)
+        train_and_export(spec, setup, session, worker_sync, emit, should_stop)
     except Exception as error:
         report_failure(spec, setup.explain(error), emit, setup)
         finish_failed(session, error)
@@ -374,7 +374,12 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
 
 
 def train_and_export(
-    spec: RunSpec, setup: TrainingSetup, session: Session, worker_sync: WorkerSync, emit: Emit
+    spec: RunSpec,
+    setup: TrainingSetup,
+    session: Session,
+    worker_sync: WorkerSync,
+    emit: Emit,
+    should_stop: Callable[[], bool],
 ) -> None:
     """Trains to the end, or until it has to stop, exports the model, and reports the end."""
     with user_metrics(session.log_metric):
@@ -396,7 +401,7 @@ def train_and_export(
         report_confusion(setup.engine, evaluated, setup.outputs, spec.files, emit)
     weights = export_model(spec, setup)
     if spec.records and spec.plan.export.formats:
-        report_formats(spec, export_formats(spec, spec.files.model, emit), result.model_step, emit)
+        report_formats(spec, result.model_step, emit, should_stop)
     if report is not None:
         emit(StageBegan("making the report"))
         report.finish(result.model_step, result.test, "test/", emit)
