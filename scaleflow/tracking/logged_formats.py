@@ -21,7 +21,7 @@ TABLE = "export/formats.json"
 
 
 def download_exported(tracker: MlflowTracker, run: TrackedRun, store: Tracking, folder: Path) -> Path:
-    """Downloads the data of a logged model: the folder that the worker exported. Raises ConfigError if there is none."""
+    """Downloads the data of a logged model: what the worker exported. Raises ConfigError if there is none."""
     path = download_artifact(f"{find_model(tracker, run)}/data", str(store.uri), folder)
     if path is None or not (path / "saved_model").is_dir():
         raise ConfigError(f"{run.run_id}: its model {run.model_id} has no SavedModel; it is not a model of scaleflow")
