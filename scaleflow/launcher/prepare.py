@@ -23,6 +23,7 @@ from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu,
 from scaleflow.config.compose import ComposedConfig, resolve_config
 from scaleflow.config.plan import check_plan, check_trial, parse_plan
 from scaleflow.errors import ConfigError
+from scaleflow.export.formats import check_formats
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Cluster, Plan, Strategy
 from scaleflow.interfaces.trials import Trial
@@ -214,6 +215,7 @@ def probe(plan: Plan) -> Plan:
     check_tpu(plan)
     find_engine(plan.cluster).check_reachable(plan.cluster)
     check_tensorboard(plan.tracking.tensorboard)
+    check_formats(plan.export.formats)
     if plan.task and not port_is_free(plan.task.peers[plan.task.worker]):
         raise ConfigError(
             f"TF_CONFIG: the port of {plan.task.peers[plan.task.worker]}, the address of this process, is in use; "

@@ -297,6 +297,10 @@ class MlflowTracker:
     def log_artifact(self, path: Path, folder: str | None) -> None:
         self._client.log_artifact(self._run, str(path), folder)
 
+    def log_model_file(self, model_id: str, path: Path, folder: str) -> None:
+        """Adds a file to a logged model."""
+        self._client.log_model_artifact(model_id, str(path), folder)
+
     def log_dataset(self, data: DatasetDescribed) -> None:
         from scaleflow.tracking.inputs import make_dataset_inputs
 
