@@ -29,11 +29,16 @@ from typing import Any
 
 from scaleflow.commands.frame import run_command
 from scaleflow.commands.process import end_with
-from scaleflow.commands.tracked_run import answer_model, format_model_rows, make_run_parser, parse_command
+from scaleflow.commands.tracked_run import (
+    answer_model,
+    format_model_rows,
+    make_evaluation_plan,
+    make_run_parser,
+    parse_command,
+)
 from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_store_options, reuse_config
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.errors import ConfigError, RunError, first_line
-from scaleflow.evaluate import make_evaluation_plan
 from scaleflow.export.formats import check_formats
 from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -76,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def convert_words(typed: list[str]) -> int:
     words, _ = parse_command(make_run_parser("convert", __doc__), typed)
     with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:
-        done = convert(words, display, stop)
+        done = convert_tracked_model(words, display, stop)
         if stop.is_set():
             return stop.exit_code
         formats = [{"name": each.name, **asdict(each)} for each in done.formats]
@@ -85,14 +90,15 @@ def convert_words(typed: list[str]) -> int:
     return FAILED if any(each.error for each in done.formats) else FINISHED
 
 
-def convert(words: RerunCommand, display: Display, stop: StopRequest) -> Conversion:
+def convert_tracked_model(words: RerunCommand, display: Display, stop: StopRequest) -> Conversion:
     """Converts a tracked model, and records the formats.
 
     Raises ConfigError if that cannot work, and RunError if the formats could not be recorded.
     """
     for override in parse_overrides(words.overrides):
-        if override.key_or_group == "export.formats" and isinstance(override.value(), list):
-            check_formats(list(map(str, override.value())))
+        names = override.value()
+        if override.key_or_group == "export.formats" and isinstance(names, list):
+            check_formats(list(map(str, names)))
     display.begin_stage("reading the run and its model from MLflow")
     store, tracker, tracked = find_named_run(words.run_id, find_store_options(words))
     words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
@@ -129,7 +135,7 @@ def convert_model(run_id: str, *overrides: str, trust: Sequence[str] = ()) -> An
         RunError: if it failed, or the formats could not be recorded.
     """
     with contextlib.closing(display_for(io.StringIO(), is_plain=True, is_chief=False)) as display:
-        done = convert(RerunCommand(run_id, list(overrides), (), list(trust)), display, StopRequest())
+        done = convert_tracked_model(RerunCommand(run_id, list(overrides), (), list(trust)), display, StopRequest())
     return {
         each.name: {**each.values, "split": each.split, "examples": each.examples, "error": each.error or None}
         for each in done.formats
