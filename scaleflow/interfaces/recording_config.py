@@ -119,6 +119,61 @@ class EvaluationOptions:
 
 
 @dataclass(frozen=True)
+class ExportOptions:
+    """`export`: the formats of the trained model, besides the Keras file and the SavedModel.
+
+    Attributes:
+        formats: `keras`, `litert`, `litert_int8`, `onnx` and `openvino`. Each is loaded in its own runtime and compared
+            with the trained model on the test split. Default null: none.
+        tolerance: the most by which an output may differ, in units of the largest output, or of 1 if that is larger. A
+            format that differs by more is removed. Above 0. Default null: 1e-4 for float32, 1e-2 for mixed_float16 and
+            5e-2 for mixed_bfloat16.
+        int8_loss: the most that the accuracy of `litert_int8` may be lower; without an accuracy, the most that an error
+            may be larger, as a share of it. At least 0. Default 0.01.
+        calibration_examples: the training examples, drawn with the seed, from which `litert_int8` takes the ranges of
+            values. At least 1. Default 200.
+    """
+
+    formats: list[str] | None = None
+    tolerance: float | None = field(default=None, metadata={"above": 0.0})
+    int8_loss: float = field(default=0.01, metadata={"at_least": 0.0})
+    calibration_examples: int = field(default=200, metadata={"at_least": 1})
+
+
+@dataclass(frozen=True)
+class PromotionOptions:
+    """`promotion`: whether the trained model becomes the one in use, the alias `champion` of a registered model.
+
+    Attributes:
+        name: `champion` compares the model with the champion and moves the alias if it is better; `none` does nothing.
+            Default `none`.
+        model: the registered model. Required for `champion`.
+        metric: by which the models are compared, on the same examples: `accuracy`, `mae`, or `OUTPUT/accuracy` of a
+            model with several outputs. Default null: the first that the model has.
+        confidence: of the interval of the difference, by a paired bootstrap. Above 0.5, below 1. Default 0.95.
+        tolerance: the lower end of the interval must be above this. Below 0, a model that may be slightly worse is
+            promoted, too. Default 0.
+        at_least: metrics of the run, such as `test/accuracy`, and what they must be at least; errors and losses, at
+            most. A slice of the report is `slice/COLUMN=VALUE`. Default null: no floors.
+        environment: where the model is served before the alias moves: `here`, in a process with the packages of this
+            one, or `clean`, with the packages of its own requirements, which are installed. Default `here`.
+        most_ms: the most that an answer may take, in ms: the median of single requests over HTTP. Above 0. Default
+            null: no limit.
+        most_mb: the most memory that the serving process may take, in MB. Above 0. Default null: no limit.
+    """
+
+    name: Literal["none", "champion"] = "none"
+    model: str | None = None
+    metric: str | None = None
+    confidence: float = field(default=0.95, metadata={"above": 0.5, "below": 1.0})
+    tolerance: float = 0.0
+    at_least: dict[str, float] | None = None
+    environment: Literal["here", "clean"] = "here"
+    most_ms: float | None = field(default=None, metadata={"above": 0.0})
+    most_mb: float | None = field(default=None, metadata={"above": 0.0})
+
+
+@dataclass(frozen=True)
 class Tracking:
     """`tracking`: where the run is recorded.
 

@@ -6,10 +6,12 @@ import json
 import os
 import shlex
 import time
+from collections.abc import Iterable
 
 from scaleflow.config.words import quote_override
 from scaleflow.evaluation import FINDINGS, REPORT
 from scaleflow.interfaces import name_command
+from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.formatting import format_duration, format_number, format_with_interval
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.recording.monitor import RunMonitor
@@ -46,6 +48,7 @@ def finish_run(monitor: RunMonitor) -> None:
     rows = [("status", f"{state.status} in {duration}")]
     rows += describe_results(spec, state) if spec.trial is None else describe_found(state)
     rows += describe_findings(spec) if state.status == "FINISHED" and spec.plan.evaluation.name != "none" else []
+    rows += describe_formats(state.formats.values())
     rows += [("profile", line) for line in recorder.profiles.values()]
     rows += [("output", folder)]
     rows += describe_continuation(state, folder)
@@ -68,6 +71,18 @@ def describe_continuation(state: RunState, folder: str) -> list[tuple[str, str]]
         ("checkpoint", f"of step {state.checkpoint}"),
         ("go on", f"{name_command()} {quote_override('resume', folder)}"),
     ]
+
+
+def describe_formats(formats: Iterable[FormatExported]) -> list[tuple[str, str]]:
+    """Returns rows with what was measured of each format of the model."""
+    rows = []
+    for each in formats:
+        shown = {name: format_number(value) for name, value in each.values.items()}
+        parts = [f"{each.split} {name} {shown[name]}" for name in ("accuracy", "mae", "loss") if name in shown][:1]
+        units = {"mb": "{} MB", "ms": "{} ms an example", "difference": "largest difference {}"}
+        parts += [text.format(shown[name]) for name, text in units.items() if name in shown]
+        rows.append((each.name, ", ".join([f"not exported: {each.error}"] if each.error else parts)))
+    return rows
 
 
 def describe_found(state: RunState) -> list[tuple[str, str]]:

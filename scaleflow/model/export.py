@@ -6,9 +6,8 @@ import base64
 import contextlib
 import hashlib
 import json
-import re
 import zipfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from scaleflow.interfaces import (
     name_leaves,
 )
 from scaleflow.model.layers import make_inputs
+from scaleflow.model.parts import Parts, add_parts, chain, name_arguments
 from scaleflow.model.signatures import make_signatures
 
 KERAS_FILE = "model.keras"
@@ -96,11 +96,12 @@ def write_model(
     is_whole = keras_file_fault(model) is None
     if not is_whole:
         model.save_weights(folder / WEIGHTS_FILE)  # no preprocessing: the user's code loads them into the model alone
-    if raw.preprocessing_layers:
-        model = add_preprocessing({name: make() for name, make in raw.preprocessing_layers.items()}, model, inputs)
+    layers = {name: make() for name, make in raw.preprocessing_layers.items()}
+    whole = add_preprocessing(layers, model, inputs) if layers else model
     if is_whole:
-        model.save(folder / KERAS_FILE)
-    write_saved_model(model, inputs, outputs, folder / SAVED_MODEL, raw.decoders)
+        whole.save(folder / KERAS_FILE)
+    write_saved_model(whole, Parts(model, layers, inputs, policy), outputs, folder / SAVED_MODEL, raw.decoders)
+    model = whole
     with tf.device("CPU:0") if on_host else contextlib.nullcontext():
         check_export(model, batch, TOLERANCE[policy], folder)
     write_example(inputs, batch, folder, raw.decoders)
@@ -129,17 +130,6 @@ def make_input_specs(inputs: InputStructure) -> Any:
     return map_named(lambda key, each: tf.TensorSpec([None, *each.shape], each.dtype, name=names[key]), inputs)
 
 
-def name_arguments(inputs: InputStructure) -> dict[str, str]:
-    """Returns a different name for each input, of letters, digits and underscores: TensorFlow takes no others."""
-    names: dict[str, str] = {}
-    for key in name_leaves(inputs):
-        plain = name = re.sub(r"\W", "_", key, flags=re.ASCII) or "inputs"
-        while name in names.values():
-            name = f"{plain}_{len(names)}"
-        names[key] = name
-    return names
-
-
 def write_example(inputs: InputStructure, batch: Any, folder: Path, pictures: Collection[str] = ()) -> None:
     """Writes the first two raw inputs; those of the names in `pictures` as base64 texts of PNG files."""
 
@@ -160,7 +150,7 @@ def write_example(inputs: InputStructure, batch: Any, folder: Path, pictures: Co
 
 def write_saved_model(
     model: keras.Model,
-    inputs: InputStructure,
+    parts: Parts,
     outputs: OutputStructure,
     folder: Path,
     decoders: Mapping[str, Callable[[tf.Tensor], tf.Tensor]],
@@ -172,27 +162,38 @@ def write_saved_model(
     Its signatures are `serving_default`, which answers with predictions, `probabilities` (of classes and labels) and
     `logits`: all that `serve` returns (`model/signatures.py`). With decoders they take encoded pictures [batch] in
     place of arrays, and the endpoint `decode` maps pictures, one tensor or a dict by name, to the arrays of `serve`.
+    The endpoints of `model/parts.py` are what other formats are made of.
     """
     archive = keras.export.ExportArchive()
     archive.track(model)
-    specs = make_input_specs(inputs)
-    # One graph for all endpoints.
-    compute = tf.function(lambda given: model(given, training=False), input_signature=[specs], autograph=False)
-    archive.add_endpoint("serve", compute)
+    specs = make_input_specs(parts.inputs)
+    compute = add_parts(archive, model, parts, specs)
     serve: Callable[[Any], Any] = compute
     if decoders:
-        specs = make_input_specs(map_named(lambda name, each: PICTURE if name in decoders else each, inputs))
-        decode = make_batch_decoder(inputs, decoders)
+        specs = make_input_specs(map_named(lambda name, each: PICTURE if name in decoders else each, parts.inputs))
+        decode = make_batch_decoder(parts.inputs, decoders)
         pictures = {name: each for name, each in name_leaves(specs).items() if name in decoders}
         archive.add_endpoint("decode", decode, input_signature=[pictures.get("", pictures)])
         serve = chain(lambda given: replace_pictures(given, decode, decoders), compute)
     for name, answer in make_signatures(outputs).items():
         archive.add_endpoint(name, chain(serve, answer), input_signature=[specs])
-    archive.write_out(folder, verbose=False)
+    with hide_default_signatures():
+        archive.write_out(folder, verbose=False)
 
 
-def chain(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda given: second(first(given))
+@contextlib.contextmanager
+def hide_default_signatures() -> Iterator[None]:
+    """Hides the functions that Keras adds for each model in a SavedModel: each is traced twice, and not used here."""
+    name = "_default_save_signature"
+    owner = next((base for base in keras.Model.__mro__ if name in vars(base)), None)
+    before = vars(owner)[name] if owner else None
+    try:
+        if owner:
+            setattr(owner, name, None)
+        yield
+    finally:
+        if owner:
+            setattr(owner, name, before)
 
 
 def make_batch_decoder(

@@ -15,6 +15,7 @@ from scaleflow.interfaces.events import (
     EpochEnded,
     Event,
     FaultReported,
+    FormatExported,
     MetricsLogged,
     ModelExported,
     PeersMet,
@@ -56,6 +57,7 @@ class RunState:
     upload_seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # the last value of each metric
     model_step: int | None = None  # the number of updates of the exported model; None while there is none
+    formats: dict[str, FormatExported] = field(default_factory=dict)  # by name, those of the exported model
     time: int = 0  # of the newest event, in milliseconds since the epoch
     found: SettingFound | None = None  # the setting that the run has found, if it is a trial
 
@@ -74,7 +76,7 @@ class RunState:
             case RunReady():
                 self.ready = self.ready or event
                 self.is_open = self.is_under_way = True
-                self.last, self.fault, self.model_step = None, "", None
+                self.last, self.fault, self.model_step, self.formats = None, "", None, {}
                 self.checkpoint = event.resumed or self.checkpoint
             case Restarted():
                 self.fault = ""
@@ -97,6 +99,8 @@ class RunState:
                 self.checkpoint = event.step
             case ModelExported():
                 self.model_step = event.step
+            case FormatExported():
+                self.formats[event.name] = event
             case FaultReported():
                 self.fault = event.error
             case SettingFound():

@@ -74,7 +74,8 @@ class TrainingSetup:
 
     Attributes:
         outputs: of the dataset.
-        export: writes the trained model to a folder, and returns the digest of its weights.
+        export: writes the trained model, or with a second argument the model as it is now, to a folder, and returns
+            the digest of its weights.
         callbacks: the user's callbacks.
         explain: turns an error of the training into one that names the example that caused it, if one did.
         kept: the split whose predictions are kept; None if none are.
@@ -84,7 +85,7 @@ class TrainingSetup:
     engine: Engine
     feeds: Feeds
     outputs: OutputStructure
-    export: Callable[[Path], str]
+    export: Callable[..., str]
     callbacks: Sequence[Any]
     explain: Callable[[Exception], Exception]
     facts: RunFacts
@@ -164,9 +165,9 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         "trainable_parameters": sum(math.prod(each.shape) for each in engine.model.trainable_variables),
     }
 
-    def export(folder: Path) -> str:
+    def export(folder: Path, is_trial: bool = False) -> str:
         arguments = source.inputs, source.outputs, splits.sample, runtime.policy, folder
-        trained = model.merge_lora(engine.finish_model())
+        trained = engine.gather_model() if is_trial else model.merge_lora(engine.finish_model())
         model.write_model(
             trained,
             *arguments,

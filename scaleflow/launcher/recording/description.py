@@ -46,9 +46,22 @@ def describe_run(files: RunFolder, state: RunState, store: str, model_uri: str |
         describe_loading(store, model_uri),
         "" if is_trial else describe_resuming(files, state),
         "" if is_trial else format_results(state),
+        format_formats(state),
         describe_command(files),
     ]
     return join_parts(parts)
+
+
+def format_formats(state: RunState) -> str:
+    """Returns a table of the formats of the model; empty if there are none."""
+    if not state.formats:
+        return ""
+    names = list(dict.fromkeys(name for each in state.formats.values() for name in each.values))
+    rows = ["| " + " | ".join(["format", *names]) + " |", "|" + "---|" * (1 + len(names))]
+    for name, each in state.formats.items():
+        cells = [format_number(each.values[key]) if key in each.values else "" for key in names]
+        rows.append("| " + " | ".join([f"{name}: {each.error}" if each.error else name, *cells]) + " |")
+    return "\n".join(rows)
 
 
 def describe_loading(store: str | None, model_uri: str | None, model: str = "the model") -> str:

@@ -24,6 +24,7 @@ from scaleflow.interfaces.events import (
     DatasetDescribed,
     DescriptionSet,
     Event,
+    FormatExported,
     MetricsLogged,
     ModelExported,
     Restarted,
@@ -62,7 +63,7 @@ TRIES_OF_A_FILE = 8
 DEFERRABLE = (ArtifactWritten, ConfusionWritten, DatasetDescribed, ModelExported, SettingFound, StepsProfiled)
 
 #: Events that are sent, in addition to metrics.
-SENT = (*DEFERRABLE, RunReady, TagsSet, DescriptionSet, Restarted, RolledBack, RunEnded, RunRefused)
+SENT = (*DEFERRABLE, FormatExported, RunReady, TagsSet, DescriptionSet, Restarted, RolledBack, RunEnded, RunRefused)
 
 
 class StillReadingError(Exception):
@@ -334,6 +335,8 @@ class EventTransfer:
                 self._tracker.set_tags(event.values)
             case DescriptionSet():
                 self._tracker.describe(event.text)
+            case FormatExported():
+                self._tracker.set_tags({f"scaleflow.export.{event.name}": event.error or "good"})
             case Restarted():
                 self._count_event("restart", event.number, event.reason)
             case RolledBack():
