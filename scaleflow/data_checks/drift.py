@@ -136,7 +136,7 @@ class DriftCounter:
         index, limit = compute_stability(np.array(before, np.float64), counts.astype(np.float64))
         if index > limit:
             text = f"{name}: its distribution has changed (population stability index {index:.2f})"
-            because = f"an index above {limit:.2f}: 0.2, or more for few rows"
+            because = f"an index above {limit:.2f}{', since there are few rows' if limit > STABILITY else ''}"
             yield DataFinding("drift", DRIFT, text, because, [name])
         outside, total = self._outside[name], self._total[name]
         if "counts" in known and outside > max(FEWEST, SHARE * total, limit_by_chance(sum(known["counts"]), total)):

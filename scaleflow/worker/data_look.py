@@ -67,7 +67,7 @@ def find_told(splits: Splits, sample: SplitSample) -> list[DataFinding]:
     from scaleflow.data_checks.drift import DRIFT, select_level
     from scaleflow.data_checks.rules import find_faults
 
-    return select_level(find_faults(sample), DRIFT) if dataset.is_spread(splits.train) else []
+    return select_level(find_faults(sample, with_hints=False), DRIFT) if dataset.is_spread(splits.train) else []
 
 
 def compare_data(schema: Mapping[str, Any], source: Source, examples: Examples, few: Any) -> list[DataFinding]:
@@ -117,7 +117,7 @@ def tell_findings(answer: Mapping[str, Any], check: str, emit: Emit) -> None:
     if refused and check == "refuse":
         more = f", and {count_more(refused[1:])}" if len(refused) > 1 else ""
         raise ConfigError(
-            f"dataset.check=refuse: {refused[0]}{more}; scaleflow check shows all, and dataset.check=warn trains anyway"
+            f"dataset.check=refuse: {refused[0]}{more}; scaleflow check shows all, and dataset.check=warn goes on"
         )
     for text in told[:MOST_TOLD]:
         emit(Note(f"dataset.check: {text}"))
