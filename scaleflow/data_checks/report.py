@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.data_checks.drift import LEVELS, DataFinding
+from scaleflow.data_checks.drift import DRIFT, FAULT, HINT, LEVELS, DataFinding
 from scaleflow.data_checks.sample import CATEGORY, DATE, SplitSample
 from scaleflow.data_checks.schema import make_schema, reduce_values
 from scaleflow.evaluation.charts import shorten_name, text, wrap_svg
@@ -23,11 +23,14 @@ MOST_CHARTS, MOST_CLASSES, MOST_BARS = 24, 6, 12
 #: Rows of the table of examples, and pictures of a class.
 SHOWN_ROWS, SHOWN_PICTURES = 10, 8
 
+#: What the levels of findings are called.
+HEADINGS = {FAULT: "Faults", DRIFT: "Drift", HINT: "To be looked at"}
+
 #: The ranges of a histogram, between these quantiles.
 RANGES, ENDS = 30, (0.005, 0.995)
 
-#: Pixels: the width of a chart, the place of its labels, and the height of a strip.
-WIDTH, LEFT, HEIGHT = 460, 130, 34
+#: Pixels: the width of a chart, the space for labels beside it, and the height of a strip.
+WIDTH, LEFT, RIGHT, HEIGHT = 470, 130, 34, 34
 
 Array = np.ndarray[Any, Any]
 
@@ -53,14 +56,14 @@ def make_data_page(
     hidden = len(train.columns) - MOST_CHARTS
     more = f"<p>{hidden:,} more columns are in the table only.</p>" if hidden > 0 else ""
     by_class = pick_target(train)
-    caption = "by class" if by_class else "by split" if len(samples) > 1 else ""
+    caption = "by class" if by_class is not None else "by split" if len(samples) > 1 else ""
     sheets = "".join(make_sheet(name, each) for name, each in pictures.items())
     return make_page(
         title,
         about,
         [
-            compose_section("Findings", make_findings(findings)),
-            compose_section("Splits", make_table([describe_split(*each) for each in samples.items()])),
+            compose_section("Findings", *list_by_level(findings)),
+            compose_section("Splits", make_table([count_split(*each) for each in samples.items()])),
             compose_section("Targets", make_charts(draw_targets(samples))),
             compose_section("Columns", make_table([describe_row(*each) for each in schema["columns"].items()])),
             compose_section(f"Distributions {caption}".strip(), make_charts(draw_columns(samples, by_class)), more),
@@ -74,6 +77,15 @@ def sort_findings(findings: Sequence[DataFinding]) -> list[DataFinding]:
     return sorted(findings, key=lambda each: -LEVELS.index(each.level))
 
 
+def list_by_level(findings: Sequence[DataFinding]) -> list[str]:
+    """Returns the lists of the findings, one for each level, each with its heading."""
+    listed = []
+    for level in reversed(LEVELS):
+        if found := [each for each in findings if each.level == level]:
+            listed.append(f"<h3>{HEADINGS[level]}</h3>{make_findings(found)}")
+    return listed or [make_findings([])]
+
+
 def pick_target(sample: SplitSample) -> str | None:
     """Returns the first target with few classes; None if there is none."""
     for name, values in sample.targets.items():
@@ -82,7 +94,7 @@ def pick_target(sample: SplitSample) -> str | None:
     return None
 
 
-def describe_split(name: str, sample: SplitSample) -> dict[str, Any]:
+def count_split(name: str, sample: SplitSample) -> dict[str, Any]:
     return {"split": name, "examples": sample.examples, "looked_at": len(sample)}
 
 
@@ -171,7 +183,7 @@ def draw_strips(
         is_turned: whether these labels are long.
     """
     top = max(float(heights.max()) for heights in groups.values()) or 1.0
-    width = WIDTH - LEFT - 20
+    width = WIDTH - LEFT - RIGHT
     parts = []
     for row, (name, heights) in enumerate(groups.items()):
         bottom = (row + 1) * HEIGHT
@@ -190,4 +202,5 @@ def draw_strips(
             parts.append(f'<g transform="translate({x + 4:.1f} {end + 12}) rotate(-35)">{turned}</g>')
         else:
             parts.append(text(x, end + 16, label, "middle", "faint"))
-    return wrap_svg(title, WIDTH, end + (84 if is_turned else 24), parts)
+    below = 20 + 4 * max(len(label) for _, label in ticks) if is_turned else 24
+    return wrap_svg(title, WIDTH, end + below, parts)

@@ -42,7 +42,7 @@ Array = np.ndarray[Any, Any]
 
 
 def find_faults(sample: SplitSample, with_hints: bool = True) -> list[DataFinding]:
-    """Returns the faults that a sample of the training split shows; with those of the level `hint`, or nearly without."""
+    """Returns the faults that a sample of the training split shows; without most of the level `hint` on demand."""
     if len(sample) < FEWEST_ROWS:
         return []
     rules = (*FAULT_RULES, *HINT_RULES) if with_hints else FAULT_RULES

@@ -33,15 +33,15 @@ class DriftWatch:
 
     def add(self, inputs: Mapping[str, Array]) -> None:
         """Adds rows, [n, ...] by the name of the input; numbers, or texts ("" is missing)."""
-        if self._counter is None:
+        rows = len(next(iter(inputs.values()), ()))
+        if self._counter is None or not rows:
             return
-        taken = slice(None)
+        taken = slice(None, None, -(-rows // MOST_ROWS))
         for name, values in inputs.items():
-            taken = slice(None, None, max(1, -(-len(values) // MOST_ROWS)))
             if name in self._inputs:
                 for column, each in expand_input(name, self._inputs[name], values[taken]).items():
                     self._counter.add(column, to_texts_array(each) if each.dtype.kind in "OSU" else each)
-        self.rows += len(next(iter(inputs.values()), np.empty(0))[taken])
+        self.rows += len(range(rows)[taken])
 
     def find(self) -> list[DataFinding]:
         """Returns what differs: drift, and categories that nobody else counts."""

@@ -32,7 +32,7 @@ MOST_VALUES = 1 << 26
 MOST_SHOWN = 12
 
 
-def check_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
+def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
     """Looks at the splits of a dataset, writes the report, and reports what was found.
 
     Raises ConfigError if the dataset cannot be read, or its examples cannot be put side by side.
@@ -97,7 +97,7 @@ def find_in_samples(
     from scaleflow.data_checks.schema import make_schema
 
     train = samples["train"]
-    found = [DataFinding("unreadable", FAULT, each, "they cannot be read") for each in left_out]
+    found = [DataFinding("unreadable", FAULT, each, "none may be left out") for each in left_out]
     known = make_schema(train) if schema is None else schema
     for split, sample in samples.items():
         if schema is not None or split != "train":

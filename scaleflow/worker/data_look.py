@@ -48,7 +48,9 @@ def make_look(
 
             try:
                 sample = sample_split(source, splits.train, splits.sample)
-                found = compare_data(known, source, splits.train, splits.sample) if known else find_told(splits, sample)
+                found = (
+                    compare_split(known, source, splits.train, splits.sample) if known else find_told(splits, sample)
+                )
                 schema.update(known or make_schema(sample))
             except Exception as error:  # strange data end no run, and an example that cannot be read has its own error
                 traceback.print_exc()
@@ -70,7 +72,7 @@ def find_told(splits: Splits, sample: SplitSample) -> list[DataFinding]:
     return select_level(find_faults(sample, with_hints=False), DRIFT) if dataset.is_spread(splits.train) else []
 
 
-def compare_data(schema: Mapping[str, Any], source: Source, examples: Examples, few: Any) -> list[DataFinding]:
+def compare_split(schema: Mapping[str, Any], source: Source, examples: Examples, few: Any) -> list[DataFinding]:
     """Returns how a split differs from the training split of a run: drift, and all unseen categories.
 
     Args:
@@ -95,7 +97,7 @@ def tell_comparison(
     if plan.dataset.check == "none" or earlier is None:
         return
     try:
-        found = compare_data(earlier.state.schema, source, examples, few)
+        found = compare_split(earlier.state.schema, source, examples, few)
     except Exception as error:
         traceback.print_exc()
         tell_findings({"error": first_line(error)}, plan.dataset.check, emit)

@@ -118,9 +118,9 @@ def do_other_work(spec: RunSpec, emit: Emit) -> None:
     if isinstance(spec.evaluation, EvaluationSpec):
         evaluate_model(spec.plan, spec.evaluation, spec.files, emit)
     elif isinstance(spec.evaluation, DataCheckSpec):
-        from scaleflow.worker.check import check_dataset
+        from scaleflow.worker.check import look_at_dataset
 
-        check_dataset(spec.plan, spec.evaluation, emit)
+        look_at_dataset(spec.plan, spec.evaluation, emit)
     else:
         from scaleflow.worker.convert import convert_to_formats
 
