@@ -192,13 +192,14 @@ def read_spread_of(folder: Path) -> dict[str, Any]:
         inputs = dataset.read_spread(examples, 5)[0]
         numbers = inputs["x"] if isinstance(inputs, dict) else inputs
         found[name] = np.asarray(numbers).tolist(), dataset.is_spread(examples)
+    found["whole stream"] = np.asarray(dataset.read_spread(splits["stream"], 5, reads_all=True)[0]).tolist(), True
     found["all"] = np.asarray(dataset.read_spread(splits["table"], 500)[0]["x"]).tolist(), True
     return found
 
 
 def test_a_sample_is_spread_over_the_split(isolated: Callable[..., Any], tmp_path: Path) -> None:
     found = isolated(read_spread_of, tmp_path)
-    for name in ("arrays", "table", "records"):
+    for name in ("arrays", "table", "records", "whole stream"):
         assert found[name] == ([0, 24, 49, 74, 99], True), name
     assert len(found["large table"][0]) == 5
     assert found["stream"] == ([0, 1, 2, 3, 4], False)

@@ -72,7 +72,7 @@ def sample_splits(name: str, source: Source, splits: Splits, examples: int) -> d
     samples = {}
     for split, each in splits.raw.items():
         try:
-            samples[split] = sample_split(source, each, splits.sample, (examples, MOST_VALUES))
+            samples[split] = sample_split(source, each, splits.sample, (examples, MOST_VALUES), reads_all=True)
         except (ValueError, AttributeError) as error:
             raise ConfigError(
                 f"dataset={name}: examples of the split {split!r} cannot be put side by side, as scaleflow check does "

@@ -132,16 +132,28 @@ def count_more(texts: Collection[str]) -> str:
 
 
 def sample_split(
-    source: Source, examples: Examples, few: Any, most: tuple[int, int] = (MOST_EXAMPLES, MOST_VALUES)
+    source: Source,
+    examples: Examples,
+    few: Any,
+    most: tuple[int, int] = (MOST_EXAMPLES, MOST_VALUES),
+    reads_all: bool = False,
 ) -> SplitSample:
-    """Reads examples of a split, at `most` so many, with so many values. `few` has some of its raw inputs."""
+    """Reads examples of a split, as columns.
+
+    Args:
+        source: of the split.
+        examples: the split, before its preprocessing.
+        few: some of its raw inputs.
+        most: the most examples, and the most values of all of them.
+        reads_all: whether a stream that is not in memory is read to its end; else its first examples are read.
+    """
     from scaleflow import dataset
     from scaleflow.data_checks.sample import make_sample
 
     leaves = name_leaves(few).values()
     values = sum(array.size for array in leaves) / max(1, max(map(len, leaves), default=1))
     count = min(most[0], max(FEWEST_EXAMPLES, int(most[1] / max(1.0, values))))
-    inputs, targets, *_ = dataset.read_spread(examples, count)
+    inputs, targets, *_ = dataset.read_spread(examples, count, reads_all)
     return make_sample(source.inputs, source.outputs, (inputs, targets), len(examples), find_kinds(source))
 
 

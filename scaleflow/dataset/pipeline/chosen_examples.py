@@ -139,14 +139,14 @@ def read_parts(examples: Examples, places: Array) -> tuple[Any, ...]:
     return tuple(map_leaves(lambda *arrays: np.concatenate(arrays), *each) for each in zip(*parts, strict=True))
 
 
-def read_spread(examples: Examples, count: int) -> tuple[Any, ...]:
+def read_spread(examples: Examples, count: int, reads_all: bool = False) -> tuple[Any, ...]:
     """Returns up to `count` examples that are spread evenly over a split, as `read_parts` does.
 
     Of a table that is not in memory they are the first rows of blocks all over its files. Of a stream whose records are
-    not in memory (`is_spread` says so) they are the first ones.
+    not in memory (`is_spread` says so) they are the first ones, unless the command `reads_all` of it.
     """
     places = np.unique(np.linspace(0, len(examples) - 1, min(count, len(examples))).astype(np.int64))
-    if isinstance(examples, Arrays | Records):
+    if isinstance(examples, Arrays | Records) or (reads_all and not isinstance(examples, Blocks)):
         return read_parts(examples, places)
     if not isinstance(examples, Blocks):
         return read_parts(replace(examples, dataset=examples.dataset.take(len(places)), length=len(places)), places)
