@@ -49,6 +49,7 @@ from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.named_runs import find_named_run, locate_run
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.runs import DataCheckSpec, RunSpec
+from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.tracking.model_uris import FORMS
 
 #: The levels of findings, the least first; those from the second one on make the exit code 1.
@@ -117,10 +118,12 @@ def make_check_plan(overrides: Sequence[str], config_dirs: Sequence[str], exampl
 
 def read_schema_of_run(run_id: str, overrides: Sequence[str], display: Display) -> Mapping[str, Any]:
     """Returns the schema that a run has learned. Raises ConfigError if there is no such run, or if it has none."""
-    locate_run(run_id, Tracking())
-    display.begin_stage("reading the run from MLflow")
-    store, tracker, tracked = find_named_run(run_id, find_store_options(RerunCommand(run_id, list(overrides))))
-    state = load_learned_state(tracker, tracked, store)
+    state = read_learned_state(Path(run_id).expanduser())  # of a run's folder, tracked or not
+    if state is None:
+        locate_run(run_id, Tracking())
+        display.begin_stage("reading the run from MLflow")
+        store, tracker, tracked = find_named_run(run_id, find_store_options(RerunCommand(run_id, list(overrides))))
+        state = load_learned_state(tracker, tracked, store)
     if state is None or not state.schema:
         raise ConfigError(
             f"--against {run_id}: the run kept no schema of its data: it was made with dataset.check=none, or by an "

@@ -201,11 +201,11 @@ def compare_columns(schema: Mapping[str, Any], kinds: Mapping[str, str]) -> Iter
         kinds: of the new columns, by name.
     """
     known = schema.get("columns", {})
-    for name in known.keys() - kinds.keys():
+    for name in sorted(known.keys() - kinds.keys()):
         yield DataFinding("column", FAULT, f"{name}: the column is missing", "training had it", [name])
-    for name in kinds.keys() - known.keys():
+    for name in sorted(kinds.keys() - known.keys()):
         yield DataFinding("column", HINT, f"{name}: a new column", "training did not have it", [name])
-    for name in known.keys() & kinds.keys():
+    for name in sorted(known.keys() & kinds.keys()):
         before, now = known[name]["kind"], kinds[name]
         if (before == NUMBER) != (now == NUMBER):
             yield DataFinding("type", FAULT, f"{name}: is {now}, and was {before} in training", "another type", [name])
