@@ -69,6 +69,7 @@ OPTIONS_DIFFER = ("strategy", "checkpoint", "evaluation", "promotion", "profiler
 OTHER_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     ("cluster", "kubernetes"): {"start_seconds": 1800.0},
     ("evaluation", "full"): {"seconds": 60.0},
+    ("promotion", "champion"): {"model": "???"},
 }
 
 WITH_TARGET = {"dataset": Dataset, "model": Model, "optimizer": Optimizer}
