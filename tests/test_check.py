@@ -179,6 +179,7 @@ def read_spread_of(folder: Path) -> dict[str, Any]:
     values = np.arange(100, dtype=np.float32)
     lines = "".join(f"{n},{'yes' if n % 2 else 'no'}\n" for n in range(100))
     (folder / "rows.csv").write_text(f"x,y\n{lines}")
+    (folder / "long.csv").write_text(f"x,y\n{30 * lines}")
     pairs = tf.data.Dataset.from_tensor_slices((values, values))
     splits = {
         "arrays": Arrays(values, values),
@@ -193,6 +194,8 @@ def read_spread_of(folder: Path) -> dict[str, Any]:
         numbers = inputs["x"] if isinstance(inputs, dict) else inputs
         found[name] = np.asarray(numbers).tolist(), dataset.is_spread(examples)
     found["whole stream"] = np.asarray(dataset.read_spread(splits["stream"], 5, reads_all=True)[0]).tolist(), True
+    drawn = Table(str(folder / "long.csv"), "y", test=0.1, learn_on=10).load("test")
+    found["drawn"] = len(dataset.read_spread(drawn, 200)[1]), len(drawn)
     found["all"] = np.asarray(dataset.read_spread(splits["table"], 500)[0]["x"]).tolist(), True
     return found
 
@@ -202,6 +205,7 @@ def test_a_sample_is_spread_over_the_split(isolated: Callable[..., Any], tmp_pat
     for name in ("arrays", "table", "records", "whole stream"):
         assert found[name] == ([0, 24, 49, 74, 99], True), name
     assert len(found["large table"][0]) == 5
+    assert found["drawn"] == (200, 300)
     assert found["stream"] == ([0, 1, 2, 3, 4], False)
     assert found["all"][0] == list(range(100))
 

@@ -157,7 +157,8 @@ def read_spread(examples: Examples, count: int, reads_all: bool = False) -> tupl
     for n, block in enumerate(sorted(map(int, chosen), key=lengths.__getitem__)):  # long ones make up for short ones
         share = min(lengths[block], -(-left // (len(chosen) - n)))
         is_read = len(examples.rows.sampled) == sum(examples.rows.lengths)  # all rows are in memory
-        loaded = examples.load(block, None if is_read else 2 * share)
+        spread = examples.rows.lengths[block] / lengths[block]  # of the rows, if only some are in the split
+        loaded = examples.load(block, None if is_read else int(2 * share * spread) + 64)
         rows = np.unique(np.linspace(0, max(0, len(loaded) - 1), share).astype(int))[: len(loaded)]
         parts.append((block, loaded.map(lambda array, rows=rows: array[rows])))  # type: ignore[misc]
         left -= share
