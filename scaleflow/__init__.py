@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from scaleflow.comparison.runs import compare_runs
     from scaleflow.convert import convert_model
     from scaleflow.errors import ConfigError
+    from scaleflow.promote import PromotionResult, promote_model
     from scaleflow.runs.user_metrics import log_metric
     from scaleflow.sweeps import JobResult, SweepResult, best_run, run_sweep
 
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ConfigError",
     "JobResult",
+    "PromotionResult",
     "Result",
     "RunFailed",
     "SweepResult",
@@ -35,6 +37,7 @@ __all__ = [
     "compose",
     "convert_model",
     "log_metric",
+    "promote_model",
     "run",
     "run_sweep",
 ]
@@ -42,6 +45,7 @@ __all__ = [
 _PLACES = {
     "ConfigError": "scaleflow.errors",
     "JobResult": "scaleflow.sweeps",
+    "PromotionResult": "scaleflow.promote",
     "Result": "scaleflow.api",
     "RunFailed": "scaleflow.api",
     "SweepResult": "scaleflow.sweeps",
@@ -50,6 +54,7 @@ _PLACES = {
     "compose": "scaleflow.api",
     "convert_model": "scaleflow.convert",
     "log_metric": "scaleflow.runs.user_metrics",
+    "promote_model": "scaleflow.promote",
     "run": "scaleflow.api",
     "run_sweep": "scaleflow.sweeps",
 }

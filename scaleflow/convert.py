@@ -29,11 +29,16 @@ from typing import Any
 
 from scaleflow.commands.frame import run_command
 from scaleflow.commands.process import end_with
-from scaleflow.commands.tracked_run import answer_model, format_model_rows, make_run_parser, parse_command
+from scaleflow.commands.tracked_run import (
+    answer_model,
+    format_model_rows,
+    make_evaluation_plan,
+    make_run_parser,
+    parse_command,
+)
 from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_store_options, reuse_config
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.errors import ConfigError, RunError, first_line
-from scaleflow.evaluate import make_evaluation_plan
 from scaleflow.export.formats import check_formats
 from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -91,8 +96,9 @@ def convert(words: RerunCommand, display: Display, stop: StopRequest) -> Convers
     Raises ConfigError if that cannot work, and RunError if the formats could not be recorded.
     """
     for override in parse_overrides(words.overrides):
-        if override.key_or_group == "export.formats" and isinstance(override.value(), list):
-            check_formats(list(map(str, override.value())))
+        names = override.value()
+        if override.key_or_group == "export.formats" and isinstance(names, list):
+            check_formats(list(map(str, names)))
     display.begin_stage("reading the run and its model from MLflow")
     store, tracker, tracked = find_named_run(words.run_id, find_store_options(words))
     words = replace(words, tracked_dirs=find_config_dirs(tracked.command))

@@ -51,6 +51,7 @@ COMMANDS = {
         Command("project", "an entry point of the file MLproject, for mlflow run", "scaleflow.project", RUNS),
         Command("evaluate", "evaluate a tracked model on a dataset: RUN_ID", "scaleflow.evaluate", MODELS),
         Command("convert", "export it in more formats: RUN_ID export.formats=[onnx]", "scaleflow.convert", MODELS),
+        Command("promote", "make it the champion if it is better: RUN_ID --model NAME", "scaleflow.promote", MODELS),
         Command(
             "predict",
             "write its predictions for a table: RUN_ID --input FILE --output FILE",

@@ -11,7 +11,13 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.augment import augment_feed
     from scaleflow.dataset.pipeline.blocks import check_shards, describe_shards
     from scaleflow.dataset.pipeline.cache import is_mapped
-    from scaleflow.dataset.pipeline.chosen_examples import locate_examples, open_columns, read_inputs, read_parts
+    from scaleflow.dataset.pipeline.chosen_examples import (
+        locate_examples,
+        open_columns,
+        read_input_batches,
+        read_inputs,
+        read_parts,
+    )
     from scaleflow.dataset.pipeline.feed_factory import make_feed
     from scaleflow.dataset.pipeline.feeds import find_places
     from scaleflow.dataset.pipeline.fingerprint import read_cheap_targets
@@ -44,6 +50,7 @@ __all__ = [
     "open_columns",
     "prepare_splits",
     "read_cheap_targets",
+    "read_input_batches",
     "read_inputs",
     "read_parts",
     "read_targets",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -133,6 +133,20 @@ def read_parts(examples: Examples, places: Array) -> tuple[Any, ...]:
         batches = decode_records(examples, take_records(examples, places)).batch(BATCH)
     parts = list(batches.as_numpy_iterator())
     return tuple(map_leaves(lambda *arrays: np.concatenate(arrays), *each) for each in zip(*parts, strict=True))
+
+
+def read_input_batches(examples: Examples) -> Iterator[Any]:
+    """Yields the raw inputs of all examples in their order, in batches: arrays [b, ...], or dicts of them."""
+    if isinstance(examples, Arrays):
+        for first in range(0, len(examples), BATCH):
+            yield map_leaves(lambda array, first=first: np.asarray(array[first : first + BATCH]), examples.inputs)
+        return
+    if isinstance(examples, Blocks):
+        batches = examples.slabs()
+    else:
+        batches = decode_records(examples, examples.dataset.take(len(examples))).batch(BATCH)
+    for inputs, *_ in batches.as_numpy_iterator():
+        yield inputs
 
 
 def take_records(stream: Stream, places: Array) -> tf.data.Dataset:

@@ -1,0 +1,339 @@
+"""Decides about the promotion of a tracked model, and carries the decision out."""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.commands.supervision import supervise_worker
+from scaleflow.commands.tracked_run import make_evaluation_plan
+from scaleflow.config.from_mlflow import (
+    RerunCommand,
+    complete_command,
+    find_config_dirs,
+    find_store_options,
+    load_config,
+    reuse_config,
+)
+from scaleflow.config.words import quote_override
+from scaleflow.errors import ConfigError, RunError
+from scaleflow.evaluation.predictions import FILE, PREDICTIONS, ROW, Predictions, load_predictions
+from scaleflow.interfaces import LearnedState, Plan, PromotionOptions, Tracking, name_leaves
+from scaleflow.launcher.display import Display
+from scaleflow.launcher.named_runs import find_named_run
+from scaleflow.launcher.processes.stop import StopRequest
+from scaleflow.promotion.decision import (
+    SLICE,
+    Condition,
+    Decision,
+    check_floor,
+    compare_models,
+    describe_comparison,
+)
+from scaleflow.promotion.page import make_decision_page, make_record
+from scaleflow.promotion.smoke import SmokeTest, check_served_model
+from scaleflow.runs import EvaluationSpec, RunFolder, RunSpec
+from scaleflow.runs.learned_state import read_learned_state
+from scaleflow.sweep.ranking import guess_mode
+from scaleflow.tracking.registry import ChampionRegistry
+from scaleflow.tracking.saved_models import find_model
+from scaleflow.tracking.store import MlflowTracker
+from scaleflow.tracking.tracked_runs import (
+    TrackedRun,
+    choose_store,
+    download_artifact,
+    download_model,
+    download_predictions,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+#: The sections of a tracked config that a promotion uses.
+SECTIONS = ("dataset", "objective", "precision", "seed", "evaluation", "promotion")
+
+#: The split on which models are compared.
+SPLIT = "test"
+
+#: The slices of a run's report among its artifacts.
+SLICES = "evaluation/slices.csv"
+
+#: How often a candidate is compared again, because another command has changed the champion meanwhile.
+TRIES = 3
+
+ALREADY = "it is the champion already"
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """What came of a promotion.
+
+    Attributes:
+        run: of the candidate.
+        name: of the registered model.
+        champion: the version that was the champion before; None if there was none.
+        version: of the candidate; None if nothing was changed.
+        decision: the decision.
+    """
+
+    run: TrackedRun
+    name: str
+    champion: str | None
+    version: str | None
+    decision: Decision
+
+
+class Stopped(Exception):
+    """A signal has asked for the end of the command."""
+
+
+def open_registry(name: str, overrides: Sequence[str]) -> ChampionRegistry:
+    """Returns a registered model of the store that `tracking.uri` names, or of the usual one."""
+    tracker = MlflowTracker(choose_store(find_store_options(RerunCommand("", overrides))))
+    tracker.connect()
+    return tracker.open_registry(name)
+
+
+def promote(
+    words: RerunCommand, name: str | None, is_dry: bool, display: Display, stop: StopRequest
+) -> Promotion | None:
+    """Promotes a tracked model if every condition holds; None if a signal has stopped the command.
+
+    Args:
+        words: the run, and overrides.
+        name: of the registered model; None: `promotion.model` of the run.
+        is_dry: whether to change nothing.
+        display: shows what is done.
+        stop: the request to stop.
+
+    Raises:
+        ConfigError: if that cannot work.
+        RunError: if it failed.
+    """
+    display.begin_stage("reading the run and its model from MLflow")
+    options = find_store_options(words)
+    store, tracker, tracked = find_named_run(words.run_id, options)
+    words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
+    words, name = complete_promotion(words, tracked, name)
+    plan = make_evaluation_plan(reuse_config(tracked.config, tracked.params, words, SECTIONS), store)
+    with tempfile.TemporaryDirectory(prefix="scaleflow-promote-") as folder:
+        try:
+            return Candidate(words, plan, (store, tracker, tracked), name, display, stop, Path(folder)).promote(is_dry)
+        except Stopped:
+            return None
+
+
+def complete_promotion(words: RerunCommand, tracked: TrackedRun, name: str | None) -> tuple[RerunCommand, str]:
+    """Returns the command with `promotion=champion` and the name of the registered model, and this name."""
+    section = load_config(tracked.config, tracked.run_id).get("promotion")
+    known = section if isinstance(section, dict) and section.get("name") == "champion" else None
+    name = name or (known or {}).get("model")
+    if not name:
+        raise ConfigError("--model: name the registered model whose champion this model may become")
+    added = [quote_override("promotion.model", name)]
+    if known is None and not any(each.startswith("promotion=") for each in words.overrides):
+        added = ["promotion=champion", *added]
+    return replace(words, overrides=[*added, *words.overrides]), name
+
+
+class Candidate:
+    """A model that may become the champion.
+
+    Args:
+        words: the command.
+        plan: with the data of the candidate's run, and the options of `promotion`.
+        found: the store, a tracker that is connected to the candidate's run, and the run.
+        name: of the registered model.
+        display: shows what is done.
+        stop: the request to stop.
+        folder: for files.
+
+    Raises:
+        ConfigError: if the model cannot be served and compared.
+    """
+
+    def __init__(
+        self,
+        words: RerunCommand,
+        plan: Plan,
+        found: tuple[Tracking, MlflowTracker, TrackedRun],
+        name: str,
+        display: Display,
+        stop: StopRequest,
+        folder: Path,
+    ) -> None:
+        self.words, self.plan, self.name = words, plan, name
+        self.store, self.tracker, self.run = found
+        self.display, self.stop, self.folder = display, stop, folder
+        logged = download_artifact(find_model(self.tracker, self.run), str(self.store.uri), folder / "logged")
+        if logged is None or not (logged / "data" / "example_outputs.npz").is_file():
+            raise ConfigError(
+                f"{self.run.run_id}: its model {self.run.model_id} has no recorded outputs to compare a served model with; "
+                "train it again"
+            )
+        self.logged = logged
+
+    @property
+    def options(self) -> PromotionOptions:
+        return self.plan.promotion
+
+    def promote(self, is_dry: bool) -> Promotion:
+        """Decides and, unless it is a dry run, carries the decision out; the alias moves last."""
+        registry = self.tracker.open_registry(self.name)
+        floors = self.check_floors()
+        predictions: Predictions | None = None
+        smoke: SmokeTest | None = None
+        for _ in range(TRIES):
+            champion = registry.find_champion()
+            conditions, comparison = [], None
+            if champion is not None:
+                if registry.find_model(champion) == self.run.model_id:
+                    return Promotion(self.run, self.name, champion, champion, Decision([Condition(ALREADY, True)]))
+                predictions = predictions or self.read_predictions()
+                other, is_seen = self.predict_with(champion, predictions)
+                comparison = compare_models(predictions, other, is_seen, self.options)
+                conditions.append(describe_comparison(comparison, self.options))
+            policy = self.run.params.get("resolved.precision", "float32")
+            smoke = smoke or check_served_model(
+                self.logged, self.options, policy, self.folder, self.display.begin_stage
+            )
+            self.check_stop()
+            decision = Decision([*conditions, *floors, *smoke.conditions], comparison, smoke.values)
+            if is_dry:
+                return Promotion(self.run, self.name, champion, None, decision)
+            self.display.begin_stage("recording the decision in MLflow")
+            version = registry.add_version(self.run.run_id, str(self.run.model_id))
+            self.record(version, champion, decision)
+            record = make_record(decision, str(self.run.model_id), champion)
+            if not decision.is_promoted:
+                registry.keep_challenger(version, record)
+                return Promotion(self.run, self.name, champion, version, decision)
+            if registry.promote(version, champion, record):
+                return Promotion(self.run, self.name, champion, version, decision)
+        raise RunError(
+            f"--model {self.name}: other commands have changed the champion {TRIES} times meanwhile; try again"
+        )
+
+    def check_stop(self) -> None:
+        if self.stop.is_set():
+            raise Stopped
+
+    def test_service(self) -> SmokeTest:
+        policy = self.run.params.get("resolved.precision", "float32")
+        return check_served_model(self.logged, self.options, policy, self.folder, self.display.begin_stage)
+
+    def check_floors(self) -> list[Condition]:
+        """Returns the conditions of `promotion.at_least`. Raises ConfigError if the run does not have a metric."""
+        floors = self.options.at_least or {}
+        metrics: Mapping[str, float] = self.tracker.fetch_run().data.metrics if floors else {}
+        slices = self.read_slices() if any(key.startswith(SLICE) for key in floors) else {}
+        found = []
+        for key, floor in floors.items():
+            known: Mapping[str, Any] = (
+                slices if key.startswith(SLICE) else {name: (value, name) for name, value in metrics.items()}
+            )
+            if key not in known:
+                shown = ", ".join(sorted(name for name in known if name.startswith(("test/", SLICE)))[:20])
+                raise ConfigError(f"promotion.at_least: the run has no {key}; it has {shown or 'none'}")
+            value, metric = known[key]
+            found.append(check_floor(key, value, floor, guess_mode(f"/{metric}") == "min"))
+        return found
+
+    def read_slices(self) -> dict[str, tuple[float, str]]:
+        """Returns the value and the metric of each slice of the run's report, by `slice/COLUMN=VALUE`."""
+        path = download_artifact(f"runs:/{self.run.run_id}/{SLICES}", str(self.store.uri), self.folder)
+        if path is None:
+            return {}
+        with path.open(newline="", encoding="utf-8") as file:
+            return {
+                f"{SLICE}{row['column']}={row['slice']}": (float(row["value"]), row["metric"])
+                for row in csv.DictReader(file)
+            }
+
+    def read_predictions(self) -> Predictions:
+        """Returns the candidate's predictions for its test split: those that its run has kept, or new ones."""
+        kept = self.read_kept(self.run, "candidate")
+        found = kept or self.evaluate(self.tracker, self.run, None, self.folder / "candidate-evaluation")
+        if found.split != SPLIT:
+            raise ConfigError(
+                f"{self.run.run_id}: its predictions are of the {found.split} split, and a test split is needed"
+            )
+        return found
+
+    def read_kept(self, run: TrackedRun, label: str) -> Predictions | None:
+        """Returns the predictions that a run has kept, if they are those of the model that is named."""
+        folder = self.folder / label
+        folder.mkdir(exist_ok=True)
+        path = download_predictions(run, self.store, folder) if run.is_result else None
+        return None if path is None else load_predictions(path)
+
+    def predict_with(self, champion: str, candidate: Predictions) -> tuple[Predictions, Array]:
+        """Returns the champion's predictions for the candidate's test split, and which rows it was trained on."""
+        import numpy as np
+
+        _, tracker, run = find_named_run(f"models:/{self.name}/{champion}", self.store)
+        kept = self.read_kept(run, f"champion-{champion}")
+        if kept is not None and candidate.digest and (kept.split, kept.digest) == (SPLIT, candidate.digest):
+            return kept, np.zeros(candidate.examples, bool)  # its own test split
+        words = replace(self.words, run_id=run.run_id, overrides=[], tracked_dirs=find_config_dirs(run.command))
+        trained = make_evaluation_plan(reuse_config(run.config, run.params, words, SECTIONS), self.store)
+        folder = self.folder / f"champion-{champion}-evaluation"
+        found = self.evaluate(tracker, run, trained, folder)
+        check_same_rows(candidate, found)
+        return found, np.load(RunFolder(folder).seen)
+
+    def evaluate(self, tracker: MlflowTracker, run: TrackedRun, trained: Plan | None, folder: Path) -> Predictions:
+        """Returns the predictions of a run's model for the candidate's test split, computed by a worker in `folder`.
+
+        With the plan that the model was `trained` with, the worker also says which rows it was trained on.
+        """
+        folder.mkdir()
+        options = replace(self.plan.evaluation, name="default", slices=None, worst=0, intervals=0, importance=0)
+        model = download_model(tracker, run, self.store, folder)
+        counts_unknown = has_unknown_classes(read_learned_state(self.logged / "data"), read_learned_state(model.parent))
+        config = load_config(self.run.config, self.run.run_id)
+        command = complete_command(config, self.plan.trusted_modules or (), self.words)
+        spec = EvaluationSpec(str(model), run.model_uri, SPLIT, False, command, True, counts_unknown, trained)
+        run_spec = RunSpec(replace(self.plan, evaluation=options), folder, time.time(), evaluation=spec)
+        supervise_worker(run_spec, self.stop, self.display)
+        self.check_stop()
+        return load_predictions(run_spec.files.evaluation / PREDICTIONS)
+
+    def record(self, version: str, champion: str | None, decision: Decision) -> None:
+        """Logs the page of the decision, and a tag of the run."""
+        is_good = decision.is_promoted
+        title = f"{self.name}, version {version}: {'champion' if is_good else 'not promoted'}"
+        models = [{"model": "candidate", "version": version, "run": self.run.run_id, "logged model": self.run.model_id}]
+        if champion is not None:
+            models.append({"model": "champion", "version": champion, "run": "", "logged model": ""})
+        page = self.folder / f"{self.name}.html"
+        page.write_text(make_decision_page(title, models, decision), encoding="utf-8")
+        self.tracker.log_artifact(page, "promotion")
+        reasons = "; ".join(decision.reasons) or "every condition holds"
+        self.tracker.set_tags({"scaleflow.promotion": f"{title}: {reasons}"})
+
+
+def has_unknown_classes(candidate: LearnedState | None, champion: LearnedState | None) -> bool:
+    """Returns whether the candidate has classes that the champion does not know."""
+    if candidate is None or champion is None:
+        return False
+    known = name_leaves(champion.outputs)
+    pairs = [(each, known[name]) for name, each in name_leaves(candidate.outputs).items() if name in known]
+    return any(own.is_one_class and set(own.names or ()) - set(other.names or ()) for own, other in pairs)
+
+
+def check_same_rows(candidate: Predictions, champion: Predictions) -> None:
+    """Raises ConfigError if the predictions of two models are not of the same rows."""
+    column = next((each for each in (ROW, FILE) if candidate.has(each) and champion.has(each)), None)
+    if column is None or len(candidate.table) != len(champion.table):
+        return
+    rows = [[Path(str(each)).name for each in found.table[column].to_pylist()] for found in (candidate, champion)]
+    if rows[0] != rows[1]:
+        raise ConfigError("the data of the candidate's run has changed: its test split has other rows; train it again")
