@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from scaleflow.comparison.runs import compare_runs
     from scaleflow.convert import convert_model
     from scaleflow.errors import ConfigError
+    from scaleflow.predict.texts import generate_text
     from scaleflow.promote import PromotionResult, promote_model
     from scaleflow.runs.user_metrics import log_metric
     from scaleflow.sweeps import JobResult, SweepResult, best_run, run_sweep
@@ -36,6 +37,7 @@ __all__ = [
     "compare_runs",
     "compose",
     "convert_model",
+    "generate_text",
     "log_metric",
     "promote_model",
     "run",
@@ -52,6 +54,7 @@ _PLACES = {
     "best_run": "scaleflow.sweeps",
     "compare_runs": "scaleflow.comparison.runs",
     "compose": "scaleflow.api",
+    "generate_text": "scaleflow.predict.texts",
     "convert_model": "scaleflow.convert",
     "log_metric": "scaleflow.runs.user_metrics",
     "promote_model": "scaleflow.promote",

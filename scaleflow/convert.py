@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def convert_words(typed: list[str]) -> int:
     words, _ = parse_command(make_run_parser("convert", __doc__), typed)
     with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:
-        done = convert(words, display, stop)
+        done = convert_tracked_model(words, display, stop)
         if stop.is_set():
             return stop.exit_code
         formats = [{"name": each.name, **asdict(each)} for each in done.formats]
@@ -90,7 +90,7 @@ def convert_words(typed: list[str]) -> int:
     return FAILED if any(each.error for each in done.formats) else FINISHED
 
 
-def convert(words: RerunCommand, display: Display, stop: StopRequest) -> Conversion:
+def convert_tracked_model(words: RerunCommand, display: Display, stop: StopRequest) -> Conversion:
     """Converts a tracked model, and records the formats.
 
     Raises ConfigError if that cannot work, and RunError if the formats could not be recorded.
@@ -135,7 +135,7 @@ def convert_model(run_id: str, *overrides: str, trust: Sequence[str] = ()) -> An
         RunError: if it failed, or the formats could not be recorded.
     """
     with contextlib.closing(display_for(io.StringIO(), is_plain=True, is_chief=False)) as display:
-        done = convert(RerunCommand(run_id, list(overrides), (), list(trust)), display, StopRequest())
+        done = convert_tracked_model(RerunCommand(run_id, list(overrides), (), list(trust)), display, StopRequest())
     return {
         each.name: {**each.values, "split": each.split, "examples": each.examples, "error": each.error or None}
         for each in done.formats

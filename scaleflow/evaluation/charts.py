@@ -125,7 +125,7 @@ def draw_rates(title: str, names: Sequence[str], values: Sequence[Any], limit: f
     for n, (name, figure) in enumerate(zip(names, values, strict=True)):
         top = TOP + n * step
         value = 0.0 if math.isnan(figure.value) else min(max(figure.value, 0.0), limit)
-        parts.append(text(left - 8, top + 13, shorten(name), "end"))
+        parts.append(text(left - 8, top + 13, shorten_name(name), "end"))
         parts.append(f'<rect class="rest" x="{left}" y="{top + 3}" width="{value * scale:.1f}" height="13"/>')
         if not math.isnan(figure.low):
             ends = [left + min(max(end, 0.0), limit) * scale for end in (figure.low, figure.high)]
@@ -140,7 +140,7 @@ def draw_confusion_matrix(title: str, counts: Array, names: Sequence[str]) -> st
     count = len(names)
     is_numbered = count <= MOST_NUMBERED
     cell = 34 if is_numbered else max(7, 760 // count)
-    letters = max(len(shorten(name)) for name in names)
+    letters = max(len(shorten_name(name)) for name in names)
     size = 12 if is_numbered else max(6, min(10, cell))
     left = 30 + int(size * 0.62 * letters)
     side = left + count * cell
@@ -162,8 +162,8 @@ def draw_confusion_matrix(title: str, counts: Array, names: Sequence[str]) -> st
     for n, name in enumerate(names):
         middle = left + (n + 0.5) * cell + size / 3
         style = f' style="font-size:{size}px"'
-        parts.append(text(left - 6, middle, shorten(name), "end", more=style))
-        turned = text(-(left - 6), middle, shorten(name), "start", more=style)
+        parts.append(text(left - 6, middle, shorten_name(name), "end", more=style))
+        turned = text(-(left - 6), middle, shorten_name(name), "start", more=style)
         parts.append(f'<g transform="rotate(-90)">{turned}</g>')
     parts.append(f'<g transform="rotate(-90)">{text(-(left + side) / 2, 12, "true class", "middle")}</g>')
     parts.append(text((left + side) / 2, 12, "predicted class", "middle"))
@@ -187,7 +187,7 @@ def to_file(svg: str) -> str:
     return svg.replace("<title>", f"<style>{STYLE}</style><title>", 1)
 
 
-def shorten(name: str) -> str:
+def shorten_name(name: str) -> str:
     return name if len(name) <= MOST_LETTERS else name[: MOST_LETTERS - 1] + "\u2026"
 
 

@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """How one model differs from another in a metric, on the examples that both have.
 
     Attributes:
@@ -103,7 +103,7 @@ def pair_scores(model: Predictions, other: Predictions) -> list[PairedScores]:
     return found
 
 
-def compare_predictions(model: Predictions, other: Predictions, count: int = 1000) -> list[Difference]:
+def compare_predictions(model: Predictions, other: Predictions, count: int = 1000) -> list[PairedDifference]:
     """Compares each output of a model with that of another one.
 
     Args:
@@ -119,7 +119,7 @@ def compare_predictions(model: Predictions, other: Predictions, count: int = 100
     for pair in pair_scores(model, other):
         resamples = Resamples(len(pair.scores), count, pair.weights)
         found.append(
-            Difference(
+            PairedDifference(
                 pair.metric,
                 pair.is_error,
                 len(pair.scores),

@@ -8,8 +8,8 @@ import numpy as np
 
 from scaleflow.evaluation.slices import decode_text
 
-#: The most ranges, or values, that a column is divided into.
-MOST_BINS = 32
+#: The most ranges, or values, that a column is divided into; fewer for fewer examples, of which each has about 16.
+MOST_BINS, IN_A_BIN = 128, 16
 
 #: The least examples of which a column can be judged.
 FEWEST_ROWS = 40
@@ -43,16 +43,17 @@ def score_column(values: Array, target: Array, is_class: bool) -> tuple[float, f
 
 def bin_column(values: Array) -> Array:
     """Returns the range or value of each example, [n] int64 from 0; a missing number has one of its own."""
+    most = max(8, min(MOST_BINS, len(values) // IN_A_BIN))
     if values.dtype.kind in "OSU":
         texts = np.array([decode_text(value) for value in values])
         _, places, counts = np.unique(texts, return_inverse=True, return_counts=True)
         ranks = np.argsort(np.argsort(-counts, kind="stable"), kind="stable")
-        return np.minimum(ranks[places], MOST_BINS)
+        return np.minimum(ranks[places], most)
     numbers = values.astype(np.float64)
     known = numbers[np.isfinite(numbers)]
     distinct = np.unique(known)
-    if len(distinct) > MOST_BINS:
-        distinct = np.unique(np.quantile(known, np.linspace(0, 1, MOST_BINS + 1)[1:-1]))
+    if len(distinct) > most:
+        distinct = np.unique(np.quantile(known, np.linspace(0, 1, most + 1)[1:-1]))
     bins = np.searchsorted(distinct, numbers, side="right")
     return np.where(np.isfinite(numbers), bins, len(distinct) + 1)
 

@@ -42,7 +42,7 @@ def make_page(title: str, about: str, sections: Iterable[str]) -> str:
     return f'<!DOCTYPE html><html lang="en"><head>{head}{style}</head><body>{body}</body></html>\n'
 
 
-def make_section(title: str, *parts: str) -> str:
+def compose_section(title: str, *parts: str) -> str:
     """Returns a section; empty if it has no parts."""
     return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>" if any(parts) else ""
 

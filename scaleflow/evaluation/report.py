@@ -29,7 +29,7 @@ from scaleflow.evaluation.mistakes import (
     to_data_address,
 )
 from scaleflow.evaluation.outputs import OutputAnalysis, analyse_output
-from scaleflow.evaluation.page import make_charts, make_findings, make_page, make_section, make_table
+from scaleflow.evaluation.page import compose_section, make_charts, make_findings, make_page, make_table
 from scaleflow.evaluation.predictions import FILE, ID, ROW, Predictions
 from scaleflow.evaluation.resampling import Figure
 from scaleflow.evaluation.slices import find_slices
@@ -123,10 +123,10 @@ def make_report(
     sections = [
         make_findings(findings),
         *(make_output_sections(each) for each in analyses),
-        make_section("Slices, the weakest first", make_table(show_slices(slices)), tell_more(slices, SLICES)),
-        make_section("What the model uses", show_importance(context.columns)),
-        make_section("Mistakes, the worst first", *show_mistakes(mistakes, pictures)),
-        make_section("What mattered in them", show_mattered(context.mattered, reader)),
+        compose_section("Slices, the weakest first", make_table(show_slices(slices)), tell_more(slices, SLICES)),
+        compose_section("What the model uses", show_importance(context.columns)),
+        compose_section("Mistakes, the worst first", *show_mistakes(mistakes, pictures)),
+        compose_section("What mattered in them", show_mattered(context.mattered, reader)),
     ]
     contents[REPORT] = make_page(title, describe_examples_of(predictions, options), sections)
     for name, content in contents.items():
@@ -160,8 +160,8 @@ def make_output_sections(analysis: OutputAnalysis) -> str:
     if any("f1" in row for row in classes):
         classes = sorted(classes, key=lambda row: float(row["f1"].value))
     table = f"<h3>One by one, the weakest first</h3>{make_table(classes)}" if classes else ""
-    charts = make_section(f"{label}Charts", make_charts(analysis.drawings), table)
-    return make_section(f"{label}Metrics", f'<div class="side">{metrics}</div>') + charts
+    charts = compose_section(f"{label}Charts", make_charts(analysis.drawings), table)
+    return compose_section(f"{label}Metrics", f'<div class="side">{metrics}</div>') + charts
 
 
 def show_importance(columns: Sequence[Mapping[str, Any]]) -> str:

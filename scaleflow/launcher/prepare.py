@@ -100,9 +100,10 @@ def check_dataset_files(plan: Plan, folder: Path) -> None:
     Raises ConfigError as the source would. A file in the run's folder is written later (`scaleflow.run(data=...)`).
     """
     target, is_here = plan.dataset.target, plan.cluster.submit is None and not find_engine(plan.cluster).is_remote
-    if not is_here or not target.path.startswith("scaleflow.dataset."):
+    data_dir = target.arguments.get("data_dir")
+    if not is_here or data_dir is None or not target.path.startswith("scaleflow.dataset."):
         return
-    if not Path(str(target.arguments.get("data_dir"))).is_relative_to(folder.absolute()):
+    if not Path(str(data_dir)).is_relative_to(folder.absolute()):
         from scaleflow.dataset.launch_check import check_source_files  # it imports numpy; most commands do not need it
 
         check_source_files(target)

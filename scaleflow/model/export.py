@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 import zipfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -187,7 +187,23 @@ def write_saved_model(
         serve = chain(lambda given: replace_pictures(given, decode, decoders), compute)
     for name, answer in make_signatures(outputs).items():
         archive.add_endpoint(name, chain(serve, answer), input_signature=[specs])
-    archive.write_out(folder, verbose=False)
+    with hide_default_signatures():
+        archive.write_out(folder, verbose=False)
+
+
+@contextlib.contextmanager
+def hide_default_signatures() -> Iterator[None]:
+    """Hides the functions that Keras adds for each model in a SavedModel: each is traced twice, and not used here."""
+    name = "_default_save_signature"
+    owner = next((base for base in keras.Model.__mro__ if name in vars(base)), None)
+    before = vars(owner)[name] if owner else None
+    try:
+        if owner:
+            setattr(owner, name, None)
+        yield
+    finally:
+        if owner:
+            setattr(owner, name, before)
 
 
 def make_batch_decoder(

@@ -42,6 +42,9 @@ DECODERS, AT_ONCE = os.cpu_count() or 1, 32
 #: The most rows that a device computes at once, and the most values of all inputs in these rows.
 BATCH_ROWS, BATCH_VALUES = 1024, 1 << 22
 
+#: The input of a model that takes one text.
+TEXT = tf.TensorSpec([None], tf.string)
+
 
 class DistributedModel:
     """A SavedModel that computes batches of one size, a part of each on every replica.
@@ -101,6 +104,10 @@ class DistributedModel:
                 f"{name(start)}, or one of the {self.batch_size - 1:,} after it: the model fails: {reason}"
             ) from error
         return {name: np.concatenate([part[name] for part in outputs])[:rows] for name in outputs[0]}
+
+    def explain_failure(self, row: int) -> str:
+        """Says why a row has no prediction."""
+        return "the model computes NaN"
 
     def _compute(self, arrays: Mapping[str, Array], start: int) -> dict[str, Any]:
         def take(replica: int) -> Any:

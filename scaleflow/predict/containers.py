@@ -31,6 +31,9 @@ THREADS = 8
 #: The column with the path of a file, and those with what is in it.
 FILE, PICTURE, TEXT = "file", "picture", "text"
 
+#: Files of which each is a prompt of a language model.
+PROMPT_SUFFIXES = (*TEXT_SUFFIXES, ".md")
+
 #: The files by which a folder that `datasets` has saved is recognised: of one split, and of several.
 SAVED_SPLIT, SAVED_SPLITS = "state.json", "dataset_dict.json"
 
@@ -73,6 +76,12 @@ def open_input(
     if arrays:
         return open_npz(path, arrays, reading, inputs, selected)
     return open_table(path, delimiter, reading, [name for name in inputs if name])
+
+
+def open_text_files(path: str) -> FileSource | None:
+    """Opens files of prompts, each a row; returns None for other files. Raises ConfigError if there are none."""
+    files = list_input_files(path)
+    return FileSource(tuple(files), TEXT) if all(has_suffix(file, PROMPT_SUFFIXES) for file in files) else None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scaleflow.evaluation.page import make_page, make_section, make_table
+from scaleflow.evaluation.page import make_page, compose_section, make_table
 from scaleflow.promotion.decision import Decision
 
 #: The most characters of the reasons in a tag.
@@ -21,15 +21,15 @@ def make_decision_page(title: str, models: Sequence[Mapping[str, Any]], decision
         decision: the decision.
     """
     conditions = [{"holds": "yes" if each.holds else "no", "condition": each.text} for each in decision.conditions]
-    sections = [make_section("Conditions", make_table(conditions)), make_section("Models", make_table(models))]
+    sections = [compose_section("Conditions", make_table(conditions)), compose_section("Models", make_table(models))]
     if (found := decision.comparison) is not None:
         rows = [
             {"model": "candidate", found.metric: found.candidate, "better by": found.gain, "better on": found.better},
             {"model": "champion", found.metric: found.champion, "better on": found.worse},
         ]
-        sections.append(make_section(f"The same {found.examples:,} examples", make_table(rows)))
+        sections.append(compose_section(f"The same {found.examples:,} examples", make_table(rows)))
     if decision.smoke:
-        sections.append(make_section("Served", make_table([dict(decision.smoke)])))
+        sections.append(compose_section("Served", make_table([dict(decision.smoke)])))
     return make_page(title, "; ".join(decision.reasons) or "every condition holds", sections)
 
 

@@ -28,7 +28,7 @@ def write_comparison(folder: Path, jobs: Sequence[tuple[str, LedgerEntry]]) -> t
         The files, and a line about the two best jobs; nothing if fewer than two have kept predictions.
     """
     from scaleflow.evaluation.comparison import list_differences
-    from scaleflow.evaluation.page import make_page, make_section, make_table
+    from scaleflow.evaluation.page import compose_section, make_page, make_table
     from scaleflow.evaluation.predictions import PREDICTIONS, load_predictions
     from scaleflow.evaluation.report import to_csv
 
@@ -45,7 +45,7 @@ def write_comparison(folder: Path, jobs: Sequence[tuple[str, LedgerEntry]]) -> t
     about = f"The {len(named)} best jobs with predictions, on the same examples; differences are from the first."
     target = RunFolder(folder).evaluation
     target.mkdir(exist_ok=True)
-    contents = {PAGE: make_page("Best jobs of the sweep", about, [make_section("Differences", make_table(rows))])}
+    contents = {PAGE: make_page("Best jobs of the sweep", about, [compose_section("Differences", make_table(rows))])}
     contents[TABLE] = to_csv(rows)
     for name, content in contents.items():
         (target / name).write_text(content)

@@ -78,10 +78,10 @@ def find_run(named: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
 
     Raises ConfigError if the store can't be used, has no such run, or the run is a sweep's or not scaleflow's.
     """
-    from mlflow.exceptions import MlflowException
-
     tracker = MlflowTracker(store)
     tracker.connect()
+    from mlflow.exceptions import MlflowException
+
     try:
         reference = resolve_reference(named, tracker.uri)
         run_id = reference.run_id

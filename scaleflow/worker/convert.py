@@ -30,7 +30,7 @@ from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.worker.earlier import open_source
 from scaleflow.worker.evaluate import choose_split
 from scaleflow.worker.metadata import describe_data_name
-from scaleflow.worker.portable import DESCRIPTION, SavedParts, find_difference
+from scaleflow.worker.portable import DESCRIPTION, SavedParts, measure_difference
 from scaleflow.worker.runtime import make_evaluation_batching, setup_runtime
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Proof:
     evaluate: Any = None
 
 
-def convert_model(plan: Plan, spec: ConversionSpec, emit: Emit) -> None:
+def convert_to_formats(plan: Plan, spec: ConversionSpec, emit: Emit) -> None:
     """Exports a model in the formats of a spec, and reports each, whether it is good or not."""
     sys.path[:0] = [each for each in plan.search if each not in sys.path]
     emit(StageBegan("loading the model"))
@@ -124,7 +124,7 @@ class Converter:
             values |= self._prove(form, path)
             error = self._find_fault(form, values)
         except Exception as failed:  # converters and runtimes raise many types
-            error = explain_error(form, failed)
+            error = explain_format_error(form, failed)
         if error and form.convert is not None:
             shutil.rmtree(path.parent, ignore_errors=True)
         return FormatExported(form.name, str(path), values, self._proof.split, self._proof.count, error)
@@ -159,7 +159,7 @@ class Converter:
         return {**measured, "mb": sum(each.stat().st_size for each in files) / 1e6}
 
     def _measure(self, form: ExportFormat, runtime: RuntimeProcess) -> dict[str, float]:
-        comparison = Comparison(self._parts, form, runtime)
+        comparison = RuntimeComparison(self._parts, form, runtime)
         if self._proof.evaluate is None:
             comparison.compare(self._parts.nest_raw({name: tf.constant(x) for name, x in self._proof.sample.items()}))
             metrics = {}
@@ -190,7 +190,7 @@ class Converter:
         return ""
 
 
-class Comparison:
+class RuntimeComparison:
     """Computes in another runtime within TensorFlow's graph, and notes the largest difference from the SavedModel.
 
     Attributes:
@@ -220,7 +220,7 @@ class Comparison:
                 raise
             values = [np.asarray(found[tensor], np.float32) for tensor in tensors]
             wanted = dict(zip(tensors, arrays[len(names) :], strict=True))
-            difference, largest = find_difference(wanted, dict(zip(tensors, values, strict=True)))
+            difference, largest = measure_difference(wanted, dict(zip(tensors, values, strict=True)))
             self.difference = difference if math.isnan(difference) else max(self.difference, difference)
             self.largest = max(self.largest, largest)
             return values
@@ -248,7 +248,7 @@ def find_losses(reference: Mapping[str, float], values: Mapping[str, float]) -> 
     return losses
 
 
-def explain_error(form: ExportFormat, error: Exception) -> str:
+def explain_format_error(form: ExportFormat, error: Exception) -> str:
     """Returns why a format cannot be made, in words."""
     text = str(error)
     if operations := form.find_unsupported(text):

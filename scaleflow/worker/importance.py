@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.interfaces import Inputs, Outputs, map_named, name_leaves
-from scaleflow.worker.kept_predictions import KeptSplit, is_picture
+from scaleflow.worker.kept_predictions import KeptSplit, has_pixels
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +34,7 @@ GRID, MOST_WORDS = 8, 40
 LEAST = 1e-3
 
 
-def list_columns(inputs: Any) -> dict[str, tuple[str, int | None]]:
+def list_permuted(inputs: Any) -> dict[str, tuple[str, int | None]]:
     """Returns the columns of a table by their names: the input, and the place in it; empty if there is no table."""
     named: Mapping[str, Inputs] = name_leaves(inputs)
     if all(not each.shape for each in named.values()) and len(named) > 1:
@@ -64,7 +64,7 @@ def measure_columns(
     from scaleflow.evaluation.one_column import score_column
     from scaleflow.evaluation.resampling import Figure, Resamples
 
-    columns = list_columns(kept.reader.inputs)
+    columns = list_permuted(kept.reader.inputs)
     name, described = next(iter(name_leaves(kept.outputs).items()))
     if not columns or not rows or choose_form(described) == "positions":
         return []
@@ -155,7 +155,7 @@ def explain_mistakes(
 
     name, described = next(iter(name_leaves(kept.outputs).items()))
     inputs = name_leaves(kept.reader.inputs)
-    key = next((n for n, each in inputs.items() if is_picture(each) or each.dtype == "string"), None)
+    key = next((n for n, each in inputs.items() if has_pixels(each) or each.dtype == "string"), None)
     if key is None or choose_form(described) not in ("class", "best"):
         return {}
     analysis = analyse_output(predictions, name, described, 0)
@@ -166,8 +166,8 @@ def explain_mistakes(
         if time.monotonic() > deadline:
             break
         value = name_leaves(raw)[key][n]
-        parts, variants = occlude_picture(value) if is_picture(inputs[key]) else occlude_text(value)
-        if not parts and not is_picture(inputs[key]):  # a text without words
+        parts, variants = occlude_picture(value) if has_pixels(inputs[key]) else occlude_text(value)
+        if not parts and not has_pixels(inputs[key]):  # a text without words
             continue
         repeated = {
             each: np.repeat(values[n : n + 1], len(variants), axis=0) for each, values in name_leaves(raw).items()

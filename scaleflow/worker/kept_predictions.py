@@ -129,12 +129,12 @@ class ExampleReader:
         from scaleflow import dataset
 
         for name, described in name_leaves(self.inputs).items():
-            if is_picture(described):
+            if has_pixels(described):
                 return to_pixels(name_leaves(dataset.read_inputs(self.raw, examples))[name], described.scale)
         return None
 
 
-def is_picture(described: Inputs) -> bool:
+def has_pixels(described: Inputs) -> bool:
     """Returns whether an input is a picture that a person can look at."""
     shape = described.shape
     return len(shape) == 3 and shape[-1] in (1, 3, 4) and min(shape[:2]) >= 8

@@ -99,7 +99,7 @@ def read_specs_of(endpoint: Any) -> Any:
     return specs
 
 
-def find_difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[float, float]:
+def measure_difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[float, float]:
     """Returns the largest difference between outputs, and the size of the largest one; NaN if one has other NaNs."""
     difference, largest = 0.0, 1.0
     for name, values in expected.items():

@@ -16,7 +16,7 @@ from scaleflow.interfaces.events import ArtifactWritten, Emit, MetricsLogged, No
 from scaleflow.runs import RunSpec
 from scaleflow.runs.run_name import make_run_name
 from scaleflow.runs.state import BASELINE
-from scaleflow.worker.importance import explain_mistakes, list_columns, measure_columns
+from scaleflow.worker.importance import explain_mistakes, list_permuted, measure_columns
 from scaleflow.worker.kept_predictions import KeptSplit, keep_predictions
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def ask_model(
     columns: list[dict[str, Any]] = []
     mattered: dict[int, Any] = {}
     try:
-        if list_columns(setup.kept.reader.inputs) and options.importance:
+        if list_permuted(setup.kept.reader.inputs) and options.importance:
             emit(StageBegan("measuring the importance of the columns"))
             columns = measure_columns(setup.engine, setup.kept, predictions, options.importance, options.seconds)
         if options.name == "full":

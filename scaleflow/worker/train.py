@@ -118,10 +118,10 @@ def work_on_model(spec: RunSpec, emit: Emit) -> None:
     if isinstance(spec.evaluation, EvaluationSpec):
         evaluate_model(spec.plan, spec.evaluation, spec.files, emit)
     else:
-        from scaleflow.worker.convert import convert_model
+        from scaleflow.worker.convert import convert_to_formats
 
         assert spec.evaluation is not None
-        convert_model(spec.plan, spec.evaluation, emit)
+        convert_to_formats(spec.plan, spec.evaluation, emit)
 
 
 def evaluate_checkpoints(spec: RunSpec, setup: TrainingSetup, emit: Emit, should_stop: Callable[[], bool]) -> bool:

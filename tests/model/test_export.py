@@ -177,6 +177,7 @@ def test_model_that_keras_cannot_write_is_exported_as_weights_and_saved_model(
         np.testing.assert_allclose(other, live, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_of_what_keras_cannot_write_says_so_first_and_finishes(command: Command, empty_store: Path) -> None:
     shutil.copy(empty_store, command.folder / "mlflow.db")
     (command.folder / "untold.py").write_text(UNTOLD)
