@@ -133,9 +133,6 @@ def describe_promotion(done: Promotion) -> list[tuple[str, str]]:
 def to_result(done: Promotion) -> PromotionResult:
     decision = done.decision
     comparison = None if decision.comparison is None else asdict(decision.comparison)
-    if comparison is not None:
-        gain = decision.comparison.gain  # type: ignore[union-attr]
-        comparison["gain"] = {"value": gain.value, "low": gain.low, "high": gain.high}
     conditions = [(each.text, each.holds) for each in decision.conditions]
     return PromotionResult(decision.is_promoted, done.version, done.champion, conditions, comparison, decision.smoke)
 

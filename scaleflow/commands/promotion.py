@@ -8,8 +8,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from scaleflow.commands.promotion_page import make_decision_page
 from scaleflow.commands.supervision import supervise_worker
 from scaleflow.commands.tracked_run import make_evaluation_plan
 from scaleflow.config.from_mlflow import (
@@ -22,6 +25,7 @@ from scaleflow.config.from_mlflow import (
 )
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunError
+from scaleflow.evaluation.comparison import PairedScores, pair_scores
 from scaleflow.evaluation.predictions import FILE, PREDICTIONS, ROW, Predictions, load_predictions
 from scaleflow.interfaces import LearnedState, Plan, PromotionOptions, Tracking, name_leaves
 from scaleflow.launcher.display import Display
@@ -31,11 +35,11 @@ from scaleflow.promotion.decision import (
     SLICE,
     Condition,
     Decision,
+    ScoreComparison,
     check_floor,
-    compare_models,
     describe_comparison,
+    make_record,
 )
-from scaleflow.promotion.page import make_decision_page, make_record
 from scaleflow.promotion.smoke import SmokeTest, check_served_model
 from scaleflow.runs import EvaluationSpec, RunFolder, RunSpec
 from scaleflow.runs.learned_state import read_learned_state
@@ -50,11 +54,12 @@ from scaleflow.tracking.tracked_runs import (
     download_model,
     download_predictions,
 )
+from scaleflow.tracking.uri import check_model_name
 
-if TYPE_CHECKING:
-    import numpy as np
+Array = np.ndarray[Any, Any]
 
-    Array = np.ndarray[Any, Any]
+#: The fewest examples on which models are compared.
+FEWEST_EXAMPLES = 30
 
 #: The sections of a tracked config that a promotion uses.
 SECTIONS = ("dataset", "objective", "precision", "seed", "evaluation", "promotion")
@@ -96,6 +101,7 @@ class Stopped(Exception):
 
 def open_registry(name: str, overrides: Sequence[str]) -> ChampionRegistry:
     """Returns a registered model of the store that `tracking.uri` names, or of the usual one."""
+    check_model_name("--model ", name)
     tracker = MlflowTracker(choose_store(find_store_options(RerunCommand("", overrides))))
     tracker.connect()
     return tracker.open_registry(name)
@@ -117,6 +123,8 @@ def promote(
         ConfigError: if that cannot work.
         RunError: if it failed.
     """
+    if name is not None:
+        check_model_name("--model ", name)
     display.begin_stage("reading the run and its model from MLflow")
     options = find_store_options(words)
     store, tracker, tracked = find_named_run(words.run_id, options)
@@ -175,8 +183,8 @@ class Candidate:
         logged = download_artifact(find_model(self.tracker, self.run), str(self.store.uri), folder / "logged")
         if logged is None or not (logged / "data" / "example_outputs.npz").is_file():
             raise ConfigError(
-                f"{self.run.run_id}: its model {self.run.model_id} has no recorded outputs to compare a served model with; "
-                "train it again"
+                f"{self.run.run_id}: its model {self.run.model_id} has no recorded outputs to compare a served model "
+                "with; train it again"
             )
         self.logged = logged
 
@@ -276,8 +284,6 @@ class Candidate:
 
     def predict_with(self, champion: str, candidate: Predictions) -> tuple[Predictions, Array]:
         """Returns the champion's predictions for the candidate's test split, and which rows it was trained on."""
-        import numpy as np
-
         _, tracker, run = find_named_run(f"models:/{self.name}/{champion}", self.store)
         kept = self.read_kept(run, f"champion-{champion}")
         if kept is not None and candidate.digest and (kept.split, kept.digest) == (SPLIT, candidate.digest):
@@ -318,6 +324,47 @@ class Candidate:
         self.tracker.log_artifact(page, "promotion")
         reasons = "; ".join(decision.reasons) or "every condition holds"
         self.tracker.set_tags({"scaleflow.promotion": f"{title}: {reasons}"})
+
+
+def compare_models(
+    candidate: Predictions, champion: Predictions, is_seen: Array, options: PromotionOptions
+) -> ScoreComparison:
+    """Compares the predictions of two models by `promotion.metric`.
+
+    Args:
+        candidate, champion: their predictions for the candidate's split.
+        is_seen: which examples of the split the champion was trained on, [examples] bool; they are left out.
+        options: the metric and the confidence.
+
+    Raises:
+        ConfigError: if the models do not have the metric, or too few examples are left.
+    """
+    pair = choose_pair(pair_scores(candidate, champion), options.metric)
+    is_used = ~is_seen[pair.examples]
+    count, left_out = int(is_used.sum()), int((~is_used).sum())
+    if count < FEWEST_EXAMPLES:
+        why = f"; the champion was trained on {left_out:,} others" if left_out else ""
+        raise ConfigError(
+            f"the champion and the candidate can be compared on {count:,} examples{why}; at least {FEWEST_EXAMPLES} "
+            "are needed: use a larger test split"
+        )
+    used = pair.select(is_used)
+    candidate_mean, champion_mean = (
+        float(np.average(each, weights=used.weights)) for each in (used.scores, used.others)
+    )
+    gain, low, high = used.measure_gain(options.confidence)
+    better, worse = int((used.gains > 0).sum()), int((used.gains < 0).sum())
+    return ScoreComparison(
+        pair.metric, pair.is_error, count, left_out, candidate_mean, champion_mean, gain, low, high, better, worse
+    )
+
+
+def choose_pair(pairs: Sequence[PairedScores], metric: str | None) -> PairedScores:
+    """Returns the scores of a metric; the first ones for None. Raises ConfigError if there is no such metric."""
+    names = [each.metric for each in pairs]
+    if metric is not None and metric not in names:
+        raise ConfigError(f"promotion.metric={metric}: the models are compared by {', '.join(names)}")
+    return pairs[0 if metric is None else names.index(metric)]
 
 
 def has_unknown_classes(candidate: LearnedState | None, champion: LearnedState | None) -> bool:

@@ -82,7 +82,7 @@ def check_served_model(
             values["packages"] = count_packages(python)
         begin_stage("serving the model")
         with serve_folder(model, python, folder / "server.log") as (address, process):
-            difference = measure_difference(address, model)
+            difference = measure_served_difference(address, model)
             values |= {"difference": difference, "ms": measure_answers(address, model), "mb": measure_memory(process)}
     except RunError as error:
         return SmokeTest([Condition(f"the served model failed: {error}", False)], values)
@@ -172,7 +172,7 @@ def is_answering(address: str) -> bool:
         return False
 
 
-def ask_model(address: str, payload: Mapping[str, Any]) -> Any:
+def request_predictions(address: str, payload: Mapping[str, Any]) -> Any:
     """Sends a request, and returns the predictions. Raises RunError if the model refuses it."""
     content = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{address}/invocations", json.dumps(payload).encode(), content)
@@ -187,17 +187,17 @@ def ask_model(address: str, payload: Mapping[str, Any]) -> Any:
         raise RunError(f"it does not answer: {error}") from error
 
 
-def measure_difference(address: str, model: Path) -> float:
+def measure_served_difference(address: str, model: Path) -> float:
     """Returns the largest difference of the served outputs from those of the trained model, in units of the largest."""
     payload = json.loads((model / EXAMPLE).read_text())
-    predictions = ask_model(address, payload)
+    predictions = request_predictions(address, payload)
     with np.load(model / "data" / "example_outputs.npz") as arrays:
         expected = dict(arrays)
     count = len(next(iter(expected.values())))
     is_answered = isinstance(predictions, list) and len(predictions) == count
     if not is_answered or not all("prediction" in " ".join(row) for row in predictions):
         raise RunError(f"it does not answer with {count} predictions: {str(predictions)[:200]}")
-    outputs = ask_model(address, {**payload, "params": {"output": "logits"}})
+    outputs = request_predictions(address, {**payload, "params": {"output": "logits"}})
     difference, largest = 0.0, 1.0
     for name, values in expected.items():
         found = np.asarray(outputs[name] if isinstance(outputs, dict) else outputs, np.float64)
@@ -214,7 +214,7 @@ def measure_answers(address: str, model: Path) -> float:
     times = []
     for _ in range(REQUESTS):
         began = time.perf_counter()
-        ask_model(address, payload)
+        request_predictions(address, payload)
         times.append(1000 * (time.perf_counter() - began))
     return statistics.median(times)
 

@@ -116,6 +116,11 @@ class JobComposer:
                     f"training.batch_size=auto: each job of a sweep would find its own; run {name_command('find')} "
                     "batch_size with the words of a job, and add the word that it prints"
                 )
+            if (request.config.get("promotion") or {}).get("name") == "champion":
+                raise ConfigError(
+                    "promotion=champion: of many jobs the best may be better by chance; leave it out, and promote the "
+                    f"best job afterwards with {name_command('promote')} RUN_ID"
+                )
             if not is_resumed:
                 return prepare_run(RunCommand(composed, request.overrides, time.time()))
             changes = [override for override in request.overrides if is_under(override_key(override), IGNORED_KEYS)]

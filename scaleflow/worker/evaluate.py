@@ -42,7 +42,6 @@ from scaleflow.worker.kept_predictions import keep_predictions, make_kept_split
 from scaleflow.worker.metadata import describe_data, describe_data_name, report_confusion
 from scaleflow.worker.report import ReportThread
 from scaleflow.worker.runtime import make_evaluation_batching, setup_runtime
-from scaleflow.worker.trained_rows import write_seen
 
 if TYPE_CHECKING:
     import keras
@@ -88,6 +87,8 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         if spec.precision:
             set_precision(model, runtime.policy)
     if spec.trained is not None:
+        from scaleflow.worker.trained_rows import write_seen
+
         assert earlier is not None
         write_seen(splits.raw[split], plan, spec.trained, earlier, runtime, files.seen, emit)
     feed = dataset.make_feed(

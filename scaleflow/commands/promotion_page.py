@@ -1,15 +1,13 @@
-"""The page and the record of a decision."""
+"""The page of a decision about a promotion."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scaleflow.evaluation.page import make_page, compose_section, make_table
+from scaleflow.evaluation.page import compose_section, make_page, make_table
+from scaleflow.evaluation.resampling import Figure
 from scaleflow.promotion.decision import Decision
-
-#: The most characters of the reasons in a tag.
-LONGEST = 2000
 
 
 def make_decision_page(title: str, models: Sequence[Mapping[str, Any]], decision: Decision) -> str:
@@ -23,28 +21,12 @@ def make_decision_page(title: str, models: Sequence[Mapping[str, Any]], decision
     conditions = [{"holds": "yes" if each.holds else "no", "condition": each.text} for each in decision.conditions]
     sections = [compose_section("Conditions", make_table(conditions)), compose_section("Models", make_table(models))]
     if (found := decision.comparison) is not None:
+        gain = Figure(found.gain, found.low, found.high)
         rows = [
-            {"model": "candidate", found.metric: found.candidate, "better by": found.gain, "better on": found.better},
+            {"model": "candidate", found.metric: found.candidate, "better by": gain, "better on": found.better},
             {"model": "champion", found.metric: found.champion, "better on": found.worse},
         ]
         sections.append(compose_section(f"The same {found.examples:,} examples", make_table(rows)))
     if decision.smoke:
         sections.append(compose_section("Served", make_table([dict(decision.smoke)])))
     return make_page(title, "; ".join(decision.reasons) or "every condition holds", sections)
-
-
-def make_record(decision: Decision, candidate: str, champion: str | None) -> dict[str, Any]:
-    """Returns what a tag says of a decision.
-
-    Args:
-        decision: the decision.
-        candidate: the ID of the candidate's logged model.
-        champion: the version that it was compared with; None if there was none.
-    """
-    reasons = "; ".join(decision.reasons)[:LONGEST]
-    figures = {}
-    if (found := decision.comparison) is not None:
-        figures = {"metric": found.metric, "candidate": found.candidate, "champion": found.champion}
-        figures |= {"better_by": list(found.gain), "examples": found.examples, "left_out": found.left_out}
-    known = {"is_good": decision.is_promoted, "reasons": reasons, "candidate": candidate, "compared_with": champion}
-    return {**known, **figures, "smoke": dict(decision.smoke)}
