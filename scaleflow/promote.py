@@ -120,7 +120,7 @@ def describe_promotion(done: Promotion) -> list[tuple[str, str]]:
     else:
         end = f"no: models:/{name}/{done.version} has the alias challenger"
     before = "none" if done.champion is None else f"models:/{name}/{done.champion}"
-    texts = [f"{'yes' if each.holds else 'no: '} {each.text}" for each in decision.conditions]
+    texts = [f"{'yes' if each.holds else 'no'}: {each.text}" for each in decision.conditions]
     marks = [("" if n else "because", text) for n, text in enumerate(texts)]
     rows = [
         ("run", f"{done.run.name}  ({done.run.run_id})"),

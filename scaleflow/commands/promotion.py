@@ -32,6 +32,7 @@ from scaleflow.launcher.display import Display
 from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.promotion.decision import (
+    LONGEST,
     SLICE,
     Condition,
     Decision,
@@ -44,7 +45,7 @@ from scaleflow.promotion.smoke import SmokeTest, check_served_model
 from scaleflow.runs import EvaluationSpec, RunFolder, RunSpec
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.sweep.ranking import guess_mode
-from scaleflow.tracking.registry import ChampionRegistry
+from scaleflow.tracking.registry import DECISION, ChampionRegistry
 from scaleflow.tracking.saved_models import find_model
 from scaleflow.tracking.store import MlflowTracker
 from scaleflow.tracking.tracked_runs import (
@@ -203,28 +204,23 @@ class Candidate:
             conditions, comparison = [], None
             if champion is not None:
                 if registry.find_model(champion) == self.run.model_id:
+                    if not is_dry:  # what a command that was killed may have left
+                        registry.remove_challenger(champion)
+                        self.tracker.set_tags({DECISION: f"{self.name}, version {champion}: champion"})
                     return Promotion(self.run, self.name, champion, champion, Decision([Condition(ALREADY, True)]))
                 predictions = predictions or self.read_predictions()
                 other, is_seen = self.predict_with(champion, predictions)
                 comparison = compare_models(predictions, other, is_seen, self.options)
                 conditions.append(describe_comparison(comparison, self.options))
-            policy = self.run.params.get("resolved.precision", "float32")
-            smoke = smoke or check_served_model(
-                self.logged, self.options, policy, self.folder, self.display.begin_stage
-            )
+            smoke = smoke or self.test_service()
             self.check_stop()
             decision = Decision([*conditions, *floors, *smoke.conditions], comparison, smoke.values)
+            found = Promotion(self.run, self.name, champion, None, decision)
             if is_dry:
-                return Promotion(self.run, self.name, champion, None, decision)
+                return found
             self.display.begin_stage("recording the decision in MLflow")
-            version = registry.add_version(self.run.run_id, str(self.run.model_id))
-            self.record(version, champion, decision)
-            record = make_record(decision, str(self.run.model_id), champion)
-            if not decision.is_promoted:
-                registry.keep_challenger(version, record)
-                return Promotion(self.run, self.name, champion, version, decision)
-            if registry.promote(version, champion, record):
-                return Promotion(self.run, self.name, champion, version, decision)
+            if (done := carry_out(registry, self.tracker, found, self.folder)) is not None:
+                return done
         raise RunError(
             f"--model {self.name}: other commands have changed the champion {TRIES} times meanwhile; try again"
         )
@@ -240,6 +236,11 @@ class Candidate:
     def check_floors(self) -> list[Condition]:
         """Returns the conditions of `promotion.at_least`. Raises ConfigError if the run does not have a metric."""
         floors = self.options.at_least or {}
+        if floors and not self.run.is_result:
+            raise ConfigError(
+                f"promotion.at_least: {self.run.model_id} is not the result of its run {self.run.run_id}, and the "
+                "metrics are those of its result"
+            )
         metrics: Mapping[str, float] = self.tracker.fetch_run().data.metrics if floors else {}
         slices = self.read_slices() if any(key.startswith(SLICE) for key in floors) else {}
         found = []
@@ -255,13 +256,19 @@ class Candidate:
         return found
 
     def read_slices(self) -> dict[str, tuple[float, str]]:
-        """Returns the value and the metric of each slice of the run's report, by `slice/COLUMN=VALUE`."""
+        """Returns the value and the metric of each slice of the run's report, by `slice/COLUMN/VALUE`.
+
+        With several outputs, it is `slice/OUTPUT/COLUMN/VALUE`.
+        """
         path = download_artifact(f"runs:/{self.run.run_id}/{SLICES}", str(self.store.uri), self.folder)
         if path is None:
             return {}
         with path.open(newline="", encoding="utf-8") as file:
             return {
-                f"{SLICE}{row['column']}={row['slice']}": (float(row["value"]), row["metric"])
+                SLICE + "/".join(filter(None, (row["output"], row["column"], row["slice"]))): (
+                    float(row["value"]),
+                    row["metric"],
+                )
                 for row in csv.DictReader(file)
             }
 
@@ -312,18 +319,33 @@ class Candidate:
         self.check_stop()
         return load_predictions(run_spec.files.evaluation / PREDICTIONS)
 
-    def record(self, version: str, champion: str | None, decision: Decision) -> None:
-        """Logs the page of the decision, and a tag of the run."""
-        is_good = decision.is_promoted
-        title = f"{self.name}, version {version}: {'champion' if is_good else 'not promoted'}"
-        models = [{"model": "candidate", "version": version, "run": self.run.run_id, "logged model": self.run.model_id}]
-        if champion is not None:
-            models.append({"model": "champion", "version": champion, "run": "", "logged model": ""})
-        page = self.folder / f"{self.name}.html"
-        page.write_text(make_decision_page(title, models, decision), encoding="utf-8")
-        self.tracker.log_artifact(page, "promotion")
-        reasons = "; ".join(decision.reasons) or "every condition holds"
-        self.tracker.set_tags({"scaleflow.promotion": f"{title}: {reasons}"})
+
+def carry_out(registry: ChampionRegistry, tracker: MlflowTracker, found: Promotion, folder: Path) -> Promotion | None:
+    """Makes the candidate a version, records the decision, and moves an alias; returns what came of it.
+
+    The alias `champion` moves in one request, when the page and the version's tag are there. A command that is killed
+    before leaves the champion that there was; after it, the same command again completes the rest. Returns None if
+    another command has changed the champion since the decision.
+    """
+    decision, run = found.decision, found.run
+    version = registry.add_version(run.run_id, str(run.model_id))
+    models = [{"model": "candidate", "version": version, "logged model": run.model_id}]
+    if found.champion is not None:
+        known = registry.find_model(found.champion)
+        models.append({"model": "champion", "version": found.champion, "logged model": known})
+    page = folder / f"{found.name}.html"
+    title = f"{found.name}, version {version}: the conditions {'hold' if decision.is_promoted else 'do not hold'}"
+    page.write_text(make_decision_page(title, models, decision), encoding="utf-8")
+    tracker.log_artifact(page, "promotion")
+    record = make_record(decision, str(run.model_id), found.champion)
+    if not decision.is_promoted:
+        registry.keep_challenger(version, record)
+    elif not registry.promote(version, found.champion, record):
+        return None
+    reasons = "; ".join(decision.reasons)
+    end = f"challenger: {reasons}" if reasons else "champion"
+    tracker.set_tags({DECISION: f"{found.name}, version {version}: {end}"[:LONGEST]})
+    return replace(found, version=version)
 
 
 def compare_models(

@@ -12,7 +12,7 @@ from scaleflow.interfaces import PromotionOptions
 #: The most characters of the reasons in a tag.
 LONGEST = 2000
 
-#: Begins the key of a floor that is a slice of the report's: `slice/COLUMN=VALUE`.
+#: Begins the key of a floor that is a slice of the report's: `slice/COLUMN/VALUE`.
 SLICE = "slice/"
 
 

@@ -23,6 +23,7 @@ import psutil
 
 from scaleflow.errors import RunError
 from scaleflow.interfaces import PromotionOptions
+from scaleflow.interfaces.formatting import format_number
 from scaleflow.promotion.decision import Condition
 
 #: MLflow's file with a request for the example of a model.
@@ -94,7 +95,7 @@ def check_served_model(
         limit = getattr(options, f"most_{key}")
         holds = limit is None or values[key] <= limit
         more = "" if limit is None else f", at most {limit:g}{'' if holds else ' is needed'}"
-        conditions.append(Condition(f"{values[key]:.3g} {unit}{more}", holds))
+        conditions.append(Condition(f"{format_number(values[key])} {unit}{more}", holds))
     return SmokeTest(conditions, values)
 
 

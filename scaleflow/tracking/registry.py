@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,9 +22,8 @@ if TYPE_CHECKING:
 def register_model(client: MlflowClient, name: str, alias: str | None, run_id: str, model_id: str) -> str:
     """Creates the version if it is missing, and moves the alias to it unless the alias points to a newer version.
 
-    Repeated calls have no further effect. Also creates the registered model if it is missing. The client's store is the
-    registry, unless MLFLOW_REGISTRY_URI
-    names another. Returns the version.
+    Also creates the registered model if it is missing. Repeated calls have no further effect. The client's store is the
+    registry, unless MLFLOW_REGISTRY_URI names another. Returns the version.
     """
     from mlflow.exceptions import MlflowException
 
@@ -50,8 +51,14 @@ CHAMPION, CHALLENGER = "champion", "challenger"
 #: The tags of a version: the decision about it, and the version that was the champion before it.
 DECISION, BEFORE = "scaleflow.promotion", "scaleflow.promotion.before"
 
-#: Seconds to wait for another command that moves the alias of the same model in a local store.
+#: The tag of a registered model in which a command claims that it alone moves the alias; for stores on servers.
+CLAIM = "scaleflow.promotion.claim"
+
+#: Seconds to wait for another command of this machine that moves the alias of the same model.
 LOCK_SECONDS = 60.0
+
+#: Seconds after which a claim is read again, more than a request takes; and after which nobody can have it any more.
+CLAIM_SECONDS, STALE_SECONDS = 1.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -99,21 +106,20 @@ class ChampionRegistry:
         self.client.set_registered_model_alias(self.name, CHALLENGER, version)
 
     def promote(self, version: str, before: str | None, decision: Mapping[str, Any]) -> bool:
-        """Makes a version the champion, if the champion is still `before`. Returns whether it is.
-
-        In a local store other commands wait meanwhile. On a server the alias is looked up again just before it moves.
-        """
+        """Makes a version the champion, if the champion is still `before`. Returns whether it is."""
         with self._lock():
             if self.find_champion() != before:
                 return False
             self._tag(version, DECISION, json.dumps(decision))
             self._tag(version, BEFORE, before or "")
-            if self.find_champion() != before:
-                return False
             self.client.set_registered_model_alias(self.name, CHAMPION, version)
+        self.remove_challenger(version)
+        return True
+
+    def remove_challenger(self, version: str) -> None:
+        """Removes the alias `challenger` of a version that is the champion."""
         if self.find_aliases().get(CHALLENGER) == version:
             self.client.delete_registered_model_alias(self.name, CHALLENGER)
-        return True
 
     def roll_back(self) -> tuple[str, str]:
         """Moves the alias back to the version before, and returns both: (from, to).
@@ -137,7 +143,7 @@ class ChampionRegistry:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """Excludes other commands of this machine that move aliases of the model while the block lasts."""
+        """Excludes other commands that move aliases of the model while the block lasts, on other machines, too."""
         path = name_lock(f"{self.client.tracking_uri}#{self.name}")
         lock = FileLock(path, timeout=LOCK_SECONDS, mode=0o600)
         try:
@@ -145,6 +151,30 @@ class ChampionRegistry:
         except Timeout as error:
             raise ConfigError(f"--model {self.name}: another command is promoting it; try again later") from error
         try:
-            yield
+            if not self.client.tracking_uri.startswith("http"):
+                yield  # the store is a file of this machine
+                return
+            self.claim(uuid.uuid4().hex)
+            try:
+                yield
+            finally:
+                self.client.delete_registered_model_tag(self.name, CLAIM)
         finally:
             lock.release()
+
+    def claim(self, token: str) -> None:
+        """Writes a tag of the registered model that keeps commands on other machines waiting, until it is deleted.
+
+        The algorithm is Fischer's: wait until there is no claim, write one, wait longer than a request takes, and see
+        whether it is still there. A claim that does not change for `STALE_SECONDS` is of a command that was killed.
+        """
+        seen, since = "", time.monotonic()
+        while True:
+            found = self.client.get_registered_model(self.name).tags.get(CLAIM, "")
+            if found == token:
+                return
+            if found != seen:
+                seen, since = found, time.monotonic()
+            if not found or time.monotonic() - since > STALE_SECONDS:
+                self.client.set_registered_model_tag(self.name, CLAIM, token)
+            time.sleep(CLAIM_SECONDS)

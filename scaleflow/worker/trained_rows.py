@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,8 @@ def write_seen(
 ) -> None:
     """Writes which examples of a split are among those that a run was trained on.
 
-    An example is identified by the column `evaluation.id`, if both configs have the same, otherwise by its raw inputs,
-    as the run reads them.
+    An example is identified by the column `evaluation.id`, if both configs have the same, otherwise by the raw inputs
+    that both runs have, as they read them; numbers by their float32.
 
     Args:
         examples: the split, before its preprocessing.
@@ -52,16 +52,37 @@ def write_seen(
         source = open_source(trained, earlier)
         options = replace(trained.dataset, shards=1, augment=None)
         splits = dataset.prepare_splits(source, options, trained.seed, runtime.worker_sync, emit, preprocesses=False)
-        known = set(identify(splits.raw["train"], column))
+        raw = splits.raw["train"]
+        names = [] if column else find_common_inputs(examples, raw)
+        known = set(identify(raw, column, names))
     except ConfigError as error:
         raise ConfigError(
             f"the rows that the champion was trained on cannot be read, so they cannot be left out: {error}"
         ) from error
-    np.save(path, np.array([each in known for each in identify(examples, column)], bool))
+    np.save(path, np.array([each in known for each in identify(examples, column, names)], bool))
 
 
-def identify(examples: Examples, column: str | None) -> Iterator[bytes]:
-    """Yields what identifies each example, in the order of the split."""
+def find_common_inputs(examples: Examples, others: Examples) -> list[str]:
+    """Returns the names of the inputs of one kind and shape in both. Raises ConfigError if there are none."""
+    from scaleflow import dataset
+
+    kinds = []
+    for each in (examples, others):
+        inputs = name_leaves(next(iter(dataset.read_input_batches(each)), {}))
+        kinds.append({(name, is_text(values), np.shape(values)[1:]) for name, values in inputs.items()})
+    if not (common := kinds[0] & kinds[1]):
+        raise ConfigError(
+            "the runs have no inputs in common; train both with evaluation.id=COLUMN, which names their rows"
+        )
+    return sorted(name for name, *_ in common)
+
+
+def is_text(values: Any) -> bool:
+    return np.asarray(values).dtype.kind in "OSU"
+
+
+def identify(examples: Examples, column: str | None, names: Sequence[str]) -> Iterator[bytes]:
+    """Yields what identifies each example, in the order of the split: a column, or its inputs of some names."""
     from scaleflow import dataset
 
     if column is not None:
@@ -70,20 +91,23 @@ def identify(examples: Examples, column: str | None) -> Iterator[bytes]:
         yield from (str(value).encode() for value in np.asarray(values).tolist())
         return
     for inputs in dataset.read_input_batches(examples):
-        yield from digest_rows(name_leaves(inputs))
+        named = name_leaves(inputs)
+        yield from digest_rows([np.asarray(named[name]) for name in names])
 
 
-def digest_rows(inputs: Mapping[str, Array]) -> Iterator[bytes]:
-    """Yields a digest of the raw inputs of each example, [b, ...] by name; texts may be `str` or `bytes`."""
-    names = sorted(inputs)
-    columns = [np.asarray(inputs[name]) for name in names]
-    label = repr([(name, each.dtype.kind in "OSU", each.shape[1:]) for name, each in zip(names, columns, strict=True)])
+def digest_rows(columns: Sequence[Array]) -> Iterator[bytes]:
+    """Yields a digest of each row of some columns, [b, ...] each; texts may be `str` or `bytes`."""
+    encoders = [encode_texts if is_text(each) else encode_numbers for each in columns]
     for row in zip(*columns, strict=True):
-        digest = hashlib.blake2b(label.encode(), digest_size=16)
-        for value in row:
-            is_text = isinstance(value, str | bytes) or np.asarray(value).dtype.kind in "OSU"
-            digest.update(encode_texts(value) if is_text else np.ascontiguousarray(value).tobytes())
+        digest = hashlib.blake2b(digest_size=16)
+        for encode, value in zip(encoders, row, strict=True):
+            digest.update(encode(value))
         yield digest.digest()
+
+
+def encode_numbers(value: Any) -> bytes:
+    """Returns the bytes of numbers: a column of integers may be read as floats, if another file has a missing value."""
+    return np.asarray(value).astype(np.float32).tobytes()
 
 
 def encode_texts(value: Any) -> bytes:
