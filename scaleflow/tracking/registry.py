@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -98,7 +99,8 @@ class ChampionRegistry:
 
     def add_version(self, run_id: str, model_id: str) -> str:
         """Makes a logged model a version, unless it is one, and returns it. No alias moves."""
-        return register_model(self.client, self.name, None, run_id, model_id)
+        with self._exclude_here():
+            return register_model(self.client, self.name, None, run_id, model_id)
 
     def keep_challenger(self, version: str, decision: Mapping[str, Any]) -> None:
         """Records that a version does not become the champion."""
@@ -107,7 +109,7 @@ class ChampionRegistry:
 
     def promote(self, version: str, before: str | None, decision: Mapping[str, Any]) -> bool:
         """Makes a version the champion, if the champion is still `before`. Returns whether it is."""
-        with self._lock():
+        with self._exclude_all():
             if self.find_champion() != before:
                 return False
             self._tag(version, DECISION, json.dumps(decision))
@@ -126,7 +128,7 @@ class ChampionRegistry:
 
         Raises ConfigError if there is no champion, or no version before it.
         """
-        with self._lock():
+        with self._exclude_all():
             now = self.find_champion()
             if now is None:
                 raise ConfigError(f"--rollback: the model {self.name} has no alias {CHAMPION}")
@@ -142,25 +144,30 @@ class ChampionRegistry:
         self.client.set_model_version_tag(self.name, version, key, value)
 
     @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Excludes other commands that move aliases of the model while the block lasts, on other machines, too."""
-        path = name_lock(f"{self.client.tracking_uri}#{self.name}")
-        lock = FileLock(path, timeout=LOCK_SECONDS, mode=0o600)
+    def _exclude_here(self) -> Iterator[None]:
+        """Excludes other commands of this machine that change the registered model while the block lasts."""
+        lock = FileLock(name_lock(f"{self.client.tracking_uri}#{self.name}"), timeout=LOCK_SECONDS, mode=0o600)
         try:
             lock.acquire()
         except Timeout as error:
             raise ConfigError(f"--model {self.name}: another command is promoting it; try again later") from error
         try:
-            if not self.client.tracking_uri.startswith("http"):
-                yield  # the store is a file of this machine
-                return
-            self.claim(uuid.uuid4().hex)
+            yield
+        finally:
+            lock.release()
+
+    @contextlib.contextmanager
+    def _exclude_all(self) -> Iterator[None]:
+        """Excludes other commands that move the alias while the block lasts, on all machines."""
+        is_file = self.client.tracking_uri.startswith("sqlite:") and not os.environ.get("MLFLOW_REGISTRY_URI")
+        with self._exclude_here():
+            if not is_file:
+                self.claim(uuid.uuid4().hex)
             try:
                 yield
             finally:
-                self.client.delete_registered_model_tag(self.name, CLAIM)
-        finally:
-            lock.release()
+                if not is_file:
+                    self.client.delete_registered_model_tag(self.name, CLAIM)
 
     def claim(self, token: str) -> None:
         """Writes a tag of the registered model that keeps commands on other machines waiting, until it is deleted.
