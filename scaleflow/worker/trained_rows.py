@@ -69,7 +69,7 @@ def find_common_inputs(examples: Examples, others: Examples) -> list[str]:
     kinds = []
     for each in (examples, others):
         inputs = name_leaves(next(iter(dataset.read_input_batches(each)), {}))
-        kinds.append({(name, is_text(values), np.shape(values)[1:]) for name, values in inputs.items()})
+        kinds.append({(name, has_text(values), np.shape(values)[1:]) for name, values in inputs.items()})
     if not (common := kinds[0] & kinds[1]):
         raise ConfigError(
             "the runs have no inputs in common; train both with evaluation.id=COLUMN, which names their rows"
@@ -77,7 +77,7 @@ def find_common_inputs(examples: Examples, others: Examples) -> list[str]:
     return sorted(name for name, *_ in common)
 
 
-def is_text(values: Any) -> bool:
+def has_text(values: Any) -> bool:
     return np.asarray(values).dtype.kind in "OSU"
 
 
@@ -97,7 +97,7 @@ def identify(examples: Examples, column: str | None, names: Sequence[str]) -> It
 
 def digest_rows(columns: Sequence[Array]) -> Iterator[bytes]:
     """Yields a digest of each row of some columns, [b, ...] each; texts may be `str` or `bytes`."""
-    encoders = [encode_texts if is_text(each) else encode_numbers for each in columns]
+    encoders = [encode_texts if has_text(each) else encode_numbers for each in columns]
     for row in zip(*columns, strict=True):
         digest = hashlib.blake2b(digest_size=16)
         for encode, value in zip(encoders, row, strict=True):
