@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from scaleflow.commands.promotion import compare_models
+from scaleflow.config.compose import check_job
 from scaleflow.errors import ConfigError
 from scaleflow.evaluation.comparison import PairedScores
 from scaleflow.evaluation.predictions import Predictions
@@ -121,3 +123,9 @@ def test_floors_are_the_least_of_a_metric_and_the_most_of_an_error() -> None:
         "is_good": False, "reasons": low.text, "model": "m-1", "compared_with": "7", "comparison": None,
         "smoke": {"ms": 3.0},
     }  # fmt: skip
+
+
+def test_jobs_of_a_sweep_do_not_promote() -> None:
+    check_job(OmegaConf.create({"promotion": {"name": "none"}}))
+    with pytest.raises(ConfigError, match="promotion=champion: of many jobs the best may be better by chance"):
+        check_job(OmegaConf.create({"promotion": {"name": "champion", "model": "m"}}))
