@@ -362,17 +362,22 @@ def select_examples(examples: Arrays | Records, places: np.ndarray[Any, Any]) ->
 
 
 def repeat_first_batch(splits: Splits, batching: Batching) -> Splits:
-    """Replaces every training batch of an epoch by the first one; validates on it, too, and drops the test split."""
+    """Replaces every training batch of an epoch by the first one; validates on it, too, and drops the test split.
+
+    The validation examples are then none of the raw ones, so these are dropped, too.
+    """
     batch = limit_examples(splits.train, batching.global_size)
     if isinstance(batch, Blocks):
         batch = cache_split("train", batch, "memory", splits.transforms, SingleProcess())
     train = repeat_examples(batch, batching.steps(len(splits.train)))
-    return replace(splits, train=train, validation=None if splits.validation is None else batch, test=None)
+    return replace(splits, train=train, validation=None if splits.validation is None else batch, test=None, raw={})
 
 
 def repeat_examples(batch: Examples, times: int) -> Examples:
     if isinstance(batch, Arrays):
         return batch.map(lambda array: np.concatenate([array] * times))
+    if isinstance(batch, Records):
+        return batch.select(np.tile(np.arange(len(batch)), times))
     return replace(batch, dataset=batch.dataset.cache().repeat(times), length=times * len(batch))
 
 
