@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from scaleflow import __version__
 from scaleflow.commands.completion import LINE, complete_line
 from scaleflow.commands.frame import run_command
-from scaleflow.commands.hydra_task import HydraTask, JobFailed, raise_hydra_errors
+from scaleflow.commands.hydra_task import HydraTask, JobFailed, compose_once, raise_hydra_errors
 from scaleflow.commands.table import check_first_word, describe_commands, find_command
 from scaleflow.config.hydra_errors import CONF, check_config_dirs, check_flags, check_overrides, explain_error
 from scaleflow.config.words import accept_keys_of_run, quote_nan_option, split_overrides
@@ -80,7 +80,7 @@ def run_words(words: list[str], began: float) -> int:
         check_config_dirs(words)
         if {"-m", "--multirun"} & set(words):
             check_overrides(words)  # before Hydra creates a folder for the sweep
-        with raise_hydra_errors(), task:
+        with raise_hydra_errors(), compose_once(words), task:
             app()
     except JobFailed:
         return FAILED

@@ -56,7 +56,7 @@ from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import Dataset, Plan, Tracking
 from scaleflow.interfaces.events import DatasetDescribed, EvaluationReady, Event, MetricsLogged, StepsProfiled
-from scaleflow.interfaces.formatting import format_number
+from scaleflow.interfaces.formatting import format_with_interval
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import ANSWER, FAILED, FINISHED, write_error
 from scaleflow.launcher.display import Display, display_for
@@ -65,6 +65,7 @@ from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.profiler import analyze_window
 from scaleflow.runs import EvaluationSpec, RunSpec
 from scaleflow.runs.provenance.tags import command_line
+from scaleflow.runs.state import drop_intervals
 from scaleflow.tracking.tracked_runs import (
     TrackedRun,
     describe_opened_run,
@@ -212,7 +213,7 @@ def record_evaluation(
         error = first_line(failed)
     described = {**answer_model(tracked), "name": name, "split": split}
     ANSWER.read = lambda: {**described, "examples": ready.examples, "metrics": values}
-    rows += [(key, format_number(value)) for key, value in values.items()]
+    rows += [(key, format_with_interval(values, key)) for key in drop_intervals(values)]
     rows += [("profile", profile.line) for profile in profiles]
     display.print_summary(rows)
     if error is not None:

@@ -18,7 +18,7 @@ CONF = ROOT / "conf"
 #: The modules at the top level: what users type or import.
 TOP_LEVEL = (
     *("__main__", "cli", "api", "errors", "testing"),
-    *("best", "evaluate", "find", "generate", "project", "rerun", "sweeps", "sync"),
+    *("best", "clean", "diff", "evaluate", "find", "generate", "project", "rerun", "sweeps", "sync"),
 )
 
 GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
@@ -27,10 +27,16 @@ GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
 CONTRACTS = ("scaleflow.errors", "interfaces")
 
 #: The layers above the config groups, from the lowest to the highest. Each may import those below it, and the groups.
-LAYERS = ("config", "runs", "worker", "launcher", "sweep", "comparison", "commands")
+LAYERS = ("config", "runs", "data_checks", "worker", "launcher", "sweep", "comparison", "commands")
 
 #: What the groups may import besides the contracts.
-GROUP_EXTRAS = {"dataset": {"files"}, "checkpoint": {"files"}}
+GROUP_EXTRAS = {
+    "dataset": {"files"},
+    "checkpoint": {"files"},
+    "evaluation": {"serving"},
+    "model": {"serving"},
+    "tracking": {"serving"},
+}
 
 #: Groups whose code runs in the worker, with TensorFlow.
 WORKER_GROUPS = (
@@ -50,9 +56,10 @@ WORKER_GROUPS = (
 WORKER_MODULES = {
     "scaleflow.doctor.tensorflow_probe",
     "scaleflow.predict.compute",
+    "scaleflow.predict.records",
     "scaleflow.profiler.tracer",
     "scaleflow.testing",
-    "scaleflow.tracking.loader",
+    "scaleflow.serving.loader",
     *(
         f"scaleflow.worker.{name}"
         for name in ("build", "data", "engine", "evaluate", "export", "failures", "keras_import", "runtime")
@@ -236,7 +243,7 @@ def test_tensorflow_is_imported_in_the_worker_only() -> None:
 
 def test_mlflow_is_imported_in_tracking_only() -> None:
     for name in SOURCES:
-        if package_of(name) != "tracking":
+        if package_of(name) not in ("tracking", "serving"):
             assert "mlflow" not in top(imported(name)), name
 
 
@@ -244,8 +251,10 @@ def test_the_worker_imports_nothing_heavy_before_it_has_its_spec() -> None:
     assert not top(imported("scaleflow.worker.main", inside_functions=False)) & {"tensorflow", "keras", "numpy"}
 
 
-def test_the_loader_that_travels_with_a_model_needs_no_scaleflow() -> None:
-    assert "scaleflow" not in top(imported("scaleflow.tracking.loader"))
+def test_the_code_that_travels_with_a_model_needs_no_scaleflow() -> None:
+    for name in SOURCES:
+        if package_of(name) == "serving":
+            assert {each for each in imported(name) if each.startswith("scaleflow")} <= {"scaleflow.serving.answers"}
 
 
 def test_only_the_main_module_imports_the_command() -> None:

@@ -12,48 +12,13 @@ from omegaconf import OmegaConf
 
 from scaleflow import find
 from scaleflow.cli import main
+from scaleflow.config.compose import compose_config
+from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.runs import RunFolder, RunState
 from tests.conftest import Command
 from tests.launcher.test_supervisor import wait_for
 
 LR, BATCH_SIZE = "lr", "batch_size"
-
-#: Words of commands that look for something, and what their refusal has to say.
-REFUSED = {
-    (LR, "strategy=parameter_server"): ["strategy=parameter_server", "use another strategy"],
-    (LR, "optimizer.schedule=cosine"): ["optimizer.schedule=cosine", "optimizer.schedule=constant"],
-    (LR, "training.engine=fit"): ["training.engine=fit", "training.engine=loop"],
-    (LR, "training.batch_size=auto"): ["training.batch_size=auto", "scaleflow.find batch_size"],
-    (LR, "--low", "1", "--high", "0.1"): ["--low 1", "--high 0.1", "the lower one first"],
-    (LR, "--steps", "3"): ["--steps 3", "at least 20"],
-    (LR, "resume=x"): ["resume=x", "leave it out"],
-    (LR, "model=mpl"): ["model=mpl", "did you mean mlp?"],
-    (BATCH_SIZE, "training.batch_size=4"): ["training.batch_size=4", "leave it out"],
-    (BATCH_SIZE, "--high", "1"): ["--high", "learning rate"],
-    (BATCH_SIZE, "profiler=trace"): ["profiler=trace", "profiler=none"],
-    (BATCH_SIZE, "training.global_batch_size=64"): ["training.batch_size=auto", "training.global_batch_size=64"],
-}
-
-
-@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
-def test_impossible_searches_are_refused(
-    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert find.main(words) == 2
-    shown = capsys.readouterr()
-    assert all(text in shown.err for text in REFUSED[words]), shown.err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("word", ["strategy=parameter_server", "cluster=ray", "debug=inline", "debug=fast"])
-def test_a_run_that_cannot_find_its_batch_size_is_refused(
-    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["training.batch_size=auto", word]) == 2
-    assert "training.batch_size=auto with " in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_task_of_several_machines_is_refused(
@@ -98,7 +63,7 @@ def test_a_learning_rate_is_found(command: Command) -> None:
 
 
 def test_a_run_finds_its_batch_size_and_keeps_it(command: Command) -> None:
-    words = ("dataset.limit=200", "model.units=8", "training.epochs=1", "training.batch_size=auto")
+    words = ("dataset.limit=200", "model=linear", "training.epochs=1", "training.batch_size=auto")
     words += ("tracking.run_name='bs${training.batch_size}'",)
     ended = command(*words, "hydra.run.dir=run")
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -124,9 +89,8 @@ def test_a_run_finds_its_batch_size_and_keeps_it(command: Command) -> None:
     assert trained.data.tags["scaleflow.batch_size"].startswith(f"auto: training.batch_size={size}, ")
     assert trained.data.tags["scaleflow.batch_size.run"] == searched.info.run_id
     assert "batch_sizes.csv" in [each.path for each in client.list_artifacts(trained.info.run_id)]
-    resumed = command("resume=run", "training.epochs=2", "training.batch_size=auto")
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert f"global batch {size}, " in resumed.stdout
+    resumed = [f"resume={run}", "training.epochs=2", "training.batch_size=auto"]
+    assert prepare_run(RunCommand(compose_config(resumed), resumed[1:], 0.0)).spec.plan.training.batch_size == size
     for again in (command(*words, "hydra.run.dir=run"), command(*words, f"hydra.run.dir={'x' * 250}")):
         assert again.returncode == 2, again.stdout + again.stderr
         assert "hydra.run.dir=" in again.stderr

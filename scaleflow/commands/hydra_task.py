@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.config.folders import remove_created
+from scaleflow.interfaces.collector import pause_collector
 from scaleflow.launcher.answer import ANSWER
 from scaleflow.launcher.display import greet
 
@@ -68,9 +71,10 @@ class HydraTask:
         is_job = HydraConfig.get().mode is RunMode.MULTIRUN  # under a Hydra launcher that is not scaleflow's
         if not is_job and OmegaConf.select(config, "cluster.submit") is None:  # that prints a script, and nothing else
             self._greet()
-        from scaleflow.config.hydra_config import mask_sweep_config
-        from scaleflow.launcher.launch import run_job
-        from scaleflow.runs import RunFolder
+        with pause_collector():
+            from scaleflow.config.hydra_config import mask_sweep_config
+            from scaleflow.launcher.launch import run_job
+            from scaleflow.runs import RunFolder
 
         began, self.has_begun = time.time() if self.has_begun else self._began, True
         if is_job:
@@ -96,6 +100,18 @@ class HydraTask:
     @property
     def code(self) -> int:
         return self._codes[0] if len(self._codes) == 1 else int(any(self._codes))
+
+
+@contextlib.contextmanager
+def compose_once(words: Sequence[str]) -> Iterator[None]:
+    """Keeps Hydra from composing the config twice, the first time for `hydra.mode`, if no word can make it a sweep."""
+    find_mode = Hydra.get_mode
+    if not any(re.match(r"-|\+*(hydra|experiment)\b", word) for word in words):
+        Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Hydra.get_mode = find_mode  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

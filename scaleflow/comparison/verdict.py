@@ -14,8 +14,8 @@ EQUAL_BITS, EQUAL_VALUES = "equal bits", "equal to 1e-6"
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whether a run reproduces another one.
+class Reproduction:
+    """Whether a run gave the results of another one.
 
     Attributes:
         text: `equal bits`, `equal to 1e-6`, or the first step that differs.
@@ -33,11 +33,11 @@ class Verdict:
     weights: str
 
 
-def judge_runs(first: ComparedRun, second: ComparedRun) -> Verdict:
+def judge_runs(first: ComparedRun, second: ComparedRun) -> Reproduction:
     """Compares the points that both runs have.
 
     Training reports metrics in the middle of an epoch at steps that depend on the speed. Where one run has a metric
-    and the other has none of it, they differ.
+    and the other has none of it, they differ. So do finished runs of different lengths.
     """
     curves = [{key: dict(each.points[key]) for key in each.points if not key.startswith(MEASURED)} for each in
               (first, second)]  # fmt: skip
@@ -55,13 +55,16 @@ def judge_runs(first: ComparedRun, second: ComparedRun) -> Verdict:
             is_same = is_same and is_same_number(before[step], now[step], 0.0)
             if not is_same_number(before[step], now[step], TOLERANCE):
                 different.append((step, f"{name} was {before[step]:.9g} and is {now[step]:.9g}"))
+    ends = [max((step for curve in each.values() for step in curve), default=0) for each in curves]
+    if ends[0] != ends[1] and first.status == second.status == "FINISHED":
+        different.append((min(ends) + 1, f"the first run has {ends[0]} steps, the second {ends[1]}"))
     count = points, len(curves[0].keys() & curves[1].keys()), weights
     if different:
         step, what = min(different)
-        return Verdict(f"differs from step {step} on: {what}", False, step, *count)
+        return Reproduction(f"differs from step {step} on: {what}", False, step, *count)
     if not points and weights != "equal":
-        return Verdict("not known: the runs have no metrics in common", False, None, *count)
-    return Verdict(EQUAL_BITS if is_same and weights != "differ" else EQUAL_VALUES, True, None, *count)
+        return Reproduction("not known: the runs have no metrics in common", False, None, *count)
+    return Reproduction(EQUAL_BITS if is_same and weights != "differ" else EQUAL_VALUES, True, None, *count)
 
 
 def is_same_number(before: float, now: float, tolerance: float) -> bool:
@@ -69,7 +72,7 @@ def is_same_number(before: float, now: float, tolerance: float) -> bool:
     return both_nan or before == now or abs(before - now) <= tolerance * max(1.0, abs(before), abs(now))
 
 
-def describe_verdict(verdict: Verdict) -> str:
+def describe_verdict(verdict: Reproduction) -> str:
     """Returns the verdict and what it covers, in a line."""
     covers = f"{verdict.points:,} points of {verdict.metrics} metrics compared"
     return f"{verdict.text} ({covers}; weights: {verdict.weights})"

@@ -27,6 +27,7 @@ EMPTY_MAPPINGS = (
     "optimizer.rate_factors",
     "training.early_stopping",
     "training.step",
+    "promotion.at_least",
     "checkpoint.best",
     "tracking.tags",
 )

@@ -53,6 +53,7 @@ from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.code_record import write_code
 from scaleflow.runs.data_digest import digest_files, find_data_files
 from scaleflow.runs.provenance.collect import LaunchFacts
+from scaleflow.runs.provenance.record import remove_launch_state
 from scaleflow.runs.state import RunHistory
 from scaleflow.tracking import RUN_ID, NoTracker, TensorBoardWriter, locate_weights, make_tracker
 
@@ -157,11 +158,12 @@ def launch_run(
             return REFUSED
         adopts = adopts and sweep is None and not run.resume_number
         collector = ProvenanceCollector(spec, sweep.facts if sweep else LaunchFacts())
-        collector.start()
         recorder = make_recorder(spec, run.resume_number > 0, adopts, collector.join)
         stop = sweep.stop if sweep else stop
         with catch_stop_signals() if stop is None else contextlib.nullcontext(stop) as stop:
-            monitor = RunMonitor(spec, recorder, display, stop, sweep.on_event if sweep else None)
+            digesting = threading.Thread(target=digest_data, args=(spec,), daemon=True)
+            on_event = sweep.on_event if sweep else None
+            monitor = RunMonitor(spec, recorder, display, stop, on_event, [collector, digesting])
             return supervise_run(monitor, collector, run.resume_number > 0, refuse or display.print_error)
 
 
@@ -201,8 +203,6 @@ def supervise_run(
     spec, recorder = monitor.spec, monitor.recorder
     for line in describe_part(spec, is_resumed):
         monitor.display.print_line(line)
-    if spec.records:
-        threading.Thread(target=digest_data, args=(spec,), daemon=True).start()
     run_processes = InlineRun(monitor) if spec.plan.debug.inline else Supervisor(monitor, make_host(monitor))
     code = run_processes.run()
     collector.join()
@@ -222,7 +222,8 @@ def supervise_run(
 
 def digest_data(spec: RunSpec) -> None:
     """Digests the files of the data while TensorFlow is imported: the worker then finds the digests in the cache."""
-    digest_files(find_data_files(spec.plan.dataset.target.arguments))
+    if spec.records:
+        digest_files(find_data_files(spec.plan.dataset.target.arguments))
 
 
 def make_host(monitor: RunMonitor) -> ProcessHost:
@@ -302,6 +303,8 @@ def discard_refused(monitor: RunMonitor) -> None:
     if recorder.is_alive() and str(spec.plan.tracking.uri).startswith("sqlite:"):
         recorder.finish(MIGRATION_SECONDS)  # ending while a store is being created leaves an incomplete store
     recorder.stop()
+    if spec.records and spec.plan.resume is not None:
+        remove_launch_state(spec.files, spec.files.count_resumes())
     has_log = getattr(state.last, "keep", False)
     if not (spec.is_resumed or state.step > 0) and (recorder.refusal is not None or not has_log):
         discard_folder(spec)

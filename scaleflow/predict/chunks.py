@@ -17,11 +17,11 @@ from scaleflow.evaluation.columns import OutputColumns
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.columns import Array
 from scaleflow.predict.reading import Reading
-from scaleflow.predict.source import Rows, TableSource, name_row, take_chunks
+from scaleflow.predict.source import Rows, RowSource, name_row, take_chunks
 
 if TYPE_CHECKING:
     from scaleflow.predict.compute import DistributedModel
-    from scaleflow.predict.prompts import PromptFiles, PromptModel, TextColumns
+    from scaleflow.predict.prompts import PromptModel, TextColumns
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Task:
     """What is predicted.
 
     Attributes:
-        source: the table.
+        source: the rows.
         columns: of the table, for each input of the model.
         keep: columns that are copied to the output.
         reading: how the run read its data.
@@ -43,7 +43,7 @@ class Task:
         shard_rows: rows of the table that a shard is made of; None: one file.
     """
 
-    source: TableSource | PromptFiles
+    source: RowSource
     columns: dict[str, list[str]]
     keep: Sequence[str]
     reading: Reading
@@ -108,7 +108,7 @@ def read_chunks(task: Task, model: DistributedModel | PromptModel, report: RowRe
     rows = task.source.read(task.read, largest, skip=first * (task.shard_rows or 0))
     places = divide_shards(first, largest, task.shard_rows)
     for (shard, _), chunk in take_chunks(rows, places):
-        parts = [convert_rows(model.inputs, task.columns, piece, task.reading, report) for piece in chunk]
+        parts = [convert_rows(model.inputs, task.columns, piece, task.reading, report, model.decode) for piece in chunk]
         inputs = {name: np.concatenate([arrays[name] for arrays, _ in parts]) for name in model.inputs}
         yield Chunk(shard, chunk, inputs, np.concatenate([is_good for _, is_good in parts]))
 

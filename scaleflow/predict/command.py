@@ -74,9 +74,9 @@ if TYPE_CHECKING:
     from scaleflow.predict.chunks import Task
     from scaleflow.predict.compute import DistributedModel
     from scaleflow.predict.output import Output
-    from scaleflow.predict.prompts import PromptFiles, PromptModel, TextColumns
+    from scaleflow.predict.prompts import PromptModel, TextColumns
     from scaleflow.predict.reading import Reading
-    from scaleflow.predict.source import TableSource
+    from scaleflow.predict.source import RowSource
     from scaleflow.tracking.saved_models import ModelDescription
 
 #: The overrides that this command uses.
@@ -148,6 +148,7 @@ def make_predict_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--probabilities", action="store_true", help="a column for each class, even if there are more than 20"
     )
+    parser.add_argument("--logits", action="store_true", help="a column for each logit, after the predictions")
     parser.add_argument(
         "--batch-size",
         type=parse_positive,
@@ -176,9 +177,9 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     """Checks the command, and computes and writes the predictions. Raises ConfigError before, RunError after."""
     sampling, plan = read_sampling(typed), make_prediction_plan(typed)
     from scaleflow.predict.output import open_output
-    from scaleflow.predict.source import list_table_files
+    from scaleflow.predict.source import list_input_files
 
-    list_table_files(typed.input)
+    list_input_files(typed.input)
     output = open_output(typed.output, typed.overwrite, typed.resume)
     if typed.shard_rows and not output.is_folder:
         raise ConfigError(f"--shard-rows {typed.shard_rows}: is for a folder of shards; use --output FOLDER/")
@@ -265,12 +266,14 @@ def make_task(typed: argparse.Namespace, reading: Reading, description: ModelDes
     """Opens the table and checks that the model can take it. Raises ConfigError if it cannot."""
     from scaleflow.evaluation.columns import OutputColumns
     from scaleflow.predict.columns import match_columns
-    from scaleflow.predict.source import open_table
+    from scaleflow.predict.containers import open_input
 
-    inputs = [name for name in description.inputs if name]
-    source = open_table(typed.input, typed.delimiter, reading, inputs)
-    columns = match_columns(description.inputs, source.schema, split_names(typed.columns), reading.target)
-    predicted = OutputColumns(description.outputs, typed.probabilities)
+    selected = split_names(typed.columns)
+    source = open_input(typed.input, typed.delimiter, reading, description.inputs, selected)
+    columns = match_columns(description.inputs, source.schema, selected or source.values, reading.target)
+    predicted = OutputColumns(description.outputs, typed.probabilities, typed.logits)
+    if typed.logits and all(each.kind in ("regression", None) for each in description.outputs.values()):
+        raise ConfigError("--logits: this model predicts values, and has no logits; leave it out")
     return complete_task(typed, source, columns, reading, predicted, output)
 
 
@@ -279,15 +282,14 @@ def make_text_task(typed: argparse.Namespace, usual: Any, output: Output) -> Tas
 
     Raises ConfigError if there are none.
     """
-    from scaleflow.predict.prompts import FILE, PROMPT, PromptFiles, TextColumns, are_prompt_files, choose_prompt_column
+    from scaleflow.predict.containers import open_text_files
+    from scaleflow.predict.prompts import TextColumns, choose_prompt_column
     from scaleflow.predict.reading import Reading
-    from scaleflow.predict.source import list_table_files, open_table
+    from scaleflow.predict.source import open_table
 
-    files = list_table_files(typed.input)
-    source: TableSource | PromptFiles
-    if are_prompt_files(files):
-        source, column = PromptFiles(tuple(files)), PROMPT
-        typed.keep = typed.keep or FILE
+    source: RowSource | None = open_text_files(typed.input)
+    if source is not None:
+        (column,) = source.values
     else:
         source = open_table(typed.input, typed.delimiter)
         column = choose_prompt_column(source.schema.names, split_names(typed.columns), usual)
@@ -296,7 +298,7 @@ def make_text_task(typed: argparse.Namespace, usual: Any, output: Output) -> Tas
 
 def complete_task(
     typed: argparse.Namespace,
-    source: TableSource | PromptFiles,
+    source: RowSource,
     columns: dict[str, list[str]],
     reading: Reading,
     predicted: OutputColumns | TextColumns,
@@ -309,7 +311,8 @@ def complete_task(
     from scaleflow.predict.output import check_schema
 
     names = source.schema.names
-    keep = names if typed.keep == "all" and "all" not in names else split_names(typed.keep)
+    takes_all = typed.keep == "all" and "all" not in names
+    keep = list(source.labels) or names if takes_all else split_names(typed.keep) or list(source.labels)
     if absent := [name for name in keep if name not in names]:
         raise ConfigError(f"--keep {', '.join(absent)}: there is no such column; the table has {', '.join(names)}")
     kept = pyarrow.schema([pyarrow.field(name, plain_type(source.schema.field(name).type)) for name in keep])

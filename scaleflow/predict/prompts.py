@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow
 
-from scaleflow.errors import ConfigError, RunError
-from scaleflow.files.table_formats import CsvForm
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces.sampling import Sampling
 from scaleflow.predict.columns import Array
 from scaleflow.predict.language_model import LanguageModel
-from scaleflow.predict.source import Rows
 
-#: Suffixes of files of which each is a prompt.
-SUFFIXES = (".txt", ".md")
-
-#: The columns of such files, and the column of a table that has the prompts, if there is one of that name.
-FILE, PROMPT = "file", "prompt"
-
-
-@dataclass(frozen=True)
-class PromptFiles:
-    """Text files, of which each is a row: its path and its text. It has the interface of `TableSource`."""
-
-    files: tuple[str, ...]
-    form: CsvForm = field(default_factory=CsvForm)
-    schema: Any = field(default_factory=lambda: pyarrow.schema([(name, pyarrow.string()) for name in (FILE, PROMPT)]))
-
-    def count_rows(self) -> int:
-        return len(self.files)
-
-    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[Rows]:
-        """Yields the files without the first `skip`. Raises RunError if one cannot be read."""
-        for path in self.files[skip:]:
-            try:
-                text = Path(path).read_text("utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise RunError(f"{path}: cannot be read as UTF-8 text: {error}") from error
-            yield Rows(path, 0, pyarrow.table({FILE: [path], PROMPT: [text]}, self.schema).select(list(columns)))
+#: The column of a table that has the prompts, if there is one of that name.
+PROMPT = "prompt"
 
 
 class TextColumns:
@@ -68,6 +41,7 @@ class PromptModel:
     """
 
     batch_size = 1
+    decode = None
 
     def __init__(self, model: LanguageModel, sampling: Sampling) -> None:
         from scaleflow.predict.compute import TEXT
@@ -93,10 +67,6 @@ class PromptModel:
 
     def explain_failure(self, row: int) -> str:
         return self._faults[row]
-
-
-def are_prompt_files(files: Sequence[str]) -> bool:
-    return all(Path(file).suffix.lower() in SUFFIXES for file in files)
 
 
 def choose_prompt_column(names: Sequence[str], typed: Collection[str], usual: Any) -> str:

@@ -63,6 +63,7 @@ class RunFolder:
     model_summary = FolderEntry("model_summary.txt")
     model = FolderEntry("model")  # the folder of the exported model
     checkpoints = FolderEntry("checkpoints")  # their folder, unless `checkpoint.folder` names another one
+    formats = FolderEntry("formats.json")  # a table of the formats of the model, as MLflow shows it
     profile = FolderEntry("profile")  # the folder of traces and of their analysis
     plots = FolderEntry("plots")
     evaluation = FolderEntry("evaluation")  # the folder of kept predictions, and of the report made of them

@@ -27,7 +27,8 @@ from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
 from scaleflow.runs.provenance.collect import LaunchFacts
-from scaleflow.runs.provenance.tags import write_tags
+from scaleflow.runs.provenance.tags import write_run_tags
+from scaleflow.sweep.comparison import MOST_COMPARED, write_comparison
 from scaleflow.sweep.description import describe_sweep
 from scaleflow.sweep.ledger import Ledger, is_under
 from scaleflow.sweep.report import Report
@@ -49,6 +50,7 @@ class ParentRun:
         self._told: tuple[Any, ...] = ()  # the job and the values that were recorded last as the best ones
         self._step = RunState.read(files.path).step  # of the values that earlier commands recorded
         self.tags: dict[str, str] = {}  # further tags of the run
+        self.comparison = ""  # a line about the two best jobs
 
     @property
     def is_open(self) -> bool:
@@ -72,7 +74,7 @@ class ParentRun:
         own_config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = OmegaConf.to_container(own_config, resolve=False)
         self._files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(plain))))
-        write_tags(self._files.path, facts.make_tags())
+        write_run_tags(self._files.path, facts.make_run_tags())
         tracker = make_tracker(tracking, adopts=not self._is_resumed)
         self._recorder = Recorder(
             tracker, self._files.events, size_before, is_resumed=self._is_resumed, offline=tracking.offline
@@ -122,10 +124,13 @@ class ParentRun:
             self._emit(TagsSet(self.tags))
 
     def end(self, report: Report, status: Status, error: str) -> None:
-        """Writes the final report and its plots, and records the end of the run."""
+        """Writes the final report, its plots and the comparison of the best jobs, and records the end of the run."""
         self.update(report)
         for path in report.draw(self._files.path):
             self._emit(ArtifactWritten(str(path), self._files.plots.name))
+        compared, self.comparison = write_comparison(self._files.path, report.list_best(MOST_COMPARED))
+        for path in compared:
+            self._emit(ArtifactWritten(str(path), self._files.evaluation.name))
         self._emit(RunEnded(status, error))
 
     def finish_recording(self, stop: StopRequest) -> bool:

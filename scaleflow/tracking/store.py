@@ -16,8 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from scaleflow.errors import ConfigError, RunMissing, StoreUnreachable, first_line
+from scaleflow.errors import ConfigError, RunDeleted, RunMissing, StoreUnreachable, first_line
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracking, name_command
+from scaleflow.interfaces.collector import pause_collector
 from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.tracking.connection import migration_lock, set_mlflow_defaults
@@ -94,6 +95,7 @@ class MlflowTracker:
         self.adopted = adopted
         self.run_id: str | None = None
 
+    @pause_collector()
     def connect(self) -> None:
         set_mlflow_defaults()
         from mlflow import MlflowClient
@@ -143,6 +145,14 @@ class MlflowTracker:
         histories = {key: self._client.get_metric_history(self._run, key) for key in keys}
         return {key: [(each.step, each.value) for each in history] for key, history in histories.items()}
 
+    def fetch_siblings(self) -> list[tuple[dict[str, str], dict[str, float]]]:
+        """Returns the params and metrics of the finished jobs of the sweep that the run is of; none without a sweep."""
+        run = self.fetch_run()
+        parent = run.data.tags.get("mlflow.parentRunId")
+        query = f"tags.`mlflow.parentRunId` = '{parent}' and attributes.status = 'FINISHED'"
+        found = self._client.search_runs([run.info.experiment_id], query) if parent else []
+        return [(each.data.params, each.data.metrics) for each in found]
+
     @property
     def model_uri(self) -> str | None:
         return self._model_id and f"models:/{self._model_id}"
@@ -169,7 +179,7 @@ class MlflowTracker:
         ):
             run = self._client.get_run(run_id)
         if run.info.lifecycle_stage != "active":
-            raise RunMissing(
+            raise RunDeleted(
                 f"{start}the run {run_id} was deleted and is in MLflow's trash; "
                 f"`mlflow runs restore --run-id {run_id}` restores it"
             )
@@ -286,6 +296,10 @@ class MlflowTracker:
 
     def log_artifact(self, path: Path, folder: str | None) -> None:
         self._client.log_artifact(self._run, str(path), folder)
+
+    def log_model_file(self, model_id: str, path: Path, folder: str) -> None:
+        """Adds a file to a logged model."""
+        self._client.log_model_artifact(model_id, str(path), folder)
 
     def log_dataset(self, data: DatasetDescribed) -> None:
         from scaleflow.tracking.inputs import make_dataset_inputs

@@ -62,7 +62,10 @@ WITHOUT_TARGET = {
 OPTIONS_DIFFER = ("strategy", "checkpoint", "evaluation", "profiler", "cluster")
 
 #: What an option has another default of than the others.
-OTHER_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {("cluster", "kubernetes"): {"start_seconds": 1800.0}}
+OTHER_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
+    ("cluster", "kubernetes"): {"start_seconds": 1800.0},
+    ("evaluation", "full"): {"seconds": 60.0},
+}
 
 WITH_TARGET = {"dataset": Dataset, "model": Model, "optimizer": Optimizer}
 

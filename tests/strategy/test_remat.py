@@ -199,7 +199,7 @@ def differences(names: Sequence[str], is_compiled: bool) -> list[float]:
 GRADIENTS = ("masked", "several_tensors", "shared", "skipped", "noisy", "recurrent")
 
 
-@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])
 def test_gradients_are_those_of_a_plain_tape(isolated: Isolated, is_compiled: bool) -> None:
     for name, found in zip(GRADIENTS, isolated(differences, GRADIENTS, is_compiled), strict=True):
         assert found < 1e-6, name
@@ -249,49 +249,6 @@ def test_activations_are_not_kept_but_computed_again(isolated: Isolated) -> None
 # ---------------------------------------------------------------------------------------------
 # Refusals
 # ---------------------------------------------------------------------------------------------
-
-
-def refuse(plan: Plan) -> str:
-    from scaleflow.worker.build import build_training
-
-    try:
-        build_training(plan, ignore)
-    except ConfigError as error:
-        return str(error)
-    return "built"
-
-
-REFUSALS: dict[tuple[str, ...], str] = {
-    ("model.units=16", "hardware.remat=[block*]"): "hardware.remat=[block*]: block* matches no layer with weights; the "
-    "model has dense, outputs",
-    ("model=linear", "hardware.remat=true"): "hardware.remat=true: the model linear has no part whose activations need",
-    (f"{MODELS}subclassed", "hardware.remat=true"): "hardware.remat=true: the model mine (Subclassed) is not a graph "
-    "of layers, so it cannot be divided; name layers to compute again, such as hardware.remat=[dense]",
-    (
-        "dataset._target_=tests.training.words.Words",
-        "model=text",
-        "hardware.remat=[words]",
-    ): "looks up rows of a table, which saves no memory",
-    (f"{MODELS}drawing", "hardware.remat=[layer]"): "hardware.remat: layer draws random numbers with TensorFlow (Random"
-    "StandardNormal), which are others when it is computed again; use keras.random",
-    (
-        f"{MODELS}drawing_in_loop",
-        "hardware.remat=[layer]",
-    ): "hardware.remat: layer draws random numbers with TensorFlow",
-    (f"{MODELS}looping", "hardware.remat=[layer]"): "hardware.remat: layer changes layer/passes in a loop or a branch, "
-    "which cannot be run again; use hardware.remat=false",
-    (f"{MODELS}counting", "hardware.remat=[layer]"): "hardware.remat: the layer layer has the tf.Variable count, which "
-    "would be updated twice; create it with add_weight",
-    (f"{MODELS}borrowing", "hardware.remat=[layer]"): "hardware.remat: layer uses the weights first/kernel of another "
-    "layer, whose gradient would be lost",
-    (f"{MODELS}nesting", *PIPELINE, "hardware.remat=[inner]"): "hardware.remat=[inner]: inner is a model, which "
-    "strategy=pipeline divides; use hardware.remat=true, or name layers of it: a, b",
-}
-
-
-@pytest.mark.parametrize("words", REFUSALS, ids=lambda words: words[-1] + words[0][-8:])
-def test_layers_that_cannot_be_recomputed_are_refused(isolated: Isolated, plan: Make, words: tuple[str, ...]) -> None:
-    assert REFUSALS[words] in isolated(refuse, plan(*BASE, *(() if PIPELINE[0] in words else ONE), *words))
 
 
 def capture() -> str:

@@ -13,7 +13,7 @@ from scaleflow.interfaces import name_command
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.trials import PARAM
 from scaleflow.runs import RunFolder, RunState
-from scaleflow.runs.provenance.tags import read_tags
+from scaleflow.runs.provenance.tags import read_run_tags
 from scaleflow.tracking.uri import format_loading
 
 #: The most characters of a description that MLflow takes.
@@ -46,9 +46,22 @@ def describe_run(files: RunFolder, state: RunState, store: str, model_uri: str |
         describe_loading(store, model_uri),
         "" if is_trial else describe_resuming(files, state),
         "" if is_trial else format_results(state),
+        format_formats(state),
         describe_command(files),
     ]
     return join_parts(parts)
+
+
+def format_formats(state: RunState) -> str:
+    """Returns a table of the formats of the model; empty if there are none."""
+    if not state.formats:
+        return ""
+    names = list(dict.fromkeys(name for each in state.formats.values() for name in each.values))
+    rows = ["| " + " | ".join(["format", *names]) + " |", "|" + "---|" * (1 + len(names))]
+    for name, each in state.formats.items():
+        cells = [format_number(each.values[key]) if key in each.values else "" for key in names]
+        rows.append("| " + " | ".join([f"{name}: {each.error}" if each.error else name, *cells]) + " |")
+    return "\n".join(rows)
 
 
 def describe_loading(store: str | None, model_uri: str | None, model: str = "the model") -> str:
@@ -61,7 +74,7 @@ def describe_loading(store: str | None, model_uri: str | None, model: str = "the
 
 def describe_command(files: RunFolder) -> str:
     """Returns the command, and the overrides that it does not contain, as in a sweep or a script."""
-    command = read_tags(files.path).get("scaleflow.command", "")
+    command = read_run_tags(files.path).get("scaleflow.command", "")
     typed = {simplify_word(word) for word in split_words(command)}
     overrides = [word for word in read_overrides(files) if simplify_word(word) not in typed]
     parts = []
@@ -128,7 +141,7 @@ def format_optional(value: float | None) -> str:
 def describe_resuming(files: RunFolder, state: RunState) -> str:
     """Returns the command that resumes a run, or trains a finished one longer."""
     words = f"{name_command()} {quote_override('resume', files.path)}"
-    host = read_tags(files.path).get("scaleflow.host")
+    host = read_run_tags(files.path).get("scaleflow.host")
     where = f"in the folder of the command below{f', on {host}' if host else ''}"
     if state.status == "FINISHED":
         if state.checkpoint is None:

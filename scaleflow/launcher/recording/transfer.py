@@ -24,6 +24,7 @@ from scaleflow.interfaces.events import (
     DatasetDescribed,
     DescriptionSet,
     Event,
+    FormatExported,
     MetricsLogged,
     ModelExported,
     Restarted,
@@ -40,7 +41,7 @@ from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.recording.description import describe_run
 from scaleflow.launcher.recording.late_points import LatePoints
 from scaleflow.runs import EventReader, RunFolder, RunState
-from scaleflow.runs.provenance.tags import read_tags
+from scaleflow.runs.provenance.tags import read_run_tags
 from scaleflow.tracking import TensorBoardWriter
 from scaleflow.tracking.uri import sqlite_file
 
@@ -62,7 +63,7 @@ TRIES_OF_A_FILE = 8
 DEFERRABLE = (ArtifactWritten, ConfusionWritten, DatasetDescribed, ModelExported, SettingFound, StepsProfiled)
 
 #: Events that are sent, in addition to metrics.
-SENT = (*DEFERRABLE, RunReady, TagsSet, DescriptionSet, Restarted, RolledBack, RunEnded, RunRefused)
+SENT = (*DEFERRABLE, FormatExported, RunReady, TagsSet, DescriptionSet, Restarted, RolledBack, RunEnded, RunRefused)
 
 
 class StillReadingError(Exception):
@@ -186,7 +187,7 @@ class EventTransfer:
                 self._tracker.adopt(self._record["run_id"])
         except RunMissing as missing:
             folder = os.path.relpath(self._files.path)
-            raise RunMissing(
+            raise type(missing)(
                 f"{missing}; {name_command('sync')} {folder} --again records it again, as a new run"
             ) from missing
         if not self.has_run and "adopts" in self._record:  # an earlier command began to adopt a run, and died
@@ -334,6 +335,8 @@ class EventTransfer:
                 self._tracker.set_tags(event.values)
             case DescriptionSet():
                 self._tracker.describe(event.text)
+            case FormatExported():
+                self._tracker.set_tags({f"scaleflow.export.{event.name}": event.error or "good"})
             case Restarted():
                 self._count_event("restart", event.number, event.reason)
             case RolledBack():
@@ -399,7 +402,7 @@ class EventTransfer:
             return
         self.save_state(is_vital=True)  # so that a later command finds the run that is created or adopted now
         tags = {
-            **read_tags(self._files.path),
+            **read_run_tags(self._files.path),
             **event.tags,
             "scaleflow.folder": self._record["folder"],
             IDENTITY: self._record["id"],
