@@ -15,7 +15,7 @@ from scaleflow.model.make import (
     make_model,
 )
 from scaleflow.model.parts import name_arguments
-from scaleflow.model.row_lookup import describe_large_table, list_tables, read_rows_in_take
+from scaleflow.model.row_lookup import describe_large_table, list_table_variables, list_tables, read_rows_in_take
 from scaleflow.model.weight_mapping import SavedWeights
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "keep_names",
     "keras_file_doubt",
     "keras_file_fault",
+    "list_table_variables",
     "list_tables",
     "loads_weights",
     "make_inputs",
