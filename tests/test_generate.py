@@ -142,7 +142,7 @@ def test_a_folder_and_a_table_of_prompts_are_continued(trained: Trained) -> None
     told = predict(
         trained, trained.words, "--input", "prompts", "--output", "texts.csv", "--tokens", "5", "--on-bad", "empty"
     )
-    assert "first prompts/c.txt, row 1: the run does not know 'a', 'bird'" in told
+    assert "first prompts/c.txt: the run does not know 'a', 'bird'" in told
     texts = csv.read_csv(trained.folder / "texts.csv").to_pydict()
     assert texts["file"] == ["prompts/a.txt", "prompts/b.md", "prompts/c.txt"]
     assert [len(text.split()) for text in texts["prediction"]] == [5, 5, 0]

@@ -107,7 +107,8 @@ def test_a_run_continues_with_changed_data_and_code_if_asked_to(found: dict[str,
     assert "note: resume_code=changed: nets.py changed" in found["allowed"]
     assert "FINISHED" in found["allowed"]
     assert "FINISHED" in found["no more"]  # what the run was last trained with counts
-    assert "changed" not in found["no more"]
+    assert "resume_data=changed" not in found["no more"]
+    assert "resume_code=changed" not in found["no more"]
     epochs = [(event["epoch"], event["step"]) for event in found["events"] if event["event"] == "epoch"]
     assert epochs[:4] == [(1, 9), (2, 18), (3, 30), (4, 42)]  # 9 steps in an epoch, then 12
     tags = [event["values"] for event in found["events"] if event["event"] == "tags"]

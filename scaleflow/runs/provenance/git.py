@@ -147,7 +147,7 @@ def list_changes_since(state: GitState, commit: str) -> dict[str, str] | None:
         names = run_git(state.root, "diff", "--name-only", "--no-renames", "-z", commit).split("\0")
     except (OSError, subprocess.SubprocessError):
         return None
-    return dict.fromkeys(filter(None, names), "changed") | dict(state.changed)
+    return {name: "changed" for name in names if name and not is_output(name)} | dict(state.changed)
 
 
 def list_new_files(root: Path, entries: Sequence[str]) -> Iterator[str]:
