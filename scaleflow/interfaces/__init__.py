@@ -82,6 +82,8 @@ from scaleflow.interfaces.tracking import (
     Tracker,
 )
 from scaleflow.interfaces.training import (
+    MEMBERS,
+    PREDICTION,
     READ_SCOPE,
     STEP_SCOPE,
     SUM_SCOPE,
@@ -104,7 +106,9 @@ from scaleflow.interfaces.training import (
 
 __all__ = [
     "IDENTITY",
+    "MEMBERS",
     "MOST_CONFUSION_CLASSES",
+    "PREDICTION",
     "READ_SCOPE",
     "STEP_SCOPE",
     "SUM_SCOPE",

@@ -155,7 +155,10 @@ class Objective:
         loss: (targets, outputs float32) -> [b] float32: what is minimised.
         measures: what is reported besides the loss, of training and of evaluations.
         evaluation_measures: what is reported of evaluations only.
-        reported_loss: the loss without class weights, in the same form, which is what is reported. None: `loss`.
+        reported_loss: the loss without class weights, of what `report` returns, which is what is reported. None:
+            `loss`.
+        report: what the model returns in training -> the outputs that everything else is computed from. They differ in
+            an ensemble, whose members have a loss each.
         is_weighted: whether examples have weights. Reported values are then weighted means.
         modes: name of a value -> `min` or `max`, which is better, as far as it is known.
         replaced: names of metrics of the kind of target that metrics of the config replace.
@@ -168,6 +171,7 @@ class Objective:
     measures: Sequence[Measure] = ()
     evaluation_measures: Sequence[Measure] = ()
     reported_loss: Callable[[Any, Any], tf.Tensor] | None = None
+    report: Callable[[Any], Any] = field(default=lambda outputs: outputs)
     is_weighted: bool = False
     modes: Mapping[str, Literal["min", "max"]] = field(default_factory=dict)
     replaced: Set[str] = frozenset()
@@ -357,6 +361,9 @@ class Checkpoints(Protocol):
     def drop_from(self, step: int) -> None:
         """Deletes the snapshots at `step` and later: the run continues from an earlier one."""
 
+
+#: Keys of what an ensemble returns in training: its outputs, and those of its members [b, k, *Outputs.shape].
+PREDICTION, MEMBERS = "prediction", "members"
 
 #: Name scopes in the graphs of the loop and of `fit`: a whole step, reading its batch, the sum over replicas. The
 #: profiler finds by them which operations of a trace belong to what.
