@@ -17,6 +17,7 @@ checkers, so that the command starts fast.
 
 from scaleflow.interfaces.command_names import is_console_script, name_command
 from scaleflow.interfaces.config import (
+    BY_SIZE,
     Augment,
     ClassWeight,
     Cluster,
@@ -105,6 +106,7 @@ from scaleflow.interfaces.training import (
 )
 
 __all__ = [
+    "BY_SIZE",
     "IDENTITY",
     "MEMBERS",
     "MOST_CONFUSION_CLASSES",

@@ -11,7 +11,8 @@ class Best:
     """`checkpoint.best`: the value by which the best checkpoint is chosen, at the end of each epoch.
 
     Attributes:
-        monitor: the watched value, as in `EarlyStopping`. Default `val/loss`.
+        monitor: the watched value, as in `EarlyStopping`. `auto`: `val/loss`, and without a validation split there is
+            no best checkpoint. Default `val/loss`.
         mode: whether a smaller (`min`) or larger (`max`) value is better. Default `auto`, as in `EarlyStopping`.
     """
 

@@ -332,6 +332,13 @@ class Checkpoints(Protocol):
             CheckpointError: if this or an earlier one could not be written.
         """
 
+    def hold(self, snapshot: Snapshot) -> None:
+        """Keeps the best snapshot in memory, and writes it before the next one that is saved.
+
+        So a run whose epochs take less time than a checkpoint writes only what is due. If none will be due before the
+        end of the run, it is saved at once.
+        """
+
     def wait(self) -> None:
         """Waits until everything is written.
 

@@ -14,6 +14,7 @@ from scaleflow.training.metrics_log import MetricsLog
 from scaleflow.training.monitor import check_monitor
 from scaleflow.training.parameter_server_loop import ParameterServerLoop, list_shards
 from scaleflow.training.session import Feeds, Length, Session, SessionResult, compute_length
+from scaleflow.training.sizes import fill_sizes
 from scaleflow.training.step import CustomUpdateLoop, add_checks, check_own_updates
 from scaleflow.training.worker_sync import WorkerSync
 from scaleflow.training.xla import check_xla, choose_xla
@@ -44,6 +45,7 @@ __all__ = [
     "choose_steps_per_execution",
     "choose_xla",
     "compute_length",
+    "fill_sizes",
     "list_shards",
     "make_callback",
     "make_loss_step",

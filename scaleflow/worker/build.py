@@ -34,6 +34,7 @@ from scaleflow.worker.engine import find_new_weights_warnings, find_table_warnin
 from scaleflow.worker.kept_predictions import KeptSplit, choose_kept_split
 from scaleflow.worker.metadata import RunMetadata, collect_metadata
 from scaleflow.worker.runtime import Runtime, compute_peak, is_chief
+from scaleflow.worker.sizes import fill_sizes, find_best
 from scaleflow.worker.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class TrainingSetup:
     """Everything that a run needs, checked and traced.
 
     Attributes:
+        plan: of the run, with numbers in place of what its data decides.
         outputs: of the dataset.
         export: writes the trained model to a folder, and returns the digest of its weights.
         callbacks: the user's callbacks.
@@ -77,6 +79,7 @@ class TrainingSetup:
         kept: the split whose predictions are kept; None if none are.
     """
 
+    plan: Plan
     strategy: tf.distribute.Strategy
     engine: Engine
     feeds: Feeds
@@ -109,6 +112,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     """Builds and traces what depends on the batch size, too. Raises what `build_training` raises."""
     from scaleflow import dataset, model, objective, optimizer, training
 
+    plan, data, sizes = fill_sizes(plan, data)
     runtime, source = data.runtime, data.source
     check_batch_size(plan.training, runtime.batching, len(data.splits.train))
     if plan.evaluator != "here":  # it does not train, and its batch is not the run's
@@ -120,8 +124,9 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     emit(StageBegan("building the model"))
     length = training.compute_length(plan.training, feeds.train)
     goal = make_run_objective(plan, splits, runtime, emit)
-    monitors = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
     validates = feeds.validation is not None and plan.evaluator != "elsewhere"
+    plan = find_best(plan, validates)
+    monitors = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
     for key, monitor in monitors.items():
         training.check_monitor(key, monitor, goal, validates)
     make_model = make_model_maker(plan, splits.inputs, source.outputs, emit, data.changes)
@@ -157,6 +162,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         "steps_per_epoch": length.steps_per_epoch,
         "epochs": length.epochs,
         "parameters": engine.model.count_params(),
+        **sizes,
         "trainable_parameters": sum(math.prod(each.shape) for each in engine.model.trainable_variables),
     }
 
@@ -183,6 +189,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         learned,
     )
     return TrainingSetup(
+        plan,
         runtime.strategy,
         engine,
         feeds,

@@ -82,6 +82,7 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
             return run_trial(spec, trial, emit)
         check_object_store(spec, emit)
         setup = build_training(spec.plan, emit, startup_timer, spec.folder if spec.is_resumed else None)
+        spec = replace(spec, plan=setup.plan)
         if spec.plan.evaluator == "here":
             return evaluate_checkpoints(spec, setup, emit, should_stop)
         worker_sync = make_worker_sync(spec, setup, should_stop)
