@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.augment import augment_feed
     from scaleflow.dataset.pipeline.blocks import check_shards, describe_shards
     from scaleflow.dataset.pipeline.cache import is_mapped
-    from scaleflow.dataset.pipeline.chosen_examples import locate_examples, open_columns, read_inputs
+    from scaleflow.dataset.pipeline.chosen_examples import locate_examples, open_columns, read_inputs, take_rows
     from scaleflow.dataset.pipeline.feed_factory import make_feed
     from scaleflow.dataset.pipeline.feeds import find_places
     from scaleflow.dataset.pipeline.fingerprint import read_cheap_targets
@@ -45,6 +45,7 @@ __all__ = [
     "read_inputs",
     "read_targets",
     "repeat_first_batch",
+    "take_rows",
 ]
 
 #: The modules that define these names.

@@ -34,6 +34,9 @@ RATE = "perf/examples_per_second"
 #: Prefix of the metrics of a constant prediction.
 BASELINE = "baseline/"
 
+#: The baselines that are fitted, as metrics name them: `baseline/boosting/rmse`.
+FITTED = BOOSTING, LINEAR = "boosting", "linear"
+
 
 @dataclass
 class RunState:
@@ -152,6 +155,16 @@ class RunState:
                 prefix = "test/" if name.startswith(of_test) or not has_validation else "val/"
                 values[prefix + name.removeprefix(BASELINE).removeprefix("test/")] = value
         return values
+
+    def find_fitted_baselines(self, name: str) -> dict[str, float]:
+        """Returns the values of a metric, such as `test/rmse`, of the models that the launcher has fitted, by model.
+
+        They are of the split that the run's results are of.
+        """
+        split, _, metric = name.partition("/")
+        values = {model: self.metrics.get(f"{BASELINE}{model}/{metric}") for model in FITTED}
+        is_result = next(iter(self.results), "").startswith(f"{split}/")
+        return {model: value for model, value in values.items() if value is not None and is_result}
 
     @property
     def results(self) -> dict[str, float]:

@@ -18,7 +18,9 @@ from scaleflow.interfaces import (
     Plan,
 )
 from scaleflow.interfaces.events import Emit, Note, StageBegan
+from scaleflow.runs import RunFolder
 from scaleflow.runs.learned_state import write_learned_state
+from scaleflow.worker.baseline_data import write_baseline_data
 from scaleflow.worker.data import (
     PreparedData,
     add_digests,
@@ -76,6 +78,7 @@ class TrainingSetup:
         export: writes the trained model to a folder, and returns the digest of its weights.
         callbacks: the user's callbacks.
         explain: turns an error of the training into one that names the example that caused it, if one did.
+        write_baseline_data: writes what baselines are fitted to into the run's folder.
         kept: the split whose predictions are kept; None if none are.
     """
 
@@ -87,6 +90,7 @@ class TrainingSetup:
     export: Callable[[Path], str]
     callbacks: Sequence[Any]
     explain: Callable[[Exception], Exception]
+    write_baseline_data: Callable[[RunFolder], None]
     facts: RunFacts
     kept: KeptSplit | None = None
 
@@ -197,6 +201,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         export,
         callbacks=[training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()],
         explain=functools.partial(dataset.explain_read_error, splits=splits.by_name()),
+        write_baseline_data=functools.partial(write_baseline_data, splits, source.outputs),
         facts=facts,
         kept=kept,
     )

@@ -14,6 +14,7 @@ from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.trials import PARAM
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.provenance.tags import read_tags
+from scaleflow.runs.state import FITTED
 from scaleflow.tracking.uri import format_loading
 
 #: The most characters of a description that MLflow takes.
@@ -26,6 +27,11 @@ MOST_METRICS = 20
 
 #: Space between two columns of a table.
 SPACE = "&emsp;"
+
+BASELINE_NOTE = (
+    "The baseline is the best constant prediction: the most frequent class, or the mean. Boosting is scikit-learn's "
+    "HistGradientBoosting, linear its logistic or ridge regression, fitted to the same rows."
+)
 
 LEFT_OUT = "*The rest is omitted: MLflow accepts at most 8,000 characters.*"
 
@@ -107,12 +113,13 @@ def format_results(state: RunState) -> str:
     values = state.metrics_of("test") | state.metrics_of("val") or state.metrics_of("train")
     if not values:
         return ""
-    baselines = {name: state.baseline.get(name) for name in values}
-    rows = [["metric", "value", "baseline"]]
-    rows += [[name, format_number(value), format_optional(baselines[name])] for name, value in values.items()]
-    note = "The baseline is the best constant prediction: the most frequent class, or the mean."
-    if all(value is None for value in baselines.values()):
-        rows, note = [row[:2] for row in rows], ""
+    columns = {"baseline": state.baseline}
+    columns |= {model: {name: state.find_fitted_baselines(name).get(model) for name in values} for model in FITTED}
+    known = {title: each for title, each in columns.items() if any(each.get(name) is not None for name in values)}
+    rows = [["metric", "value", *known]]
+    for name, value in values.items():
+        rows.append([name, format_number(value), *(format_optional(column.get(name)) for column in known.values())])
+    note = BASELINE_NOTE if "baseline" in known else ""
     more = f"and {len(values) - MOST_METRICS} more metrics" if len(values) > MOST_METRICS else ""
     return "\n\n".join(filter(None, [format_table(pad_cells(rows[: MOST_METRICS + 1])), more, note]))
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from scaleflow.cluster.members import find_unreachable
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces.events import Event, RunEnded, RunRefused, SystemMetrics
+from scaleflow.interfaces.events import Event, RunEnded, RunReady, RunRefused, SystemMetrics
 from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
+from scaleflow.launcher.baselines import begin_baselines
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.processes.worker_process import EndReason
@@ -80,6 +81,8 @@ class RunMonitor:
             self.display.show_event(event)
             if self._on_event is not None:
                 self._on_event(event)
+            if isinstance(event, RunReady) and self.spec.records:
+                begin_baselines(self.spec.files)
 
     def _apply(self, event: Event) -> None:
         if not isinstance(event, SystemMetrics):  # these come from the launcher itself
