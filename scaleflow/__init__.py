@@ -15,20 +15,40 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scaleflow.api import Result, RunFailed, compose, run
+    from scaleflow.comparison.runs import compare_runs
     from scaleflow.errors import ConfigError
     from scaleflow.runs.user_metrics import log_metric
+    from scaleflow.sweeps import JobResult, SweepResult, best_run, run_sweep
 
 __version__ = "0.1.0"
 
-__all__ = ["ConfigError", "Result", "RunFailed", "__version__", "compose", "log_metric", "run"]
+__all__ = [
+    "ConfigError",
+    "JobResult",
+    "Result",
+    "RunFailed",
+    "SweepResult",
+    "__version__",
+    "best_run",
+    "compare_runs",
+    "compose",
+    "log_metric",
+    "run",
+    "run_sweep",
+]
 
 _PLACES = {
     "ConfigError": "scaleflow.errors",
+    "JobResult": "scaleflow.sweeps",
     "Result": "scaleflow.api",
     "RunFailed": "scaleflow.api",
+    "SweepResult": "scaleflow.sweeps",
+    "best_run": "scaleflow.sweeps",
+    "compare_runs": "scaleflow.comparison.runs",
     "compose": "scaleflow.api",
     "log_metric": "scaleflow.runs.user_metrics",
     "run": "scaleflow.api",
+    "run_sweep": "scaleflow.sweeps",
 }
 
 

@@ -5,28 +5,23 @@ The modules that only a job needs are imported when it starts. So `--cfg`, `--he
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow import __version__
 from scaleflow.commands.completion import LINE, complete_line
 from scaleflow.commands.frame import run_command
+from scaleflow.commands.hydra_task import HydraTask, JobFailed, compose_once, raise_hydra_errors
 from scaleflow.commands.table import check_first_word, describe_commands, find_command
-from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_errors import CONF, check_config_dirs, check_flags, check_overrides, explain_error
 from scaleflow.config.words import accept_keys_of_run, quote_nan_option, split_overrides
 from scaleflow.errors import ConfigError
@@ -36,11 +31,8 @@ from scaleflow.interfaces.secret_masking import (
     register_resolver,
     remember_secrets,
 )
-from scaleflow.launcher.answer import ANSWER, FAILED, print_refusal
-from scaleflow.launcher.display import end_greeting, greet
-
-if TYPE_CHECKING:
-    from scaleflow.sweep import SweepRunner
+from scaleflow.launcher.answer import FAILED
+from scaleflow.launcher.display import end_greeting
 
 #: Hydra's flags that take the next word as their value.
 FLAGS_WITH_VALUE = (
@@ -80,7 +72,7 @@ def run_words(words: list[str], began: float) -> int:
     remember_secrets([*find_environment_secrets(), *find_typed_secrets(words)])
     register_resolver()
     OmegaConf.register_new_resolver("scaleflow.commands", describe_commands, replace=True)  # of the page of help
-    task = HydraTask(began)
+    task = HydraTask(began, f"scaleflow {__version__}")
     app = hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(task)
     sys.argv = ["scaleflow", *words]
     try:
@@ -88,7 +80,7 @@ def run_words(words: list[str], began: float) -> int:
         check_config_dirs(words)
         if {"-m", "--multirun"} & set(words):
             check_overrides(words)  # before Hydra creates a folder for the sweep
-        with raise_hydra_errors(), task:
+        with raise_hydra_errors(), compose_once(words), task:
             app()
     except JobFailed:
         return FAILED
@@ -98,78 +90,10 @@ def run_words(words: list[str], began: float) -> int:
         is_from_hydra = isinstance(error, HydraException | OmegaConfBaseException) or not task.has_begun
         if "HYDRA_FULL_ERROR" in os.environ or not is_from_hydra:
             raise  # the user asked for the traceback, or the error is not Hydra's
-        return print_refusal(explain_error(error, words))
+        raise ConfigError(explain_error(error, words)) from error
     finally:
         end_greeting()
     return task.code
-
-
-class JobFailed(Exception):
-    """A job of a sweep did not finish. The reason is on standard error."""
-
-
-class HydraTask:
-    """The task function: Hydra calls it for each job. scaleflow's own Hydra launchers call `sweep` instead.
-
-    Args:
-        began: when the command began, in seconds since the epoch.
-
-    Attributes:
-        has_begun: whether a job or a sweep has started; until then every error is one of composing the config.
-    """
-
-    def __init__(self, began: float) -> None:
-        self._began = began
-        self._codes: list[int] = []
-        self._sweep: SweepRunner | None = None
-        self.has_begun = False
-
-    def __enter__(self) -> HydraTask:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._sweep is not None:
-            self._codes.append(self._sweep.end())
-
-    def __call__(self, config: DictConfig) -> None:
-        try:
-            self._run_job(config)
-        except KeyboardInterrupt:  # before there is a run; later it is a request to stop
-            remove_created(Path(HydraConfig.get().runtime.output_dir))
-            raise
-
-    def _run_job(self, config: DictConfig) -> None:
-        is_job = HydraConfig.get().mode is RunMode.MULTIRUN  # under a Hydra launcher that is not scaleflow's
-        if not is_job and OmegaConf.select(config, "cluster.submit") is None:  # that prints a script, and nothing else
-            greet(f"scaleflow {__version__}")
-        from scaleflow.config.hydra_config import mask_sweep_config
-        from scaleflow.launcher.launch import run_job
-        from scaleflow.runs import RunFolder
-
-        began, self.has_begun = time.time() if self.has_begun else self._began, True
-        if is_job:
-            mask_sweep_config(RunFolder(Path(HydraConfig.get().sweep.dir)).sweep_config)
-        code = run_job(config, began)
-        self._codes.append(code)
-        if is_job and code:  # the job may be in another process: every launcher passes on an exception
-            raise JobFailed(f"a job of the sweep ended with exit code {code}")
-
-    def sweep(self, context: HydraContext, config: DictConfig) -> SweepRunner:
-        """Returns the runner of the sweep's jobs. The first call creates it."""
-        if self._sweep is None:
-            greet(f"scaleflow {__version__}")
-        from scaleflow.sweep import SweepRunner
-        from scaleflow.sweep.description import describe_jobs
-
-        self.has_begun = True
-        if self._sweep is None:
-            ANSWER.read = partial(describe_jobs, Path(config.hydra.sweep.dir).absolute())
-            self._sweep = SweepRunner(context, config, self._began)
-        return self._sweep
-
-    @property
-    def code(self) -> int:
-        return self._codes[0] if len(self._codes) == 1 else int(any(self._codes))
 
 
 def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -182,16 +106,3 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if word in FLAGS_WITH_VALUE:
             flags += islice(rest, 1)
     return flags, overrides
-
-
-@contextlib.contextmanager
-def raise_hydra_errors() -> Iterator[None]:
-    """Makes Hydra raise its errors instead of printing them and exiting with 1."""
-    if "HYDRA_FULL_ERROR" in os.environ:
-        yield
-        return
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop("HYDRA_FULL_ERROR", None)

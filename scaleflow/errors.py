@@ -4,6 +4,7 @@
     ├── ConfigError             the command cannot work: exit code 2, no run
     │   ├── StoreUnreachable    the tracking store does not answer
     │   ├── RunMissing          the tracking store has no such run, or has it in its trash
+    │   │   └── RunDeleted      the run is in its trash
     │   ├── FolderBusy          another process works in the run's folder (`runs/folder.py`)
     │   └── ActorUnanswered     a Ray actor, or its machine, does not answer (`launcher/processes/ray_host.py`)
     └── RunError                a run began and could not finish: exit code 1, status FAILED
@@ -44,6 +45,10 @@ class StoreUnreachable(ConfigError):
 
 class RunMissing(ConfigError):
     """A tracking store has no such run: it was deleted, or another store has it."""
+
+
+class RunDeleted(RunMissing):
+    """The run is in the trash of its store."""
 
 
 class NothingCanRun(ConfigError):

@@ -26,6 +26,7 @@ from scaleflow.config.words import quote_nan_option
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.processes.handover import SERVER_ENV, WARM_ENV
+from scaleflow.warm.server import keep_config_files
 from tests.object_store import serve_store
 from tests.processes import (
     ADDRESS,
@@ -33,7 +34,7 @@ from tests.processes import (
     CommandProcess,
     call,
     empty_store_of,
-    keep_config_files,
+    remember_configs,
     run_server,
     server,
 )
@@ -52,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """One server for all of pytest's workers; they find it by the environment."""
     keep_config_files()
+    remember_configs()
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         os.environ[ADDRESS] = SESSION.enter_context(run_server())
 

@@ -314,6 +314,7 @@ def load_work(path: Path) -> Any:
 def become_command(module: str, words: Sequence[str]) -> NoReturn:
     """Runs `python -m MODULE WORDS...`, and ends as Python does."""
     sys.argv = [module, *words]
+    sys.modules.pop("scaleflow.__main__", None)  # the warm server's, about which `runpy` would warn
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
@@ -354,8 +355,8 @@ def serve() -> None:
         signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    remember_configs()
     import_all()
-    compose_once()
     importlib.import_module("tests.conftest")  # with pytest, which modules of tests import
     use_empty_store(Path(sys.argv[2]))
     gc.freeze()
@@ -363,32 +364,46 @@ def serve() -> None:
     os._exit(0)
 
 
-def compose_once() -> None:
-    """Composes the config, so that the files and the grammars of Hydra are there before the fork."""
-    from hydra import compose, initialize_config_module
+def remember_configs() -> None:
+    """Lets Hydra merge the YAML files of the same options once in a process and its forks.
 
-    keep_config_files()
-    with initialize_config_module("scaleflow.conf", version_base="1.3"):
-        compose("config")
+    With `keep_config_files`, that is two thirds of the time in which it composes a config. Keys are overridden each
+    time.
+    """
+    from hydra._internal import config_loader_impl
+    from hydra._internal.defaults_list import DefaultsList, Overrides
 
+    loader_class = config_loader_impl.ConfigLoaderImpl
+    list_defaults = config_loader_impl.create_defaults_list
+    merge = loader_class._compose_config_from_defaults_list
+    known: dict[Any, Any] = {}
 
-def keep_config_files() -> None:
-    """Reads each YAML file of `conf/` once. Reading them takes half of the time in which Hydra composes a config."""
-    from hydra._internal.sources_registry import SourcesRegistry
-    from hydra.core.plugins import Plugins
-
-    Plugins.instance()  # imports each source's module a second time, so its class is only found like this:
-    source_class = SourcesRegistry.instance().resolve("pkg")
-    read = source_class.load_config
-    known: dict[tuple[str, str, str], Any] = {}
-
-    def load_config(source: Any, config_path: str) -> Any:
-        key = source.provider, source.path, config_path
+    def remember(key: Any, make: Callable[[], Any], sources: Sequence[Any] = ()) -> Any:
+        key = (key, *((source.provider, source.path, *list_files(source)) for source in sources))
         if key not in known:
-            known[key] = read(source, config_path)
-        return copy.deepcopy(known[key])
+            known[key] = make()
+        return known[key]
 
-    source_class.load_config = load_config
+    def list_files(source: Any) -> list[tuple[str, int, int]]:
+        """The files of a folder that is not the package's, with what changes when they do."""
+        paths = Path(source.path).rglob("*.yaml") if source.scheme() == "file" else ()
+        return [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
+
+    def create_defaults_list(repo: Any, config_name: str, overrides_list: Any, **options: bool) -> Any:
+        own = Overrides(repo=repo, overrides_list=overrides_list)
+        choices = own.override_choices, own.append_group_defaults, own.deletions
+        made = remember(
+            (config_name, repr(choices), *options.items()),
+            lambda: list_defaults(repo, config_name, overrides_list, **options),
+            repo.get_sources(),
+        )
+        return DefaultsList(made.defaults, made.defaults_tree, own.config_overrides, made.overrides)
+
+    def compose_config(loader: Any, defaults: Any, repo: Any) -> Any:
+        return copy.deepcopy(remember(repr(defaults), lambda: merge(loader, defaults, repo), repo.get_sources()))
+
+    config_loader_impl.create_defaults_list = create_defaults_list
+    loader_class._compose_config_from_defaults_list = compose_config
 
 
 def use_empty_store(path: Path) -> None:

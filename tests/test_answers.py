@@ -69,6 +69,7 @@ def test_every_block_of_code_about_models_is_tried() -> None:
     assert MODELS.count("<!-- test: ") == len(re.findall(r"^```(?:python|yaml)$", MODELS, re.M))
 
 
+@pytest.mark.slow  # test_readme.py trains one
 def test_my_own_keras_model_trains(command: Command) -> None:
     write_blocks(command.folder)
     (words,) = commands(section("models", "Use your own Keras model"))
@@ -92,6 +93,7 @@ def test_a_frozen_backbone_keeps_its_weights(command: Command, isolated: Callabl
         assert not np.array_equal(frozen, last)
 
 
+@pytest.mark.slow  # objective/test_runs.py records one
 def test_an_auc_is_recorded(command: Command) -> None:
     (words,) = commands(section("models", "Metrics such as AUC or F1"))
     run_id = train(command, *words)

@@ -18,7 +18,7 @@ CONF = ROOT / "conf"
 #: The modules at the top level: what users type or import.
 TOP_LEVEL = (
     *("__main__", "cli", "api", "errors", "testing"),
-    *("evaluate", "find", "project", "rerun", "sync"),
+    *("best", "clean", "diff", "evaluate", "find", "project", "rerun", "sweeps", "sync"),
 )
 
 GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}

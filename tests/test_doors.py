@@ -199,9 +199,8 @@ def last_parts(metrics: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=pytest.mark.slow) if n else each for n, each in enumerate(CASES)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_every_door_gives_the_same_number(command: Command, isolated: Callable[..., Any], name: str) -> None:
     make, kind, form, words = CASES[name]
     data = make(command.folder, kind, form)

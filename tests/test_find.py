@@ -12,6 +12,8 @@ from omegaconf import OmegaConf
 
 from scaleflow import find
 from scaleflow.cli import main
+from scaleflow.config.compose import compose_config
+from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.runs import RunFolder, RunState
 from tests.conftest import Command
 from tests.launcher.test_supervisor import wait_for
@@ -98,7 +100,7 @@ def test_a_learning_rate_is_found(command: Command) -> None:
 
 
 def test_a_run_finds_its_batch_size_and_keeps_it(command: Command) -> None:
-    words = ("dataset.limit=200", "model.units=8", "training.epochs=1", "training.batch_size=auto")
+    words = ("dataset.limit=200", "model=linear", "training.epochs=1", "training.batch_size=auto")
     words += ("tracking.run_name='bs${training.batch_size}'",)
     ended = command(*words, "hydra.run.dir=run")
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -124,9 +126,8 @@ def test_a_run_finds_its_batch_size_and_keeps_it(command: Command) -> None:
     assert trained.data.tags["scaleflow.batch_size"].startswith(f"auto: training.batch_size={size}, ")
     assert trained.data.tags["scaleflow.batch_size.run"] == searched.info.run_id
     assert "batch_sizes.csv" in [each.path for each in client.list_artifacts(trained.info.run_id)]
-    resumed = command("resume=run", "training.epochs=2", "training.batch_size=auto")
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert f"global batch {size}, " in resumed.stdout
+    resumed = [f"resume={run}", "training.epochs=2", "training.batch_size=auto"]
+    assert prepare_run(RunCommand(compose_config(resumed), resumed[1:], 0.0)).spec.plan.training.batch_size == size
     for again in (command(*words, "hydra.run.dir=run"), command(*words, f"hydra.run.dir={'x' * 250}")):
         assert again.returncode == 2, again.stdout + again.stderr
         assert "hydra.run.dir=" in again.stderr

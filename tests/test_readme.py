@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -44,17 +42,11 @@ def test_every_command_composes(line: str, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out
 
 
-def test_the_other_commands_are_there() -> None:
+def test_the_other_commands_are_there(command: Command) -> None:
     names = set(re.findall(r"^    scaleflow (\w+)(?: |$)", README, re.M))
     assert names == {*COMMANDS} - {"project"}
     for name in names:
-        done = subprocess.run(
-            [sys.executable, "-m", f"scaleflow.{name}", "--help"],
-            cwd=ROOT,
-            capture_output=True,
-            check=False,
-            timeout=60,
-        )
+        done = command.python("-m", f"scaleflow.{name}", "--help")
         assert done.returncode == 0
         assert done.stdout
 

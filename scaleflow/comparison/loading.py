@@ -14,6 +14,7 @@ from scaleflow.runs import RunFolder
 from scaleflow.runs.provenance.record import Provenance, read_states
 from scaleflow.runs.split_digest import read_split_digests
 from scaleflow.runs.state import RunHistory
+from scaleflow.sweep.ledger import IGNORED_SECTIONS, Ledger
 from scaleflow.tracking.keys import to_allowed_key
 from scaleflow.tracking.store import MlflowTracker
 from scaleflow.tracking.tracked_runs import TrackedRun, download_artifact
@@ -36,6 +37,7 @@ class ComparedRun:
         states: what it was made of, when it began, and when it was resumed with something else. At least one, which
             may know nothing.
         files: its folder, or one with what the store has of it.
+        repeats: the last metrics of the jobs of its sweep that differ from it at most in the seed, its own included.
     """
 
     name: str
@@ -46,6 +48,7 @@ class ComparedRun:
     weights: str
     states: Sequence[Provenance]
     files: RunFolder
+    repeats: Sequence[Mapping[str, float]] = ()
 
     @property
     def label(self) -> str:
@@ -83,8 +86,40 @@ def load_folder(folder: Path) -> ComparedRun:
     states = read_states(files) or [Provenance(data={"splits": read_split_digests(files)})]
     points = {to_allowed_key(name): points for name, points in run.curves.items()}
     return ComparedRun(
-        run.ready.name, run.run_id, run.status, run.params, points, run.weights, fill_data(states, files), files
+        run.ready.name,
+        run.run_id,
+        run.status,
+        run.params,
+        points,
+        run.weights,
+        fill_data(states, files),
+        files,
+        list_repeats(Path(run.ready.parent or ""), folder),
     )
+
+
+def list_repeats(sweep: Path, folder: Path) -> list[Mapping[str, float]]:
+    """Returns `repeats` of the job of a sweep in a folder; none of a run without a sweep."""
+    if not RunFolder(sweep).ledger.is_file():
+        return []
+    jobs = {(sweep / entry.folder).resolve(): entry for entry in Ledger.load(RunFolder(sweep)).entries}
+    own = jobs.get(folder.resolve())
+    same = [path for path, entry in jobs.items() if own and drop_seed(entry.overrides) == drop_seed(own.overrides)]
+    runs = [RunHistory.read(path) for path in same if not jobs[path].warms_up]
+    return [run.metrics for run in runs if run.status == "FINISHED"]
+
+
+def drop_seed(overrides: Sequence[str]) -> list[str]:
+    return [word for word in overrides if not word.startswith("seed=")]
+
+
+def select_identity(params: Mapping[str, str]) -> dict[str, str]:
+    """Returns the params that say what a run computes, without its seed."""
+    return {
+        key: value
+        for key, value in params.items()
+        if key != "seed" and not f"{key}.".startswith(("resolved.", *IGNORED_SECTIONS))
+    }
 
 
 def fill_data(states: Sequence[Provenance], files: RunFolder) -> Sequence[Provenance]:
@@ -106,7 +141,9 @@ def load_tracked_run(tracker: MlflowTracker, tracked: TrackedRun, temporary: Pat
         f"runs:/{tracked.run_id}/{files.resume_overrides(1 + files.count_resumes()).name}", tracker.uri, temporary
     ):
         pass
+    download_artifact(f"runs:/{tracked.run_id}/{files.evaluation.name}", tracker.uri, temporary)
     states = read_states(files) or [Provenance(data={"splits": read_dataset_inputs(run)})]
+    siblings = tracker.fetch_siblings()
     return ComparedRun(
         tracked.name,
         tracked.run_id,
@@ -116,4 +153,5 @@ def load_tracked_run(tracker: MlflowTracker, tracked: TrackedRun, temporary: Pat
         run.data.tags.get(WEIGHTS, ""),
         states,
         files,
+        [numbers for params, numbers in siblings if select_identity(params) == select_identity(tracked.params)],
     )

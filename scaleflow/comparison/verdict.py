@@ -14,8 +14,8 @@ EQUAL_BITS, EQUAL_VALUES = "equal bits", "equal to 1e-6"
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whether a run reproduces another one.
+class Reproduction:
+    """Whether a run gave the results of another one.
 
     Attributes:
         text: `equal bits`, `equal to 1e-6`, or the first step that differs.
@@ -33,7 +33,7 @@ class Verdict:
     weights: str
 
 
-def judge_runs(first: ComparedRun, second: ComparedRun) -> Verdict:
+def judge_runs(first: ComparedRun, second: ComparedRun) -> Reproduction:
     """Compares the points that both runs have.
 
     Training reports metrics in the middle of an epoch at steps that depend on the speed. Where one run has a metric
@@ -58,10 +58,10 @@ def judge_runs(first: ComparedRun, second: ComparedRun) -> Verdict:
     count = points, len(curves[0].keys() & curves[1].keys()), weights
     if different:
         step, what = min(different)
-        return Verdict(f"differs from step {step} on: {what}", False, step, *count)
+        return Reproduction(f"differs from step {step} on: {what}", False, step, *count)
     if not points and weights != "equal":
-        return Verdict("not known: the runs have no metrics in common", False, None, *count)
-    return Verdict(EQUAL_BITS if is_same and weights != "differ" else EQUAL_VALUES, True, None, *count)
+        return Reproduction("not known: the runs have no metrics in common", False, None, *count)
+    return Reproduction(EQUAL_BITS if is_same and weights != "differ" else EQUAL_VALUES, True, None, *count)
 
 
 def is_same_number(before: float, now: float, tolerance: float) -> bool:
@@ -69,7 +69,7 @@ def is_same_number(before: float, now: float, tolerance: float) -> bool:
     return both_nan or before == now or abs(before - now) <= tolerance * max(1.0, abs(before), abs(now))
 
 
-def describe_verdict(verdict: Verdict) -> str:
+def describe_verdict(verdict: Reproduction) -> str:
     """Returns the verdict and what it covers, in a line."""
     covers = f"{verdict.points:,} points of {verdict.metrics} metrics compared"
     return f"{verdict.text} ({covers}; weights: {verdict.weights})"

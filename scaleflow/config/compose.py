@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException
-from hydra.types import RunMode
-from hydra.version import VersionBase
+from hydra.types import HydraContext, RunMode
+from hydra.version import VersionBase, setbase
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -85,6 +86,50 @@ def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] =
     return ComposedConfig(config, choices, [*user_module_folders(), *absolute_dirs], folder)
 
 
+def compose_sweep(overrides: Sequence[str], config_dirs: Sequence[str | Path]) -> tuple[HydraContext, DictConfig]:
+    """Composes the config of a sweep, with Hydra's own part; returns Hydra's context, too.
+
+    Raises ConfigError as `compose_config` does.
+    """
+    words = accept_keys_of_run(quote_nan_option(overrides))
+    remember_secrets(find_typed_secrets(words))
+    register_resolver()
+    flags = config_dir_flags(config_dirs)
+    refuse_flags(words)
+    check_config_dirs(flags)
+    with (
+        preserve_hydra_state(),
+        as_command(words, config_dirs),
+        hydra.initialize_config_module(CONF, version_base="1.3"),
+    ):
+        loader = GlobalHydra.instance().config_loader()
+        config = loader.load_configuration("config", [*search_path_overrides(flags), *words], RunMode.MULTIRUN)
+        return HydraContext(loader, Callbacks(config)), config
+
+
+@contextlib.contextmanager
+def as_command(words: Sequence[str], config_dirs: Sequence[str | Path]) -> Iterator[None]:
+    """Makes Hydra behave as in a command. Raises ConfigError in place of the errors of Hydra, OmegaConf and YAML."""
+    before = VersionBase.instance().getbase()
+    setbase("1.3")
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        with preserve_hydra_state():
+            message = explain_error(error, ["-m", *config_dir_flags(config_dirs), *words])
+        raise ConfigError(message) from error
+    finally:
+        VersionBase.instance().version_base = before
+
+
+def refuse_flags(words: Sequence[str]) -> None:
+    for word in words:
+        if word.startswith("-"):
+            raise ConfigError(
+                f"{word}: expected an override KEY=VALUE, not a flag; pass folders of options as config_dir"
+            )
+
+
 def check_single_run(config: DictConfig) -> None:
     """Raises `ConfigError` if a single run sets an option that is only for the jobs of a sweep."""
     defaults: dict[str, Any] = {"repeat": 1, "warm_up": 0, "same_losses": False}
@@ -99,11 +144,7 @@ def check_single_run(config: DictConfig) -> None:
 
 def check_overrides_only(words: Sequence[str], flags: Sequence[str]) -> None:
     """Raises `ConfigError` for a flag among the words, an override with several values, or a missing folder."""
-    for word in words:
-        if word.startswith("-"):
-            raise ConfigError(
-                f"{word}: expected an override KEY=VALUE, not a flag; pass folders of options as config_dir"
-            )
+    refuse_flags(words)
     check_config_dirs(flags)
     for override in parse_overrides(words):
         if override.is_sweep_override():

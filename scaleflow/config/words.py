@@ -17,9 +17,14 @@ def split_overrides(words: list[str]) -> list[str]:
 
 def quote_override(key: str, value: object) -> str:
     """Returns `KEY=VALUE` as a word for a shell. What is special to Hydra is quoted for it."""
+    return shlex.quote(make_override(key, value))
+
+
+def make_override(key: str, value: object) -> str:
+    """Returns `KEY=VALUE` for Hydra, with quotes around what is special to it."""
     text = str(value)
     is_plain = re.fullmatch(r"[\w./:@%+-][\w./:@%+ -]*", text, re.ASCII) is not None and text == text.strip()
-    return shlex.quote(f"{key}={text}" if is_plain else "{}='{}'".format(key, text.replace("'", r"\'")))
+    return f"{key}={text}" if is_plain else "{}='{}'".format(key, text.replace("'", r"\'"))
 
 
 def quote_nan_option(words: Sequence[str]) -> list[str]:

@@ -53,6 +53,7 @@ from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.code_record import write_code
 from scaleflow.runs.data_digest import digest_files, find_data_files
 from scaleflow.runs.provenance.collect import LaunchFacts
+from scaleflow.runs.provenance.record import remove_launch_state
 from scaleflow.runs.state import RunHistory
 from scaleflow.tracking import RUN_ID, NoTracker, TensorBoardWriter, locate_weights, make_tracker
 
@@ -302,6 +303,8 @@ def discard_refused(monitor: RunMonitor) -> None:
     if recorder.is_alive() and str(spec.plan.tracking.uri).startswith("sqlite:"):
         recorder.finish(MIGRATION_SECONDS)  # ending while a store is being created leaves an incomplete store
     recorder.stop()
+    if spec.records and spec.plan.resume is not None:
+        remove_launch_state(spec.files, spec.files.count_resumes())
     has_log = getattr(state.last, "keep", False)
     if not (spec.is_resumed or state.step > 0) and (recorder.refusal is not None or not has_log):
         discard_folder(spec)

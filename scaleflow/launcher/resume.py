@@ -103,6 +103,13 @@ def find_resumed_run(named: str, composed: Config, choices: Mapping[str, str], o
     chosen = {**saved_choices, **{o.key_or_group: choices[o.key_or_group] for o in typed if o.key_or_group in choices}}
     changes = [str(override.input_line).removeprefix("++") for override in typed]
     is_finished = state.last_status == "FINISHED" and not is_longer(saved, config)
+    had_checkpoints = state.checkpoint is not None and config["checkpoint"].get("folder") is None
+    is_longer_now = state.last_status == "FINISHED" and not is_finished
+    if had_checkpoints and is_longer_now and not any(files.checkpoints.glob("step-*")):
+        raise ConfigError(
+            f"resume={named}: its checkpoints were deleted, so it cannot be trained longer; start a new run with "
+            f"model.init_from={folder}"
+        )
     return ResumedRun(files, config, chosen, state.ready.search, changes, 1 + files.count_resumes(), is_finished)
 
 

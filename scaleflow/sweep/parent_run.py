@@ -6,23 +6,34 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.interfaces import Plan, Status, name_command
-from scaleflow.interfaces.events import ArtifactWritten, DescriptionSet, Event, RunEnded, RunReady, TagsSet
+from scaleflow.interfaces.events import (
+    ArtifactWritten,
+    DescriptionSet,
+    Event,
+    MetricsLogged,
+    RunEnded,
+    RunReady,
+    TagsSet,
+)
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.recording.recorder import Recorder
-from scaleflow.runs import RunFolder
+from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
 from scaleflow.runs.provenance.collect import LaunchFacts
-from scaleflow.runs.provenance.tags import write_tags
+from scaleflow.runs.provenance.tags import write_run_tags
 from scaleflow.sweep.description import describe_sweep
 from scaleflow.sweep.ledger import Ledger, is_under
 from scaleflow.sweep.report import Report
 from scaleflow.tracking import make_tracker
+from scaleflow.tracking.store import SWEPT
+from scaleflow.tracking.tracked_sweeps import BEST, BEST_FOLDER, BEST_METRIC, BEST_OVERRIDES
 
 
 class ParentRun:
@@ -35,6 +46,8 @@ class ParentRun:
         self._is_resumed = is_resumed
         self._recorder: Recorder | None = None
         self._flush_seconds = 0.0
+        self._told: tuple[Any, ...] = ()  # the job and the values that were recorded last as the best ones
+        self._step = RunState.read(files.path).step  # of the values that earlier commands recorded
         self.tags: dict[str, str] = {}  # further tags of the run
 
     @property
@@ -59,7 +72,7 @@ class ParentRun:
         own_config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = OmegaConf.to_container(own_config, resolve=False)
         self._files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(plain))))
-        write_tags(self._files.path, facts.make_tags())
+        write_run_tags(self._files.path, facts.make_run_tags())
         tracker = make_tracker(tracking, adopts=not self._is_resumed)
         self._recorder = Recorder(
             tracker, self._files.events, size_before, is_resumed=self._is_resumed, offline=tracking.offline
@@ -70,7 +83,7 @@ class ParentRun:
         params |= {key: str(value) for key, value in self._ledger.base.items() if key not in params}
         ready = RunReady(
             name=tracking.run_name or f"sweep of {swept or 'one job'}",
-            tags={**(tracking.tags or {}), "scaleflow.swept": swept},
+            tags={**(tracking.tags or {}), SWEPT: swept},
             params=params,
             began=int(self._began * 1000),
             resumed=0 if self._is_resumed else None,
@@ -82,8 +95,26 @@ class ParentRun:
         """Writes the current report, and records it."""
         for path in report.write(self._files.path):
             self._emit(ArtifactWritten(str(path)))
-        self._emit(TagsSet({**report.tags(), **self.tags}))
+        self._emit(TagsSet({**report.tags(), **self._tag_best(report), **self.tags}))
         self._emit(DescriptionSet(describe_sweep(report, self._files.path)))
+
+    def _tag_best(self, report: Report) -> dict[str, str]:
+        """Records the metrics of the best job, at the number of finished jobs; returns the tags that name the job."""
+        if report.best is None:
+            return {}
+        entry, run = report.best
+        values = run.metrics_of("val") | run.metrics_of("test") or run.metrics_of("train")
+        values |= {report.metric: run.metrics[report.metric]}
+        self._step = max(self._step, sum(each.is_finished for each in self._ledger.entries))
+        if (entry.number, self._step, values) != self._told:
+            self._told = (entry.number, self._step, values)
+            self._emit(MetricsLogged(self._step, values))
+        return {
+            BEST: str(entry.number),
+            BEST_FOLDER: str((self._files.path / entry.folder).absolute()),
+            BEST_METRIC: report.metric,
+            BEST_OVERRIDES: shlex.join(entry.overrides),
+        }
 
     def emit_tags(self) -> None:
         """Records the tags of a run that has ended."""

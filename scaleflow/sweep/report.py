@@ -82,6 +82,7 @@ class Report:
         reason: why there is no efficiency; empty if there is one.
         rows: the cells of each row by column.
         columns: the columns that have values.
+        metric: the metric that ranks the jobs.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Report:
         same_losses: bool = False,
     ) -> None:
         self._jobs = group_repeats(jobs)
-        self._metric = metric
+        self.metric = metric
         self._mode = mode
         self._ranked = ranked = rank_jobs(self._jobs, metric, mode)
         has_best = mode is not None and bool(ranked) and ranked[0].score(metric) is not None
@@ -127,7 +128,7 @@ class Report:
         if self._losses is not None:
             row["first losses"] = self._losses.worst_verdict([entry for entry, _ in jobs.jobs])
         metrics = jobs.metrics
-        row |= {key: metrics[key] for key in choose_results(metrics, self._metric, MAX_RESULTS)}
+        row |= {key: metrics[key] for key in choose_results(metrics, self.metric, MAX_RESULTS)}
         for column, key in METRIC_COLUMNS.items():
             row[column] = jobs.rate if column == "examples/s" else metrics.get(key)
             if column == "examples/s" and self._are_repeated:
@@ -182,7 +183,7 @@ class Report:
     @property
     def shown(self) -> list[str]:
         """The columns for a terminal, and for the description of the sweep's run."""
-        results = choose_results(self.columns, self._metric, MAX_SHOWN)
+        results = choose_results(self.columns, self.metric, MAX_SHOWN)
         return [
             key
             for key in self.columns
@@ -211,21 +212,21 @@ class Report:
         """Which job is the best, or why there is none."""
         if self.best is not None:
             order = "largest" if self._mode == "max" else "smallest"
-            return f"best job ({BEST_MARK}): the one with the {order} {self._metric} (sweep.metric)"
+            return f"best job ({BEST_MARK}): the one with the {order} {self.metric} (sweep.metric)"
         if self._mode is None:
-            why = f"scaleflow does not know whether larger values of sweep.metric={self._metric} are better"
+            why = f"scaleflow does not know whether larger values of sweep.metric={self.metric} are better"
             return f"no best job: {why}; set sweep.mode=max or min"
         names = choose_results(self.columns, "", MAX_RESULTS)
         hint = f"; the metrics are {', '.join(names)}" if names else ""
-        return f"no best job: no finished job has sweep.metric={self._metric}{hint}"
+        return f"no best job: no finished job has sweep.metric={self.metric}{hint}"
 
     def describe_best(self) -> str:
         """Names the best job with its metric, such as `#2 model.units=256, val/loss 0.3837`; empty if there is none."""
         if self.best is None:
             return ""
         entry, run = self.best
-        value = format_number(run.metrics[self._metric])
-        return f"#{entry.number} {make_label(entry, self._swept)}, {self._metric} {value}"
+        value = format_number(run.metrics[self.metric])
+        return f"#{entry.number} {make_label(entry, self._swept)}, {self.metric} {value}"
 
     def csv(self) -> str:
         text = io.StringIO()
@@ -280,15 +281,12 @@ def choose_results(metrics: Iterable[str], metric: str, most: int) -> list[str]:
     return [*dict.fromkeys([*first, *((of_split("val") + of_split("test")) or of_split("train"))])]
 
 
-def format_loading_line(run: RunHistory, folder: Path) -> str:
+def format_loading_line(model_uri: str | None, store: str | None, folder: Path) -> str:
     """Returns a line of Python that loads the model of a run: from the store, or from its folder if it is not there."""
-    if run.model_uri is not None and run.store is not None:
-        first = (
-            ""
-            if is_default_store(run.store)
-            else f"mlflow.set_tracking_uri({json.dumps(drop_credentials(run.store))}); "
-        )
-        return f"{first}mlflow.pyfunc.load_model({json.dumps(run.model_uri)})"
+    if model_uri is not None and store is not None:
+        address = json.dumps(drop_credentials(store))
+        first = "" if is_default_store(store) else f"mlflow.set_tracking_uri({address}); "
+        return f"{first}mlflow.pyfunc.load_model({json.dumps(model_uri)})"
     model = RunFolder(folder).model
     loads = {"keras.models.load_model": model / "model.keras", "tf.saved_model.load": model / "saved_model"}
     calls = [f"{load}({json.dumps(os.path.relpath(path))})" for load, path in loads.items() if path.exists()]

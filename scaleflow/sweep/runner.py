@@ -485,7 +485,8 @@ class SweepRunner:
         rows = [*self._parent.describe_links()]
         if report.best is not None:
             entry, run = report.best
-            rows.append(("best", f"{report.describe_best()}: {format_loading_line(run, self._folder / entry.folder)}"))
+            loading = format_loading_line(run.model_uri, run.store, self._folder / entry.folder)
+            rows.append(("best", f"{report.describe_best()}: {loading}"))
         if rows:
             Display(sys.stdout).print_summary(rows)
 

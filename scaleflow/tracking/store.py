@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from scaleflow.errors import ConfigError, RunMissing, StoreUnreachable, first_line
+from scaleflow.errors import ConfigError, RunDeleted, RunMissing, StoreUnreachable, first_line
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracking, name_command
 from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -58,6 +58,9 @@ EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 
 #: Part of a link to MLflow's UI, which otherwise opens in a view for language models.
 UI_QUERY = "workflowType=machine_learning"
+
+#: The tag of a sweep's run: the keys that vary.
+SWEPT = "scaleflow.swept"
 
 #: A name that MLflow generated, such as bold-ant-123.
 GENERATED_NAME = re.compile(r"[a-z]+-[a-z]+-\d{1,4}")
@@ -140,6 +143,14 @@ class MlflowTracker:
         histories = {key: self._client.get_metric_history(self._run, key) for key in keys}
         return {key: [(each.step, each.value) for each in history] for key, history in histories.items()}
 
+    def fetch_siblings(self) -> list[tuple[dict[str, str], dict[str, float]]]:
+        """Returns the params and metrics of the finished jobs of the sweep that the run is of; none without a sweep."""
+        run = self.fetch_run()
+        parent = run.data.tags.get("mlflow.parentRunId")
+        query = f"tags.`mlflow.parentRunId` = '{parent}' and attributes.status = 'FINISHED'"
+        found = self._client.search_runs([run.info.experiment_id], query) if parent else []
+        return [(each.data.params, each.data.metrics) for each in found]
+
     @property
     def model_uri(self) -> str | None:
         return self._model_id and f"models:/{self._model_id}"
@@ -166,7 +177,7 @@ class MlflowTracker:
         ):
             run = self._client.get_run(run_id)
         if run.info.lifecycle_stage != "active":
-            raise RunMissing(
+            raise RunDeleted(
                 f"{start}the run {run_id} was deleted and is in MLflow's trash; "
                 f"`mlflow runs restore --run-id {run_id}` restores it"
             )

@@ -21,7 +21,7 @@ from scaleflow.tracking.initial_weights import KERAS_FILES
 from scaleflow.tracking.keys import to_allowed_key
 from scaleflow.tracking.model_uris import choose_result, resolve_reference
 from scaleflow.tracking.plot import draw_confusion
-from scaleflow.tracking.store import GENERATED_NAME, MlflowTracker, explain_unusable
+from scaleflow.tracking.store import GENERATED_NAME, SWEPT, MlflowTracker, explain_unusable
 from scaleflow.tracking.uri import resolve_store, sqlite_file
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def find_run(named: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
         raise explain_unusable(tracker.uri, error) from error
     if "scaleflow.folder" not in run.data.tags:
         raise ConfigError(f"{run_id}: this is not a run of scaleflow: it has no tag scaleflow.folder")
-    if "scaleflow.swept" in run.data.tags:
+    if SWEPT in run.data.tags:
         raise ConfigError(f"{run_id}: this is the run of a sweep; use the run of one of its jobs")
     model = reference if reference.model_id else choose_result(run)
     params = dict(run.data.params)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import keras
@@ -123,8 +123,13 @@ class Engine(ABC):
     def trace(self, train: Feed, *others: Feed | None) -> None:
         """Compiles for these feeds without taking a step, so that errors of the model show early."""
         self._trace_training(train)
-        for feed in filter(None, others):
-            self._evaluation.trace(feed)
+        with self._compile_ahead(train):
+            for feed in filter(None, others):
+                self._evaluation.trace(feed)
+
+    def _compile_ahead(self, feed: Feed) -> AbstractContextManager[Any]:
+        """Compiles the traced training during the block, if that is possible before the first step."""
+        return nullcontext()
 
     @abstractmethod
     def _trace_training(self, feed: Feed) -> None: ...

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -92,6 +93,19 @@ class Loop(Engine):
         graph = self._function(feed).get_concrete_function(feed.open(0, 0), zero, zero, one).graph
         self.flops_per_example = flops_per_example(graph, self.strategy, feed.batching, bool(self._synchronized))
         self._evaluation.overlaps &= not has_convolution(graph)
+
+    @contextlib.contextmanager
+    def _compile_ahead(self, feed: Feed) -> Iterator[None]:
+        """TensorFlow compiles a call of 0 steps in a thread, on one device and for examples that are in memory."""
+        is_simple = feed.is_indexed and isinstance(self.strategy, tf.distribute.OneDeviceStrategy)
+        if not is_simple or tf.config.functions_run_eagerly():
+            yield
+            return
+        zero = tf.constant(0, tf.int64)
+        with ThreadPoolExecutor(1) as pool:
+            compiled = pool.submit(self._function(feed), feed.open(0, 0), zero, zero, zero)
+            yield
+        compiled.result()
 
     def start_epoch(self) -> None:
         """Resets the sums of the epoch."""

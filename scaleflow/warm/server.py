@@ -6,6 +6,7 @@ It imports what commands and workers import, and starts none of their runtimes. 
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import importlib
 import os
@@ -20,7 +21,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import psutil
+from hydra import compose, initialize_config_module
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 
 import hydra_plugins
 from scaleflow.commands.table import COMMANDS
@@ -37,9 +41,12 @@ MIN_FREE_MEMORY, MIN_FREE_BYTES = 0.05, 1e9
 
 #: What commands import while they run, each with what it imports itself.
 IMPORTED_LATER = (
-    *("scaleflow.launcher.launch", "scaleflow.sweep", "scaleflow.api", "scaleflow.conf"),
-    *("mlflow", "mlflow.store.tracking.sqlalchemy_store", "mlflow.pyfunc", "sqlalchemy.dialects.sqlite.json"),
-    *("rich.progress", "rich.status", "matplotlib.figure", "matplotlib.backends.backend_agg"),
+    *("scaleflow.cli", "scaleflow.launcher.launch", "scaleflow.sweep", "scaleflow.api", "scaleflow.worker.main"),
+    *("mlflow", "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.tracking.sqlalchemy_workspace_store"),
+    *("mlflow.pyfunc", "mlflow.utils.search_logged_model_utils", "sqlalchemy.dialects.sqlite.json", "alembic.command"),
+    *("omegaconf._impl", "pyarrow.parquet", "rich.progress", "rich.status", "rich._emoji_codes"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg", "PIL.BmpImagePlugin", "PIL.GifImagePlugin"),
+    *("PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.PpmImagePlugin"),
 )
 
 
@@ -145,21 +152,40 @@ def list_other_files() -> list[str]:
 def import_all() -> None:
     """Imports what commands and their workers use."""
     import_tensorflow()
-    from scaleflow import dataset, model, objective
+    from scaleflow import dataset, evaluation, model, objective, tracking
     from scaleflow.dataset import pipeline
 
     commands = [command.module for command in COMMANDS.values()]
     parts = [
         f"{package.__name__}.{module.name}"
-        for package in (dataset, pipeline, model, objective)
+        for package in (dataset, evaluation, model, objective, pipeline, tracking)
         for module in pkgutil.iter_modules(package.__path__)
     ]
     for name in (*IMPORTED_LATER, *commands, *parts):
-        importlib.import_module(name)
-    Plugins.instance()  # imports Hydra's plugins
+        with contextlib.suppress(ImportError):  # not installed: no command uses it
+            importlib.import_module(name)
+    keep_config_files()
+    with initialize_config_module("scaleflow.conf", version_base="1.3"):
+        compose("config")  # Hydra learns its grammar
     forked_command.PLUGIN_FOLDERS[:] = hydra_plugins.__path__
     gc.collect()
     gc.freeze()  # memory that the collector does not touch stays shared with the forks
+
+
+def keep_config_files() -> None:
+    """Keeps the YAML files that Hydra reads: reading them takes a third of the time in which it composes a config."""
+    Plugins.instance()  # imports each source's module a second time, so its class is only found like this:
+    source_class = SourcesRegistry.instance().resolve("pkg")
+    read = source_class.load_config
+    known: dict[tuple[str, str, str], ConfigResult] = {}
+
+    def load_config(source: ConfigSource, config_path: str) -> ConfigResult:
+        key = source.provider, source.path, config_path
+        if key not in known:
+            known[key] = read(source, config_path)
+        return copy.deepcopy(known[key])
+
+    source_class.load_config = load_config  # type: ignore[assignment,method-assign]
 
 
 def main() -> None:

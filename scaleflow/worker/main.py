@@ -1,8 +1,9 @@
 """The worker process.
 
-It reads a `RunSpec` from one line of standard input and runs it (`train.py`). Standard input stays open as long as the
-launcher lives; when it closes, the worker saves and ends. The fork server calls `main` in a fork; alone it runs as
-`python -m scaleflow.worker.main`. The worker reports through events and uses no tracking store.
+It reads a `RunSpec` from one line of standard input and runs it (`train.py`). An empty line after it allows `ready`.
+Standard input stays open as long as the launcher lives; when it closes, the worker saves and ends. The fork server
+calls `main` in a fork; alone it runs as `python -m scaleflow.worker.main`. The worker reports through events, and uses
+no tracking store.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import sys
 import threading
 import time
 import traceback
+from typing import BinaryIO
 
 from scaleflow.cluster.engines import find_engine
 from scaleflow.cluster.members import process_names
 from scaleflow.cluster.network import NO_PROXY, no_proxy_for
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config, without_evaluator
-from scaleflow.interfaces.events import ProcessStarted
+from scaleflow.interfaces.events import Emit, Event, ProcessStarted, RunReady
 from scaleflow.interfaces.secret_masking import MaskedStream, find_environment_secrets, remember_secrets
 from scaleflow.runs import EventWriter, RunSpec
 from scaleflow.worker import keras_import
@@ -31,16 +33,17 @@ SECONDS_TO_SAVE = 30.0
 
 def main() -> None:
     """Runs the process. It ends without waiting for TensorFlow's threads."""
-    stop = threading.Event()
+    stop, released = threading.Event(), threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     remember_secrets(find_environment_secrets())
-    spec = RunSpec.from_line(sys.stdin.buffer.readline())
+    pipe = os.fdopen(os.dup(0), "rb")
+    spec = RunSpec.from_line(pipe.readline())
     sys.stdout, sys.stderr = MaskedStream(sys.stdout), MaskedStream(sys.stderr)
     set_cluster_variables(spec)
     # There the launcher may continue the run on other machines: events of both processes must not mix.
     patience = 0.0 if find_engine(spec.plan.cluster).is_remote else SECONDS_TO_SAVE
-    threading.Thread(target=end_with_launcher, args=(os.dup(0), stop, patience), daemon=True).start()
+    threading.Thread(target=end_with_launcher, args=(pipe, released, stop, patience), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     keras_import.import_keras()
     finished = False
@@ -49,7 +52,7 @@ def main() -> None:
         emit(ProcessStarted(spec.name, os.getpid()))
         if spec.serves:
             serve_task(spec, emit)
-        finished = run_worker(spec, emit, stop.is_set)
+        finished = run_worker(spec, hold_ready(emit, released), stop.is_set)
     except OSError:  # the events cannot be written; the launcher notices that, too, and reports it
         traceback.print_exc()
     sys.stdout.flush()
@@ -67,16 +70,29 @@ def set_cluster_variables(spec: RunSpec) -> None:
         os.environ[NO_PROXY] = no_proxy_for(os.environ, parse_tf_config(os.environ[TF_CONFIG]).peers)
 
 
-def end_with_launcher(pipe: int, stop: threading.Event, patience: float) -> None:
-    """Asks this process to save and end when the launcher is gone, and ends it if it hangs in a collective operation.
+def hold_ready(emit: Emit, released: threading.Event) -> Emit:
+    """Returns an `emit` that waits with `ready` until the launcher knows that the store can be used."""
 
-    `pipe` is a descriptor that reads as closed when the launcher is gone; `stop` is set to ask for the end; `patience`
-    is the seconds until the process is ended.
+    def emit_released(event: Event) -> None:
+        if isinstance(event, RunReady):
+            released.wait()
+        emit(event)
+
+    return emit_released
+
+
+def end_with_launcher(pipe: BinaryIO, released: threading.Event, stop: threading.Event, patience: float) -> None:
+    """Releases this process at the launcher's first byte, and asks it to save and end when the launcher is gone.
+
+    A process that hangs in a collective operation is ended.
+
+    `pipe` is at its end when the launcher is gone; `stop` is set to ask for the end; `patience` is the seconds until
+    the process is ended.
     """
-    while os.read(pipe, 1):
-        pass
+    while pipe.read(1):
+        released.set()
     print("the launcher has ended, so this worker ends, too", file=sys.stderr, flush=True)
-    if patience:
+    if patience and released.is_set():
         stop.set()
         time.sleep(patience)
     os._exit(1)

@@ -29,6 +29,7 @@ def run(folder: Path, kind: Kind) -> dict[str, float]:
     return run_fleet(folder, kind, WORKERS, times * EVENTS, times * SECONDS)
 
 
+@pytest.mark.slow
 def test_all_events_are_recorded_and_no_process_is_left(folder: Path) -> None:
     """`run_fleet` checks the end, the store and the processes; without one of the points it raises."""
     figures = run(folder, "finish")

@@ -131,7 +131,7 @@ def test_it_ends_with_the_same_bits_and_the_same_points(
         assert last.state[name].tobytes() == value.tobytes(), name
 
 
-@pytest.mark.parametrize("engine", ["loop", "fit"])
+@pytest.mark.parametrize("engine", ["loop", pytest.param("fit", marks=pytest.mark.slow)])
 def test_a_run_that_was_stopped_after_its_last_step_takes_no_further_one(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, engine: str
 ) -> None:
@@ -204,7 +204,6 @@ CHANGED = {
     "dataset.limit=90": "resume: the run had 80 training examples, and now has 72",
     "training.global_batch_size=20": "resume: the run had 5 steps per epoch, and now has 4",
     "model.units=9": "resume: the checkpoint has model/0 of shape (64, 8), and the run needs (64, 9)",
-    "model.units=[8,8]": "resume: the checkpoint has model/2 of shape (8, 10), and the run needs (8, 8)",
 }
 
 
@@ -248,7 +247,9 @@ def losses_of(found: Course) -> dict[int, float]:
     return {step: values["val/loss"] for step, values in found.points if "val/loss" in values}
 
 
-@pytest.mark.parametrize(("words", "is_last"), [(EARLIER, False), (AT_THE_END, True)])
+@pytest.mark.parametrize(
+    ("words", "is_last"), [(EARLIER, False), pytest.param(AT_THE_END, True, marks=pytest.mark.slow)]
+)
 def test_the_best_one_is_what_is_tested_and_exported(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, words: tuple[str, ...], is_last: bool
 ) -> None:
@@ -320,6 +321,7 @@ def confusions(plan: Plan, folder: str) -> list[Any]:
     return [counted, built.engine.read_confusion(built.feeds.validation)]
 
 
+@pytest.mark.slow
 def test_without_a_test_split_the_confusions_are_those_of_the_best_one(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
 ) -> None:

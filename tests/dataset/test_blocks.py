@@ -50,80 +50,83 @@ class Rows:
         return f"row {row}"
 
 
-def read_epochs(replicas: int, shards: int = 1) -> Any:
+#: In how many shards the blocks are read.
+SHARDS = (1, 4)
+
+
+def read_epochs(replicas: int) -> list[Any]:
+    """What is read in each number of shards."""
     from scaleflow.dataset.pipeline.blocks import make_blocks
     from scaleflow.dataset.pipeline.feeds import BlockFeed
 
     strategy = spread_over(replicas)
-    rows = Rows()
     batching = Batching(8 // replicas, 1, replicas)
-    feed = BlockFeed(make_blocks(rows), batching, strategy, 3, buffer=20, shards=shards)
-    read = reader(strategy, feed)
-    epochs = [read(0), read(1), read(0)]
-    resumed = read(1, 9)
-    rows.blocks_read.clear()
-    read(1, feed.batching.steps(feed.examples) - 1)
-    last = list(rows.blocks_read)
-    other = reader(strategy, feed.reorder(4))(0)
-    in_order = reader(strategy, BlockFeed(make_blocks(rows), batching, strategy, None, shards=shards))(0)
-    fit = [targets.numpy()[mask.numpy() > 0].tolist() for _, targets, mask in feed.batches(2, 22)]
-    return epochs, resumed, last, other, in_order, fit
+    found = []
+    for shards in SHARDS:
+        rows = Rows()
+        feed = BlockFeed(make_blocks(rows), batching, strategy, 3, buffer=20, shards=shards)
+        read = reader(strategy, feed)
+        epochs = [read(0), read(1), read(0)]
+        resumed = read(1, 9)
+        rows.blocks_read.clear()
+        read(1, feed.batching.steps(feed.examples) - 1)
+        last = list(rows.blocks_read)
+        other = reader(strategy, feed.reorder(4))(0)
+        in_order = reader(strategy, BlockFeed(make_blocks(rows), batching, strategy, None, shards=shards))(0)
+        fit = [targets.numpy()[mask.numpy() > 0].tolist() for _, targets, mask in feed.batches(2, 22)]
+        found.append((epochs, resumed, last, other, in_order, fit))
+    return found
 
 
 def flat(batches: Any) -> list[int]:
     return [number for batch, _ in batches for number in batch]
 
 
-@pytest.mark.parametrize(("replicas", "shards"), [(1, 1), (2, 1), (2, 4)])
-def test_each_row_comes_once_in_an_order_of_the_seed_and_the_epoch(
-    isolated: Callable[..., Any], replicas: int, shards: int
-) -> None:
-    epochs, resumed, last, other, in_order, fit = isolated(read_epochs, replicas, shards)
+def test_each_row_comes_once_in_an_order_of_the_seed_and_the_epoch(isolated: Callable[..., Any]) -> None:
+    """And the same rows make a batch on one device and on two."""
     every = list(range(sum(LENGTHS)))
-    orders = [flat(epoch) for epoch in epochs]
-    assert all(sorted(order) == every for order in [*orders, flat(other), flat(in_order)])
-    assert orders[0] == orders[2]
-    assert len({tuple(order) for order in [*orders, flat(other)]}) == 3
-    assert resumed == epochs[1][9:]
-    assert 0 < len(last) < 5 * shards  # not all blocks
-    assert (flat(in_order) == every) == (shards == 1)
-    assert {length for _, length in epochs[0]} == {8}
-    assert [list(chain(*batches)) for batches in (fit[:21], fit[21:])] == orders[:2]
+    alone, divided = isolated(read_epochs, 1), isolated(read_epochs, 2)
+    for shards, (epochs, resumed, last, other, in_order, fit), on_two in zip(SHARDS, alone, divided, strict=True):
+        assert on_two[0] == epochs
+        orders = [flat(epoch) for epoch in epochs]
+        assert all(sorted(order) == every for order in [*orders, flat(other), flat(in_order)])
+        assert orders[0] == orders[2]
+        assert len({tuple(order) for order in [*orders, flat(other)]}) == 3
+        assert resumed == epochs[1][9:]
+        assert 0 < len(last) < 5 * shards  # not all blocks
+        assert 0 < len(on_two[2]) < 5 * shards
+        assert (flat(in_order) == every) == (shards == 1)
+        assert {length for _, length in epochs[0]} == {8}
+        assert [list(chain(*batches)) for batches in (fit[:21], fit[21:])] == orders[:2]
 
 
-@pytest.mark.parametrize("shards", [1, 4])
-def test_replicas_change_nothing(isolated: Callable[..., Any], shards: int) -> None:
-    alone, divided = (isolated(read_epochs, replicas, shards)[0] for replicas in (1, 2))
-    assert alone == divided
-
-
-def read_worker_shares(workers: int, shards: int) -> Any:
+def read_worker_shares(cases: list[tuple[int, int]]) -> list[Any]:
+    """For so many workers and shards: what all workers read together, and the whole batches."""
     import tensorflow as tf
 
     from scaleflow.dataset.pipeline.blocks import make_blocks
     from scaleflow.dataset.pipeline.feeds import BlockFeed
 
-    feed = BlockFeed(
-        make_blocks(Rows()),
-        Batching(12 // workers, 1, workers),
-        tf.distribute.get_strategy(),
-        3,
-        buffer=12,
-        shards=shards,
-    )
-    contexts = [tf.distribute.InputContext(workers, worker, workers) for worker in range(workers)]
-    shares = [list(feed._read_shares(0, 2, tf.data.Dataset.range(0), each).as_numpy_iterator()) for each in contexts]
-    whole = [(targets.tolist(), mask.tolist()) for _, targets, mask in feed.batches(1, 14).as_numpy_iterator()]
-    together = [
-        [np.concatenate(parts).tolist() for parts in zip(*step, strict=True)] for step in zip(*shares, strict=True)
-    ]
-    return [(targets, mask) for _, targets, mask in together], whole[2:]
+    found = []
+    for workers, shards in cases:
+        batching = Batching(12 // workers, 1, workers)
+        feed = BlockFeed(make_blocks(Rows()), batching, tf.distribute.get_strategy(), 3, buffer=12, shards=shards)
+        contexts = [tf.distribute.InputContext(workers, worker, workers) for worker in range(workers)]
+        shares = [
+            list(feed._read_shares(0, 2, tf.data.Dataset.range(0), each).as_numpy_iterator()) for each in contexts
+        ]
+        whole = [(targets.tolist(), mask.tolist()) for _, targets, mask in feed.batches(1, 14).as_numpy_iterator()]
+        together = [
+            [np.concatenate(parts).tolist() for parts in zip(*step, strict=True)] for step in zip(*shares, strict=True)
+        ]
+        found.append(([(targets, mask) for _, targets, mask in together], whole[2:]))
+    return found
 
 
-@pytest.mark.parametrize(("workers", "shards"), [(2, 1), (2, 2), (2, 4), (3, 4)])
-def test_each_worker_reads_its_share_of_a_batch(isolated: Callable[..., Any], workers: int, shards: int) -> None:
-    together, whole = isolated(read_worker_shares, workers, shards)
-    assert together == whole
+def test_each_worker_reads_its_share_of_a_batch(isolated: Callable[..., Any]) -> None:
+    cases = [(2, 1), (2, 2), (2, 4), (3, 4)]
+    for case, (together, whole) in zip(cases, isolated(read_worker_shares, cases), strict=True):
+        assert together == whole, case
 
 
 def order_files(

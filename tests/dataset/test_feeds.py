@@ -63,8 +63,7 @@ def test_a_feed_gives_each_epoch_once_in_the_order_of_its_seed(isolated: Callabl
         orders = [str(found[name]) for name in ("plain", "shuffled", "shuffled, epoch 1", "other seed")]
         assert len(set(orders)) == len(orders), form
         assert found["shuffled, from step 2"] == found["shuffled, epoch 1"][2:], form
-    for replicas, accumulate in ((2, 2), (3, 1)):
-        assert isolated(batches, replicas, accumulate) == one, (replicas, accumulate)
+    assert isolated(batches, 2, 2) == one
 
 
 def of_unknown_shape() -> list[Any]:
@@ -85,37 +84,34 @@ def test_a_shape_that_is_not_known_beforehand_is_no_hindrance(isolated: Callable
     assert isolated(of_unknown_shape) == [([0, 1, 2, 3], 4), ([4, 5, 6], 4)]
 
 
-def padding(replicas: int, examples: int, step: int) -> list[list[int]]:
-    """The padding after the last examples, of arrays, records in memory and a stream through a buffer."""
+def padding(replicas: int) -> tuple[list[list[int]], list[list[int]], list[int]]:
+    """The padding after the last examples, of arrays, records in memory and a stream through a buffer; the same of
+    fewer examples than padding; and the first batch of the epoch.
+    """
     from scaleflow import dataset
     from scaleflow.dataset.pipeline.records import cache_records
 
-    strategy = spread_over(replicas)
-    arrays = numbered(examples)
-    stream = Stream(as_stream(arrays), examples)
-    records = cache_records("train", replace(stream, decode=lambda x, y: (x, y)))
-    feeds = [
-        dataset.make_feed(e, Batching(GLOBAL // replicas, 1, replicas), strategy, 3) for e in (arrays, records, stream)
-    ]
-    return [reader(strategy, each, padding=True)(1, step)[0][0] for each in feeds]
+    strategy, batching = spread_over(replicas), Batching(GLOBAL // replicas, 1, replicas)
+
+    def read(examples: int, step: int) -> list[list[int]]:
+        arrays = numbered(examples)
+        stream = Stream(as_stream(arrays), examples)
+        records = cache_records("train", replace(stream, decode=lambda x, y: (x, y)))
+        feeds = [dataset.make_feed(each, batching, strategy, 3) for each in (arrays, records, stream)]
+        return [reader(strategy, each, padding=True)(1, step)[0][0] for each in feeds]
+
+    first = reader(strategy, dataset.make_feed(numbered(EXAMPLES), batching, strategy, 3))(1)[0][0]
+    return read(EXAMPLES, 4), read(5, 0), list(first)
 
 
 def test_padding_is_not_one_example_again_and_again(isolated: Callable[..., Any]) -> None:
-    one = isolated(padding, 1, EXAMPLES, 4)
-    arrays, records, stream = one
-    assert arrays == records == isolated(first_of_epoch)[: GLOBAL - EXAMPLES % GLOBAL]
+    one = isolated(padding, 1)
+    (arrays, records, stream), few, first = one
+    assert arrays == records == first[: GLOBAL - EXAMPLES % GLOBAL]
     assert stream == list(range(GLOBAL - EXAMPLES % GLOBAL))
-    assert isolated(padding, 2, EXAMPLES, 4) == isolated(padding, 3, EXAMPLES, 4) == one
-    for found in isolated(padding, 2, 5, 0):  # fewer examples than padding
+    for found in few:
         assert Counter(found).most_common()[-1][1] == 1 < Counter(found).most_common()[0][1] == 2
-
-
-def first_of_epoch() -> list[int]:
-    from scaleflow import dataset
-
-    strategy = spread_over(1)
-    feed = dataset.make_feed(numbered(EXAMPLES), Batching(GLOBAL, 1, 1), strategy, 3)
-    return list(reader(strategy, feed)(1)[0][0])
+    assert isolated(padding, 2) == one
 
 
 def few_examples(replicas: int) -> list[Any]:

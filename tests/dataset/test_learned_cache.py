@@ -292,6 +292,7 @@ def train(folder: str) -> Any:
     return metrics, notes
 
 
+@pytest.mark.slow
 def test_a_run_with_the_cache_has_the_losses_of_one_without(isolated: Callable[..., Any], tmp_path: Path) -> None:
     metrics, notes = isolated(train, str(tmp_path))
     assert {"val/loss", "test/loss"} <= set(metrics[0])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scaleflow.dataset.reading.object_store import identify_in_store, read_etags
 from tests.dataset.files import holds, refused
 from tests.dataset.test_table import arrays, make, table, write_table
 from tests.object_store import SECRET, allow_requests, upload
@@ -32,11 +33,16 @@ def read(base: Path, environment: Mapping[str, str]) -> Any:
     for name in ("splits", "csv", "lines", "csv/*.csv", "one.feather"):
         both = [make(f"{place}/{name}") for place in (base / "data", "s3://tables")]
         found[name] = [{split: arrays(each, split).inputs["Size (m²)"] for split in each.splits} for each in both]
+    states = identify_in_store("s3://tables/csv")
+    tags = read_etags(list(states))
+    assert states["s3://tables/csv/1.csv"][0] == (base / "data/csv/1.csv").stat().st_size
     label = make("s3://tables/csv").load("train").rows.name(25)
     known = [make(f"s3://tables/{name}").learned_cache.notes for name in ("csv", "csv/*.csv", "one.feather")]
     write_table(base / "changed/csv/0.csv", frame.iloc[:19])
     upload(base / "changed", "tables")
     known.append(make("s3://tables/csv").learned_cache.notes)
+    later = read_etags(list(states))
+    assert [path for path in states if later[path] != tags[path]] == ["s3://tables/csv/0.csv"]
 
     def of(address: str) -> Callable[[], Any]:
         return lambda: make(address)

@@ -159,7 +159,7 @@ def preprocessed() -> dict[str, Any]:
     from scaleflow import dataset
 
     found: dict[str, Any] = {}
-    for form, cache in (("arrays", "auto"), ("records", "memory"), ("records", "none")):
+    for form, cache in (("arrays", "auto"), ("records", "none")):
         source: Any = Numbered(form, text=False)
         for name, own in (("own", {"deep": {"number": Doubled()}}), ("by name", {"deep/number": Doubled()})):
             source.preprocessing = own

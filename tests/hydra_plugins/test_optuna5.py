@@ -22,6 +22,7 @@ from omegaconf import DictConfig
 from hydra_plugins.scaleflow import optuna5
 from scaleflow.cli import main
 from scaleflow.launcher.processes.handover import SERVER_ENV
+from scaleflow.sweep import plots
 from scaleflow.sweep import runner as runner_module
 from tests.conftest import Command
 from tests.launcher.test_supervisor import wait_for
@@ -127,6 +128,7 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["scaleflow"])
     monkeypatch.setenv(SERVER_ENV, "nobody forks here")
+    monkeypatch.setattr(plots, "draw_plots", lambda *arguments: [])
 
     def search(launch: FakeLaunch, *words: str) -> int:
         monkeypatch.setattr(runner_module, "launch_run", launch)
@@ -196,7 +198,7 @@ def test_a_search_goes_on_with_what_was_left(tmp_path: Path, ours: Any) -> None:
     assert {trial.params["training.epochs"] for trial in trials} <= {1, 5}
 
 
-@pytest.mark.parametrize("kind", ["sqlite:///", "journal:"])
+@pytest.mark.parametrize("kind", [pytest.param("sqlite:///", marks=pytest.mark.slow), "journal:"])
 def test_commands_that_share_a_study_leave_each_other_their_trials(
     tmp_path: Path, ours: Any, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,21 +260,16 @@ def test_a_search_that_is_stopped_goes_on_with_the_stopped_trial(tmp_path: Path,
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 4
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("hydra.sweeper.storage=sqlite:////nowhere/at/all.db",), "hydra.sweeper.storage=sqlite:////nowhere/at/all.db"),
-        (("hydra.sweeper.storage=sheet://x",), "hydra.sweeper.storage=sheet://x: can't be opened"),
-        (("sweep.mode=max",), "hydra.sweeper.study_name=sweep: this study is there to minimize"),
-    ],
-)
-def test_a_storage_that_does_not_fit_is_refused(
-    ours: Any, words: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_storage_that_does_not_fit_is_refused(ours: Any, capsys: pytest.CaptureFixture[str]) -> None:
     search = ("seed=1,2", "hydra.sweeper.n_trials=1")
     assert ours(FakeLaunch(), *search) == 0
-    assert ours(FakeLaunch(), *search, *words) == 2
-    assert message in capsys.readouterr().err
+    for word, message in (
+        ("hydra.sweeper.storage=sqlite:////nowhere/at/all.db", "hydra.sweeper.storage=sqlite:////nowhere/at/all.db"),
+        ("hydra.sweeper.storage=sheet://x", "hydra.sweeper.storage=sheet://x: can't be opened"),
+        ("sweep.mode=max", "hydra.sweeper.study_name=sweep: this study is there to minimize"),
+    ):
+        assert ours(FakeLaunch(), *search, word) == 2
+        assert message in capsys.readouterr().err
 
 
 def search_slowly(folder: Path, name: str, words: Sequence[str]) -> int:

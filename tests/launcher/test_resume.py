@@ -23,7 +23,7 @@ from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, only_run, wait_for
 
 #: Calls of a fixed length, so that a run has its points at the same steps whatever the machine does.
-SHORT = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000", "training.steps_per_loop=10")
+SHORT = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=640", "training.steps_per_loop=10")
 EXACT = ("hardware=cpu", "hardware.deterministic=true")
 
 
@@ -74,29 +74,11 @@ def make_commands(folder: Path) -> list[Command]:
     return commands
 
 
-def test_a_preempted_killed_and_extended_run_equals_an_undisturbed_one(
-    tmp_path: Path, isolated: Callable[..., Any]
-) -> None:
-    """SIGTERM, then kill -9 of launcher and worker, whose end is written for them, then a longer run.
-
-    One run, no point twice, none missing.
-    """
-    words = (*SHORT, *EXACT, "strategy=mirrored", "hardware.logical_devices=2", "model.dropout=0.1")
-    words += ("training.callbacks=[{_target_: tests.pace.Rest, seconds: 1}]",)  # 13 s are left after the first epoch
-    whole, parts = make_commands(tmp_path)
-    assert whole(*words, "training.epochs=18").returncode == 0
-
-    long = LongRun(parts, *words, "training.epochs=14", only=True).until("epoch")
-    os.kill(long.launcher.pid, signal.SIGTERM)
-    assert long.end() == 143
+def resume_and_kill(parts: Command) -> None:
+    """Resumes the run, kills its launcher and its worker, and writes its end for them."""
     folder = parts.run_folder()
-    run = only_run(parts.folder)
-    assert (run.info.status, run.data.tags["scaleflow.folder"]) == ("KILLED", str(folder))
-    line = f"python -m scaleflow resume={folder.relative_to(parts.folder)}"
-    assert line in long.out.read_text()
-
     begun = len(events_in(folder))
-    long = LongRun(parts, f"resume={run.info.run_id}", only=True)
+    long = LongRun(parts, f"resume={only_run(parts.folder).info.run_id}", only=True)
     long.wait_for(lambda: any(event["event"] == "epoch" for event in events_in(folder)[begun:]))
     long.wait_for(lambda: only_run(parts.folder).info.status == "RUNNING")  # the recorder has opened it again
     worker = long.worker()
@@ -110,6 +92,34 @@ def test_a_preempted_killed_and_extended_run_equals_an_undisturbed_one(
     assert (status.result, status.status, status.was_open) == ("recorded", "KILLED", True), status
     run = only_run(parts.folder)
     assert (run.info.status, run.data.tags["scaleflow.error"]) == ("KILLED", LAUNCHER_DIED)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kills"), [("one_device", False), pytest.param("mirrored", True, marks=pytest.mark.slow)]
+)
+def test_a_preempted_killed_and_extended_run_equals_an_undisturbed_one(
+    tmp_path: Path, isolated: Callable[..., Any], strategy: str, kills: bool
+) -> None:
+    """SIGTERM, then kill -9 of launcher and worker, whose end is written for them, then a longer run.
+
+    One run, no point twice, none missing.
+    """
+    words = (*SHORT, *EXACT, f"strategy={strategy}", f"hardware.logical_devices={1 + kills}", "model.dropout=0.1")
+    words += ("training.callbacks=[{_target_: tests.pace.Rest, seconds: 1}]",)  # 13 s are left after the first epoch
+    whole, parts = make_commands(tmp_path)
+    assert whole(*words, "training.epochs=18").returncode == 0
+
+    long = LongRun(parts, *words, "training.epochs=14", only=True).until("epoch")
+    os.kill(long.launcher.pid, signal.SIGTERM)
+    assert long.end() == 143
+    folder = parts.run_folder()
+    run = only_run(parts.folder)
+    assert (run.info.status, run.data.tags["scaleflow.folder"]) == ("KILLED", str(folder))
+    line = f"python -m scaleflow resume={folder.relative_to(parts.folder)}"
+    assert line in long.out.read_text()
+
+    if kills:
+        resume_and_kill(parts)
 
     (parts.folder / "go").touch()
     ended = parts(f"resume={folder}", "training.epochs=18", timeout=180)
@@ -126,7 +136,7 @@ def test_a_preempted_killed_and_extended_run_equals_an_undisturbed_one(
     assert run.data.params["training.epochs"] == "14"
     assert "scaleflow.error" not in run.data.tags
     artifacts = list((parts.folder / "mlartifacts").glob("*/*/artifacts/resume-*.yaml"))
-    assert sorted(path.name for path in artifacts) == ["resume-1.yaml", "resume-2.yaml"]
+    assert sorted(path.name for path in artifacts) == [f"resume-{n}.yaml" for n in range(1, 2 + kills)]
     for mine, theirs in zip(weights(parts, isolated), weights(whole, isolated), strict=True):
         assert mine.tobytes() == theirs.tobytes()
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from scaleflow.runs import RunFolder
+from scaleflow.runs.provenance.record import Provenance, read_states
 from tests.processes import call
 
 MODEL = """
@@ -51,9 +53,8 @@ def run_and_change(folder: str) -> dict[str, Any]:
 
     write_table(400, 1000)
     attempt("first", "dataset=table", "dataset.data_dir=house.csv", "dataset.target=price", "dataset.kind=regression",
-            "model=mine", "training.epochs=1", "hydra.run.dir=run")  # fmt: skip
+            "model=mine", "training.epochs=2", "hydra.run.dir=run")  # fmt: skip
     found["files"] = json.loads(Path("run/data_files.json").read_text())["files"]
-    attempt("the same", "resume=run", "training.epochs=2")
     write_table(400, 1001)
     Path("own/nets.py").write_text(f"# a comment\n{MODEL}")
     attempt("a value", "resume=run", "training.epochs=3")
@@ -71,6 +72,11 @@ def run_and_change(folder: str) -> dict[str, Any]:
     attempt("allowed", "resume=run", "training.epochs=3", "resume_data=changed", "resume_code=changed")
     attempt("no more", "resume=run", "training.epochs=4")
     attempt("a wrong word", "resume=run", "resume_data=any")
+    files = RunFolder(Path("run"))
+    found["states"] = read_states(files)
+    found["copies"] = [
+        files.kept_code(number).joinpath("nets.py").read_text() for number in (0, found["states"][-1].resume)
+    ]
     found["events"] = [json.loads(line) for line in Path("run/events.jsonl").read_text().splitlines()]
     return found
 
@@ -83,7 +89,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_changed_data_is_refused_by_split_and_file(found: dict[str, Any]) -> None:
     assert found["files"].keys() == {"house.csv"}
-    assert "FINISHED" in found["the same"]
     words = (
         ": the data is not what the run was trained on: {}; restore it, or add resume_data=changed to continue with it"
     )
@@ -120,3 +125,15 @@ def test_rerun_says_that_the_data_is_another(found: dict[str, Any]) -> None:
     assert text in found["rerun"]
     assert found["rerun"].index(text) < found["rerun"].index("epoch 1/")
     assert "FINISHED" in found["rerun"]
+
+
+def test_the_record_keeps_what_the_run_began_with_and_adds_what_changed(found: dict[str, Any]) -> None:
+    first, second = (state for state in found["states"] if isinstance(state, Provenance))
+    assert (first.resume, second.resume) == (0, 4)  # the first changed nothing; others were refused
+    assert first.packages == second.packages
+    assert first.code.modules["nets.py"] != second.code.modules["nets.py"]
+    assert found["copies"] == [MODEL, MODEL.replace("Dense(1)", "Dense(1, use_bias=True)")]
+    examples = [state.data["splits"]["train"]["examples"] for state in (first, second)]
+    assert examples == [288, 360]
+    assert first.data["files"]["house.csv"][0] != second.data["files"]["house.csv"][0]
+    assert first.data["splits"]["train"]["inputs"].keys() == {"age", "income"}

@@ -181,7 +181,8 @@ def test_a_run_goes_on_when_nobody_reads_its_output(command: Command) -> None:
 
 
 def test_a_failure_leaves_its_reason_and_traceback(command: Command) -> None:
-    ended = command("optimizer=sgd", "optimizer.learning_rate=1e30", "dataset=synthetic", "dataset.kind=regression")
+    data = ("dataset=synthetic", "dataset.kind=regression", "dataset.shape=[4]", "dataset.examples=200")
+    ended = command("optimizer=sgd", "optimizer.learning_rate=1e30", *data)
     assert ended.returncode == 1
     run = only_run(command.folder)
     assert run.info.status == "FAILED"
@@ -202,7 +203,7 @@ def test_inline_runs_everything_in_one_process(command: Command) -> None:
         "def build(inputs, outputs):\n    print('built in', os.getpid(), '.')\n"
         "    return mlp.build(inputs, outputs, 8)\n"
     )
-    process = command.start("--config-dir", "own", "model=mine", "debug=inline", "training.epochs=1")
+    process = command.start("--config-dir", "own", "model=mine", "debug=inline", "training.max_steps=2")
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert f"built in {process.pid} ." in out
@@ -327,7 +328,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def monitor_of(plan: Plan, folder: Path) -> RunMonitor:
-    recorder = SimpleNamespace(refusal=None)
+    recorder = SimpleNamespace(refusal=None, wake=lambda: None)
     return RunMonitor(RunSpec(plan, folder, 0.0), recorder, Display(io.StringIO()), StopRequest())  # type: ignore[arg-type]
 
 
@@ -430,7 +431,7 @@ def test_a_fault_in_ones_own_code_is_told_with_its_place(command: Command, line:
 
 
 def test_tracking_none_keeps_everything_in_the_folder(command: Command) -> None:
-    ended = command("tracking=none", "training.epochs=1")
+    ended = command("tracking=none", "training.max_steps=2")
     assert ended.returncode == 0, ended.stderr
     assert sorted(p.name for p in command.folder.iterdir()) == ["outputs"]
     assert (command.run_folder() / "model" / "saved_model").is_dir()

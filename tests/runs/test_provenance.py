@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
@@ -15,9 +16,11 @@ import pytest
 from packaging.requirements import Requirement
 
 from scaleflow.errors import ConfigError
-from scaleflow.runs import RunFolder
+from scaleflow.interfaces import Plan
+from scaleflow.runs import RunFolder, RunSpec
+from scaleflow.runs.provenance import collect
 from scaleflow.runs.provenance import git as git_reader
-from scaleflow.runs.provenance.collect import LaunchFacts, collect_changes
+from scaleflow.runs.provenance.collect import LaunchFacts, collect_changes, record_provenance
 from scaleflow.runs.provenance.differences import compare_data, compare_launch, list_unknown
 from scaleflow.runs.provenance.git import find_patched_path, make_patch, read_git, split_patch
 from scaleflow.runs.provenance.machine import describe_origin, list_packages, list_relevant_variables, read_package
@@ -28,7 +31,7 @@ from scaleflow.runs.provenance.record import (
     write_data_state,
     write_launch_state,
 )
-from scaleflow.runs.provenance.tags import command_line, find_script, make_git_tags, read_tags, write_tags
+from scaleflow.runs.provenance.tags import command_line, find_script, make_git_tags, read_run_tags, write_run_tags
 
 OWN = (
     *("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "-c", "init.defaultBranch=trunk"),
@@ -233,19 +236,19 @@ def test_a_script_is_the_source(words: list[str], script: str | None) -> None:
 
 
 def test_tags_are_kept_once_with_what_is_added(repository: Path) -> None:
-    assert read_tags(repository) == {}
-    write_tags(repository, LaunchFacts().make_tags() | {"scaleflow.rerun_of": "abc"})
-    kept = read_tags(repository)
+    assert read_run_tags(repository) == {}
+    write_run_tags(repository, LaunchFacts().make_run_tags() | {"scaleflow.rerun_of": "abc"})
+    kept = read_run_tags(repository)
     assert kept["scaleflow.rerun_of"] == "abc"
     assert kept["scaleflow.version.python"] == sys.version.split()[0]
     assert {f"scaleflow.version.{name}" for name in ("scaleflow", "tensorflow", "keras", "mlflow")} <= set(kept)
     assert {"scaleflow.host", "scaleflow.command"} <= set(kept)
-    write_tags(repository, {"scaleflow.rerun_of": "another"})
-    assert read_tags(repository) == kept
+    write_run_tags(repository, {"scaleflow.rerun_of": "another"})
+    assert read_run_tags(repository) == kept
     RunFolder(repository).provenance.write_text("{half")
-    assert read_tags(repository) == {}
+    assert read_run_tags(repository) == {}
     RunFolder(repository).provenance.write_text(json.dumps([1]))
-    assert read_tags(repository) == {}
+    assert read_run_tags(repository) == {}
 
 
 def test_packages_have_the_versions_of_their_metadata_and_lines_that_pip_reads(tmp_path: Path) -> None:
@@ -335,12 +338,12 @@ def of_code(**values: Any) -> Provenance:
         (of_code(modules={**CODE.modules, "a.py": ["c2", "t3", ""]}, version="2"), {"a.py changed": True}),
         (of_code(modules={"nets.py": CODE.modules["nets.py"]}), {"a.py is gone": True}),
         (of_code(commit="bbb"), {"commit aaa -> bbb": False}),
-        (of_code(changed={"nets.py": "all:1", "x.md": "all:2"}), {"x.md is new": False}),
+        (of_code(changed={"nets.py": "all:1", "x.md": "all:2"}), {"x.md changed": False}),
         (replace(FIRST, packages={**FIRST.packages, "numpy": "2.2"}), {"numpy 2.1 -> 2.2": True}),
         (replace(FIRST, packages={**FIRST.packages, "own": "1 (def)"}), {"own 1 (abc) -> 1 (def)": False}),
         (replace(FIRST, packages={**FIRST.packages, "own": "2 (abc)"}), {"own 1 (abc) -> 2 (abc)": True}),
         (replace(FIRST, packages={**FIRST.packages, "b": "1"}), {"b is new": True}),
-        (replace(FIRST, machine={"CPU": "y"}, variables={}), {"CPU x -> y": True, "XLA_FLAGS is gone": True}),
+        (replace(FIRST, machine={"CPU": "y"}, variables={}), {"CPU x -> y": True, "XLA_FLAGS --x -> none": True}),
         (replace(FIRST, packages={}, machine={}, code=CodeRecord()), {}),
     ],
 )
@@ -361,3 +364,96 @@ def test_data_is_compared_whatever_its_folder() -> None:
     split = {"examples": 3, "digest": "a", "covers": "all", "version": 2}
     changes = compare_data({"splits": {"train": split}}, {"splits": {"train": {**split, "examples": 4}}})
     assert list(map(str, changes)) == ["train had 3 examples and has 4"]
+
+
+MODEL = "import keras\nimport helper\n\ndef build(inputs, outputs):\n    return None\n"
+
+
+@pytest.fixture
+def record_run(plan: Callable[..., Plan], repository: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunSpec]:
+    """Records what a run with the model `nets.build` is made of, which begins in a folder, or resumes."""
+    write(repository, {"nets.py": MODEL, "helper.py": "API_KEY = 'planted'\n", "notes.txt": "a\n"})
+
+    def record(folder: str, facts: LaunchFacts | None = None, resume: int = 0, **changes: Any) -> RunSpec:
+        made = plan("tracking=none", *(["tracking.code=false"] if changes.pop("without_code", False) else []))
+        config = {**made.config, "model": {"_target_": "nets.build"}}
+        made = replace(made, config=config, search=[str(repository)], resume=folder if resume else None)
+        spec = RunSpec(made, repository / folder, 0.0, **changes)
+        spec.folder.mkdir(exist_ok=True)
+        (spec.folder / "record.lock").touch()
+        for number in range(1, resume + 1):
+            spec.files.resume_overrides(number).touch()
+        record_provenance(spec, facts or LaunchFacts())
+        return spec
+
+    return record
+
+
+def test_a_run_that_begins_leaves_code_packages_and_machine(record_run: Any, repository: Path) -> None:
+    git(repository, "init")
+    commit_all(repository)
+    write(repository, {"helper.py": "API_KEY = 'planted-2'\n"})
+    files = record_run("a", environment={"TF_NUM_INTRAOP_THREADS": "1"}).files
+    (state,) = read_states(files)
+    assert state.code.modules.keys() == {"nets.py", "helper.py"}
+    assert state.code.changed.keys() == {"helper.py"}, "the run's own folder is no change"
+    assert "+API_KEY = '****'" in files.changes(0).read_text()
+    assert (files.kept_code(0) / "nets.py").read_text() == MODEL
+    assert (files.kept_code(0) / "helper.py").read_text() == "API_KEY = '****'\n"
+    assert f"numpy=={state.packages['numpy']}\n" in files.requirements.read_text()
+    assert f"numpy=={state.packages['numpy']}\n" in files.environment.read_text()
+    assert state.variables["TF_NUM_INTRAOP_THREADS"] == "1"
+    assert (state.folder, state.seed) == (str(repository), 0)
+    assert {"python", "CPU", "CPU features", "CPU cores"} <= state.machine.keys()
+    assert read_run_tags(files.path)["mlflow.source.git.dirty"] == "true"
+    logged = {(path.name, folder) for path, folder in files.list_logged_files()}
+    assert {("record.json", "provenance"), ("nets.py", "provenance/code"), ("environment.txt", None)} <= logged
+
+
+def test_code_is_not_kept_if_it_is_switched_off(record_run: Any, repository: Path) -> None:
+    git(repository, "init")
+    commit_all(repository)
+    write(repository, {"helper.py": "x = 1\n"})
+    files = record_run("a", without_code=True).files
+    (state,) = read_states(files)
+    assert not state.code.is_kept
+    assert state.code.changed == {}
+    assert len(state.code.modules["nets.py"][0]) == 32, "digests say whether code differs"
+    assert {path.name for path in files.provenance_folder.iterdir()} == {"record.json", "requirements.txt"}
+
+
+def test_a_resumed_run_adds_a_state_only_if_something_differs(record_run: Any, repository: Path) -> None:
+    files = record_run("a").files
+    record_run("a", resume=1)
+    assert len(read_states(files)) == 1
+    write(repository, {"helper.py": "x = 2\n"})
+    record_run("a", resume=2)
+    assert [state.resume for state in read_states(files)] == [0, 2]
+    assert (files.kept_code(2) / "helper.py").read_text() == "x = 2\n"
+    assert (files.kept_code(0) / "helper.py").read_text() == "API_KEY = '****'\n"
+
+
+def test_the_jobs_of_a_sweep_look_into_git_once_for_each_state_of_the_code(
+    record_run: Any, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(repository, "init")
+    commit_all(repository)
+    looks = []
+    monkeypatch.setattr(collect, "read_git", lambda folder: looks.append(folder) or read_git(folder))
+    facts = LaunchFacts()
+    for job in ("0", "1", "2"):
+        record_run(job, facts)
+    assert len(looks) == 1
+    write(repository, {"helper.py": "x = 3\n"})
+    assert read_states(record_run("3", facts).files)[0].code.changed.keys() == {"helper.py"}
+    assert len(looks) == 2
+
+
+def test_modules_that_are_too_large_are_named_and_not_kept(
+    record_run: Any, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "CODE_BYTES", 50)
+    files = record_run("a").files
+    (state,) = read_states(files)
+    assert state.code.left_out == {"nets.py": "the modules are too large"}
+    assert [path.name for path in files.kept_code(0).iterdir()] == ["helper.py"]

@@ -107,6 +107,19 @@ class Weighted(Structured):
         return Arrays(x, classes_of(x, 3), np.maximum(0, random.normal(1, 1, count)).astype(np.float64))
 
 
+class Everything(DictOut):
+    """The same with a class for each of two positions, some of which count nowhere, and weights."""
+
+    outputs = DictOut.outputs | {"each": Outputs("classification", (2, 3), ignore=-1)}
+
+    def arrays(self, random: np.random.Generator, count: int) -> Arrays:
+        arrays = super().arrays(random, count)
+        each = np.digitize(arrays.inputs["readings"]["hot"], [-0.5, 0.5]).astype(np.int32)
+        each = np.where(random.random(each.shape) < 0.1, np.int32(-1), each)
+        weights = np.maximum(0, random.normal(1, 1, count)).astype(np.float64)
+        return Arrays(arrays.inputs, arrays.targets | {"each": each}, weights)
+
+
 def two_towers(inputs: Any, outputs: Any, **unused: Any) -> keras.Model:
     """Inputs that enter, and outputs that leave, at several depths."""
     raw = {
@@ -126,7 +139,10 @@ def two_towers(inputs: Any, outputs: Any, **unused: Any) -> keras.Model:
     amounts = keras.layers.Dense(2, dtype="float32", name="amounts")(early)
     kind = keras.layers.Dense(3, dtype="float32", name="kind")(keras.layers.Concatenate()([late, amounts]))
     labels = keras.layers.Dense(2, dtype="float32", name="labels")(late)
-    return keras.Model(raw, {"kind": kind, "amounts": amounts, "labels": labels})
+    made = {"kind": kind, "amounts": amounts, "labels": labels}
+    if "each" in outputs:
+        made["each"] = keras.layers.Reshape((2, 3), dtype="float32")(keras.layers.Dense(6, name="each")(late))
+    return keras.Model(raw, made)
 
 
 def tied_towers(inputs: Any, outputs: Any, **unused: Any) -> keras.Model:

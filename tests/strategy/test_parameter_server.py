@@ -72,12 +72,11 @@ class Own:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "alone"),
-    [
-        pytest.param(NORMALIZED, ALONE, id="cnn normalized by micro-batches", marks=pytest.mark.slow),
-        pytest.param(("training.clip_norm=1.0",), IN_SHARDS, id="mlp in shards"),
-    ],
+    [(NORMALIZED, ALONE), (("training.clip_norm=1.0",), IN_SHARDS)],
+    ids=["cnn normalized by micro-batches", "mlp in shards"],
 )
 def test_a_single_worker_gives_the_losses_and_weights_of_one_device(
     tmp_path: Path, isolated: Callable[..., Any], words: tuple[str, ...], alone: tuple[str, ...]

@@ -86,18 +86,22 @@ TOWERS = (
 REPLICATED = ("strategy=pipeline", "strategy.replicas=2", "strategy.micro_batches=2", "strategy.cuts=[late]")
 
 
-def test_replicas_of_stages_give_the_losses_and_metrics_of_one_device(isolated: Isolated, plan: Make) -> None:
+@pytest.mark.parametrize(
+    "way",
+    [
+        ("training.accumulate=2",),
+        pytest.param(("hardware.remat=true", "+dataset.streams=true", "dataset.cache=none"), marks=pytest.mark.slow),
+    ],
+)
+def test_replicas_of_stages_give_the_losses_and_metrics_of_one_device(
+    isolated: Isolated, plan: Make, way: tuple[str, ...]
+) -> None:
     """Several inputs and outputs, a skip over the cut, a layer that is shared in its stage; in one process."""
-    ways = [
-        ("strategy=one_device",),
-        (*REPLICATED, "training.accumulate=2"),
-        (*REPLICATED, "hardware.remat=true", "+dataset.streams=true", "dataset.cache=none"),
-    ]
-    wanted, *others = isolated(train_all, [plan(*TOWERS, *way) for way in ways])
-    for found in others:
-        assert_equal(found, wanted)
+    wanted, found = isolated(train_all, [plan(*TOWERS, *words) for words in (ONE[:1], (*REPLICATED, *way))])
+    assert_equal(found, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("mixed_float16", 5e-3), ("mixed_bfloat16", 3e-2)])
 def test_mixed_precision_equals_one_device_within_its_rounding(
     isolated: Isolated, plan: Make, precision: str, tolerance: float
@@ -237,7 +241,7 @@ def test_the_exported_model_is_whole_and_does_on_one_device_what_the_stages_do(
 
 
 def test_the_default_job_finishes_and_is_accurate(command: Command) -> None:
-    ended = command("strategy=pipeline", "hardware=cpu", "hardware.logical_devices=2", "tracking=none")
+    ended = command(*PIPELINE, "checkpoint=none")
     assert ended.returncode == 0, ended.stderr
     assert "strategy=pipeline: rescaling to dense on CPU:0 (8,320 parameters, 30% of the estimated cost), dense_1" in (
         ended.stdout + ended.stderr

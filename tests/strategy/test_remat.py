@@ -199,7 +199,7 @@ def differences(names: Sequence[str], is_compiled: bool) -> list[float]:
 GRADIENTS = ("masked", "several_tensors", "shared", "skipped", "noisy", "recurrent")
 
 
-@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])
 def test_gradients_are_those_of_a_plain_tape(isolated: Isolated, is_compiled: bool) -> None:
     for name, found in zip(GRADIENTS, isolated(differences, GRADIENTS, is_compiled), strict=True):
         assert found < 1e-6, name
@@ -261,6 +261,10 @@ def refuse(plan: Plan) -> str:
     return "built"
 
 
+def refuse_each(plans: Sequence[Plan]) -> list[str]:
+    return run_apart(refuse, ((plan,) for plan in plans))
+
+
 REFUSALS: dict[tuple[str, ...], str] = {
     ("model.units=16", "hardware.remat=[block*]"): "hardware.remat=[block*]: block* matches no layer with weights; the "
     "model has dense, outputs",
@@ -289,9 +293,11 @@ REFUSALS: dict[tuple[str, ...], str] = {
 }
 
 
-@pytest.mark.parametrize("words", REFUSALS, ids=lambda words: words[-1] + words[0][-8:])
-def test_layers_that_cannot_be_recomputed_are_refused(isolated: Isolated, plan: Make, words: tuple[str, ...]) -> None:
-    assert REFUSALS[words] in isolated(refuse, plan(*BASE, *(() if PIPELINE[0] in words else ONE), *words))
+def test_layers_that_cannot_be_recomputed_are_refused(isolated: Isolated, plan: Make) -> None:
+    strategies = [() if PIPELINE[0] in words else (*ONE, "hardware.logical_devices=2") for words in REFUSALS]
+    plans = [plan(*BASE, *strategy, *words) for strategy, words in zip(strategies, REFUSALS, strict=True)]
+    for found, (words, message) in zip(isolated(refuse_each, plans), REFUSALS.items(), strict=True):
+        assert message in found, words
 
 
 def capture() -> str:

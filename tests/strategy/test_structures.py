@@ -17,6 +17,7 @@ from tests.training.fake_engine import make_session, run_apart
 STRUCTURED = "tests.strategy.structured"
 TWO_TOWERS = f"model._target_={STRUCTURED}.two_towers"
 CASES = {
+    "everything": ("Everything", TWO_TOWERS),
     "dict in": ("DictIn", TWO_TOWERS),
     "dict out": ("DictOut", TWO_TOWERS),
     "positions": ("Positions", "model.units=[8,8]"),
@@ -31,6 +32,10 @@ STRATEGIES = {
     "three stages": ("strategy=pipeline", "strategy.stages=3", "hardware.logical_devices=3"),
     "multi_worker": ("strategy=multi_worker",),
     "parameter_server": ("strategy=parameter_server", "cluster.workers=1"),
+    "shards": (
+        *("strategy=parameter_server", "cluster.workers=1", "cluster.servers=2", "strategy.partitioner.max_shards=3"),
+        "strategy.partitioner.min_shard_bytes=null",
+    ),
 }
 STREAM = ("+dataset.streams=true", "dataset.cache=none")
 #: How far losses and other metrics may be from those of one device in float32: in mixed precision an example may change
@@ -39,9 +44,11 @@ PRECISIONS = {"float32": (1e-5, 1e-5), "mixed": (3e-2, 0.1)}
 STEPS = 7
 
 #: What trains as one device does, in one process with two devices: by the case, words for both runs, the strategy, and
-#: words for its run only.
+#: words for its run only. `make test` trains everything at once, in float32.
 VARIANTS: dict[str, list[tuple[tuple[str, ...], str, tuple[str, ...]]]] = {
-    case: [((), strategy, more) for more in ((), ("precision=mixed",)) for strategy in ("mirrored", "pipeline")]
+    case: [
+        ((), strategy, () if case == "everything" else ("precision=mixed",)) for strategy in ("mirrored", "pipeline")
+    ]
     for case in CASES
 }
 VARIANTS["dict in"] += [
@@ -118,7 +125,9 @@ def on_one_device(isolated: Isolated, plan: Make, tmp_path_factory: pytest.TempP
     return train_case
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["everything", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "everything")]
+)
 def test_replicas_and_stages_give_the_losses_and_metrics_of_one_device(
     isolated: Isolated, plan: Make, on_one_device: Callable[..., Values], case: str
 ) -> None:
@@ -166,11 +175,11 @@ def test_other_options_give_the_losses_and_metrics_of_one_device(
 @pytest.mark.parametrize(
     ("strategy", "case", "more"),
     [
-        *(("multi_worker", case, ()) for case in ("dict out", "positions", "weights")),
-        *(("parameter_server", case, ()) for case in ("positions", "weights")),
-        ("parameter_server", "dict out", ("precision=mixed",)),
-        ("parameter_server", "dict out", STREAM),
-        ("multi_worker", "dict out", ("precision=mixed",)),
+        ("multi_worker", "everything", ()),
+        ("shards", "everything", ()),
+        pytest.param("parameter_server", "dict out", ("precision=mixed",), marks=pytest.mark.slow),
+        pytest.param("parameter_server", "dict out", STREAM, marks=pytest.mark.slow),
+        pytest.param("multi_worker", "dict out", ("precision=mixed",), marks=pytest.mark.slow),
     ],
 )
 def test_processes_give_the_losses_and_metrics_of_one_device(
@@ -189,8 +198,7 @@ def test_processes_give_the_losses_and_metrics_of_one_device(
 @pytest.mark.parametrize(
     ("case", "strategy"),
     [
-        *((case, "mirrored") for case in CASES if case != "dict in"),
-        *(("dict out", "pipeline"), ("positions", "pipeline"), ("weights", "fit")),
+        *(("everything", "mirrored"), ("everything", "pipeline"), ("weights", "fit")),
     ],
 )
 def test_a_run_that_is_stopped_goes_on_with_the_same_bits(

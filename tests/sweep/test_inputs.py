@@ -12,7 +12,7 @@ import pytest
 from scaleflow.cli import main
 from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.runs import EventReader, RunFolder
-from scaleflow.sweep import runner
+from scaleflow.sweep import plots, runner
 from scaleflow.sweep.inputs import JobInputs, SweepInputs
 from scaleflow.sweep.ledger import Ledger, LedgerEntry
 from tests.sweep.fake_runs import FakeLaunch, Outcome
@@ -29,6 +29,7 @@ def send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Send:
     monkeypatch.setattr("sys.argv", ["scaleflow"])
     monkeypatch.setenv(SERVER_ENV, "no server is needed")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(plots, "draw_plots", lambda *arguments: [])
     for name, text in {
         "data.csv": "x,y\n1,2\n",
         "nets.py": CODE,

@@ -26,7 +26,7 @@ from scaleflow.launcher.recording import recovery
 from scaleflow.runs import EventWriter, RunFolder
 from scaleflow.runs.run_name import make_run_name
 from scaleflow.runs.state import RunHistory
-from scaleflow.sweep import runner
+from scaleflow.sweep import plots, runner
 from scaleflow.sweep.composer import JobComposer
 from scaleflow.sweep.devices import make_environments
 from scaleflow.sweep.history import JobHistory
@@ -37,12 +37,17 @@ from scaleflow.sweep.report import Report, format_loading_line
 from tests.launcher.test_supervisor import wait_for
 from tests.sweep.fake_runs import FakeLaunch, Outcome
 
+DRAW_PLOTS = plots.draw_plots
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["scaleflow"])
     monkeypatch.setenv(SERVER_ENV, "no server is needed")
+    monkeypatch.setattr(
+        plots, "draw_plots", lambda *arguments: []
+    )  # a fifth of the time of a sweep that trains nothing
     return tmp_path
 
 
@@ -129,10 +134,11 @@ def test_sent_again_what_is_finished_is_skipped_and_the_rest_goes_on(
     assert third.plans == []
 
 
-@pytest.mark.parametrize("batch", [(), ("hydra.sweeper.max_batch_size=1",)])
-@pytest.mark.parametrize(("status", "code"), [("FINISHED", 0), ("FAILED", 1)])
+@pytest.mark.parametrize(
+    ("status", "code", "batch"), [("FINISHED", 0, ()), ("FAILED", 1, ("hydra.sweeper.max_batch_size=1",))]
+)
 def test_a_value_that_is_given_twice_is_one_job(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, batch: Sequence[str], status: Outcome, code: int
+    folder: Path, monkeypatch: pytest.MonkeyPatch, status: Outcome, code: int, batch: Sequence[str]
 ) -> None:
     returned: list[Any] = []
     launch = runner.SweepRunner.launch
@@ -297,6 +303,7 @@ def test_the_report_compares_the_jobs(folder: Path, monkeypatch: pytest.MonkeyPa
     def measured(plan: Any) -> dict[str, float]:
         return {"test/loss": 1 / plan.training.epochs, "perf/examples_per_second": 100.0 * plan.training.epochs}
 
+    monkeypatch.setattr(plots, "draw_plots", DRAW_PLOTS)
     sweep(monkeypatch, "training.epochs=1,2", statuses=["FINISHED", "FAILED"], measured=measured)
     table = json.loads((folder / "s" / "report.json").read_text())
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
@@ -363,7 +370,6 @@ def test_repeats_alternate_and_the_report_has_their_medians(
     assert [(row["job"], row["counted"]) for row in rows] == [("0 2 4 6", 3), ("1 3 5 7", 3)]
     assert [(row["examples/s"], row["least"], row["most"]) for row in rows] == [(20, 10, 40), (60, 50, 70)]
     assert [row["status"] for row in rows] == ["FINISHED"] * 2
-    assert (folder / "s" / "throughput.png").exists()
     assert "#0 training.epochs=1 (warm-up)" in capsys.readouterr().out
 
 
@@ -503,16 +509,22 @@ def test_a_model_that_no_store_has_is_loaded_from_its_folder(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     run, model = RunHistory(), tmp_path / "s" / "1" / "model"
     (model / "saved_model").mkdir(parents=True)
-    assert format_loading_line(run, model.parent) == 'tf.saved_model.load("s/1/model/saved_model")'
+    assert format_loading_line(run.model_uri, run.store, model.parent) == 'tf.saved_model.load("s/1/model/saved_model")'
     (model / "model.keras").touch()
-    assert format_loading_line(run, model.parent) == 'keras.models.load_model("s/1/model/model.keras")'
+    assert (
+        format_loading_line(run.model_uri, run.store, model.parent)
+        == 'keras.models.load_model("s/1/model/model.keras")'
+    )
     run.model_uri, run.store = "models:/m-1", f"sqlite:///{tmp_path}/mlflow.db"
     plain = 'mlflow.pyfunc.load_model("models:/m-1")'
-    assert format_loading_line(run, model.parent) == plain
+    assert format_loading_line(run.model_uri, run.store, model.parent) == plain
     run.store = "http://****@host:5000"
-    assert format_loading_line(run, model.parent) == f'mlflow.set_tracking_uri("http://host:5000"); {plain}'
+    assert (
+        format_loading_line(run.model_uri, run.store, model.parent)
+        == f'mlflow.set_tracking_uri("http://host:5000"); {plain}'
+    )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:sesame@host:5000")
-    assert format_loading_line(run, model.parent) == plain
+    assert format_loading_line(run.model_uri, run.store, model.parent) == plain
 
 
 def test_without_a_direction_no_job_is_the_best(

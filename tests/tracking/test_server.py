@@ -144,6 +144,7 @@ def end_too_soon(recorder: Recorder) -> None:
     recorder.join(10)
 
 
+@pytest.mark.slow  # launcher/test_recorder.py has the outages of a store that is faked
 def test_a_server_that_is_stopped_and_started_gets_everything(server: Server, tmp_path: Path, quick: None) -> None:
     made = MadeRun(tmp_path / "away").ready().train(1, 50)
     recorder = recording(made, server.uri)

@@ -35,7 +35,7 @@ def watched(plan: Any) -> tuple[list[Any], list[str], Any]:
     return CALLED, notes, built.callbacks[0].epochs
 
 
-@pytest.mark.parametrize("engine", ["loop", "fit"])
+@pytest.mark.parametrize("engine", ["loop", pytest.param("fit", marks=pytest.mark.slow)])
 def test_a_callback_is_told_of_calls_and_epochs_sets_the_rate_and_ends_the_run(
     isolated: Callable[..., Any], plan: Callable[..., Any], engine: str
 ) -> None:
@@ -108,7 +108,7 @@ def frozen(plan: Any) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("hook", "engine", "kind", "step"),
     [("set_model", "loop", "ConfigError", "0"), ("on_epoch_begin", "loop", "RunError", "0"),
-     ("on_epoch_end", "fit", "RunError", "5")],
+     pytest.param("on_epoch_end", "fit", "RunError", "5", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_a_callback_that_changes_what_is_trained_ends_the_run_in_words(
     isolated: Callable[..., Any], plan: Callable[..., Any], hook: str, engine: str, kind: str, step: str
@@ -152,7 +152,7 @@ def losses_of_run(plan: Any) -> list[float]:
     return [*losses, result.test["test/loss"], built.engine.evaluate(built.feeds.test)["loss"]]
 
 
-@pytest.mark.parametrize("engine", ["loop", "fit"])
+@pytest.mark.parametrize("engine", ["loop", pytest.param("fit", marks=pytest.mark.slow)])
 def test_restored_weights_are_tested_and_exported_with_an_average(
     isolated: Callable[..., Any], plan: Callable[..., Any], engine: str
 ) -> None:

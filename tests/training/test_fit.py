@@ -105,7 +105,7 @@ def test_several_steps_to_an_execution_change_nothing(isolated: Callable[..., An
 
 
 def test_fit_ends_when_it_is_told_to(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
-    events, result, _ = isolated(trained, plan(*BASE, *MIRRORED, "model.units=4", FIT), 30)
+    events, result, _ = isolated(trained, plan(*BASE, *ONE, "model.units=4", FIT), 30)
     assert (result.steps, result.stopped, result.test) == (30, True, {})
     assert epochs(events) == [(1, 27)]
 
@@ -228,14 +228,14 @@ def test_fit_takes_what_the_loop_takes(isolated: Callable[..., Any]) -> None:
         assert len(means) == 9
 
 
-def not_finite(replicas: int, per_executions: list[int]) -> list[int]:
+def not_finite(per_executions: list[int]) -> list[int]:
     """Two epochs of 30 examples in batches of 8, of which the second is NaN in place 21: the step that is named."""
-    strategy = spread_over(replicas)
+    strategy = spread_over(1)
     arrays = random_arrays(30)
     arrays.inputs[21] = np.nan
     found = []
     for per_execution in per_executions:
-        parts = assemble(strategy, arrays, "classification", 3, dense, batch_size=8 // replicas)
+        parts = assemble(strategy, arrays, "classification", 3, dense, batch_size=8)
         engine = fit_of(parts, per_execution)
         try:
             engine.run(parts.feed, Straight(2, 4))
@@ -245,8 +245,7 @@ def not_finite(replicas: int, per_executions: list[int]) -> list[int]:
 
 
 def test_a_loss_that_is_not_finite_is_named_by_its_step(isolated: Callable[..., Any]) -> None:
-    assert isolated(not_finite, 1, [1, 4]) == [3, 3]
-    assert isolated(not_finite, 2, [1]) == [3]
+    assert isolated(not_finite, [1, 4]) == [3, 3]
 
 
 def restored_sums(replicas: int) -> list[float]:
@@ -286,22 +285,20 @@ def refused(*plans: Any) -> list[str | None]:
 
 
 def test_keys_that_fit_cannot_follow_are_refused(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
-    devices = "hardware.logical_devices=2"
-    assert isolated(
+    base = (*BASE, "hardware.logical_devices=2", FIT)
+    *calls, scaled, executions = isolated(
         refused,
-        plan(*BASE, *ONE, FIT, "training.steps_per_loop=7"),
-        plan(*BASE, *ONE, FIT, "training.max_steps=40", "training.steps_per_loop=27"),
-    ) == [
+        plan(*base, *ONE, "training.steps_per_loop=7"),
+        plan(*base, *ONE, "training.max_steps=40", "training.steps_per_loop=27"),
+        plan(*base, "precision=mixed_float16"),
+        plan(*base, "training.steps_per_loop=3"),
+    )
+    assert calls == [
         "training.steps_per_loop=7 with training.engine=fit: Keras runs only whole calls, and an epoch has 27 steps "
         "and the run 54; use 3, or training.engine=loop",
         "training.steps_per_loop=27 with training.engine=fit: Keras runs only whole calls, and an epoch has 27 steps "
         "and the run 40; use 1, or training.engine=loop",
     ]
-    scaled, executions = isolated(
-        refused,
-        plan(*BASE, devices, FIT, "precision=mixed_float16"),
-        plan(*BASE, devices, FIT, "training.steps_per_loop=3"),
-    )
     assert scaled is not None
     assert scaled.startswith("training.engine=fit with precision=mixed_float16 with strategy=mirrored: ")
     assert executions is not None

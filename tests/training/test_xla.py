@@ -10,7 +10,7 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
-from tests.training.fake_engine import far, follow_each, ignore, take
+from tests.training.fake_engine import far, follow_each, ignore, run_apart, take
 
 STEPS = 30
 BASE = ("hardware=cpu", "tracking=none", "training.global_batch_size=48", "optimizer.learning_rate=0.01")
@@ -64,11 +64,11 @@ def test_a_run_compiled_with_xla_is_the_same_run(
 
 
 def follow_states(plan: Any) -> tuple[str, list[float], dict[str, np.ndarray[Any, Any]]]:
-    """Takes ten steps. Returns what is compiled, the losses, and each replica's variables that are not trained."""
+    """Takes four steps. Returns what is compiled, the losses, and each replica's variables that are not trained."""
     from scaleflow.worker.build import build_training
 
     built = build_training(plan, ignore)
-    losses = take(built.engine, built.feeds.train, 10).losses
+    losses = take(built.engine, built.feeds.train, 4).losses
     states = {
         f"{variable.path}/{replica}": np.asarray(value)
         for variable in built.engine.model.non_trainable_variables
@@ -78,18 +78,19 @@ def follow_states(plan: Any) -> tuple[str, list[float], dict[str, np.ndarray[Any
 
 
 def test_each_replica_keeps_its_own_states_under_xla(isolated: Callable[..., Any], plan: Any) -> None:
-    words = (*BASE, *model("with_states"), *STRATEGIES["mirrored"], "training.accumulate=2", "training.clip_norm=0.3")
-    choice, losses, states = isolated(follow_states, plan(*words, MANY_EPOCHS))
+    words = (*BASE, *model("with_states"), *STRATEGIES["mirrored"], "training.accumulate=2", MANY_EPOCHS)
+    plans = [plan(*words), plan(*words, "hardware.xla=true")]
+    (choice, losses, states), found = isolated(run_apart, follow_states, [(each,) for each in plans])
     assert choice == "false: strategy=mirrored: only one device's loop is compiled as a whole"
-    choice, found_losses, found_states = isolated(follow_states, plan(*words, MANY_EPOCHS, "hardware.xla=true"))
-    assert choice.startswith("forward and backward pass: hardware.xla=true; strategy=mirrored")
+    found_choice, found_losses, found_states = found
+    assert found_choice.startswith("forward and backward pass: hardware.xla=true; strategy=mirrored")
     np.testing.assert_allclose(found_losses, losses, rtol=0, atol=1e-5)
     assert set(found_states) == set(states)
     for name, value in states.items():
         np.testing.assert_allclose(found_states[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
     mean, seed = (next(name[:-2] for name in states if text in name) for text in ("moving_mean", "seed"))
     assert not np.allclose(states[f"{mean}/0"], states[f"{mean}/1"])
-    assert states[f"{seed}/1"][1] == 20  # drawn once for each micro-batch
+    assert states[f"{seed}/1"][1] == 8  # drawn once for each micro-batch
 
 
 #: What the whole loop is compiled for, and why it is not.
@@ -97,10 +98,10 @@ CHOICES = {
     (): "whole loop: faster on a CPU",
     ("training.epochs=20",): "false: compiling takes longer than it saves in",
     ("model=cnn",): "false: the layer conv2d: XLA is slow with Conv2D on a CPU",
-    ("hardware.remat=[dense*]",): "false: hardware.remat: XLA would reuse",
-    ("model.dropout=0.1",): "false: the layer dropout: XLA draws other random numbers",
 }
 MORE_CHOICES = {
+    ("hardware.remat=[dense*]",): "false: hardware.remat: XLA would reuse",
+    ("model.dropout=0.1",): "false: the layer dropout: XLA draws other random numbers",
     ("training.accumulate=4", "training.clip_norm=0.3"): "whole loop: ",
     ("hardware.xla=true",): "whole loop: ",
     ("hardware.xla=false",): "false: hardware.xla=false",
@@ -255,39 +256,34 @@ def why(plan: Any) -> str:
     return "trained"
 
 
-def test_layers_that_speak_with_other_replicas_are_refused(isolated: Callable[..., Any], plan: Any) -> None:
-    words = (*BASE, *model("synchronised"), "hardware.xla=true")
-    several = isolated(why, plan(*words, *STRATEGIES["mirrored"]))
-    assert several.startswith("refused: hardware.xla=true: the layer norm is synchronised over 2 replicas")
-    assert "use hardware.xla=false, or strategy=one_device" in several
-    alone = isolated(why, plan(*words, "strategy=mirrored"))
-    assert alone.startswith("refused: hardware.xla=true: the layer norm is synchronised over 1 replica,")
-    assert isolated(why, plan(*words, *STRATEGIES["one_device"])) == "trained"
-
-
-def test_variables_that_replicas_share_are_refused(isolated: Callable[..., Any], plan: Any) -> None:
-    words = (*BASE, *model("aggregated"), *STRATEGIES["mirrored"])
-    assert isolated(why, plan(*words, "hardware.xla=true")) == (
+#: What becomes of models, all on a machine with two logical devices.
+OUTCOMES = {
+    ("synchronised", "strategy=mirrored"): (
+        "refused: hardware.xla=true: the layer norm is synchronised over 2 replicas, which XLA cannot compile; "
+        "use hardware.xla=false, or strategy=one_device"
+    ),
+    ("synchronised", "strategy=mirrored", "hardware.devices=[0]"): (
+        "refused: hardware.xla=true: the layer norm is synchronised over 1 replica,"
+    ),
+    ("synchronised", "strategy=one_device"): "trained",
+    ("aggregated", "strategy=mirrored"): (
         "refused: hardware.xla=true: the variable center/mean is aggregated over 2 replicas, inside what XLA compiles; "
         "use hardware.xla=false, or strategy=one_device"
-    )
-    assert isolated(why, plan(*words)) == "trained"
+    ),
+    ("of_text", "strategy=one_device", "dataset._target_=tests.training.test_xla.Words", "dataset.validation=null"): (
+        "refused: hardware.xla=true: the dataset's inputs are text, which XLA cannot compile; use hardware.xla=false"
+    ),
+    ("through_text", "strategy=one_device"): "failed: InvalidArgumentError: ",
+}
 
 
-def test_text_is_refused(isolated: Callable[..., Any], plan: Any) -> None:
-    words = (*BASE, *model("of_text"), "dataset._target_=tests.training.test_xla.Words", "dataset.validation=null")
-    assert isolated(why, plan(*words, "strategy=one_device")) == "trained"
-    found = isolated(why, plan(*words, "strategy=one_device", "hardware.xla=true"))
-    assert (
-        found == "refused: hardware.xla=true: the dataset's inputs are text, which XLA cannot compile; use "
-        "hardware.xla=false"
-    )
-
-
-def test_operation_that_does_not_compile_is_named(isolated: Callable[..., Any], plan: Any) -> None:
-    found = isolated(why, plan(*BASE, *model("through_text"), "strategy=one_device", "hardware.xla=true"))
-    assert found.startswith("failed: InvalidArgumentError: ")
-    assert "AsString" in found
+def test_models_that_xla_cannot_compile_are_refused(isolated: Callable[..., Any], plan: Any) -> None:
+    common = (*BASE, "hardware.logical_devices=2", "hardware.xla=true")
+    plans = [plan(*common, *model(name), *words) for name, *words in OUTCOMES]
+    found = isolated(run_apart, why, [(each,) for each in plans])
+    for outcome, (case, expected) in zip(found, OUTCOMES.items(), strict=True):
+        assert outcome.startswith(expected), (case, outcome)
+    assert "AsString" in found[-1]
 
 
 def test_determinism_is_refused_by_the_launcher(plan: Any) -> None:

@@ -36,10 +36,10 @@ def points(events: list[Event], key: str) -> list[tuple[int, float]]:
 def test_overfit_trains_on_one_batch_and_validates_on_it(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path
 ) -> None:
-    made = plan(*BASE, SIZE, *TWO, "debug=overfit", "training.epochs=40", "optimizer.learning_rate=0.01")
+    made = plan(*BASE, SIZE, "debug=overfit", "training.epochs=20", "optimizer.learning_rate=0.03", "checkpoint=none")
     events = isolated(train, made, str(tmp_path))
-    assert points(events, "val/loss")[-1][0] == 200  # an epoch is as long as it was
-    assert points(events, "val/accuracy")[-1] == (200, 1.0)
+    assert points(events, "val/loss")[-1][0] == 100  # an epoch is as long as it was
+    assert points(events, "val/accuracy")[-1] == (100, 1.0)
     assert points(events, "val/loss")[-1][1] < 0.05
     assert not points(events, "test/loss")
 
@@ -57,7 +57,7 @@ def test_fast_takes_one_step_of_everything(
     assert events[-1].status == "FINISHED"
 
 
-@pytest.mark.parametrize("engine", ["loop", "fit"])
+@pytest.mark.parametrize("engine", ["loop", pytest.param("fit", marks=pytest.mark.slow)])
 def test_nan_names_the_operation(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, engine: str
 ) -> None:
@@ -93,7 +93,11 @@ def eager_and_compiled(eager: Any, compiled: Any) -> tuple[list[float], list[flo
 
 
 @pytest.mark.parametrize(
-    "words", [("strategy=one_device",), ("strategy=pipeline", "hardware.logical_devices=2", "model.units=[8,8]")]
+    "words",
+    [
+        ("strategy=one_device",),
+        pytest.param(("strategy=pipeline", "hardware.logical_devices=2", "model.units=[8,8]"), marks=pytest.mark.slow),
+    ],
 )
 def test_eager_takes_the_same_steps_uncompiled(
     isolated: Callable[..., Any], plan: Callable[..., Any], words: tuple[str, ...]
@@ -106,7 +110,8 @@ def test_eager_takes_the_same_steps_uncompiled(
 
 
 def test_placement_goes_to_the_workers_log(command: Any) -> None:
-    done = command("tracking=none", "hardware=cpu", "dataset.limit=50", "training.epochs=1", "debug=placement")
+    small = ("tracking=none", "checkpoint=none", "hardware=cpu", "dataset.limit=50", "training.max_steps=1")
+    done = command(*small, "debug=placement")
     log = command.run_folder() / "worker-0.log"
     assert f"debug.placement: the device of each operation is in {log}" in done.stdout
     assert "(MatMul): /job:localhost/replica:0/task:0/device:CPU:0" in log.read_text()

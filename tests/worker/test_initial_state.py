@@ -50,6 +50,7 @@ def answer(isolated: Callable[..., Any], folder: Path) -> Any:
     return np.concatenate([0 * outputs, outputs], axis=1) if outputs.shape[1] == 1 else outputs
 
 
+@pytest.mark.slow  # model/test_weight_mapping.py keeps weights without a run
 def test_old_rows_get_their_old_answers_though_words_and_classes_are_added(
     command: Command, isolated: Callable[..., Any]
 ) -> None:

@@ -96,7 +96,7 @@ def read_etags(addresses: Sequence[str]) -> dict[str, str]:
 
     def read(address: str) -> str:
         metadata = open_in_store(address).metadata()
-        return next((os.fsdecode(value) for key, value in metadata.items() if key.lower() == b"etag"), "")
+        return next((os.fsdecode(value).strip('"') for key, value in metadata.items() if key.lower() == "etag"), "")
 
     def read_all() -> dict[str, str]:
         with ThreadPoolExecutor(REQUESTS) as pool:

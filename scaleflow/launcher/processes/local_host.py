@@ -22,6 +22,7 @@ class LocalHost:
     """Starts the processes of a run on this machine. Without the address of a fork `server`, the run starts its own."""
 
     first_stage = IMPORTING
+    builds_meanwhile = True
 
     def __init__(self, server: str | None) -> None:
         self._requested_server = server

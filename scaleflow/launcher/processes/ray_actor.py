@@ -65,6 +65,7 @@ class WorkerActor:
         """Starts the process and returns its id. `environment` has variables to add to those of the machine."""
         self._port.close()  # as late as possible, so that no other process takes the port
         self._started = WorkerProcess(spec, {"TMPDIR": self._temporary.name, **environment}, self._server)
+        self._started.release()  # the launcher has opened the store
         return self._wait_for_pid()
 
     def start_again(self) -> int:

@@ -143,6 +143,7 @@ class RayHost:
     """Starts the processes of a run on the machines of a Ray cluster."""
 
     first_stage = "starting the processes on Ray"
+    builds_meanwhile = False
 
     def __init__(self, monitor: RunMonitor) -> None:
         self._monitor = monitor

@@ -35,9 +35,11 @@ class ProcessHost(Protocol):
 
     Attributes:
         first_stage: what the start waits for, such as `importing TensorFlow`.
+        builds_meanwhile: whether the processes build everything while the store is opened.
     """
 
     first_stage: str
+    builds_meanwhile: bool
 
     def open(self) -> AbstractContextManager[None]:
         """Prepares the host for the whole run and releases it after the block. Raises ConfigError if it cannot
@@ -92,19 +94,30 @@ class Supervisor:
         """Runs all processes once; returns whether they have to be restarted."""
         self._reason = None
         self._monitor.begin_start(self._host.first_stage, self._opened)
-        if not self._monitor.open_store():
-            self._reason = EndReason(self._monitor.recorder.reason, is_reported=True)
+        self._monitor.start_recorder()
+        if not self._host.builds_meanwhile and not self._can_record():
             return False
         self._began = time.monotonic()
         try:
             with self._host.start(self._spec) as (self._spec, processes):
+                if not self._can_record():
+                    return False
                 self._began = time.monotonic()
+                for process in processes:
+                    process.release()
                 self._watch(processes)
                 self._reason = self._reason or self._host.find_reason(processes)
         except ConfigError as refusal:
             self._reason = EndReason(str(refusal), is_reported=True, has_log=False)
         self._monitor.follow()
         return self._should_restart(self._reason)
+
+    def _can_record(self) -> bool:
+        """Waits for the store; returns False if it cannot be used, or if the user asked for the end."""
+        if self._monitor.open_store():
+            return True
+        self._reason = EndReason(self._monitor.recorder.reason, is_reported=True)
+        return False
 
     def _should_restart(self, reason: EndReason) -> bool:
         """Returns whether all processes are restarted from the last checkpoint.
@@ -178,7 +191,7 @@ class Supervisor:
             if lost and state.last is None and not all(self._start_again(process) for process in lost):
                 time.sleep(POLL_SECONDS)  # the others may still report the loss
                 return
-            chief.wait(POLL_SECONDS)
+            chief.wait(self._monitor.choose_pause(len(processes)))
 
     def _ask_to_stop(self, processes: Sequence[RunProcess]) -> None:
         for process in processes:

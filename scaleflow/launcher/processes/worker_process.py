@@ -254,6 +254,9 @@ class RunProcess(ABC):
     @abstractmethod
     def wait(self, seconds: float) -> None: ...
 
+    def release(self) -> None:  # noqa: B027  # other hosts start their processes after the store is open
+        """Lets the process report `ready`, and train: the store can be used."""
+
     @abstractmethod
     def stop(self) -> None:
         """Asks the process to save and end after the current call of the training loop."""
@@ -316,7 +319,11 @@ class WorkerProcess(RunProcess):
         self._process.close()
         self._begin()
         self._process = self._start()
+        self.release()
         return exit_description
+
+    def release(self) -> None:
+        self._process.send(b"\n")
 
     @property
     def pid(self) -> int:

@@ -13,7 +13,7 @@ from scaleflow.interfaces import name_command
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.trials import PARAM
 from scaleflow.runs import RunFolder, RunState
-from scaleflow.runs.provenance.tags import read_tags
+from scaleflow.runs.provenance.tags import read_run_tags
 from scaleflow.runs.state import FITTED
 from scaleflow.tracking.uri import format_loading
 
@@ -65,7 +65,7 @@ def describe_loading(store: str | None, model_uri: str | None, model: str = "the
 
 def describe_command(files: RunFolder) -> str:
     """Returns the command, and the overrides that it does not contain, as in a sweep or a script."""
-    command = read_tags(files.path).get("scaleflow.command", "")
+    command = read_run_tags(files.path).get("scaleflow.command", "")
     typed = {simplify_word(word) for word in split_words(command)}
     overrides = [word for word in read_overrides(files) if simplify_word(word) not in typed]
     parts = []
@@ -131,7 +131,7 @@ def format_optional(value: float | None) -> str:
 def describe_resuming(files: RunFolder, state: RunState) -> str:
     """Returns the command that resumes a run, or trains a finished one longer."""
     words = f"{name_command()} {quote_override('resume', files.path)}"
-    host = read_tags(files.path).get("scaleflow.host")
+    host = read_run_tags(files.path).get("scaleflow.host")
     where = f"in the folder of the command above{f', on {host}' if host else ''}"
     if state.status == "FINISHED":
         if state.checkpoint is None:

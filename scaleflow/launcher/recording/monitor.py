@@ -9,7 +9,17 @@ from dataclasses import replace
 
 from scaleflow.cluster.members import find_unreachable
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces.events import Event, RunEnded, RunReady, RunRefused, SystemMetrics
+from scaleflow.interfaces.events import (
+    ConfusionWritten,
+    Event,
+    MetricsLogged,
+    ModelExported,
+    RunEnded,
+    RunReady,
+    RunRefused,
+    StageBegan,
+    SystemMetrics,
+)
 from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.baselines import begin_baselines
 from scaleflow.launcher.display import Display
@@ -21,6 +31,9 @@ from scaleflow.runs.event_log import append_event
 
 #: Seconds between two checks of the processes. Each check takes processor time.
 POLL_SECONDS = 0.1
+
+#: The same for a single process in a short stage, such as the start and the export: the user waits for its end.
+STAGE_POLL_SECONDS = 0.02
 
 
 class RunMonitor:
@@ -49,6 +62,7 @@ class RunMonitor:
         self.state = RunState()
         self.heard_at = 0.0
         self.waiting_since = 0.0
+        self._is_in_stage = True
         self._on_event = on_event
         self._reader = EventReader(spec.events, spec.events.stat().st_size if spec.events.exists() else 0)
 
@@ -62,13 +76,20 @@ class RunMonitor:
         is_opening = self.spec.plan.tracking.name != "none" and not self.recorder.is_settled.is_set()
         self.display.begin_stage(f"{stage}, opening the MLflow store" if is_opening else stage, since)
 
+    def choose_pause(self, processes: int) -> float:
+        """Returns the seconds until so many processes are checked again."""
+        return STAGE_POLL_SECONDS if processes == 1 and self._is_in_stage else POLL_SECONDS
+
+    def start_recorder(self) -> None:
+        """Starts the recorder, which opens the store."""
+        if not self.recorder.is_alive() and not self.recorder.done.is_set():
+            self.recorder.start()
+
     def open_store(self) -> bool:
-        """Starts the recorder and waits until it knows whether the store can be used, so that no training is wasted.
+        """Waits until the recorder knows whether the store can be used, so that no training is wasted.
 
         Returns False if the store refuses the run, or if the user asked for the end.
         """
-        if not self.recorder.is_alive() and not self.recorder.done.is_set():
-            self.recorder.start()
         while not self.recorder.is_settled.wait(POLL_SECONDS):
             if self.stop.is_set():
                 return False
@@ -87,6 +108,10 @@ class RunMonitor:
     def _apply(self, event: Event) -> None:
         if not isinstance(event, SystemMetrics):  # these come from the launcher itself
             self.heard_at = time.monotonic()
+        if isinstance(event, RunReady | ConfusionWritten | ModelExported | RunEnded):  # these take long to record
+            self.recorder.wake()
+        if isinstance(event, MetricsLogged | StageBegan):
+            self._is_in_stage = isinstance(event, StageBegan)
         waiting = self.state.waiting
         self.state.apply(event)
         if self.state.waiting is not waiting:

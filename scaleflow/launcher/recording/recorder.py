@@ -111,6 +111,7 @@ class Recorder(threading.Thread):
             self._transfer.start_after(before)
         self._offline = offline
         self._hurry = threading.Event()
+        self._woken = threading.Event()
         self._stop_requested = threading.Event()
         self._is_open = False
         self._attempts_left = FINAL_ATTEMPTS
@@ -120,6 +121,10 @@ class Recorder(threading.Thread):
         self.refusal: ConfigError | None = None
         self.is_settled = threading.Event()
         self.done = threading.Event()
+
+    def wake(self) -> None:
+        """Sends what is there now, without waiting for the end of the pause, unless the store has failed."""
+        self._woken.set()
 
     def add_event(self, event: Event) -> None:
         """Adds an event that could not be written to the file. It is sent after all others."""
@@ -177,6 +182,7 @@ class Recorder(threading.Thread):
         """
         deadline = time.monotonic() + patience
         self._hurry.set()
+        self.wake()
         while not self.done.wait(0.02):
             if should_stop():
                 self._reason = self._reason or "interrupted"
@@ -195,6 +201,7 @@ class Recorder(threading.Thread):
         """Ends the thread. It lives longer than this call if the store does not answer a request."""
         self._stop_requested.set()
         self._hurry.set()
+        self.wake()
         if self.is_alive():
             self.join(STOP_SECONDS)
             if self.is_alive():
@@ -214,8 +221,12 @@ class Recorder(threading.Thread):
         if self._hurry.is_set():
             self._stop_requested.wait(PASS_SECONDS)
             return
-        failing = 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
-        self._hurry.wait(min(MAX_PAUSE_SECONDS, PASS_SECONDS + failing / 2))
+        if self._failing_since is None:
+            self._woken.wait(PASS_SECONDS)
+            self._woken.clear()
+        else:
+            failing = time.monotonic() - self._failing_since
+            self._hurry.wait(min(MAX_PAUSE_SECONDS, PASS_SECONDS + failing / 2))
 
     def _try_pass(self, began: float) -> None:
         """Sends what is there. After a failure, what the store has taken stays taken.

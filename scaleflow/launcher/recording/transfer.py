@@ -39,7 +39,7 @@ from scaleflow.interfaces.events import (
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.recording.description import describe_run
 from scaleflow.runs import EventReader, RunFolder, RunState
-from scaleflow.runs.provenance.tags import read_tags
+from scaleflow.runs.provenance.tags import read_run_tags
 from scaleflow.tracking import TensorBoardWriter
 from scaleflow.tracking.uri import sqlite_file
 
@@ -182,7 +182,7 @@ class EventTransfer:
                 self._tracker.adopt(self._record["run_id"])
         except RunMissing as missing:
             folder = os.path.relpath(self._files.path)
-            raise RunMissing(
+            raise type(missing)(
                 f"{missing}; {name_command('sync')} {folder} --again records it again, as a new run"
             ) from missing
         if not self.has_run and "adopts" in self._record:  # an earlier command began to adopt a run, and died
@@ -381,7 +381,7 @@ class EventTransfer:
             return
         self.save_state(is_vital=True)  # so that a later command finds the run that is created or adopted now
         tags = {
-            **read_tags(self._files.path),
+            **read_run_tags(self._files.path),
             **event.tags,
             "scaleflow.folder": self._record["folder"],
             IDENTITY: self._record["id"],

@@ -20,7 +20,7 @@ from scaleflow.runs.provenance.differences import compare_launch
 from scaleflow.runs.provenance.git import GONE, GitState, make_patch, read_git
 from scaleflow.runs.provenance.machine import Package, describe_machine, list_packages, list_relevant_variables
 from scaleflow.runs.provenance.record import CodeRecord, Provenance, read_states, write_launch_state
-from scaleflow.runs.provenance.tags import command_line, make_tags, write_tags
+from scaleflow.runs.provenance.tags import command_line, make_run_tags, write_run_tags
 from scaleflow.runs.spec import RunSpec
 
 #: The copies of modules have no more bytes than this.
@@ -68,8 +68,8 @@ class LaunchFacts:
                 self._changes[code] = GitChanges() if state is None else collect_changes(state)
             return self._changes[code]
 
-    def make_tags(self, code: object = None) -> dict[str, str]:
-        return make_tags(self.read_git(code), self.packages)
+    def make_run_tags(self, code: object = None) -> dict[str, str]:
+        return make_run_tags(self.read_git(code), self.packages)
 
 
 def record_provenance(spec: RunSpec, facts: LaunchFacts) -> None:
@@ -82,12 +82,13 @@ def record_provenance(spec: RunSpec, facts: LaunchFacts) -> None:
     code = find_code(plan.config, plan.search)
     key = tuple((name, file.digest, file.path) for name, file in code.items())
     git, packages = facts.read_git(key), facts.packages
-    write_tags(spec.folder, facts.make_tags(key) | dict(spec.tags))
+    write_run_tags(spec.folder, facts.make_run_tags(key) | dict(spec.tags))
     versions = {"python": facts.machine["python"], **{each.name: each.version for each in packages.values()}}
     files.environment.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()))
     changes = facts.read_changes(key, git) if plan.tracking.code else GitChanges()
     now = collect_launch(spec, facts, code, git, changes)
-    if now.resume and (earlier := read_states(files)) and not compare_launch(earlier[-1], now):
+    earlier = read_states(files) if now.resume else []
+    if earlier and not any(each.matters for each in compare_launch(earlier[-1], now)):
         return
     files.provenance_folder.mkdir(exist_ok=True)
     left_out = keep_modules(code, files.kept_code(now.resume)) if plan.tracking.code else {}

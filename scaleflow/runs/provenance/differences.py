@@ -42,11 +42,11 @@ class Difference:
     matters: bool = True
 
     def __str__(self) -> str:
-        if self.before is None or self.now is None:
+        if self.category != "machine" and (self.before is None or self.now is None):
             return f"{self.name} is {'new' if self.before is None else 'gone'}"
         if self.category in ("packages", "machine") or self.name == COMMIT:
             return f"{self.name} {self.before or 'none'} -> {self.now or 'none'}"
-        return f"{self.name} changed" if self.before + self.now else self.name
+        return f"{self.name} changed" if self.before or self.now else self.name
 
 
 def list_unknown(state: Provenance) -> list[str]:
@@ -97,18 +97,18 @@ def compare_packages(before: Provenance, now: Provenance) -> Iterator[Difference
 
 
 def compare_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Returns the differences in the files of the data, whose folder does not count, and in its splits."""
-    has_files = "files" in before and "files" in now
-    old, new = (name_files(each["files"]) if has_files else {} for each in (before, now))
+    """Returns the differences in the files of the data and in its splits."""
     splits = list_split_changes(before.get("splits", {}), now.get("splits", before.get("splits", {})))
-    return [*name_changes(old, new), *(Difference("data", text, "", "") for text in splits)]
+    return [*compare_files(before, now), *(Difference("data", text, "", "") for text in splits)]
 
 
-def name_changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Difference]:
-    """Yields the files of the data whose digests differ, if they cover the same."""
-    for path in find_changed_files(before, now):
-        old, new = (None if path not in each else each[path].rpartition(":")[2][:SHOWN] for each in (before, now))
-        yield Difference("data", path, old, new)
+def compare_files(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Returns the files of the data whose digests differ, if they cover the same. Their folder does not count."""
+    if "files" not in before or "files" not in now:
+        return []
+    old, new = (name_files(each["files"]) for each in (before, now))
+    shown = [{path: digest.rpartition(":")[2][:SHOWN] for path, digest in each.items()} for each in (old, new)]
+    return [Difference("data", path, shown[0].get(path), shown[1].get(path)) for path in find_changed_files(old, new)]
 
 
 def name_files(files: Mapping[str, Sequence[Any]]) -> dict[str, str]:

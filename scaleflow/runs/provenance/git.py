@@ -215,7 +215,8 @@ def diff_files(root: Path, paths: Sequence[str], new: Sequence[str], prefix: str
     """Returns the sections of a patch of these files. A copy of the index names the new ones."""
     with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
         index = Path(folder, "index")
-        shutil.copyfile(Path(run_git(root, "rev-parse", "--absolute-git-dir"), "index"), index)
+        # Its time is kept: git looks into files that are not older, which may have changed within the same second
+        shutil.copy2(Path(run_git(root, "rev-parse", "--absolute-git-dir"), "index"), index)
         there = {"GIT_INDEX_FILE": str(index), "GIT_LITERAL_PATHSPECS": "1"}
         if new:
             run_git(root, "add", "--intent-to-add", "--", *new, environment=there)

@@ -7,6 +7,7 @@ command, and one more of each command that resumed the run with something else.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -88,11 +89,24 @@ def write_data_state(files: RunFolder, resume: int, data: Mapping[str, Any]) -> 
     append_state(files.data_record, {"resume": resume, **data})
 
 
+def remove_launch_state(files: RunFolder, resume: int) -> None:
+    """Removes what the launcher added for a command that resumed the run and was refused, if it added anything."""
+    states = read_json(files.provenance_record).get("states", [])
+    if resume and states and states[-1]["resume"] == resume:
+        write_states(files.provenance_record, states[:-1])
+        files.changes(resume).unlink(missing_ok=True)
+        shutil.rmtree(files.kept_code(resume), ignore_errors=True)
+
+
 def append_state(path: Path, state: Mapping[str, Any]) -> None:
     path.parent.mkdir(exist_ok=True)
     states = [each for each in read_json(path).get("states", []) if each["resume"] < state["resume"]]
+    write_states(path, [*states, state])
+
+
+def write_states(path: Path, states: Sequence[Mapping[str, Any]]) -> None:
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({"format": FORMAT, "states": [*states, state]}, indent=1, default=str))
+    partial.write_text(json.dumps({"format": FORMAT, "states": states}, indent=1, default=str))
     partial.replace(path)
 
 

@@ -33,7 +33,7 @@ PACKAGES = ("scaleflow", "tensorflow", "keras", "mlflow")
 LONGEST = 4000
 
 
-def make_tags(state: GitState | None, packages: Mapping[str, Package]) -> dict[str, str]:
+def make_run_tags(state: GitState | None, packages: Mapping[str, Package]) -> dict[str, str]:
     """Returns the tags of a run that starts now in this process."""
     tags = {
         "scaleflow.host": socket.gethostname(),
@@ -46,14 +46,14 @@ def make_tags(state: GitState | None, packages: Mapping[str, Package]) -> dict[s
     return tags | {f"scaleflow.version.{name}": packages[name].version for name in PACKAGES if name in packages}
 
 
-def write_tags(folder: Path, tags: Mapping[str, str]) -> None:
+def write_run_tags(folder: Path, tags: Mapping[str, str]) -> None:
     """Writes the tags into a run's folder. A resumed run keeps its first ones."""
     path = RunFolder(folder).provenance
     if not path.exists():
         path.write_text(json.dumps(tags, indent=1))
 
 
-def read_tags(folder: Path) -> dict[str, str]:
+def read_run_tags(folder: Path) -> dict[str, str]:
     """Returns the tags in a run's folder; empty if there is no readable file."""
     return {str(key): str(value) for key, value in read_json(RunFolder(folder).provenance).items()}
 
@@ -82,7 +82,7 @@ class RunContext:
 
     def tags(self) -> dict[str, str]:
         folder = Path(os.environ[INSIDE])
-        return {**read_tags(folder), "scaleflow.inside": str(folder)}
+        return {**read_run_tags(folder), "scaleflow.inside": str(folder)}
 
 
 def make_git_tags(state: GitState | None) -> dict[str, str]:

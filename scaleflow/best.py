@@ -1,0 +1,68 @@
+"""Prints the best job of a sweep: its result, its overrides, and how to load its model.
+
+    scaleflow best PARENT
+    scaleflow best multirun/2026-11-22/10-02-36-199103 --json
+
+PARENT is the id of the sweep's run in MLflow, or the sweep's folder. The jobs are ranked by the sweep's `sweep.metric`.
+While the sweep runs, the best job so far is printed.
+
+Exit code: 0 there is a best job; 2 there is no such sweep, or no finished job has the metric.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.parser import CommandParser
+from scaleflow.commands.process import end_with
+from scaleflow.interfaces.formatting import format_number
+from scaleflow.interfaces.secret_masking import register_resolver
+from scaleflow.launcher.answer import ANSWER, FINISHED
+from scaleflow.launcher.display import Display
+from scaleflow.sweep.report import choose_results, format_loading_line
+from scaleflow.sweeps import find_best_job
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    return run_command(print_best, argv)
+
+
+def print_best(words: list[str]) -> int:
+    parser = CommandParser("best", __doc__)
+    parser.add_argument("parent", metavar="PARENT", help="the id of a sweep's run in MLflow, or the folder of a sweep")
+    parser.add_argument("--uri", help="the tracking store that has the run (default: as that of a run)")
+    options = parser.parse_args(words)
+    register_resolver()
+    best = find_best_job(options.parent, options.uri)
+    job, result = best.job, best.job.result
+    ANSWER.read = lambda: {
+        "job": job.number,
+        "overrides": job.overrides,
+        "metric": best.metric,
+        "value": result.metrics.get(best.metric),
+        "run_id": result.run_id,
+        "status": result.status,
+        "metrics": result.metrics,
+        "model": result.model_uri,
+        "folder": str(result.folder),
+    }
+    names = choose_results(result.metrics, best.metric, most=3)
+    Display(sys.stdout).print_summary(
+        [
+            ("job", f"#{job.number} {shlex.join(job.overrides)}".strip()),
+            *((name.replace("/", " "), format_number(result.metrics[name])) for name in names),
+            ("output", os.path.relpath(result.folder)),
+            *([("run", result.run_id)] if result.run_id else []),
+            ("model", format_loading_line(result.model_uri, best.store, result.folder)),
+        ]
+    )
+    return FINISHED
+
+
+if __name__ == "__main__":
+    end_with(main)

@@ -1,0 +1,288 @@
+"""Frees disk space: lists the folders of runs by size, and deletes those of finished runs that MLflow has completely.
+
+    scaleflow clean
+    scaleflow clean outputs units --older-than 30d
+    scaleflow clean --checkpoints --yes
+
+It asks before it deletes; without a terminal it only lists. A run without its folder, or without its checkpoints, can
+no longer be trained longer (resume=...); its model, metrics and files are in MLflow. Left alone are runs that were
+stopped, failed, are running, are not recorded or not completely, and the finished jobs of a sweep that is not finished.
+Links are not followed. A folder of a run that was deleted in MLflow, and is in its trash, is deleted like the others.
+
+Exit code: 0 done, or there is nothing to do; 1 a folder cannot be deleted; 2 wrong arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.parser import CommandParser
+from scaleflow.commands.process import end_with
+from scaleflow.errors import ConfigError, RunDeleted, RunMissing
+from scaleflow.interfaces.formatting import format_duration
+from scaleflow.interfaces.secret_masking import mask_secrets, register_resolver
+from scaleflow.launcher.answer import ANSWER, FAILED
+from scaleflow.launcher.recording.recovery import find_tracking_options, format_store_error
+from scaleflow.launcher.recording.transfer import EventTransfer
+from scaleflow.runs import RunFolder, RunState
+from scaleflow.runs.folder import FolderBusy
+from scaleflow.sync import find_run_folders
+from scaleflow.tracking import NoTracker, make_tracker
+
+#: Where runs and sweeps are if no folder is typed.
+DEFAULT_FOLDERS = ("outputs", "multirun")
+
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+#: What is said of a run that may be deleted.
+RECORDED, DELETED = "recorded", "deleted in MLflow"
+
+
+@dataclass
+class FoundRun:
+    """A run, or a sweep, whose folder was found.
+
+    Attributes:
+        folder: its folder.
+        status: FINISHED, FAILED or KILLED; None if it has not ended.
+        state: `recorded` or `deleted in MLflow`; otherwise why it is left alone.
+        bytes: the size of what would be deleted.
+        age: seconds since its last event.
+        is_deleted: whether it was deleted.
+    """
+
+    folder: Path
+    status: str | None
+    state: str
+    bytes: int
+    age: float
+    is_deleted: bool = False
+
+    @property
+    def is_deletable(self) -> bool:
+        return self.state in (RECORDED, DELETED) and self.bytes > 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    return run_command(clean, argv)
+
+
+def clean(words: list[str]) -> int:
+    parser = CommandParser("clean", __doc__)
+    parser.add_argument(
+        "folders", nargs="*", type=Path, metavar="FOLDER", help="where runs are (default: outputs, multirun)"
+    )
+    parser.add_argument(
+        "--older-than", default="7d", metavar="TIME", help="only runs that ended so long ago: 12h, 7d, 4w"
+    )
+    parser.add_argument("--checkpoints", action="store_true", help="delete only checkpoints")
+    parser.add_argument("--yes", action="store_true", help="delete without a question")
+    options = parser.parse_args(words)
+    least_age = parse_age(options.older_than)
+    for folder in options.folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: there is no such folder")
+    register_resolver()
+    roots = options.folders or [Path(name) for name in DEFAULT_FOLDERS if Path(name).is_dir()]
+    found = find_runs([root.absolute() for root in roots], least_age, options.checkpoints)
+    ANSWER.read = lambda: answer(found)
+    if not found:
+        print(f"no folder of a run in {', '.join(map(str, options.folders or DEFAULT_FOLDERS))}")
+        return 0
+    show(found)
+    chosen = sorted((run for run in found if run.is_deletable), key=lambda run: -len(run.folder.parts))
+    what = "the checkpoints" if options.checkpoints else "the folders"
+    total = format_bytes(sum(run.bytes for run in chosen))
+    if not chosen:
+        print("nothing to delete")
+        return 0
+    print(
+        f"{what} of {len(chosen)} runs can be deleted: {total}. Such a run can no longer be trained longer (resume=...)"
+    )
+    if not (options.yes or is_confirmed(f"delete {what} of {len(chosen)} runs? [y/N] ")):
+        print("nothing is deleted" if sys.stdin.isatty() else "nothing is deleted; add --yes to delete them")
+        return 0
+    problems = [problem for run in chosen if (problem := delete(run, options.checkpoints))]
+    remove_empty_parents(chosen, roots)
+    deleted = [run for run in chosen if run.is_deleted]
+    print(f"deleted {what} of {len(deleted)} runs: {format_bytes(sum(run.bytes for run in deleted))}")
+    for problem in problems:
+        print(f"left: {problem}", file=sys.stderr)
+    ANSWER.error = problems[0] if problems else None
+    return FAILED if problems else 0
+
+
+def parse_age(text: str) -> float:
+    """Parses `--older-than`; returns seconds. Raises ConfigError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    if match is None:
+        raise ConfigError(f"--older-than {text}: expected a number with s, m, h, d or w, such as 12h or 7d")
+    return float(match[1]) * SECONDS[match[2]]
+
+
+def find_runs(roots: Sequence[Path], least_age: float, only_checkpoints: bool) -> list[FoundRun]:
+    """Returns the runs in some folders, the largest first, with what may be done with each."""
+    folders = list(dict.fromkeys(folder for root in roots for folder in find_run_folders(root)))
+    store = StoreCheck()
+    runs = {folder: describe_folder(folder, least_age, only_checkpoints, store) for folder in folders}
+    for sweep in [folder for folder in folders if RunFolder(folder).ledger.is_file()]:
+        jobs = [run for folder, run in runs.items() if folder != sweep and folder.is_relative_to(sweep)]
+        if runs[sweep].status != "FINISHED":
+            for job in (job for job in jobs if job.is_deletable and not only_checkpoints):
+                job.state = "its sweep is not finished"
+        if runs[sweep].is_deletable and not all(job.is_deletable for job in jobs):
+            runs[sweep].state = "it holds jobs that stay"
+    return sorted(runs.values(), key=lambda run: -run.bytes)
+
+
+def describe_folder(folder: Path, least_age: float, only_checkpoints: bool, store: StoreCheck) -> FoundRun:
+    files, state = RunFolder(folder), RunState.read(folder)
+    target = files.checkpoints if only_checkpoints else folder
+    size = sum(measure(path) for path in walk_own(target))
+    age = time.time() - state.time / 1000
+    run = FoundRun(folder, state.status, "", size, age)
+    if is_locked(files):
+        run.state = "running"
+    elif not state.is_ready:
+        run.state = "ended before training began"
+    elif state.status != "FINISHED":
+        run.state = {"FAILED": "failed", "KILLED": "stopped"}.get(str(state.status), "not ended; see scaleflow sync")
+    elif target.is_symlink():
+        run.state = "a link"
+    else:
+        run.state = store.check(folder)
+        if run.is_deletable and age < least_age:
+            run.state = f"{run.state}, too new"
+    return run
+
+
+def is_locked(files: RunFolder) -> bool:
+    """Whether a process of the run is alive. It creates no file."""
+    if not any(files.path.glob("*.lock")):
+        return False
+    try:
+        with files.lock_recording(seconds=0), files.lock_writing():
+            return False
+    except (FolderBusy, OSError):
+        return True
+
+
+class StoreCheck:
+    """Asks the stores whether they have runs. A store that does not answer is asked once."""
+
+    def __init__(self) -> None:
+        self._failures: dict[str, str] = {}
+
+    def check(self, folder: Path) -> str:
+        """Returns `recorded`, `deleted in MLflow`, or why a finished run is left alone."""
+        transfer = EventTransfer(NoTracker(), RunFolder(folder).events)
+        uri = str(RunFolder(folder).read_record().get("uri"))
+        if not transfer.has_run:
+            return "not recorded"
+        if not transfer.has_everything:
+            return "not completely recorded; see scaleflow sync"
+        if uri in self._failures:
+            return self._failures[uri]
+        try:
+            EventTransfer(make_tracker(find_tracking_options(folder, uri)), RunFolder(folder).events).open()
+        except RunDeleted:
+            return DELETED
+        except RunMissing:
+            return "not in the store"
+        except Exception as error:  # a store may raise anything
+            self._failures[uri] = f"the store does not answer: {mask_secrets(format_store_error(error))}"
+            return self._failures[uri]
+        return RECORDED
+
+
+def walk_own(folder: Path) -> Iterator[Path]:
+    """Yields the files of a run's folder, without those of other runs in it. Links are not followed."""
+    for base, folders, names in os.walk(folder):
+        if Path(base) != folder and not RunFolder.MARKS.isdisjoint(names):
+            folders.clear()
+            continue
+        yield from (Path(base, name) for name in names)
+
+
+def measure(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.lstat().st_size
+    return 0
+
+
+def delete(run: FoundRun, only_checkpoints: bool) -> str:
+    """Deletes the folder of a run, or its checkpoints; returns why that was not possible."""
+    files = RunFolder(run.folder)
+    try:
+        with files.lock_recording(seconds=0), files.lock_writing():
+            if RunState.read(run.folder).status != "FINISHED":
+                return f"{run.folder}: it goes on"
+            if not only_checkpoints and (other := find_other_run(run.folder)):
+                return f"{run.folder}: it holds another run, {other}"
+            shutil.rmtree(files.checkpoints if only_checkpoints else run.folder)
+    except (FolderBusy, OSError) as error:
+        return f"{run.folder}: {error}"
+    run.is_deleted = True
+    return ""
+
+
+def find_other_run(folder: Path) -> str | None:
+    """Returns the folder of a run within that of another one; None if there is none."""
+    return next(
+        (base for base, _, names in os.walk(folder) if base != str(folder) and RunFolder.MARKS & {*names}), None
+    )
+
+
+def remove_empty_parents(runs: Sequence[FoundRun], roots: Sequence[Path]) -> None:
+    """Removes the folders of days and sweeps that have become empty, below those that were typed."""
+    tops = {root.absolute() for root in roots}
+    for run in runs:
+        for parent in run.folder.parents:
+            if not any(parent != top and parent.is_relative_to(top) for top in tops):
+                break
+            with contextlib.suppress(OSError):
+                parent.rmdir()
+
+
+def show(runs: Sequence[FoundRun]) -> None:
+    for run in runs:
+        age = format_duration(run.age) if run.age < SECONDS["d"] else f"{run.age / SECONDS['d']:.0f} d"
+        words = [format_bytes(run.bytes), age, run.status or "-", run.state]
+        print(f"{words[0]:>9}  {words[1]:>12}  {words[2]:<8}  {words[3]:<24}  {os.path.relpath(run.folder)}")
+
+
+def is_confirmed(question: str) -> bool:
+    """Whether the user says yes. Without a terminal nobody is asked."""
+    if ANSWER.is_wanted or not sys.stdin.isatty():
+        return False
+    with contextlib.suppress(EOFError):
+        return input(question).strip().lower() in ("y", "yes")
+    return False
+
+
+def format_bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def answer(runs: Sequence[FoundRun]) -> dict[str, Any]:
+    freed = sum(run.bytes for run in runs if run.is_deleted)
+    return {"folders": [{**asdict(run), "is_deletable": run.is_deletable} for run in runs], "freed": freed}
+
+
+if __name__ == "__main__":
+    end_with(main)

@@ -1,0 +1,125 @@
+"""The task function that Hydra, or `scaleflow.run_sweep`, calls for a job or a sweep.
+
+The modules that only a job needs are imported when it starts. So `--cfg`, `--help` and wrong overrides answer quickly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydra._internal.hydra import Hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from scaleflow.config.folders import remove_created
+from scaleflow.launcher.answer import ANSWER
+from scaleflow.launcher.display import greet
+
+if TYPE_CHECKING:
+    from scaleflow.sweep import SweepRunner
+
+
+class JobFailed(Exception):
+    """A job of a sweep did not finish. The reason is on standard error."""
+
+
+class HydraTask:
+    """The task function: Hydra calls it for each job. scaleflow's own Hydra launchers call `sweep` instead.
+
+    Args:
+        began: when the command began, in seconds since the epoch.
+        greeting: the line that the terminal shows first; empty: none.
+
+    Attributes:
+        has_begun: whether a job or a sweep has started; until then every error is one of composing the config.
+    """
+
+    def __init__(self, began: float, greeting: str = "") -> None:
+        self._began, self._greeting = began, greeting
+        self._codes: list[int] = []
+        self._sweep: SweepRunner | None = None
+        self.has_begun = False
+
+    def _greet(self) -> None:
+        if self._greeting:
+            greet(self._greeting)
+
+    def __enter__(self) -> HydraTask:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._sweep is not None:
+            self._codes.append(self._sweep.end())
+
+    def __call__(self, config: DictConfig) -> None:
+        try:
+            self._run_job(config)
+        except KeyboardInterrupt:  # before there is a run; later it is a request to stop
+            remove_created(Path(HydraConfig.get().runtime.output_dir))
+            raise
+
+    def _run_job(self, config: DictConfig) -> None:
+        is_job = HydraConfig.get().mode is RunMode.MULTIRUN  # under a Hydra launcher that is not scaleflow's
+        if not is_job and OmegaConf.select(config, "cluster.submit") is None:  # that prints a script, and nothing else
+            self._greet()
+        from scaleflow.config.hydra_config import mask_sweep_config
+        from scaleflow.launcher.launch import run_job
+        from scaleflow.runs import RunFolder
+
+        began, self.has_begun = time.time() if self.has_begun else self._began, True
+        if is_job:
+            mask_sweep_config(RunFolder(Path(HydraConfig.get().sweep.dir)).sweep_config)
+        code = run_job(config, began)
+        self._codes.append(code)
+        if is_job and code:  # the job may be in another process: every launcher passes on an exception
+            raise JobFailed(f"a job of the sweep ended with exit code {code}")
+
+    def sweep(self, context: HydraContext, config: DictConfig) -> SweepRunner:
+        """Returns the runner of the sweep's jobs. The first call creates it."""
+        if self._sweep is None:
+            self._greet()
+        from scaleflow.sweep import SweepRunner
+        from scaleflow.sweep.description import describe_jobs
+
+        self.has_begun = True
+        if self._sweep is None:
+            ANSWER.read = partial(describe_jobs, Path(config.hydra.sweep.dir).absolute())
+            self._sweep = SweepRunner(context, config, self._began)
+        return self._sweep
+
+    @property
+    def code(self) -> int:
+        return self._codes[0] if len(self._codes) == 1 else int(any(self._codes))
+
+
+@contextlib.contextmanager
+def compose_once(words: Sequence[str]) -> Iterator[None]:
+    """Keeps Hydra from composing the config twice, the first time for `hydra.mode`, if no word can make it a sweep."""
+    find_mode = Hydra.get_mode
+    if not any(re.match(r"-|\+*(hydra|experiment)\b", word) for word in words):
+        Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Hydra.get_mode = find_mode  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def raise_hydra_errors() -> Iterator[None]:
+    """Makes Hydra raise its errors instead of printing them and exiting with 1."""
+    if "HYDRA_FULL_ERROR" in os.environ:
+        yield
+        return
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop("HYDRA_FULL_ERROR", None)

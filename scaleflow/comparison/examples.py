@@ -1,0 +1,159 @@
+"""Says whether two models differ by more than chance on the same test examples: a paired bootstrap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scaleflow.comparison.loading import ComparedRun
+from scaleflow.errors import ConfigError
+from scaleflow.evaluation.predictions import EXAMPLE, ID, PREDICTIONS, Predictions, load_predictions
+from scaleflow.interfaces import Outputs, name_leaves
+
+#: The number of resamples, and of drawn examples in all of them, so that a million examples take seconds.
+RESAMPLES, DRAWS = 1000, 200_000_000
+
+#: An interval contains the difference with this probability.
+CONFIDENCE = 0.95
+
+#: A metric of the kept predictions is taken for the one that a run reports if it differs by no more, relatively.
+SAME = 1e-3
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class ExampleValues:
+    """What a metric is computed from: its value is a function of weighted means over the examples.
+
+    Attributes:
+        values: of each example, [n, k] float64.
+        weights: of each example, [n]; with several columns of `values` [n, k].
+        finish: computes the metric from the k means, [..., k] to [...].
+    """
+
+    values: Array
+    weights: Array
+    finish: Callable[[Array], Array]
+
+    def compute(self, rows: Array | slice = slice(None)) -> float:
+        """Returns the metric of some examples; one that is drawn twice counts twice."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            weights = self.weights[rows]
+            return float(self.finish((self.values[rows] * weights).sum(axis=0) / weights.sum(axis=0)))
+
+
+def compare_examples(first: ExampleValues, second: ExampleValues, seed: int = 0) -> tuple[float, float]:
+    """Returns the bounds of the difference between two models' metrics (second - first) on the same examples.
+
+    A paired bootstrap: each resample draws the same examples for both.
+    """
+    count = len(first.values)
+    random = np.random.default_rng(seed)
+    resamples = max(100, min(RESAMPLES, DRAWS // max(1, count)))
+    found = np.empty(resamples)
+    for n in range(resamples):
+        rows = random.integers(count, size=count)
+        found[n] = second.compute(rows) - first.compute(rows)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.nanquantile(found, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+class PairedPredictions:
+    """The kept predictions of two runs for the same examples.
+
+    Attributes:
+        reason: why there are none; empty if there are.
+        split: `test` or `validation`.
+        count: the number of examples that both have.
+    """
+
+    def __init__(self, first: ComparedRun, second: ComparedRun) -> None:
+        self.reason, self.split, self.count = "", "", 0
+        self._runs: list[tuple[Predictions, Array]] = []
+        paths = [run.files.evaluation / PREDICTIONS for run in (first, second)]
+        if missing := [name for name, path in zip(("first", "second"), paths, strict=True) if not path.is_file()]:
+            self.reason = f"the {' and the '.join(missing)} run kept no predictions"
+            return
+        try:
+            found = [load_predictions(path) for path in paths]
+        except ConfigError as error:
+            self.reason = str(error)
+            return
+        key = EXAMPLE if found[0].digest == found[1].digest else ID
+        if found[0].split != found[1].split or not all(each.has(key) for each in found):
+            self.reason = "the runs were tested on other examples"
+            return
+        names = [each.column(key) for each in found]
+        _, first_rows, second_rows = np.intersect1d(names[0], names[1], assume_unique=True, return_indices=True)
+        self._runs = [(found[0], first_rows), (found[1], second_rows)]
+        self.split, self.count = found[0].split, len(first_rows)
+        self.reason = "" if self.count else "the runs were tested on other examples"
+
+    def find(self, metric: str, values: tuple[float, float]) -> tuple[ExampleValues, ExampleValues] | None:
+        """Returns what a metric is computed from in both runs; None if that is not known.
+
+        `metric` is its name without the split, and `values` are what the runs reported.
+        """
+        output, _, name = metric.rpartition("/")
+        pairs = [list_values(each, output, name, rows) for each, rows in self._runs]
+        for candidates in zip(*pairs, strict=False):
+            computed = [each.compute() for each in candidates]
+            if np.allclose(computed, values, rtol=SAME, atol=SAME):
+                return candidates
+        return None
+
+
+def list_values(predictions: Predictions, output: str, metric: str, rows: Array) -> Iterator[ExampleValues]:
+    """Yields the ways in which kept predictions may give a metric of an output."""
+    outputs: dict[str, Outputs] = name_leaves(predictions.outputs)
+    if output not in outputs:
+        return
+
+    def column(name: str) -> Array:
+        return predictions.column(name, output)[rows]
+
+    weights = predictions.weights()
+    weights = np.ones(len(rows)) if weights is None else weights[rows].astype(np.float64)
+    if predictions.has("positions", output):
+        weights = weights * column("positions")
+        for name in {"loss": ("loss",), "accuracy": ("correct",), "mae": ("mean_error",)}.get(metric, ()):
+            if predictions.has(name, output):
+                yield ExampleValues(column(name)[:, None], weights[:, None], first_value)
+    elif predictions.has("target_probability", output):
+        yield from list_class_values(column, metric, weights)
+    elif predictions.has("target", output) and predictions.has("prediction", output):
+        errors = column("prediction").astype(np.float64) - column("target").astype(np.float64)
+        plain = {"mae": abs(errors), "mse": errors**2}
+        for name in {"mae": ("mae",), "mse": ("mse",), "loss": ("mse", "mae")}.get(metric, ()):
+            yield ExampleValues(plain[name][:, None], weights[:, None], first_value)
+        if metric == "rmse":
+            yield ExampleValues(plain["mse"][:, None], weights[:, None], lambda means: np.sqrt(means[..., 0]))
+
+
+def list_class_values(column: Callable[[str], Array], metric: str, weights: Array) -> Iterator[ExampleValues]:
+    """Yields the same for an output with one class for each example."""
+    targets, chances = column("target"), column("target_probability").astype(np.float64)
+    counts = ~np.isnan(chances)
+    correct = (targets == column("prediction")).astype(np.float64)
+    weights = weights * counts
+    if metric == "accuracy":
+        yield ExampleValues(correct[:, None], weights[:, None], first_value)
+    elif metric == "loss":
+        losses = -np.log(np.where(counts, np.maximum(chances, np.finfo(np.float32).tiny), 1.0))
+        yield ExampleValues(losses[:, None], weights[:, None], first_value)
+    elif metric == "balanced_accuracy":
+        classes = np.unique(targets[counts])
+        of_class = (targets[:, None] == classes) * weights[:, None]
+        yield ExampleValues(
+            np.repeat(correct[:, None], len(classes), axis=1), of_class, lambda m: np.nanmean(m, axis=-1)
+        )
+
+
+def first_value(means: Array) -> Array:
+    """The metric is the mean."""
+    return means[..., 0]

@@ -1,0 +1,131 @@
+"""Compares two runs: config, code, packages, data, machine and results."""
+
+from __future__ import annotations
+
+import difflib
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scaleflow.comparison.loading import ComparedRun, load_named_run
+from scaleflow.comparison.results import MetricDifference, compare_metrics
+from scaleflow.comparison.verdict import Reproduction, judge_runs
+from scaleflow.interfaces import Tracking
+from scaleflow.runs.folder import RunFolder
+from scaleflow.runs.provenance.differences import (
+    Difference,
+    compare_files,
+    compare_launch,
+    list_unknown,
+    list_value_changes,
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between two runs. `before` is always the first, `now` the second.
+
+    Attributes:
+        first, second: their names, with the id or the folder.
+        config: the keys with other values, also those that `auto` stood for (`resolved.`); None where a run has no such
+            key.
+        code, packages, data, machine: what differs. Of those that cannot change results, `matters` is false.
+        code_diff: of each of the user's modules that differ, a unified diff of the kept copies.
+        results: the metrics of both.
+        verdict: whether the second run reproduces the first one.
+        unknown: the categories of which a run has no record, by `first` and `second`.
+    """
+
+    first: str
+    second: str
+    config: Mapping[str, tuple[str | None, str | None]]
+    code: Sequence[Difference]
+    code_diff: Mapping[str, str]
+    packages: Sequence[Difference]
+    data: Sequence[Difference]
+    machine: Sequence[Difference]
+    results: Sequence[MetricDifference]
+    verdict: Reproduction
+    unknown: Mapping[str, Sequence[str]]
+
+
+def compare_runs(first: str | Path, second: str | Path, uri: str | None = None) -> Comparison:
+    """Compares two runs, as `scaleflow diff` does.
+
+    Args:
+        first, second: the id of a run in MLflow, the folder of a run, or the URI of a model.
+        uri: the tracking store. None: for a folder, the one in which its run is recorded; otherwise
+            MLFLOW_TRACKING_URI or sqlite:///mlflow.db.
+
+    Raises:
+        ConfigError: if there is no such run.
+    """
+    with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
+        runs = []
+        for number, named in enumerate((first, second)):
+            temporary = Path(folder, str(number))
+            temporary.mkdir()
+            runs.append(load_named_run(str(named), Tracking(uri=uri), temporary))
+        return compare_loaded(*runs)
+
+
+def compare_loaded(first: ComparedRun, second: ComparedRun) -> Comparison:
+    """Compares two runs whose files are here."""
+    keys = dict.fromkeys((*first.params, *second.params))
+    pairs = {key: (first.params.get(key), second.params.get(key)) for key in keys}
+    before, now = first.states[-1], second.states[-1]
+    launch = compare_launch(before, now)
+    code = [each for each in launch if each.category == "code"]
+    unknown = {name: list_unknown(state) for name, state in (("first", before), ("second", now))}
+    return Comparison(
+        first.label,
+        second.label,
+        {key: pair for key, pair in pairs.items() if pair[0] != pair[1]},
+        code,
+        {each.name: text for each in code if (text := diff_module(each.name, first, second))},
+        [each for each in launch if each.category == "packages"],
+        [*list_value_changes("data", describe_data_of(before.data), describe_data_of(now.data)),
+         *compare_files(before.data, now.data)],
+        [each for each in launch if each.category == "machine"],
+        compare_metrics(first, second),
+        judge_runs(first, second),
+        {name: each for name, each in unknown.items() if each},
+    )  # fmt: skip
+
+
+def diff_module(name: str, first: ComparedRun, second: ComparedRun) -> str:
+    """Returns a unified diff of the copies of a module; empty if a run that has the module kept no copy."""
+    texts: list[list[str]] = []
+    for run in (first, second):
+        state = run.states[-1]
+        path = find_copy(run.files, state.resume, name)
+        if name in state.code.modules and path is None:
+            return ""
+        texts.append([] if path is None else path.read_text(errors="replace").splitlines(keepends=True))
+    names = [f"{name}  {run.run_id or run.files.path}" for run in (first, second)]
+    return "".join(difflib.unified_diff(texts[0], texts[1], names[0], names[1]))
+
+
+def find_copy(files: RunFolder, resume: int, name: str) -> Path | None:
+    """Returns the copy of a module, of the command that resumed the run, or of the last one before it that kept one."""
+    copies = (files.kept_code(number) / name for number in range(resume, -1, -1))
+    return next((path for path in copies if path.is_file()), None)
+
+
+def describe_data_of(data: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what is compared of the data: the examples and the digest of each split, its columns and classes."""
+    values: dict[str, str] = {}
+    for split, each in data.get("splits", {}).items():
+        values |= {f"{split}: examples": f"{each.get('examples'):,}", f"{split}: digest": str(each.get("digest"))}
+    for each in list(data.get("splits", {}).values())[:1]:
+        for kind in ("inputs", "targets"):
+            specs = each.get(kind, {})
+            for name, leaf in ({"": specs} if isinstance(specs.get("dtype"), str) else specs).items():
+                values[f"{kind} {name}".strip()] = f"{leaf.get('dtype')} {leaf.get('shape')}"
+    classes = data.get("classes") or {}
+    for output, names in (classes if isinstance(classes, Mapping) else {"": classes}).items():
+        label = f"classes of {output}" if output else "classes"
+        values[label] = f"{len(names)}: {', '.join(names)}" if names else "0"
+    return values

@@ -1,0 +1,158 @@
+"""`scaleflow clean` deletes the folders of finished runs that the store has completely, and no others."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaleflow import clean
+from scaleflow.launcher.recording.recovery import repair
+from scaleflow.runs import RunFolder
+from tests.tracking.example_runs import MadeRun, only_run
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint is inferred")
+
+
+@pytest.fixture
+def uri(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    for variable in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.chdir(tmp_path)
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def finish(folder: Path, uri: str, status: str = "FINISHED", checkpoint: int = 1000, **more: Any) -> MadeRun:
+    """A run with a checkpoint of so many bytes, which is recorded."""
+    made = MadeRun(folder, uri=uri).ready(**more).train(1, 3)
+    write_checkpoint(folder, checkpoint)
+    made.end(status)
+    assert repair(folder).result == "recorded"
+    return made
+
+
+def write_checkpoint(folder: Path, size: int) -> None:
+    step = folder / "checkpoints" / "step-00000003"
+    step.mkdir(parents=True)
+    (step / "weights").write_bytes(b"w" * size)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    capsys.readouterr()
+    code = clean.main([*words, "--json"])
+    result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert code == result["exit_code"]
+    return result
+
+
+def states(result: dict[str, Any]) -> dict[str, str]:
+    return {os.path.relpath(each["folder"]): each["state"] for each in result["folders"]}
+
+
+def test_only_finished_runs_that_are_recorded_and_old_go(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mlflow import MlflowClient
+
+    day = tmp_path / "outputs" / "day"
+    for name in ("whole", "trashed", "purged"):
+        finish(day / name, uri)
+    finish(day / "failed", uri, "FAILED", error="x")
+    finish(day / "stopped", uri, "KILLED")
+    MadeRun(day / "open", uri=uri).ready()
+    MadeRun(day / "refused", uri=uri).write("refused", message="no")
+    MadeRun(day / "untracked", name="none").ready().end()
+    finish(day / "partly", uri).write("tags", values={"a": "b"})
+    busy = finish(day / "busy", uri)
+    client = MlflowClient(uri)
+    client.delete_run(only_run(uri, "trashed").info.run_id)
+    record = RunFolder(day / "purged").read_record()
+    RunFolder(day / "purged").write_record({**record, "run_id": "0" * 32})
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "precious").write_text("here")
+    (day / "whole" / "link").symlink_to(tmp_path / "outside")
+    (day / "linked").symlink_to(tmp_path / "outside")
+    expected = {
+        "whole": "recorded",
+        "trashed": "deleted in MLflow",
+        "purged": "not in the store",
+        "failed": "failed",
+        "stopped": "stopped",
+        "open": "not ended; see scaleflow sync",
+        "refused": "ended before training began",
+        "untracked": "not recorded",
+        "partly": "not completely recorded; see scaleflow sync",
+        "busy": "running",
+    }
+    with RunFolder(busy.folder).lock_writing():
+        listed = answer(capsys, "--older-than", "0s")
+        assert states(listed) == {f"outputs/day/{name}": state for name, state in expected.items()}
+        assert listed["freed"] == 0
+        assert len(list(day.iterdir())) == 11, "nothing is deleted without a question"
+        assert set(states(answer(capsys, "--yes")).values()) >= {"recorded, too new", "deleted in MLflow, too new"}
+        assert len(list(day.iterdir())) == 11
+        deleted = answer(capsys, "outputs", "--older-than", "0s", "--yes")
+    gone = {Path(each["folder"]).name for each in deleted["folders"] if each["is_deleted"]}
+    assert gone == {"whole", "trashed"}
+    assert {path.name for path in day.iterdir()} == {*expected, "linked"} - gone
+    assert deleted["freed"] == sum(each["bytes"] for each in deleted["folders"] if each["is_deleted"]) > 2000
+    assert (tmp_path / "outside" / "precious").read_text() == "here"
+    capsys.readouterr()
+    assert clean.main(["--older-than", "0s"]) == 0
+    printed = capsys.readouterr().out
+    assert "the folders of 1 runs can be deleted" in printed
+    assert "Such a run can no longer be trained longer" in printed
+    assert "nothing is deleted; add --yes to delete them" in printed
+
+
+def test_checkpoints_alone_can_go(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, other = tmp_path / "runs/a", tmp_path / "runs/b"
+    finish(whole, uri, checkpoint=5000)
+    finish(other, uri)
+    shutil.rmtree(other / "checkpoints")
+    (other / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    found = answer(capsys, "runs", "--checkpoints", "--older-than", "0s", "--yes")
+    assert {Path(each["folder"]).name: each["bytes"] for each in found["folders"] if each["is_deleted"]} == {"a": 5000}
+    assert not (whole / "checkpoints").exists()
+    assert (whole / "events.jsonl").exists()
+    assert (other / "checkpoints").is_symlink()
+
+
+def test_the_jobs_of_a_sweep_go_with_it_and_not_before_it_is_finished(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, status in (("done", "FINISHED"), ("failed", "FAILED")):
+        sweep = finish(tmp_path / name, uri, status).folder
+        RunFolder(sweep).ledger.write_text("{}")
+        for number in ("0", "1"):
+            finish(sweep / f"{name}-{number}", uri)
+    nested = finish(tmp_path / "outer", uri).folder
+    finish(nested / "inner", uri)
+    found = answer(capsys, ".", "--older-than", "0s", "--yes")
+    assert found["exit_code"] == 1
+    assert not (tmp_path / "done").exists()
+    assert len(list((tmp_path / "failed").glob("failed-*"))) == 2
+    assert states(found)["failed/failed-0"] == "its sweep is not finished"
+    assert (nested / "inner" / "events.jsonl").exists(), "a run that holds another one stays"
+    assert "it holds another run" in found["error"]
+
+
+def test_wrong_words_are_refused(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert clean.main(["--older-than", "7 days"]) == 2
+    assert "expected a number with s, m, h, d or w, such as 12h or 7d" in capsys.readouterr().err
+    assert clean.main(["nowhere"]) == 2
+    assert "nowhere: there is no such folder" in capsys.readouterr().err
+    assert clean.main([]) == 0
+    assert "no folder of a run in outputs, multirun" in capsys.readouterr().out
+
+
+def test_a_store_that_is_gone_keeps_its_runs(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finish(tmp_path / "outputs/a", uri)
+    (tmp_path / "mlflow.db").unlink()
+    assert states(answer(capsys, "--older-than", "0s", "--yes")) == {"outputs/a": "not in the store"}
+    assert not (tmp_path / "mlflow.db").exists()
