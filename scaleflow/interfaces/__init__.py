@@ -35,6 +35,7 @@ from scaleflow.interfaces.config import (
     Training,
 )
 from scaleflow.interfaces.data import (
+    FOLD,
     MOST_CONFUSION_CLASSES,
     Arrays,
     Examples,
@@ -83,9 +84,11 @@ from scaleflow.interfaces.tracking import (
     Tracker,
 )
 from scaleflow.interfaces.training import (
+    HELD_OUT,
     MEMBERS,
     PREDICTION,
     READ_SCOPE,
+    SHARES,
     STEP_SCOPE,
     SUM_SCOPE,
     Batching,
@@ -107,11 +110,14 @@ from scaleflow.interfaces.training import (
 
 __all__ = [
     "BY_SIZE",
+    "FOLD",
+    "HELD_OUT",
     "IDENTITY",
     "MEMBERS",
     "MOST_CONFUSION_CLASSES",
     "PREDICTION",
     "READ_SCOPE",
+    "SHARES",
     "STEP_SCOPE",
     "SUM_SCOPE",
     "Arrays",

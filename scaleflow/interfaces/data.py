@@ -23,6 +23,10 @@ Standardize = Literal["lower_and_strip_punctuation", "lower", "strip_punctuation
 MOST_CONFUSION_CLASSES = 1000
 
 
+#: The key of an input that only training and evaluations have: the fold of an example, from 0; -1: it is in none.
+FOLD = "__fold__"
+
+
 @dataclass(frozen=True)
 class Inputs:
     """One example's input, as the dataset gives it and as the saved model takes it.

@@ -157,8 +157,8 @@ class Objective:
         evaluation_measures: what is reported of evaluations only.
         reported_loss: the loss without class weights, of what `report` returns, which is what is reported. None:
             `loss`.
-        report: what the model returns in training -> the outputs that everything else is computed from. They differ in
-            an ensemble, whose members have a loss each.
+        report: (what the model returns, whether in an evaluation) -> the outputs that everything else is computed from.
+            They differ in an ensemble, whose members have a loss each.
         is_weighted: whether examples have weights. Reported values are then weighted means.
         modes: name of a value -> `min` or `max`, which is better, as far as it is known.
         replaced: names of metrics of the kind of target that metrics of the config replace.
@@ -171,7 +171,7 @@ class Objective:
     measures: Sequence[Measure] = ()
     evaluation_measures: Sequence[Measure] = ()
     reported_loss: Callable[[Any, Any], tf.Tensor] | None = None
-    report: Callable[[Any], Any] = field(default=lambda outputs: outputs)
+    report: Callable[[Any, bool], Any] = field(default=lambda outputs, evaluates: outputs)
     is_weighted: bool = False
     modes: Mapping[str, Literal["min", "max"]] = field(default_factory=dict)
     replaced: Set[str] = frozenset()
@@ -369,8 +369,9 @@ class Checkpoints(Protocol):
         """Deletes the snapshots at `step` and later: the run continues from an earlier one."""
 
 
-#: Keys of what an ensemble returns in training: its outputs, and those of its members [b, k, *Outputs.shape].
-PREDICTION, MEMBERS = "prediction", "members"
+#: Keys of what an ensemble returns in training: its outputs, those of its members [b, k, *Outputs.shape], and if there
+#: are folds the weight of each member's loss [b, k], and the outputs of the members that did not train on an example.
+PREDICTION, MEMBERS, SHARES, HELD_OUT = "prediction", "members", "shares", "held_out"
 
 #: Name scopes in the graphs of the loop and of `fit`: a whole step, reading its batch, the sum over replicas. The
 #: profiler finds by them which operations of a trace belong to what.

@@ -13,10 +13,13 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, InputStructure, Outputs, OutputStructure, label_leaf, map_named, name_leaves
 from scaleflow.interfaces.options import Positive, Widths, check_options
 from scaleflow.model.layers import average, make_inputs, to_label, to_list
-from scaleflow.model.members import average_members, name_members
+from scaleflow.model.members import average_members, limit_values, name_members
 
 #: More categories than that, and words, are embedded.
 MOST_ONE_HOT = 9
+
+#: Each member leaves out one of so many folds of a small training split.
+FOLDS = 8
 
 #: Periodic functions of a number, and the numbers that they become.
 FREQUENCIES, EMBEDDING = 16, 3
@@ -25,6 +28,13 @@ FREQUENCIES, EMBEDDING = 16, 3
 def choose_sizes(inputs: InputStructure, examples: int) -> Mapping[str, Any]:
     """Returns the arguments that are `by_size`, from the features and the number of training examples."""
     return {"units": [64, 64, 64], "members": 8}
+
+
+def count_folds(arguments: Mapping[str, Any]) -> int:
+    """Returns how many folds the members can leave out, one each; 0 if there is a single member."""
+    members = arguments.get("members")
+    count = min(FOLDS, members) if isinstance(members, int) else FOLDS
+    return count if count > 1 else 0
 
 
 @check_options("model")
@@ -59,7 +69,7 @@ def build(
     def add_head(name: str, each: Outputs) -> keras.KerasTensor:
         shape = (members, math.prod(each.shape))
         each_member = add_layer(x, "bkd,kdc->bkc", shape, name_members(name), dtype="float32")
-        return clip_values(average_members(each_member, each), each)
+        return limit_values(average_members(each_member, each), each, is_scaled=True)
 
     return keras.Model(raw, map_named(add_head, outputs), name="tabular")
 
@@ -87,7 +97,7 @@ def encode(name: str, x: Any, spec: Inputs) -> Any:
 
 
 def embedding_width(count: int) -> int:
-    return min(64, round(1.6 * count**0.56))
+    return min(64, round(1.6 * math.pow(count, 0.56)))
 
 
 def embed_numbers(numbers: Sequence[Any], quantiles: Sequence[Sequence[float]]) -> Any:
@@ -144,13 +154,4 @@ def add_layer(x: Any, equation: str, shape: tuple[int, int], name: str, activati
     )(x)
 
 
-def clip_values(x: Any, described: Outputs) -> Any:
-    """Keeps values within the range of the training targets."""
-    if described.limits is None or described.kind != "regression":
-        return x
-    mean, deviation = described.scaling or (0.0, 1.0)
-    least, most = ((limit - mean) / deviation for limit in described.limits)
-    return ops.clip(x, least, most)
-
-
-build.choose_sizes = choose_sizes  # type: ignore[attr-defined]
+build.choose_sizes, build.count_folds = choose_sizes, count_folds  # type: ignore[attr-defined]

@@ -143,7 +143,7 @@ class Evaluation:
         first = tf.constant(0, tf.int64)
         with tf.name_scope(READ_SCOPE):
             inputs, targets, mask, *own = feed.micro_batch(fetched, first, step, replica, first)
-        outputs = self._report(self._forward(inputs))
+        outputs = self._report(self._forward(inputs), True)
         new_counts = tuple(count + self._count_confusion(targets, outputs, mask, count.dtype) for count in counts)
         new_sums = self._metric_sums.compute(targets, outputs, None, mask, own[0] if own else mask)
         kept: dict[str, tf.Tensor] = {}

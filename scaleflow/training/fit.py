@@ -209,7 +209,7 @@ class FitModel(keras.Model):  # type: ignore[misc]  # keras has no types
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         mask, weights, _ = sample_weight
-        self._sums.update_state(y, self._report(y_pred), self._loss_of(y, y_pred), mask, weights)
+        self._sums.update_state(y, self._report(y_pred, False), self._loss_of(y, y_pred), mask, weights)
         return self.get_metrics_result()
 
     @property

@@ -320,7 +320,7 @@ class Loop(Engine):
         weights = own[0] if own else mask
         parts = feed.batching.accumulate * feed.batching.replicas
         loss, outputs, gradients = self.passes.backward((inputs, targets), weights * weight, parts, self._scale_loss)
-        reported = self.objective.report(outputs)
+        reported = self.objective.report(outputs, False)
         return gradients, self._metric_sums.compute(targets, reported, loss / weight, mask, weights)
 
     def _scale_loss(self, value: tf.Tensor) -> tf.Tensor:

@@ -26,7 +26,7 @@ FEWEST_ROWS, MOST_CLASSES = 20, 50
 
 def write_baseline_data(splits: Splits, outputs: Any, files: RunFolder) -> None:
     """Writes the rows of a table, or a sample of many, for the baselines. Other data has none."""
-    test = splits.test or splits.validation
+    test = splits.test or (None if splits.folds else splits.validation)
     if test is None or not is_table(splits.inputs) or not isinstance(outputs, Outputs) or outputs.ignore is not None:
         return
     if not (outputs.is_one_class or (outputs.kind == "regression" and outputs.shape == (1,))):
@@ -71,8 +71,8 @@ def to_matrix(rows: Arrays, inputs: Any, classes: int) -> tuple[Array, Array]:
         np.put_along_axis(places, np.reshape(values, [len(values), -1]), 1, axis=1)
         return places
 
-    specs = name_leaves(inputs)
-    features = [to_columns(values, specs[name]) for name, values in name_leaves(rows.inputs).items()]
+    values = name_leaves(rows.inputs)
+    features = [to_columns(values[name], spec) for name, spec in name_leaves(inputs).items()]
     targets = np.ravel(rows.targets)
     return np.concatenate(features, axis=1), targets.astype(np.int64) if classes else targets
 

@@ -134,7 +134,9 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     for key, monitor in monitors.items():
         training.check_monitor(key, monitor, goal, validates)
     make_model = make_model_maker(plan, splits.inputs, source.outputs, emit, data.changes)
-    engine, stage_notes = make_engine(plan, runtime, make_model, source.outputs, goal, length, feeds.train)
+    engine, stage_notes = make_engine(
+        plan, runtime, make_model, source.outputs, goal, length, feeds.train, splits.folds
+    )
     if plan.hardware.xla is True:
         training.check_xla(engine.model, splits.inputs, runtime.strategy)
     kept = keep_outputs(plan, runtime, engine, feeds, splits, emit)

@@ -77,8 +77,9 @@ def make_engine(
     goal: Objective,
     run: Length,
     feed: Feed,
+    folds: int = 0,
 ) -> tuple[Engine, list[str]]:
-    """Makes the engine, a loop or Keras's `fit`, and the model in the strategy's scope.
+    """Makes the engine, a loop or Keras's `fit`, and the model in the strategy's scope. `folds` is `Splits.folds`.
 
     Returns:
         The engine, and notes for the user on how the model is divided into stages.
@@ -88,11 +89,11 @@ def make_engine(
     engine: Engine
     notes: list[str] = []
     if runtime.strategy_name == "parameter_server":
-        return make_parameter_server_loop(plan, runtime, make_model, outputs, goal, run), notes
+        return make_parameter_server_loop(plan, runtime, make_model, outputs, goal, run, folds), notes
     with runtime.strategy.scope():
         with strategy.variable_scope(runtime.strategy_name):
             net = make_model()
-        trained, goal = find_trained(plan, net, outputs, goal)
+        trained, goal = find_trained(plan, net, outputs, goal, folds)
         remat = apply_remat(plan, runtime, trained)
         if plan.training.step is not None and is_class_target(plan.training.step):
             engine = make_custom_update_loop(plan, runtime, net, outputs, goal, run)
@@ -170,12 +171,15 @@ def make_loop(
 
 
 def find_trained(
-    plan: Plan, net: keras.Model, outputs: OutputStructure, goal: Objective
+    plan: Plan, net: keras.Model, outputs: OutputStructure, goal: Objective, folds: int
 ) -> tuple[keras.Model, Objective]:
-    """Returns the model and the objective of a training step. Each member of an ensemble has a loss of its own."""
+    """Returns the model and the objective of a training step. Each member of an ensemble has a loss of its own.
+
+    `folds` are those of the training split, `Splits.folds`.
+    """
     from scaleflow import model, objective
 
-    ensemble = None if plan.training.step is not None else model.expose_members(net, outputs)
+    ensemble = None if plan.training.step is not None else model.expose_members(net, outputs, folds)
     return (net, goal) if ensemble is None else (ensemble, objective.average_losses(goal))
 
 
@@ -186,6 +190,7 @@ def make_parameter_server_loop(
     outputs: OutputStructure,
     goal: Objective,
     run: Length,
+    folds: int,
 ) -> Loop:
     """Makes the loop of a coordinator, which has the model twice: on the servers, and unpartitioned in its process.
 
@@ -204,7 +209,7 @@ def make_parameter_server_loop(
         )
     with runtime.evaluation_strategy.scope():
         local = make_model()
-        evaluated, local_goal = find_trained(plan, local, outputs, goal)
+        evaluated, local_goal = find_trained(plan, local, outputs, goal, folds)
         forward = functools.partial(evaluated, training=False)
         evaluation = training.Evaluation(runtime.evaluation_strategy, forward, local_goal)
     keras.utils.set_random_seed(plan.seed)  # so that both models have the same initial weights
@@ -212,7 +217,7 @@ def make_parameter_server_loop(
         served = make_model()
         check_no_constraints(served)
         model_optimizer = make_optimizer(plan, runtime, run.total, served, takes_rows=True)
-        trained, goal = find_trained(plan, served, outputs, goal)
+        trained, goal = find_trained(plan, served, outputs, goal, folds)
         remat = apply_remat(plan, runtime, trained)
         loop = training.ParameterServerLoop(
             runtime.strategy,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import yaml
 
@@ -113,7 +113,7 @@ def format_results(state: RunState) -> str:
     values = state.metrics_of("test") | state.metrics_of("val") or state.metrics_of("train")
     if not values:
         return ""
-    columns = {"baseline": state.baseline}
+    columns: dict[str, Mapping[str, float | None]] = {"baseline": state.baseline}
     columns |= {model: {name: state.find_fitted_baselines(name).get(model) for name in values} for model in FITTED}
     known = {title: each for title, each in columns.items() if any(each.get(name) is not None for name in values)}
     rows = [["metric", "value", *known]]
