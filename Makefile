@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: run test test-all test-rest coverage check matrix campaign random random-chains table docs pictures lint bench bench-peers gpu ui clean
 
 run: $(VENV)/installed
-	$(BIN)/python -m scaleflow
+	$(BIN)/scaleflow
 
 test: $(VENV)/developed
 	$(PYTEST) -m "not slow and not gpu"

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scaleflow.launcher.processes.handover import WARM_ENV
+
 ROOT = Path(__file__).parent.parent
 BY_HAND = ROOT / "benchmarks" / "by_hand"
 
@@ -197,13 +199,16 @@ def temporary_folder() -> Iterator[Path]:
 # ---------------------------------------------------------------------------------------------
 
 
-def run(command: Sequence[str | Path], folder: Path, python: Path | None = None) -> tuple[str, float]:
+def run(
+    command: Sequence[str | Path], folder: Path, python: Path | None = None, *, is_warm: bool = False
+) -> tuple[str, float]:
     """Runs a Python program with its output kept, the store in `folder`.
 
     Args:
         command: the arguments of the interpreter.
         folder: where it runs.
         python: the interpreter of another environment, which cannot import this checkout; None: this one.
+        is_warm: whether scaleflow uses a warm server, whose socket is in `folder`; it ends when that is removed.
 
     Returns:
         (standard output, seconds of wall time from its start to its exit).
@@ -211,7 +216,7 @@ def run(command: Sequence[str | Path], folder: Path, python: Path | None = None)
     Raises:
         WrongResultError: if it exits with anything but 0.
     """
-    variables = environment(folder)
+    variables = environment(folder) | {WARM_ENV: str(int(is_warm)), "XDG_RUNTIME_DIR": str(folder)}
     if python is not None:
         del variables["PYTHONPATH"]  # its Hydra would load scaleflow's plugins
     begin = time.perf_counter()
@@ -245,7 +250,7 @@ def run_by_hand(
 
 
 def run_scaleflow(
-    overrides: Sequence[str], folder: Path, name: str = "run", is_recorded: bool = True
+    overrides: Sequence[str], folder: Path, name: str = "run", is_recorded: bool = True, *, is_warm: bool = False
 ) -> tuple[list[dict[str, Any]], float]:
     """Runs `python -m scaleflow` into `folder/name`; gives its events, and its wall time.
 
@@ -254,7 +259,7 @@ def run_scaleflow(
     """
     output = folder / name
     shutil.rmtree(output, ignore_errors=True)
-    _, seconds = run(["-m", "scaleflow", *overrides, f"hydra.run.dir={output}"], folder)
+    _, seconds = run(["-m", "scaleflow", *overrides, f"hydra.run.dir={output}"], folder, is_warm=is_warm)
     events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
     if events[-1].get("status") != "FINISHED":
         raise WrongResultError(f"the run did not finish: {events[-1]}")

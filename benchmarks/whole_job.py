@@ -36,8 +36,8 @@ def warm_up(folder: Path) -> None:
     by_hand(folder)
 
 
-def ours(folder: Path) -> float:
-    events, seconds = run_scaleflow([], folder)
+def ours(folder: Path, is_warm: bool = False) -> float:
+    events, seconds = run_scaleflow([], folder, is_warm=is_warm)
     expect_accuracy("scaleflow", metric(events, "test/accuracy")[-1], LEAST_ACCURACY)
     return seconds
 

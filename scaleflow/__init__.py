@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scaleflow.api import Result, RunFailed, compose, run
     from scaleflow.comparison.runs import compare_runs
+    from scaleflow.convert import convert_model
     from scaleflow.errors import ConfigError
+    from scaleflow.predict.texts import generate_text
     from scaleflow.runs.user_metrics import log_metric
     from scaleflow.sweeps import JobResult, SweepResult, best_run, run_sweep
 
@@ -32,6 +34,8 @@ __all__ = [
     "best_run",
     "compare_runs",
     "compose",
+    "convert_model",
+    "generate_text",
     "log_metric",
     "run",
     "run_sweep",
@@ -46,6 +50,8 @@ _PLACES = {
     "best_run": "scaleflow.sweeps",
     "compare_runs": "scaleflow.comparison.runs",
     "compose": "scaleflow.api",
+    "generate_text": "scaleflow.predict.texts",
+    "convert_model": "scaleflow.convert",
     "log_metric": "scaleflow.runs.user_metrics",
     "run": "scaleflow.api",
     "run_sweep": "scaleflow.sweeps",

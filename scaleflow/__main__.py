@@ -33,12 +33,14 @@ def interrupt() -> NoReturn:
 def greet_and_run() -> int:
     """Imports the command, which takes a third of a second, and runs it; returns its exit code."""
     from scaleflow import __version__
+    from scaleflow.interfaces.collector import pause_collector
     from scaleflow.launcher.display import greet
 
     began = time.time()
     if surely_trains(sys.argv[1:]):
         greet(f"scaleflow {__version__}")
-    from scaleflow.cli import main
+    with pause_collector():
+        from scaleflow.cli import main
 
     return main(began=began)
 

@@ -102,7 +102,7 @@ def run(
     folder: str | Path | None = None,
     data: Any = None,
 ) -> Result:
-    """Trains, as `python -m scaleflow` does, and returns when the run is over.
+    """Trains, as `scaleflow` does, and returns when the run is over.
 
     Args:
         what: overrides, as on the command line; or one config, from `compose` or from another Hydra app that uses

@@ -16,9 +16,9 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from scaleflow.__main__ import entry
 from scaleflow.commands.frame import run_command
 from scaleflow.commands.parser import CommandParser
-from scaleflow.commands.process import end_with
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.secret_masking import register_resolver
 from scaleflow.launcher.answer import ANSWER, FINISHED
@@ -65,4 +65,4 @@ def print_best(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    end_with(main)
+    entry("best")

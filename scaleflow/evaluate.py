@@ -39,11 +39,11 @@ from scaleflow.commands.supervision import supervise_worker
 from scaleflow.commands.tracked_run import (
     answer_model,
     format_model_rows,
-    make_one_process_plan,
+    make_evaluation_plan,
     make_run_parser,
     parse_command,
 )
-from scaleflow.config.compose import ComposedConfig, resolve_config
+from scaleflow.config.compose import resolve_config
 from scaleflow.config.from_mlflow import (
     RerunCommand,
     complete_command,
@@ -54,9 +54,9 @@ from scaleflow.config.from_mlflow import (
 )
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.errors import ConfigError, first_line
-from scaleflow.interfaces import Dataset, Plan, Tracking
+from scaleflow.interfaces import Dataset
 from scaleflow.interfaces.events import DatasetDescribed, EvaluationReady, Event, MetricsLogged, StepsProfiled
-from scaleflow.interfaces.formatting import format_number
+from scaleflow.interfaces.formatting import format_with_interval
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import ANSWER, FAILED, FINISHED, write_error
 from scaleflow.launcher.display import Display, display_for
@@ -65,6 +65,7 @@ from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.profiler import analyze_window
 from scaleflow.runs import EvaluationSpec, RunSpec
 from scaleflow.runs.provenance.tags import command_line
+from scaleflow.runs.state import drop_intervals
 from scaleflow.tracking.tracked_runs import (
     TrackedRun,
     describe_opened_run,
@@ -165,22 +166,6 @@ def to_address(value: Any) -> Any:
     return os.path.abspath(os.path.expanduser(value.strip()))  # noqa: PTH100, PTH111  (it may be no path)
 
 
-def make_evaluation_plan(composed: ComposedConfig, store: Tracking, takes_all: bool = False) -> Plan:
-    """Makes the plan of an evaluation, which runs in one process. If it `takes_all`, the run's `dataset.limit` is not
-    used.
-
-    Raises ConfigError if the config asks for several processes or a TPU, or is wrong.
-    """
-    config = resolve_config(composed.config)
-    config["dataset"] = {**config["dataset"], "shards": 1}  # the run's, for its workers
-    if takes_all:
-        config["dataset"]["limit"] = None
-    plan = make_one_process_plan(config, composed, "evaluations")
-    if plan.training.batch_size == "auto":
-        raise ConfigError("training.batch_size=auto: an evaluation needs a number, such as training.batch_size=32")
-    return replace(plan, tracking=store)
-
-
 def record_evaluation(
     tracker: Any, tracked: TrackedRun, events: Sequence[Event], display: Display, is_new: bool
 ) -> int:
@@ -212,7 +197,7 @@ def record_evaluation(
         error = first_line(failed)
     described = {**answer_model(tracked), "name": name, "split": split}
     ANSWER.read = lambda: {**described, "examples": ready.examples, "metrics": values}
-    rows += [(key, format_number(value)) for key, value in values.items()]
+    rows += [(key, format_with_interval(values, key)) for key in drop_intervals(values)]
     rows += [("profile", profile.line) for profile in profiles]
     display.print_summary(rows)
     if error is not None:

@@ -124,12 +124,12 @@ class ExactRerun:
             built = checkout.check_out(self._run, self._checkout)
             composed, masked = replace(composed, search=[*built.folders, *composed.search]), built.masked
             for note in (f"the code of the run is in {self._checkout}", *built.notes):
-                display.print_line(f"note: {note}")
+                display.print_line(to_printable(f"note: {note}"))
         config = resolve_config(composed.config)
         here = exact.describe_here(make_plan(config, composed.choices, composed.search, look_outside=False), self._run)
         differences = exact.compare_with_here(self._run, here, masked)
         for line in exact.describe_categories(differences, list_unknown(self._run.states[0])):
-            display.print_line(line)
+            display.print_line(to_printable(line))
         can_check_out = self._checkout is None and self._run.states[0].code.is_kept
         exact.refuse_differences(self._run, differences, self.despite, can_check_out)
         return composed

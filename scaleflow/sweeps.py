@@ -136,7 +136,7 @@ def find_best_job(parent: str, uri: str | None = None) -> BestJob:
     """Returns what `best_run` returns, with the metric. Raises as it does."""
     folder = Path(parent).expanduser()
     if RunFolder(folder).ledger.is_file():
-        tags = read_tags(folder)
+        tags = read_sweep_tags(folder)
         check_sweep_tags(parent, tags)
         entries = Ledger.load(RunFolder(folder)).entries
         (entry,) = (entry for entry in entries if str(entry.number) == tags[BEST])
@@ -152,7 +152,7 @@ def find_best_job(parent: str, uri: str | None = None) -> BestJob:
     return BestJob(JobResult(int(found.tags[BEST]), overrides, result), found.tags[BEST_METRIC], found.store)
 
 
-def read_tags(folder: Path) -> Mapping[str, str]:
+def read_sweep_tags(folder: Path) -> Mapping[str, str]:
     """Returns the tags of the run of the sweep in a folder."""
     tags: dict[str, str] = {}
     for event in EventReader(RunFolder(folder).events).read():
@@ -163,7 +163,7 @@ def read_tags(folder: Path) -> Mapping[str, str]:
 
 def read_sweep(folder: Path, is_finished: bool) -> SweepResult:
     """Reads the result of the sweep in a folder."""
-    run, tags = RunHistory.read(folder), read_tags(folder)
+    run, tags = RunHistory.read(folder), read_sweep_tags(folder)
     jobs = tuple(read_job(folder, entry) for entry in Ledger.load(RunFolder(folder)).entries)
     best = next((job for job in jobs if str(job.number) == tags.get(BEST)), None)
     status: Status = "FINISHED" if is_finished else "FAILED"

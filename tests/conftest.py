@@ -42,6 +42,10 @@ from tests.tiers import mark_slow_cases
 
 T = TypeVar("T")
 
+#: Messages name the commands by `python -m`, also where an activated environment has the console script on the PATH.
+os.environ["PATH"] = os.pathsep.join(
+    folder for folder in os.environ["PATH"].split(os.pathsep) if not Path(folder, "scaleflow").is_file()
+)
 os.environ.setdefault("PYTEST_TIMEOUT", "600")  # no key of pyproject.toml: `make gpu` works without that plugin
 
 

@@ -18,7 +18,7 @@ CONF = ROOT / "conf"
 #: The modules at the top level: what users type or import.
 TOP_LEVEL = (
     *("__main__", "cli", "api", "errors", "testing"),
-    *("best", "clean", "diff", "evaluate", "find", "project", "rerun", "sweeps", "sync"),
+    *("best", "clean", "convert", "diff", "evaluate", "find", "generate", "project", "rerun", "sweeps", "sync"),
 )
 
 GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
@@ -27,10 +27,16 @@ GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
 CONTRACTS = ("scaleflow.errors", "interfaces")
 
 #: The layers above the config groups, from the lowest to the highest. Each may import those below it, and the groups.
-LAYERS = ("config", "runs", "worker", "launcher", "sweep", "comparison", "commands")
+LAYERS = ("config", "runs", "data_checks", "worker", "launcher", "sweep", "comparison", "commands")
 
 #: What the groups may import besides the contracts.
-GROUP_EXTRAS = {"dataset": {"files"}, "checkpoint": {"files"}}
+GROUP_EXTRAS = {
+    "dataset": {"files"},
+    "checkpoint": {"files"},
+    "evaluation": {"serving"},
+    "model": {"serving"},
+    "tracking": {"serving"},
+}
 
 #: Groups whose code runs in the worker, with TensorFlow.
 WORKER_GROUPS = (
@@ -46,17 +52,19 @@ WORKER_GROUPS = (
 )
 
 #: Other modules that import TensorFlow or Keras. The loader travels in each logged model; the probe is a process of the
-#: doctor's; the tracer is the worker's part of the profiler.
+#: doctor's; the tracer is the worker's part of the profiler; formats are exported in the worker, or opened in a process of
+#: their own.
 WORKER_MODULES = {
     "scaleflow.doctor.tensorflow_probe",
+    "scaleflow.export.keras_file",
+    "scaleflow.export.litert",
     "scaleflow.predict.compute",
+    "scaleflow.predict.records",
     "scaleflow.profiler.tracer",
     "scaleflow.testing",
-    "scaleflow.tracking.loader",
-    *(
-        f"scaleflow.worker.{name}"
-        for name in ("build", "data", "engine", "evaluate", "export", "failures", "keras_import", "runtime")
-    ),
+    "scaleflow.serving.loader",
+    *(f"scaleflow.worker.{name}" for name in ("build", "convert", "data", "engine", "evaluate", "export", "failures")),
+    *(f"scaleflow.worker.{name}" for name in ("keras_import", "kept_predictions", "portable", "runtime")),
 }
 
 
@@ -236,7 +244,7 @@ def test_tensorflow_is_imported_in_the_worker_only() -> None:
 
 def test_mlflow_is_imported_in_tracking_only() -> None:
     for name in SOURCES:
-        if package_of(name) != "tracking":
+        if package_of(name) not in ("tracking", "serving"):
             assert "mlflow" not in top(imported(name)), name
 
 
@@ -244,8 +252,10 @@ def test_the_worker_imports_nothing_heavy_before_it_has_its_spec() -> None:
     assert not top(imported("scaleflow.worker.main", inside_functions=False)) & {"tensorflow", "keras", "numpy"}
 
 
-def test_the_loader_that_travels_with_a_model_needs_no_scaleflow() -> None:
-    assert "scaleflow" not in top(imported("scaleflow.tracking.loader"))
+def test_the_code_that_travels_with_a_model_needs_no_scaleflow() -> None:
+    for name in SOURCES:
+        if package_of(name) == "serving":
+            assert {each for each in imported(name) if each.startswith("scaleflow")} <= {"scaleflow.serving.answers"}
 
 
 def test_only_the_main_module_imports_the_command() -> None:
@@ -261,6 +271,7 @@ def test_the_top_level_holds_what_users_type_or_import() -> None:
 SHARED_NAMES = {
     "__getattr__": "the lazy names of a package",
     "build": "the function of a model that its option names",
+    "find_unsupported": "what a converter's error says, for each format of exports",
     "entry": "the console script, and the first layers of a model, which users import",
     "main": "the function of a command",
     "to_tf_variable": "two groups need it, and a group imports no other",
@@ -295,7 +306,15 @@ def test_a_config_group_has_a_subpackage_and_a_tests_folder(group: str) -> None:
 
 
 def test_every_group_is_known_to_these_rules() -> None:
-    assert set(GROUP_PACKAGES) == {*WORKER_GROUPS, "tracking", "profiler", "cluster", "evaluation"}
+    assert set(GROUP_PACKAGES) == {
+        *WORKER_GROUPS,
+        "tracking",
+        "profiler",
+        "cluster",
+        "evaluation",
+        "export",
+        "promotion",
+    }
 
 
 def test_the_packages_listed_are_those_on_disk() -> None:

@@ -24,27 +24,13 @@ from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.sweep import runner
 from tests.conftest import Command
 from tests.sweep.fake_runs import FakeLaunch
-
-OWN_OPTIONS = {
-    "model/mine.yaml": "# mine\n_target_: mine.build\n_partial_: true\n",
-    "model/aimless.yaml": "# has no target\nunits: 3\n",
-    "training/typo.yaml": "# wrong\nepoch: 3\n",
-    "training/text.yaml": "# wrong\nepochs: three\n",
-    "dataset/broken.yaml": "# broken\n_target_: [\n",
-    "experiment/key.yaml": "# @package _global_\ntraining:\n  epoch: 3\n",
-    "experiment/group.yaml": "# @package _global_\ntrainig:\n  epochs: 3\n",
-    "experiment/option.yaml": "# @package _global_\ndefaults:\n  - override /model: cnnn\n",
-}
+from tests.test_refusals import write_options
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current one: empty but for a `conf` with mistakes and a plain file."""
-    for name, text in OWN_OPTIONS.items():
-        path = tmp_path / "conf" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (tmp_path / "plain").write_text("")
+    write_options(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return tmp_path
@@ -82,115 +68,6 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-#: The words of a command, and what its refusal has to say.
-REFUSED: Mapping[tuple[str, ...], Sequence[str]] = {
-    ("strategy=miror",): ["strategy=miror", "did you mean mirrored?", "auto", "one_device"],
-    ("strategy=tpu",): ["strategy=tpu", "there is no TPU", "TPU_NAME", "/dev/accel*", "strategy=mirrored"],
-    ("hardware=tpu",): ["hardware=tpu", "there is no TPU", "hardware.tpu=grpc://HOST:8470"],
-    ("strategy=tpu", "hardware.tpu=grpc://127.0.0.1:1"): ["hardware.tpu=grpc://127.0.0.1:1", "nothing answers"],
-    ("dataset=csv", "dataset.target=price"): ["dataset.data_dir", "no default", "dataset.data_dir=..."],
-    ("dataset=csv", "dataset.data_dir=plan", "dataset.target=price"): [
-        "dataset.data_dir=plan: there is no such file or folder; did you mean plain?"
-    ],
-    ("dataset=tfrecord",): ["dataset.data_dir, dataset.features, dataset.input, dataset.target", "no default"],
-    ("model.init_from=nothing.keras",): ["model.init_from=nothing.keras", "no such file", "models:/NAME@ALIAS"],
-    ("model=resent",): ["model=resent", "did you mean resnet"],
-    ("debug=nan", "hardware.deterministic=true"): [
-        "debug.nan=true",
-        "hardware.deterministic=true",
-        "set one of the two to false",
-    ],
-    ("debug=nan", "hardware.xla=true"): ["debug.nan=true", "hardware.xla=true", "set one of the two to false"],
-    ("debug=eager", "strategy=mirrored"): ["debug.eager=true", "strategy=mirrored", "use strategy=one_device"],
-    ("checkpoint.keep=0",): ["checkpoint.keep=0", "at least 1"],
-    ("checkpoint=none", "checkpoint.keep=3"): ["checkpoint.keep"],
-    ("resume=abc",): ["resume=abc", "the folder of a run", "the id of a run"],
-    ("training.engine=fit", "strategy=multi_worker"): ["training.engine=fit", "multi_worker", "training.engine=loop"],
-    ("experiment=digits_miror",): ["experiment=digits_miror", "did you mean digits_mirrored?"],
-    ("training=dafault",): ["training=dafault", "did you mean default?"],
-    ("strategy=",): ["strategy=", "auto", "mirrored", "one_device"],
-    ("strategy=null",): ["strategy=null", "auto", "mirrored", "one_device"],
-    ("strategy=3",): ["strategy=3", "auto", "mirrored", "one_device"],
-    ("training.epoch=3",): ["training.epoch:", "did you mean training.epochs?"],
-    ("model.unit=3",): ["model.unit:", "did you mean model.units?"],
-    ("model=cnn", "model.filter=3"): ["model.filter:", "did you mean model.filters?"],
-    ("foo=1",): ["foo:", "there is no such key"],
-    ("epochs=3",): ["epochs:", "there is no such key", "did you mean training.epochs?"],
-    ("data_dir=x",): ["data_dir:", "dataset.data_dir is a key of dataset=cifar10, ", "table"],
-    ("dataset=table", "data_dir=x"): ["data_dir:", "did you mean dataset.data_dir?"],
-    ("+foo=1",): ["foo:", "there is no such key"],
-    ("stratgy=mirrored",): ["stratgy:", "did you mean strategy?"],
-    ("+stratgy=mirrored",): ["stratgy:", "did you mean strategy?"],
-    ("training.epochs=abc",): ["training.epochs=abc", "an integer, at least 1"],
-    ("training.epochs=true",): ["training.epochs=true", "an integer, at least 1"],
-    ("training.epochs=1.5",): ["training.epochs=1.5", "an integer, at least 1"],
-    ("training.epochs=",): ["training.epochs=", "an integer, at least 1"],
-    ("training.epochs=-1",): ["training.epochs=-1", "an integer, at least 1"],
-    ("training.batch_size=0",): ["training.batch_size=0", "an integer, at least 1"],
-    (
-        *("hardware=cpu", "strategy=mirrored"),
-        *("hardware.logical_devices=3", "training.global_batch_size=32"),
-    ): ["training.global_batch_size=32", "3 replica(s)", "30 or 33"],
-    ("hardware=cpu", "hardware.memory_limit_mb=100"): ["hardware.memory_limit_mb=100", "hardware=gpu"],
-    ("tracking.uri=runs",): ["tracking.uri=runs", "sqlite:///mlflow.db"],
-    ("tracking.uri='http://[::1'",): ["tracking.uri=http://[::1"],
-    ("hydra.run.dir=plain/x",): ["hydra.run.dir=plain/x", "choose a folder"],
-    ("hydra.run.dir=plain",): ["hydra.run.dir=plain", "choose a folder"],
-    ("training.epochs=[1",): ["training.epochs=[1", "quotes"],
-    ("training.epochs=${",): ["training.epochs=${"],
-    ("training",): ["training", "KEY=VALUE"],
-    ("training.epochs=1,2",): ["training.epochs=1,2", "-m"],
-    ("strategy=auto,mirrored",): ["strategy=auto,mirrored", "-m"],
-    ("training.epochs=${nowhere}",): ["training.epochs", "nowhere"],
-    ("tracking.run_name=${oc.env:NOWHERE}",): ["tracking.run_name", "NOWHERE"],
-    ("tracking.run_name=${oc.env:NOWHERE",): ["tracking.run_name"],
-    ("tracking.run_name='${nowhere:1}'",): ["tracking.run_name", "nowhere"],
-    ("tracking.run_name=???",): ["tracking.run_name"],
-    ("--config-dir", "nowhere"): ["--config-dir nowhere", "there is no such folder"],
-    ("--config-dir", "plain"): ["--config-dir plain", "there is no such folder"],
-    ("training.epochs=1", "--config-dir", "conf", "model=mien"): ["model=mien", "did you mean mine?"],
-    ("training.epochs", "3"): ["training.epochs", "KEY=VALUE in one word"],
-    ("evalute", "abc"): ["evalute: there is no such command; did you mean evaluate? (doctor, find, "],
-    ("--config-dir", "conf", "evaluate", "abc"): ["evaluate: a command is the first word; write scaleflow evaluate"],
-    ("training.early_stopping.patience=2",): ["training.early_stopping is null", "{patience: ...}"],
-    ("training.epochs=1", "strategy=mirrored,one_device"): ["strategy=mirrored,one_device", "several values need -m"],
-    ("-m", "model=mlp,cnn", "training.epoch=1"): ["training.epoch:", "did you mean training.epochs?"],
-    ("-m", "model=mlp,cnn", "model.filters=[4]"): ["model.filters:", "no such key"],
-    ("--config-dir",): ["--config-dir"],
-    ("--config-name=nowhere",): ["nowhere"],
-    ("--frobnicate",): ["--frobnicate"],
-    ("--cfg", "jub"): ["jub", "job"],
-    ("--cfg", "job", "strategy=miror"): ["strategy=miror", "did you mean mirrored?"],
-    ("--cfg", "job", "training.epoch=3"): ["training.epoch", "did you mean training.epochs?"],
-    ("-m", "strategy=mirrored,miror"): ["strategy=miror", "did you mean mirrored?"],
-    ("-m", "cluster=local,flink"): ["cluster=flink", "there is no such option", "kubernetes"],
-    ("-m", "training.epoch=1,2"): ["training.epoch", "did you mean training.epochs?"],
-    ("hydra/launcher=jobless",): ["hydra/launcher=jobless", "basic"],
-    ("hydra.run.dirr=x",): ["hydra.run.dirr"],
-    ("--config-dir", "conf", "model=mien"): ["model=mien", "did you mean mine?", "cnn"],
-    ("--config-dir=conf", "model=mien"): ["model=mien", "did you mean mine?"],
-    ("-cd", "conf", "model=mien"): ["model=mien", "did you mean mine?"],
-    ("--config-dir", "conf", "model=aimless"): ["model._target_", "dotted name"],
-    ("--config-dir", "conf", "training=typo"): ["training.epoch:", "did you mean training.epochs?"],
-    ("--config-dir", "conf", "training=text"): ["training.epochs=three", "an integer, at least 1"],
-    ("--config-dir", "conf", "experiment=key"): ["training.epoch:", "did you mean training.epochs?"],
-    ("--config-dir", "conf", "experiment=group"): ["trainig:", "did you mean training?"],
-    ("--config-dir", "conf", "experiment=option"): ["model", "cnnn", "did you mean cnn?"],
-    ("--config-dir", "conf", "dataset=broken"): ["dataset/broken.yaml", "line "],
-    ("--config-dir", "conf", "model=mine", "model.unit=3"): ["model.unit:"],
-}
-
-
-@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
-def test_bad_input_is_refused_in_a_line_or_two(refused: Callable[..., str], words: tuple[str, ...]) -> None:
-    message = refused(*words)
-    own_words = message[message.index("error:") :] if message.startswith("usage:") else message
-    for part in REFUSED[words]:
-        assert part in own_words
-    assert len(own_words.splitlines()) <= 2
-    assert own_words.startswith("scaleflow: ") or message.startswith("usage: scaleflow ")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import urllib.request
@@ -29,13 +30,13 @@ class Examples:
 
     Attributes:
         words: of the run.
-        file: with the test split, for `evaluate` and `predict`; None: `predict` cannot read it.
-        inputs: a column for each input, or a list of examples.
+        file: with the test split, for `predict`.
+        inputs: a column for each input, or a list of examples; a picture is the bytes of its file.
         answers: the target of each example.
     """
 
     words: Sequence[str]
-    file: Path | None
+    file: Path
     inputs: Any
     answers: Sequence[Any]
 
@@ -88,7 +89,7 @@ def make_pictures(folder: Path, kind: str, form: str) -> Examples:
     from PIL import Image
 
     random = np.random.default_rng(0)
-    pixels, answers = [], []
+    files, answers = [], []
     for n in range(40):
         name, split = ("cat", "dog")[n % 2], "test" if n >= 30 else "train"
         picture = random.integers(100 * (n % 2), 256, size=(8, 8, 3)).astype(np.uint8)
@@ -96,10 +97,11 @@ def make_pictures(folder: Path, kind: str, form: str) -> Examples:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(picture).save(path)
         if split == "test":
-            pixels.append(picture.tolist())
+            files.append(path)
             answers.append(name)
+    files, answers = zip(*sorted(zip(files, answers, strict=True)), strict=True)  # as `predict` lists them
     words = ("dataset=image_folder", "dataset.data_dir=data", "dataset.size=[8,8]", "model.units=[8]")
-    return Examples(words, None, pixels, answers)
+    return Examples(words, folder / "data" / "test", [path.read_bytes() for path in files], answers)
 
 
 CASES: Mapping[str, tuple[Callable[[Path, str, str], Examples], str, str, Sequence[str]]] = {
@@ -113,7 +115,14 @@ CASES: Mapping[str, tuple[Callable[[Path, str, str], Examples], str, str, Sequen
 }
 
 #: Cases that are served over HTTP: one for each kind of target.
-SERVED = ("binary in CSV", "classification in Parquet", "regression in JSON lines", "labels in arrays", "texts")
+SERVED = (
+    "binary in CSV",
+    "classification in Parquet",
+    "regression in JSON lines",
+    "labels in arrays",
+    "texts",
+    "pictures",
+)
 
 
 def compute_metrics(kind: str, names: Sequence[str] | None, outputs: Any, answers: Sequence[Any]) -> dict[str, float]:
@@ -139,10 +148,10 @@ def compute_metrics(kind: str, names: Sequence[str] | None, outputs: Any, answer
     }
 
 
-def read_predictions(path: Path, kind: str, names: Sequence[str] | None, answers: Sequence[Any]) -> dict[str, float]:
-    """The metrics of the file that `predict` wrote."""
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+def score_rows(
+    rows: Sequence[Mapping[str, Any]], kind: str, names: Sequence[str] | None, answers: Sequence[Any]
+) -> dict[str, float]:
+    """The metrics of predictions: of the file that `predict` wrote, of a DataFrame, or of JSON."""
     if kind == "regression":
         return compute_metrics(kind, names, [[float(row["prediction"])] for row in rows], answers)
     if kind == "multi_label":
@@ -156,34 +165,52 @@ def read_predictions(path: Path, kind: str, names: Sequence[str] | None, answers
     return found
 
 
-def load_and_answer(folder: str, inputs: Any) -> Any:
-    """What the loaded pyfunc gives for a DataFrame of columns, or for a list of examples."""
+def read_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def load_and_answer(folder: str, inputs: Any) -> tuple[Any, Any]:
+    """What the loaded pyfunc gives for a DataFrame of columns, or for a list of examples: predictions, and logits."""
     import mlflow
     import pandas as pd
 
     model = mlflow.pyfunc.load_model(folder)
     given = pd.DataFrame(inputs) if isinstance(inputs, dict) else np.array(inputs, example_dtype(inputs))
-    return np.asarray(model.predict(given)).tolist()
+    logits = model.predict(given, params={"output": "logits"})
+    return model.predict(given).to_dict("records"), np.asarray(logits).tolist()
 
 
 def example_dtype(inputs: Any) -> Any:
     first = np.array(inputs[0])
-    return {"U": object, "i": np.uint8}.get(first.dtype.kind, np.float32)
+    return {"U": object, "S": object}.get(first.dtype.kind, np.float32)
 
 
 def ask(uri: str, inputs: Any) -> Any:
-    """What the served model answers to JSON."""
+    """What the served model answers to JSON. The columns of a row are in another order than in training."""
     if isinstance(inputs, dict):
         plain = {name: [None if value != value else value for value in values] for name, values in inputs.items()}
-        records = [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
+        names = sorted(plain, reverse=True)
+        records = [dict(zip(names, row, strict=True)) for row in zip(*map(plain.get, names), strict=True)]
         body: Any = {"dataframe_records": records}
     else:
-        body = {"inputs": inputs}
+        body = {"inputs": [base64.b64encode(x).decode() if isinstance(x, bytes) else x for x in inputs]}
     request = urllib.request.Request(
         f"{uri}/invocations", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=60) as response:
         return json.loads(response.read())["predictions"]
+
+
+def check_same_rows(answered: Sequence[Mapping[str, Any]], predicted: Sequence[Mapping[str, str]]) -> None:
+    """A model answers with the columns and the values that `predict` writes."""
+    for row, written in zip(answered, predicted, strict=True):
+        assert list(row) == [name for name in written if name != "file"]
+        for name, value in row.items():
+            if isinstance(value, float):
+                assert value == pytest.approx(float(written[name]), rel=NEAR, abs=NEAR), name
+            else:
+                assert str(value).lower() == written[name].lower(), name
 
 
 def run_json(command: Command, module: str, *words: str) -> dict[str, Any]:
@@ -210,17 +237,21 @@ def test_every_door_gives_the_same_number(command: Command, isolated: Callable[.
     names = json.loads((command.folder / "run" / "learned_state.json").read_text())["outputs"][0]["names"]
     doors = {"run": last_parts(run["metrics"])}
     doors["evaluate"] = last_parts(run_json(command, "scaleflow.evaluate", run["run_id"])["metrics"])
-    if data.file is not None:
-        columns = ("--columns", "a,b,c") if kind == "multi_label" else ()
-        where = ("--input", str(data.file), "--output", "out.csv", "--probabilities")
-        run_json(command, "scaleflow.predict", run["run_id"], *where, *columns)
-        doors["predict"] = read_predictions(command.folder / "out.csv", kind, names, data.answers)
+    columns = ("--columns", "a,b,c") if kind == "multi_label" else ()
+    where = ("--input", str(data.file), "--output", "out.csv", "--probabilities")
+    run_json(command, "scaleflow.predict", run["run_id"], *where, *columns)
+    predicted = read_rows(command.folder / "out.csv")
+    doors["predict"] = score_rows(predicted, kind, names, data.answers)
     (logged,) = command.folder.glob("mlartifacts/*/models/*/artifacts/MLmodel")
-    answered = isolated(load_and_answer, str(logged.parent), data.inputs)
-    doors["pyfunc"] = compute_metrics(kind, names, answered, data.answers)
+    answered, logits = isolated(load_and_answer, str(logged.parent), data.inputs)
+    check_same_rows(answered, predicted)
+    doors["pyfunc"] = score_rows(answered, kind, names, data.answers)
+    doors["logits"] = compute_metrics(kind, names, logits, data.answers)
     if name in SERVED:
         with serve_model(command, run["model"]) as uri:
-            doors["served"] = compute_metrics(kind, names, ask(uri, data.inputs), data.answers)
+            answered = ask(uri, data.inputs)
+        check_same_rows(answered, predicted)
+        doors["served"] = score_rows(answered, kind, names, data.answers)
     keys = ("mae",) if kind == "regression" else ("loss", "accuracy")
     for door, found in doors.items():
         for key in keys:

@@ -20,43 +20,6 @@ from tests.launcher.test_supervisor import wait_for
 
 LR, BATCH_SIZE = "lr", "batch_size"
 
-#: Words of commands that look for something, and what their refusal has to say.
-REFUSED = {
-    (LR, "strategy=parameter_server"): ["strategy=parameter_server", "use another strategy"],
-    (LR, "optimizer.schedule=cosine"): ["optimizer.schedule=cosine", "optimizer.schedule=constant"],
-    (LR, "training.engine=fit"): ["training.engine=fit", "training.engine=loop"],
-    (LR, "training.batch_size=auto"): ["training.batch_size=auto", "scaleflow.find batch_size"],
-    (LR, "--low", "1", "--high", "0.1"): ["--low 1", "--high 0.1", "the lower one first"],
-    (LR, "--steps", "3"): ["--steps 3", "at least 20"],
-    (LR, "resume=x"): ["resume=x", "leave it out"],
-    (LR, "model=mpl"): ["model=mpl", "did you mean mlp?"],
-    (BATCH_SIZE, "training.batch_size=4"): ["training.batch_size=4", "leave it out"],
-    (BATCH_SIZE, "--high", "1"): ["--high", "learning rate"],
-    (BATCH_SIZE, "profiler=trace"): ["profiler=trace", "profiler=none"],
-    (BATCH_SIZE, "training.global_batch_size=64"): ["training.batch_size=auto", "training.global_batch_size=64"],
-}
-
-
-@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
-def test_impossible_searches_are_refused(
-    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert find.main(words) == 2
-    shown = capsys.readouterr()
-    assert all(text in shown.err for text in REFUSED[words]), shown.err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("word", ["strategy=parameter_server", "cluster=ray", "debug=inline", "debug=fast"])
-def test_a_run_that_cannot_find_its_batch_size_is_refused(
-    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["training.batch_size=auto", word]) == 2
-    assert "training.batch_size=auto with " in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
 
 def test_a_task_of_several_machines_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -62,6 +62,14 @@ def shown_code(name: str) -> str:
     return str(code)
 
 
+def test_the_python_lines_train_and_use_the_model(command: Command) -> None:
+    (code,) = re.findall(r"```python\n(import mlflow\nimport scaleflow\n.*?)```", README, re.S)
+    (command.folder / "start.py").write_text(code.replace('"model=cnn"', '"model=cnn", "training.max_steps=3"'))
+    ended = command.cold("start.py")
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"^0\.\d+$", ended.stdout, re.M)
+
+
 def test_the_own_dataset_and_model_train(command: Command) -> None:
     folder = command.folder / "my_conf"
     shown = README[README.index("    my_conf/dataset/mine.yaml") : README.index("<!-- test")]

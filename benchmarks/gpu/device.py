@@ -103,11 +103,11 @@ def find_obstacle() -> str | None:
         )
         answer = json.loads(done.stdout.splitlines()[-1])
     except (subprocess.TimeoutExpired, LookupError, ValueError) as error:
-        return f"TensorFlow does not start ({type(error).__name__}): see python -m scaleflow.doctor"
+        return f"TensorFlow does not start ({type(error).__name__}): see scaleflow doctor"
     if answer["kind"] != "GPU":
         return (
             "nvidia-smi lists a GPU, and TensorFlow finds none: install CUDA with pip install '.[gpu]'; "
-            "python -m scaleflow.doctor says what is missing"
+            "scaleflow doctor says what is missing"
         )
     fault = answer["computes"]["float32"]  # a GPU may lack other dtypes
     return None if fault is None else f"the GPU does not compute in float32: {fault}"

@@ -46,7 +46,7 @@ class IsolatedLauncher(Launcher):
         """
         if not hasattr(task_function, "sweep"):
             raise CompactHydraException(
-                f"hydra/launcher={self.option}: runs only scaleflow's own sweeps (python -m scaleflow -m ...); in "
+                f"hydra/launcher={self.option}: runs only scaleflow's own sweeps (scaleflow -m ...); in "
                 "another app use hydra/launcher=joblib (pip install hydra-joblib-launcher) or submitit_local (pip "
                 "install hydra-submitit-launcher)"
             )

@@ -5,7 +5,7 @@ A package names the module with its config groups in an entry point:
     [project.entry-points."scaleflow.conf"]
     my_models = "my_models.conf"
 
-Then `python -m scaleflow model=my_net` finds `my_models/conf/model/my_net.yaml`. Hydra calls every plugin for every app
+Then `scaleflow model=my_net` finds `my_models/conf/model/my_net.yaml`. Hydra calls every plugin for every app
 in an environment; this one ignores other apps.
 """
 

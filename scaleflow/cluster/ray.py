@@ -84,7 +84,7 @@ def check_address(cluster: RayCluster) -> None:
     if "://" in address or not is_address(address):
         raise ConfigError(
             f"{key}={address}: expected HOST:PORT or auto; from a machine outside of the cluster use "
-            "ray job submit -- python -m scaleflow cluster=ray ..."
+            "ray job submit -- scaleflow cluster=ray ..."
         )
     if not is_listening(address):
         raise ConfigError(f"{key}={address}: no Ray cluster answers there; start one with ray start --head --port=6379")

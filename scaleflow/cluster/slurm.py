@@ -1,4 +1,4 @@
-"""Runs one launcher per task of a Slurm step, as `srun -N4 python -m scaleflow cluster=slurm` starts them.
+"""Runs one launcher per task of a Slurm step, as `srun -N4 scaleflow cluster=slurm` starts them.
 
 TF_CONFIG is derived from the variables that srun sets (OUTPUT ENVIRONMENT VARIABLES in
 https://slurm.schedmd.com/srun.html). TensorFlow's SlurmClusterResolver is not used: all jobs on a machine would get the
@@ -28,7 +28,7 @@ DISTRIBUTION = "SLURM_DISTRIBUTION"
 FIRST_PORT, PORT_COUNT = 10000, 20000
 
 SRUN_HINT = (
-    "start the command once for each task with srun (srun -N4 python -m scaleflow cluster=slurm ...), or use "
+    "start the command once for each task with srun (srun -N4 scaleflow cluster=slurm ...), or use "
     "cluster.submit=print to write a batch script that does"
 )
 

@@ -20,6 +20,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.config.folders import remove_created
+from scaleflow.interfaces.collector import pause_collector
 from scaleflow.launcher.answer import ANSWER
 from scaleflow.launcher.display import greet
 
@@ -70,9 +71,10 @@ class HydraTask:
         is_job = HydraConfig.get().mode is RunMode.MULTIRUN  # under a Hydra launcher that is not scaleflow's
         if not is_job and OmegaConf.select(config, "cluster.submit") is None:  # that prints a script, and nothing else
             self._greet()
-        from scaleflow.config.hydra_config import mask_sweep_config
-        from scaleflow.launcher.launch import run_job
-        from scaleflow.runs import RunFolder
+        with pause_collector():
+            from scaleflow.config.hydra_config import mask_sweep_config
+            from scaleflow.launcher.launch import run_job
+            from scaleflow.runs import RunFolder
 
         began, self.has_begun = time.time() if self.has_begun else self._began, True
         if is_job:

@@ -50,6 +50,8 @@ COMMANDS = {
         Command("sync", "send to the tracking store what it lacks of the runs in a FOLDER", "scaleflow.sync", RUNS),
         Command("project", "an entry point of the file MLproject, for mlflow run", "scaleflow.project", RUNS),
         Command("evaluate", "evaluate a tracked model on a dataset: RUN_ID", "scaleflow.evaluate", MODELS),
+        Command("generate", "let a language model continue a text: RUN_ID --prompt TEXT", "scaleflow.generate", MODELS),
+        Command("convert", "export it in more formats: RUN_ID export.formats=[onnx]", "scaleflow.convert", MODELS),
         Command(
             "predict",
             "write its predictions for a table: RUN_ID --input FILE --output FILE",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from scaleflow.commands.parser import CommandParser
-from scaleflow.config.compose import ComposedConfig
+from scaleflow.config.compose import ComposedConfig, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
@@ -66,6 +67,22 @@ def make_one_process_plan(config: dict[str, Any], composed: ComposedConfig, work
             f"strategy={' or '.join(ONE_PROCESS[1:])}"
         )
     return plan
+
+
+def make_evaluation_plan(composed: ComposedConfig, store: Tracking, takes_all: bool = False) -> Plan:
+    """Makes the plan of an evaluation, which runs in one process. If it `takes_all`, the run's `dataset.limit` is not
+    used.
+
+    Raises ConfigError if the config asks for several processes or a TPU, or is wrong.
+    """
+    config = resolve_config(composed.config)
+    config["dataset"] = {**config["dataset"], "shards": 1}  # the run's, for its workers
+    if takes_all:
+        config["dataset"]["limit"] = None
+    plan = make_one_process_plan(config, composed, "evaluations")
+    if plan.training.batch_size == "auto":
+        raise ConfigError("training.batch_size=auto: an evaluation needs a number, such as training.batch_size=32")
+    return replace(plan, tracking=store)
 
 
 def format_model_rows(tracked: TrackedRun) -> list[tuple[str, str]]:

@@ -6,17 +6,25 @@ nothing of it is imported here.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from scaleflow.comparison.loading import ComparedRun
 from scaleflow.errors import ConfigError
 from scaleflow.runs.data_digest import new_digest
-from scaleflow.runs.provenance.git import CHECKOUT_MARK, GONE, find_patched_path, run_git, split_patch
+from scaleflow.runs.provenance.git import (
+    CHECKOUT_MARK,
+    COMMIT_ID,
+    GONE,
+    find_patched_path,
+    is_path_within,
+    run_git,
+    split_patch,
+)
 from scaleflow.runs.provenance.record import CodeRecord
 
 
@@ -65,17 +73,10 @@ def find_repository(commit: str) -> Path | None:
     """Returns the repository of the current folder, if it has a commit."""
     try:
         root = Path(run_git(Path.cwd(), "rev-parse", "--show-toplevel"))
-        run_git(root, "cat-file", "-e", f"{check_commit(commit)}^{{commit}}")
-    except (OSError, subprocess.SubprocessError, ValueError):
+        run_git(root, "cat-file", "-e", f"{commit}^{{commit}}")
+    except (OSError, subprocess.SubprocessError):
         return None
-    return root
-
-
-def check_commit(commit: str) -> str:
-    """Returns a commit. Raises ValueError if a text is none, and could be an option of git."""
-    if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit):
-        raise ValueError(f"{commit} is no commit")
-    return commit
+    return root if COMMIT_ID.fullmatch(commit) else None
 
 
 def add_worktree(repository: Path, folder: Path, code: CodeRecord) -> None:
@@ -85,10 +86,10 @@ def add_worktree(repository: Path, folder: Path, code: CodeRecord) -> None:
         tree = run_git(repository, "ls-tree", "-r", "-z", code.commit).split("\0")
         modules = {line.partition("\t")[2]: line.split()[2] for line in tree if line.startswith("160000 ")}
         for path, commit in {**modules, **code.submodules}.items():
-            if is_inside(folder, path) and (repository / path / ".git").exists():
+            if COMMIT_ID.fullmatch(commit) and is_inside(folder, path) and (repository / path / ".git").exists():
                 target = str((folder / path).absolute())
-                run_git(repository / path, "worktree", "add", "--force", "--detach", target, check_commit(commit))
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+                run_git(repository / path, "worktree", "add", "--force", "--detach", target, commit)
+    except (OSError, subprocess.SubprocessError) as error:
         reason = os.fsdecode(getattr(error, "stderr", None) or b"").strip().splitlines()
         raise ConfigError(f"--checkout {folder}: git failed: {reason[-1] if reason else error}") from error
 
@@ -103,7 +104,8 @@ def apply_changes(run: ComparedRun, folder: Path, code: CodeRecord) -> Iterator[
             yield f"{find_patched_path(section)} has its content of the commit: its changes cannot be applied"
     for name, digest in code.changed.items():
         if digest == GONE and is_inside(folder, name):
-            (folder / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (folder / name).unlink()
     lost = sorted(set(code.left_out) - set(code.modules))
     if lost:
         yield f"not restored: {', '.join(f'{name} ({code.left_out[name]})' for name in lost[:5])}" + (
@@ -141,7 +143,5 @@ def has_content(path: Path, digest: str) -> bool:
 
 
 def is_inside(folder: Path, path: str) -> bool:
-    """Whether a path of a record leads to a place in a folder, also through links, and not to git's own files."""
-    parts = PurePosixPath(path).parts
-    target = (folder / path).resolve()
-    return bool(parts) and ".." not in parts and ".git" not in parts and target.is_relative_to(folder.resolve())
+    """Whether a path of a record leads to a place in a folder, also through links."""
+    return is_path_within(path) and (folder / path).resolve().is_relative_to(folder.resolve())

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import OmegaConf
 
-from scaleflow.comparison.loading import ComparedRun
+from scaleflow.comparison.loading import ComparedRun, read_resume_words
 from scaleflow.config.from_mlflow import RUN_DIR
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.config.parse import suggest
@@ -24,7 +23,7 @@ from scaleflow.runs.code_digest import find_code
 from scaleflow.runs.code_record import VERSION
 from scaleflow.runs.provenance.collect import LaunchFacts, describe_module, digest_changes
 from scaleflow.runs.provenance.differences import CATEGORIES, Difference, compare_data, compare_launch, list_unknown
-from scaleflow.runs.provenance.git import GONE, list_changes_since
+from scaleflow.runs.provenance.git import GONE, is_path_within, list_changes_since
 from scaleflow.runs.provenance.machine import list_relevant_variables
 from scaleflow.runs.provenance.record import CodeRecord, Provenance
 from scaleflow.sweep.ledger import IGNORED_SECTIONS, MODEL_KEYS
@@ -67,20 +66,19 @@ def check_repeatable(run: ComparedRun, overrides: Sequence[str]) -> None:
 
 def is_allowed(override: Override, params: Mapping[str, str]) -> bool:
     """Whether an override sets only a place or the tracking, or what the run had."""
-    key, value = str(override.key_or_group).lstrip("+"), None if override.is_delete() else override.value()
+    key, value = str(override.key_or_group), None if override.is_delete() else override.value()
     if key in (RUN_DIR, "tracking") or (f"{key}.".startswith(IGNORED_SECTIONS) and not key.startswith(MODEL_KEYS)):
         return True
-    is_path = key.startswith("dataset.") and isinstance(value, str) and (os.sep in value or Path(value).exists())
-    return is_path or params.get(key) == (value if isinstance(value, str) else json.dumps(value))
+    if override.is_delete() or any(name.startswith(f"{key}.") for name in params):
+        return False  # an option of a group replaces all of its keys
+    is_path = key.startswith("dataset.") and isinstance(value, str) and os.sep in value[1:] and Path(value).exists()
+    is_same = params.get(key) == (value if isinstance(value, str) else json.dumps(value))
+    return key == "dataset.data_dir" or is_path or is_same
 
 
 def list_lengths(files: RunFolder) -> list[str]:
     """Returns the overrides of the length of a run that was resumed to train longer."""
-    words: dict[str, str] = {}
-    for number in range(1, 1 + files.count_resumes()):
-        for word in OmegaConf.to_container(OmegaConf.load(files.resume_overrides(number))) or ():
-            words |= {key: str(word) for key in LENGTHS if str(word).startswith(f"{key}=")}
-    return list(words.values())
+    return [f"{key}={value}" for key, value in read_resume_words(files).items() if key in LENGTHS]
 
 
 def describe_here(plan: Plan, run: ComparedRun) -> Provenance:
@@ -91,7 +89,8 @@ def describe_here(plan: Plan, run: ComparedRun) -> Provenance:
     record = CodeRecord(first.is_kept, VERSION, {name: describe_module(file, git) for name, file in code.items()})
     changed = list_changes_since(git, first.commit) if git is not None and first.is_kept else None
     if git is not None and changed is not None:  # also if there is another commit now
-        known = {path: "changed" if (git.root / path).exists() else GONE for path in first.changed}
+        paths = filter(is_path_within, first.changed)
+        known = {path: "changed" if (git.root / path).is_file() else GONE for path in paths}
         digests = digest_changes(replace(git, changed={**changed, **known}))
         record = replace(record, commit=first.commit, changed=digests)
     elif git is not None:
@@ -112,12 +111,14 @@ def compare_with_here(run: ComparedRun, here: Provenance, masked: Sequence[str] 
     `masked` are modules in whose copies only a secret is another, which does not matter.
     """
     found: dict[str, list[Difference]] = {category: [] for category in CATEGORIES}
+    seen: set[Difference] = set()
     for state in run.states:
         since = f", since its resume {state.resume}," if state.resume else ""
         for each in (*compare_launch(state, here), *compare_data(state.data, here.data)):
-            named = replace(each, name=f"{each.name}{since}", matters=each.matters and each.name not in masked)
-            if named not in found[each.category]:
-                found[each.category].append(named)
+            if each not in seen:
+                matters = each.matters and each.name not in masked
+                found[each.category].append(replace(each, name=f"{each.name}{since}", matters=matters))
+                seen.add(each)
     return found
 
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from scaleflow.comparison.loading import ComparedRun
 from scaleflow.errors import ConfigError
-from scaleflow.evaluation.predictions import EXAMPLE, ID, PREDICTIONS, Predictions, load_predictions
+from scaleflow.evaluation.collector import EXAMPLE
+from scaleflow.evaluation.predictions import ID, PREDICTIONS, Predictions, load_predictions
 from scaleflow.interfaces import Outputs, name_leaves
 
 #: The number of resamples, and of drawn examples in all of them, so that a million examples take seconds.

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.launcher.named_runs import find_named_run
@@ -16,7 +18,7 @@ from scaleflow.runs.split_digest import read_split_digests
 from scaleflow.runs.state import RunHistory
 from scaleflow.sweep.ledger import IGNORED_SECTIONS, Ledger
 from scaleflow.tracking.keys import to_allowed_key
-from scaleflow.tracking.store import MlflowTracker
+from scaleflow.tracking.store import MAX_VALUE, MlflowTracker
 from scaleflow.tracking.tracked_runs import TrackedRun, download_artifact
 
 #: Metrics that differ whenever a run is repeated: speed, memory, the use of the machine.
@@ -89,13 +91,28 @@ def load_folder(folder: Path) -> ComparedRun:
         run.ready.name,
         run.run_id,
         run.status,
-        run.params,
+        update_params(run.params, files),
         points,
         run.weights,
         fill_data(states, files),
         files,
         list_repeats(Path(run.ready.parent or ""), folder),
     )
+
+
+def read_resume_words(files: RunFolder) -> dict[str, str]:
+    """Returns the values of the keys that commands changed which resumed a run."""
+    words: dict[str, str] = {}
+    for number in range(1, 1 + files.count_resumes()):
+        overrides = OmegaConf.to_container(OmegaConf.load(files.resume_overrides(number))) or ()
+        words |= dict(str(word).split("=", 1) for word in overrides if "=" in str(word))
+    return words
+
+
+def update_params(params: Mapping[str, str], files: RunFolder) -> dict[str, str]:
+    """Returns the params of a run with what commands changed that resumed it. Keys are those of the store."""
+    changed = {key: value for key, value in read_resume_words(files).items() if key in params}
+    return {to_allowed_key(key): value[:MAX_VALUE] for key, value in {**params, **changed}.items()}
 
 
 def list_repeats(sweep: Path, folder: Path) -> list[Mapping[str, float]]:
@@ -148,7 +165,7 @@ def load_tracked_run(tracker: MlflowTracker, tracked: TrackedRun, temporary: Pat
         tracked.name,
         tracked.run_id,
         None if run.info.status == "RUNNING" else run.info.status,
-        tracked.params,
+        update_params(tracked.params, files),
         tracker.fetch_points(),
         run.data.tags.get(WEIGHTS, ""),
         states,

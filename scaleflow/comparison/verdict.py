@@ -37,7 +37,7 @@ def judge_runs(first: ComparedRun, second: ComparedRun) -> Reproduction:
     """Compares the points that both runs have.
 
     Training reports metrics in the middle of an epoch at steps that depend on the speed. Where one run has a metric
-    and the other has none of it, they differ.
+    and the other has none of it, they differ. So do finished runs of different lengths.
     """
     curves = [{key: dict(each.points[key]) for key in each.points if not key.startswith(MEASURED)} for each in
               (first, second)]  # fmt: skip
@@ -55,6 +55,9 @@ def judge_runs(first: ComparedRun, second: ComparedRun) -> Reproduction:
             is_same = is_same and is_same_number(before[step], now[step], 0.0)
             if not is_same_number(before[step], now[step], TOLERANCE):
                 different.append((step, f"{name} was {before[step]:.9g} and is {now[step]:.9g}"))
+    ends = [max((step for curve in each.values() for step in curve), default=0) for each in curves]
+    if ends[0] != ends[1] and first.status == second.status == "FINISHED":
+        different.append((min(ends) + 1, f"the first run has {ends[0]} steps, the second {ends[1]}"))
     count = points, len(curves[0].keys() & curves[1].keys()), weights
     if different:
         step, what = min(different)

@@ -20,6 +20,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from scaleflow.config.parse import every_key, unknown_key_error, unknown_option_error
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import name_command
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 
 CONF = "scaleflow.conf"
@@ -151,7 +152,7 @@ def check_flags(words: Sequence[str]) -> None:
 
 
 def raise_flag_error(message: str) -> NoReturn:
-    raise ConfigError(f"{mask_secrets(message)}; see python -m scaleflow --help")
+    raise ConfigError(f"{mask_secrets(message)}; see {name_command()} --help")
 
 
 def check_config_dirs(words: Sequence[str]) -> None:

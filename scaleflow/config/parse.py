@@ -27,6 +27,7 @@ EMPTY_MAPPINGS = (
     "optimizer.rate_factors",
     "training.early_stopping",
     "training.step",
+    "promotion.at_least",
     "checkpoint.best",
     "tracking.tags",
 )
@@ -81,7 +82,7 @@ def parse_value(value: object, hint: Any, key: str, limits: Mapping[str, Any]) -
 
     Raises ConfigError if the type or the range is wrong.
     """
-    converted = convert(value, hint, key)
+    converted = convert_value(value, hint, key)
     if converted is _INVALID or not is_within(converted, limits):
         raise ConfigError(f"{key}={format_value(value)}: expected {describe_type(hint, limits)}")
     if "at_most" not in limits and not is_within(converted, {"at_most": MAX_INT}) and not isinstance(converted, float):
@@ -92,19 +93,21 @@ def parse_value(value: object, hint: Any, key: str, limits: Mapping[str, Any]) -
 _INVALID = object()
 
 
-def convert(value: object, hint: Any, key: str) -> Any:
+def convert_value(value: object, hint: Any, key: str) -> Any:
     """Converts a value to a type, or returns `_INVALID`. Text is not parsed as a number: YAML has done that."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         options = get_args(hint)
         if isinstance(value, Mapping) and "_target_" not in value and any(get_origin(o) is dict for o in options):
             options = tuple(option for option in options if option is not Target)
-        conversions = (convert(value, option, key) for option in options)
+        conversions = (convert_value(value, option, key) for option in options)
         return next((result for result in conversions if result is not _INVALID), _INVALID)
     if origin is Literal:
         return value if isinstance(value, str) and value in get_args(hint) else _INVALID
     if origin is list:
-        items = [convert(v, get_args(hint)[0], key) for v in value] if isinstance(value, list | tuple) else [_INVALID]
+        items = (
+            [convert_value(v, get_args(hint)[0], key) for v in value] if isinstance(value, list | tuple) else [_INVALID]
+        )
         return _INVALID if any(i is _INVALID for i in items) else items
     if origin is dict:
         return convert_mapping(value, get_args(hint)[1], key) if isinstance(value, Mapping) else _INVALID
@@ -117,7 +120,7 @@ def convert(value: object, hint: Any, key: str) -> Any:
 
 def convert_mapping(value: Mapping[Any, object], hint: Any, key: str) -> Any:
     """Converts the values of a mapping. Values that are to be text may be anything."""
-    items = {str(k): str(v) if hint is str else convert(v, hint, f"{key}.{k}") for k, v in value.items()}
+    items = {str(k): str(v) if hint is str else convert_value(v, hint, f"{key}.{k}") for k, v in value.items()}
     return _INVALID if any(item is _INVALID for item in items.values()) else items
 
 

@@ -11,7 +11,13 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.augment import augment_feed
     from scaleflow.dataset.pipeline.blocks import check_shards, describe_shards
     from scaleflow.dataset.pipeline.cache import is_mapped
-    from scaleflow.dataset.pipeline.chosen_examples import locate_examples, open_columns, read_inputs, take_rows
+    from scaleflow.dataset.pipeline.chosen_examples import (
+        locate_examples,
+        open_columns,
+        read_inputs,
+        read_parts,
+        take_rows,
+    )
     from scaleflow.dataset.pipeline.feed_factory import make_feed
     from scaleflow.dataset.pipeline.feeds import find_places
     from scaleflow.dataset.pipeline.fingerprint import read_cheap_targets
@@ -21,9 +27,11 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.targets import read_targets
     from scaleflow.dataset.pipeline.unreadable import UnreadableExample, explain_read_error, find_first_unreadable
     from scaleflow.dataset.pipeline.whole_source import WholeSource
+    from scaleflow.dataset.reading.text import Text
 
 __all__ = [
     "Splits",
+    "Text",
     "UnreadableExample",
     "WholeSource",
     "augment_feed",
@@ -43,6 +51,7 @@ __all__ = [
     "prepare_splits",
     "read_cheap_targets",
     "read_inputs",
+    "read_parts",
     "read_targets",
     "repeat_first_batch",
     "take_rows",
@@ -63,6 +72,7 @@ MODULES = (
     "pipeline.targets",
     "pipeline.unreadable",
     "pipeline.whole_source",
+    "reading.text",
 )
 
 

@@ -104,6 +104,9 @@ class HuggingFace:
         self.outputs, self._classes = self._describe_target(
             kind, target, features[target], None if earlier is None else earlier.find_outputs()
         )
+        self.decoders = {
+            "" if self._is_single else each: column.decode for each, column in self._columns.items() if column.decode
+        }
         self.inputs: Any = self._pack({each: column.inputs for each, column in self._columns.items()})
         texts = {
             each: text for each, column in self._columns.items() if column.stored == "string" and not column.decode

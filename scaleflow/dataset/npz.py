@@ -143,39 +143,38 @@ def divide_parts(parts: Mapping[str, Part], test: float, seed: int) -> dict[str,
     return {"train": (part, ~is_test), "test": (part, is_test)}
 
 
-def open_arrays(data_dir: Any) -> dict[str, Array]:
-    """Returns the arrays of a file by name; memory-maps those that are not compressed."""
+def open_arrays(data_dir: Any, key: str = "dataset.data_dir") -> dict[str, Array]:
+    """Returns the arrays of a file by name; memory-maps those that are not compressed. `key` names it in messages."""
     path = expand_data_dir(data_dir)
-    with open_archive(data_dir) as archive:
+    with open_archive(data_dir, key) as archive:
         return {
-            info.filename.removesuffix(".npy"): open_member(path, archive, info)
+            info.filename.removesuffix(".npy"): open_member(path, archive, info, key)
             for info in archive.infolist()
             if info.filename.endswith(".npy")
         }
 
 
 @contextlib.contextmanager
-def open_archive(data_dir: Any) -> Iterator[zipfile.ZipFile]:
+def open_archive(data_dir: Any, key: str = "dataset.data_dir") -> Iterator[zipfile.ZipFile]:
     path = expand_data_dir(data_dir)
     if not path.is_file():
         raise ConfigError(
-            f"dataset.data_dir={data_dir}: there is no such file; expected a file that numpy.savez has written"
-            f"{suggest_path(path)}"
+            f"{key}={data_dir}: there is no such file; expected a file that numpy.savez has written{suggest_path(path)}"
         )
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
     except (zipfile.BadZipFile, OSError, EOFError) as error:
-        raise ConfigError(f"dataset.data_dir={data_dir}: is not a complete .npz file ({error})") from error
+        raise ConfigError(f"{key}={data_dir}: is not a complete .npz file ({error})") from error
 
 
-def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, key: str) -> Array:
     with archive.open(info) as file:
         try:
             shape, fortran, dtype = read_array_header(file)
             if dtype.hasobject:
                 raise ConfigError(
-                    f"dataset.data_dir={path}: the array {info.filename.removesuffix('.npy')} contains Python "
+                    f"{key}={path}: the array {info.filename.removesuffix('.npy')} contains Python "
                     "objects, which scaleflow does not load; save it with a numeric dtype"
                 )
             if info.compress_type == zipfile.ZIP_STORED and shape and 0 not in shape:
@@ -184,7 +183,7 @@ def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> 
             file.seek(0)
             return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
         except ValueError as error:
-            raise ConfigError(f"dataset.data_dir={path}: {info.filename} cannot be read ({error})") from error
+            raise ConfigError(f"{key}={path}: {info.filename} cannot be read ({error})") from error
 
 
 def read_array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

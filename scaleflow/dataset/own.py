@@ -15,6 +15,7 @@ from scaleflow.interfaces import (
     Inputs,
     InputStructure,
     OutputStructure,
+    Preprocessing,
     Source,
     Stream,
     label_leaf,
@@ -33,6 +34,7 @@ class OwnSource:
     inputs: InputStructure
     outputs: OutputStructure
     streams: Mapping[str, Stream]
+    preprocessing: Preprocessing | Mapping[str, Preprocessing] | None = None
 
     @property
     def splits(self) -> Collection[str]:
@@ -47,6 +49,7 @@ def make_source(
     outputs: OutputStructure,
     inputs: InputStructure | None = None,
     lengths: Mapping[str, int] | None = None,
+    preprocessing: Preprocessing | Mapping[str, Preprocessing] | None = None,
 ) -> Source:
     """Makes a source of the splits, `train` among them, of which each is one of these:
 
@@ -68,6 +71,7 @@ def make_source(
             describe the input as int64 or float32 then.
         lengths: the number of examples by split, for iterators and datasets that do not tell. None: they are counted,
             which reads them once.
+        preprocessing: what is learned of the inputs, as `Source.preprocessing`: `Text()` for texts.
 
     Raises:
         ConfigError: if a split is none of these, is empty, without end, or can be iterated only once.
@@ -79,7 +83,8 @@ def make_source(
             raise ConfigError("dataset: make_source was given no splits")
         inputs = first.describe_inputs()
     counts = lengths or {}
-    return OwnSource(inputs, outputs, {n: each.make_stream(inputs, outputs, counts.get(n)) for n, each in made.items()})
+    streams = {name: each.make_stream(inputs, outputs, counts.get(name)) for name, each in made.items()}
+    return OwnSource(inputs, outputs, streams, preprocessing)
 
 
 class MapExamples:

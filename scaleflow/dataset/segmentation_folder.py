@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.reading.files import (
+    PICTURE_SUFFIXES,
     TEST_FRACTION,
     draw_test_examples,
     find_data_dir,
@@ -19,13 +20,13 @@ from scaleflow.dataset.reading.files import (
     walk_files,
 )
 from scaleflow.dataset.reading.images import (
-    SUFFIXES,
     Channels,
     ImageSize,
     Resize,
     decode_image,
     image_size,
     largest_ratio,
+    make_image_decoder,
     resize_image,
     scale_mask,
 )
@@ -89,6 +90,7 @@ class SegmentationFolder:
         self._resize, self._seed = resize, split_seed
         self._values = parse_values(values, ignore, count)
         self.inputs = Inputs((*size, channels), "uint8", scale=1 / 255)
+        self.decoders = {"": make_image_decoder(size, resize, channels)}
         names = None if isinstance(classes, int) else tuple(classes)
         self.outputs = Outputs("classification", (*size, count), names, ignore=IGNORED)
         base = find_data_dir(data_dir)
@@ -209,14 +211,14 @@ def find_pairs(base: Path) -> np.ndarray[Any, Any]:
     }
     pairs = []
     for path in walk_files(base / IMAGES):
-        if not has_suffix(path, SUFFIXES):
+        if not has_suffix(path, PICTURE_SUFFIXES):
             continue
         place = Path(path).relative_to(base / IMAGES).with_suffix("")
         if place not in masks:
             raise ConfigError(f"dataset.data_dir: {path} has no mask; expected {base / MASKS / place}.png")
         pairs.append((path, masks[place]))
     if not pairs:
-        raise ConfigError(f"dataset.data_dir: {base / IMAGES} has no file that ends in {', '.join(SUFFIXES)}")
+        raise ConfigError(f"dataset.data_dir: {base / IMAGES} has no file that ends in {', '.join(PICTURE_SUFFIXES)}")
     return np.array(pairs, dtype=object)
 
 

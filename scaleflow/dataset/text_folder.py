@@ -5,12 +5,10 @@ from __future__ import annotations
 import tensorflow as tf
 
 from scaleflow.dataset.reading.class_folders import ClassFolders, ClassKind
-from scaleflow.dataset.reading.files import TEST_FRACTION
+from scaleflow.dataset.reading.files import TEST_FRACTION, TEXT_SUFFIXES
 from scaleflow.dataset.reading.text import Text
 from scaleflow.interfaces import EarlierState, Inputs, Standardize
 from scaleflow.interfaces.options import Seed, TestFraction, Words
-
-SUFFIXES = (".txt",)
 
 
 class TextFolder(ClassFolders):
@@ -42,7 +40,7 @@ class TextFolder(ClassFolders):
         earlier: EarlierState | None = None,
     ) -> None:
         self.preprocessing = Text(vocabulary, tokens, standardize)
-        super().__init__(data_dir, SUFFIXES, classes, kind, test, split_seed, earlier)
+        super().__init__(data_dir, TEXT_SUFFIXES, classes, kind, test, split_seed, earlier)
 
     def read(self, path: tf.Tensor) -> tf.Tensor:
         """Reads a text file, which must be UTF-8. Traced."""

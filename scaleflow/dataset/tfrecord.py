@@ -86,6 +86,8 @@ class TFRecord:
         self._part, self._seed = test, split_seed
         input_feature = self._features[input]
         self.inputs = Inputs(input_feature.shape, input_feature.dtype, parse_scale(scale, input_feature))
+        is_picture = features[input].get("kind") == "image"
+        self.decoders = {"": input_feature.finish} if is_picture else {}
         self.outputs = describe_feature_outputs(kind, classes, names or (), self._features[target])
         self._files = find_files(data_dir, RECORD_SUFFIXES)
         self._counted: dict[str, FileCounts] = {}

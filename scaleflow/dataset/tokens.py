@@ -66,7 +66,9 @@ class Tokens:
         self._cache = TokenCache(cache_dir)
         self.reading: dict[str, Any] = {"tokenizer": self._tokenizer.name}
         if self._tokenizer.learns:
-            self.reading["learned"] = self._restore(earlier)
+            self._restore(earlier)
+        if (described := self._tokenizer.describe()) is not None:
+            self.reading["learned"] = described
         size = self._tokenizer.vocabulary
         # Bytes stay bytes; other ids are int32, which saved models take everywhere.
         self.inputs = Inputs((self._tokens,), "uint8" if size <= BYTES else "int32", vocabulary=size)
@@ -107,15 +109,15 @@ class Tokens:
             return np.empty(0, dtype)
         return np.memmap(path, dtype, "r")
 
-    def _restore(self, earlier: EarlierState | None) -> Any:
-        """Restores what the tokenizer has learned: in an earlier run, or else from the training split; returns it."""
+    def _restore(self, earlier: EarlierState | None) -> None:
+        """Restores what the tokenizer has learned: in an earlier run, or else from the training split."""
         known = None if earlier is None else earlier.find_reading(self).get("learned")
+        known = known if isinstance(known, list) else None  # that of a tokenizer that learns
         learned = self._learn() if known is None or (earlier and earlier.extends) else json.dumps(known)
         if known is not None:
             learned = self._tokenizer.extend(json.dumps(known), learned)
         self._tokenizer.restore(learned)
         self._tokenizer.name += f" {name_entry(learned)}"  # its tokens depend on more than their own files
-        return json.loads(learned)
 
     def _learn(self) -> str:
         """Learns the tokenizer from the training split, or reads what was learned from the same files before."""

@@ -1,30 +1,26 @@
-"""Collects what a model returns for the examples of a split, batch by batch, and makes a table of it."""
+"""Collects what a model returns for the examples of a split, batch by batch. It imports no pyarrow."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow
-import pyarrow.compute
 
-from scaleflow.evaluation.columns import (
-    MOST_PROBABILITIES,
-    OutputColumns,
-    convert_best,
-    spread,
-    to_column,
-)
-from scaleflow.evaluation.predictions import EXAMPLE, ROWS_OF_GROUP, WEIGHT, name_column
 from scaleflow.interfaces import Outputs, OutputStructure, name_leaves
+from scaleflow.serving.answers import MOST_PROBABILITIES
 
 #: The most examples that are kept, and the most memory that their values take. Of more, a fixed sample is kept.
 MOST_EXAMPLES, MOST_BYTES = 1_000_000, 192 << 20
 
+#: The columns of the place of an example in its split, and of its weight.
+EXAMPLE, WEIGHT = "example", "weight"
+
 #: The most labels, or values, that have columns of their own.
 MOST_VALUES = 64
+
+ROWS_AT_ONCE = 65_536
 
 #: Begins the names of sums over examples by position.
 POSITIONS = "positions"
@@ -118,16 +114,14 @@ class PredictionCollector:
             self._add_positions(output, {key: part.pop(f"{POSITIONS}/{output}/{key}") for key in ("loss", "count")})
         self._parts.append(part)
 
-    def to_table(self) -> Any:
-        """Returns a pyarrow Table with a row for each kept example, in the order of the split."""
+    def take_rows(self) -> Iterator[dict[str, Array]]:
+        """Yields what was collected, in the order of the split, `ROWS_AT_ONCE` examples at a time, and forgets it."""
         arrays = concatenate_parts(self._parts)
         self._parts = []
         order = np.argsort(arrays[EXAMPLE], kind="stable")
-        tables = []
-        for first in range(0, len(order), ROWS_OF_GROUP):
-            rows = order[first : first + ROWS_OF_GROUP]
-            tables.append(make_table(self._outputs, {name: values[rows] for name, values in arrays.items()}))
-        return pyarrow.concat_tables(tables)
+        for first in range(0, len(order), ROWS_AT_ONCE):
+            rows = order[first : first + ROWS_AT_ONCE]
+            yield {name: values[rows] for name, values in arrays.items()}
 
 
 def draw_sample(examples: int, most: int) -> Array | None:
@@ -141,56 +135,3 @@ def draw_sample(examples: int, most: int) -> Array | None:
 
 def concatenate_parts(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def make_table(outputs: Mapping[str, Outputs], arrays: Mapping[str, Array]) -> Any:
-    """Converts what was collected, [rows, ...] by name, to a pyarrow Table."""
-    columns = {EXAMPLE: to_column(arrays[EXAMPLE])}
-    for name, described in outputs.items():
-        own = {key.removeprefix(f"{name}/"): values for key, values in arrays.items() if key.startswith(f"{name}/")}
-        made = make_columns(described, own)
-        columns |= {name_column(name, column): values for column, values in made.items()}
-    if WEIGHT in arrays:
-        columns[WEIGHT] = to_column(arrays[WEIGHT])
-    return pyarrow.table(columns)
-
-
-def make_columns(described: Outputs, values: Mapping[str, Array]) -> dict[str, Any]:
-    """Returns the columns of one output.
-
-    Args:
-        described: the output.
-        values: by the form of the output. `class`, `labels`, `values`: `target` and `output`, as the dataset and the
-            model give them; `best`: `target`, `prediction`, `probability`, `target_probability`, `target_rank`;
-            `positions`: sums and means, which stay as they are.
-    """
-    form = choose_form(described)
-    if form == "positions":
-        return {name: to_column(each) for name, each in values.items()}
-    if form in ("labels", "values"):
-        targets = values["target"] if form == "values" else values["target"] > 0.5
-        columns = spread("target", targets, described.names)
-        if described.ignore is not None:
-            is_ignored = (values["target"] == described.ignore).reshape(len(targets), -1).T
-            pairs = zip(columns.items(), is_ignored, strict=True)
-            columns = {name: mask_values(each, missing) for (name, each), missing in pairs}
-        return {**columns, **OutputColumns({"": described}).convert({"": values["output"]})}
-    targets = values["target"].reshape(-1).astype(np.int64)
-    is_ignored = np.zeros(len(targets), bool) if described.ignore is None else targets == described.ignore
-    targets = np.where(is_ignored, 0, targets)
-    columns = {"target": to_column(targets if described.names is None else np.array(described.names, object)[targets])}
-    if form == "best":
-        predicted = convert_best(values["prediction"], values["probability"], described.names)
-        chance, rank = values["target_probability"], values["target_rank"]
-    else:
-        predicted = OutputColumns({"": described}).convert({"": values["output"]})
-        chances = np.stack([each for name, each in predicted.items() if name.startswith("probability_")], axis=1)
-        chance = chances[np.arange(len(targets)), targets]
-        rank = 1 + (chances > chance[:, None]).sum(axis=1)
-    columns |= {"target_probability": to_column(chance), "target_rank": to_column(rank.astype(np.int32))}
-    return {**{name: mask_values(each, is_ignored) for name, each in columns.items()}, **predicted}
-
-
-def mask_values(column: Any, is_missing: Array) -> Any:
-    """Returns a column with missing values in some rows, [rows] bool."""
-    return column if not is_missing.any() else pyarrow.compute.if_else(pyarrow.array(is_missing), None, column)

@@ -16,6 +16,7 @@ import pyarrow
 from pyarrow import parquet
 
 from scaleflow.errors import ConfigError
+from scaleflow.evaluation.collector import ROWS_AT_ONCE, WEIGHT
 from scaleflow.interfaces import Outputs, OutputStructure, name_leaves
 from scaleflow.interfaces.learned_state import parse_leaves
 
@@ -25,13 +26,8 @@ VERSION = 1
 #: The name of the file, and the key of its schema's metadata that has the rest of the record.
 PREDICTIONS, METADATA = "predictions.parquet", b"scaleflow.predictions"
 
-#: The columns that say which example a row is: its place in the split; its file and its row there; the user's id.
-EXAMPLE, FILE, ROW, ID = "example", "file", "row", "id"
-
-#: The column of the examples' weights.
-WEIGHT = "weight"
-
-ROWS_OF_GROUP = 65_536
+#: The columns that say where an example comes from, besides its place in the split: its file, its row, the user's id.
+FILE, ROW, ID = "file", "row", "id"
 
 Array = np.ndarray[Any, Any]
 
@@ -92,7 +88,7 @@ def save_predictions(path: Path, predictions: Predictions) -> None:
     }
     table = predictions.table.replace_schema_metadata({METADATA: json.dumps(record)})
     partial = path.with_suffix(".partial")
-    parquet.write_table(table, partial, row_group_size=ROWS_OF_GROUP)
+    parquet.write_table(table, partial, row_group_size=ROWS_AT_ONCE)
     partial.replace(path)
 
 

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 
 def name_command(name: str = "") -> str:
-    """Returns a command to type: `scaleflow NAME` if this process is the console script's, else
-    `python -m scaleflow.NAME`.
+    """Returns a command that can be typed: `scaleflow NAME`, or `python -m scaleflow.NAME` if there is no such script.
 
     Args:
         name: of the command; empty for a run.
     """
-    start, separator = ("scaleflow", " ") if is_console_script(sys.orig_argv) else ("python -m scaleflow", ".")
+    script = find_console_script()
+    start, separator = ("python -m scaleflow", ".") if script is None else (script, " ")
     return separator.join(filter(None, (start, name)))
+
+
+def find_console_script() -> str | None:
+    """Returns the word that runs the console script of this interpreter: its name if it is on the PATH, else the path
+    that was typed; None for a process of `python` whose script is not on the PATH.
+    """
+    found = shutil.which("scaleflow")
+    typed = sys.orig_argv[1] if is_console_script(sys.orig_argv) else None
+    own = Path(sys.executable).with_name("scaleflow") if typed is None else Path(typed)
+    if found is not None and Path(found).resolve() == own.resolve():
+        return "scaleflow"
+    return None if typed is None else shlex.quote(typed)
 
 
 def is_console_script(words: Sequence[str]) -> bool:

@@ -188,11 +188,13 @@ class Source(Protocol):
     and all objects must give the same examples. The source does not shuffle, batch, repeat or shard: the input
     pipeline does.
 
-    It may have two more attributes:
+    It may have more attributes:
 
     - `preprocessing`: a `Preprocessing`, a dict from an input's name to its `Preprocessing`, or None. The name of an
       input in a nested dict is its keys joined with `/`;
     - `notes`: lines that the user sees before anything is read, for example that the data must be downloaded first;
+    - `decoders`: for inputs that are pictures, by name ("" for a single one): a traced function from the bytes of a
+      picture's file, a string of shape (), to one example of the input. The served model then takes such bytes;
     - `reading`: how it reads its files, as values that JSON can hold. They are recorded with what the run learned.
 
     If its class has an argument `earlier`, it gets the `EarlierState` of the run that is evaluated, resumed or

@@ -262,6 +262,19 @@ class ModelExported(Event, event="model"):
 
 
 @dataclass(frozen=True)
+class FormatExported(Event, event="format"):
+    """The model was exported in a format of `export.formats`, and computed in its own runtime."""
+
+    name: str
+    path: str
+    #: Metrics of the split, `difference` (the largest one, in units of the largest output), `mb` and `ms` of an example
+    values: Mapping[str, float] = field(default_factory=dict)
+    split: str = ""
+    examples: int = 0
+    error: str = field(default="", metadata=MASKED)  # why the format is not good, and was removed; empty if it is
+
+
+@dataclass(frozen=True)
 class FaultReported(Event, event="fault"):
     """Training failed, or a peer was lost before it began. The launcher decides how the run ends."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 def format_number(value: float) -> str:
     """Formats a number with at most five significant digits.
@@ -13,6 +15,17 @@ def format_number(value: float) -> str:
     if 1000 <= size < 100_000:
         return f"{value:.5g}"
     return f"{value:.4g}" if 0.0001 <= size < 1000 else f"{value:.3g}"
+
+
+def format_with_interval(values: Mapping[str, float], name: str, more: str = "") -> str:
+    """Formats a metric with its 95 % interval, if that is among the values: `0.9805 (0.967 to 0.99)`.
+
+    `more` is said in the same brackets.
+    """
+    low, high = (values.get(f"{name}{end}") for end in ("_low", "_high"))
+    interval = "" if low is None or high is None else f"{low:.3g} to {high:.3g}"
+    brackets = "; ".join(part for part in (interval, more) if part)
+    return format_number(values[name]) + (f" ({brackets})" if brackets else "")
 
 
 def format_duration(seconds: float) -> str:

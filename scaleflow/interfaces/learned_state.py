@@ -51,6 +51,7 @@ class LearnedState:
         reading: how the source read its files, as its attribute `reading` says: for a table the kinds of its columns,
             the delimiter and so on.
         splits: by name, the number of examples and the digest of each split.
+        pictures: the names of inputs that are read from encoded pictures, such as JPEG files.
     """
 
     inputs: InputStructure
@@ -59,6 +60,7 @@ class LearnedState:
     source: str = ""
     reading: Mapping[str, Any] = field(default_factory=dict)
     splits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    pictures: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Converts the record to values that JSON can hold."""
@@ -70,6 +72,7 @@ class LearnedState:
             "source": self.source,
             "reading": dict(self.reading),
             "splits": {name: dict(each) for name, each in self.splits.items()},
+            "pictures": list(self.pictures),
         }
 
     @classmethod
@@ -85,6 +88,7 @@ class LearnedState:
                 record["source"],
                 record["reading"],
                 record["splits"],
+                tuple(record.get("pictures", ())),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"it is not a record of scaleflow ({error})") from error

@@ -17,7 +17,16 @@ from scaleflow.interfaces.config import (
     Strategy,
     Training,
 )
-from scaleflow.interfaces.recording_config import Checkpoint, Debug, EvaluationOptions, Profiler, Sweep, Tracking
+from scaleflow.interfaces.recording_config import (
+    Checkpoint,
+    Debug,
+    EvaluationOptions,
+    ExportOptions,
+    Profiler,
+    PromotionOptions,
+    Sweep,
+    Tracking,
+)
 
 
 @dataclass(frozen=True)
@@ -44,8 +53,8 @@ class Plan:
     """A command, composed, resolved and typed, and checked as far as that is possible without TensorFlow.
 
     Attributes:
-        strategy, hardware, precision, dataset, model, optimizer, objective, training, evaluation, checkpoint, profiler,
-            tracking, cluster, sweep, debug: the sections of the config.
+        strategy, hardware, precision, dataset, model, optimizer, objective, training, evaluation, export, promotion,
+            checkpoint, profiler, tracking, cluster, sweep, debug: the sections of the config.
         seed: the seed of the weights, of the order of examples and of synthetic data. 0 to 2**31 - 1. In the config the
             default is 0.
         choices: the chosen option of each config group.
@@ -75,6 +84,8 @@ class Plan:
     objective: ObjectiveOptions
     training: Training
     evaluation: EvaluationOptions
+    export: ExportOptions
+    promotion: PromotionOptions
     checkpoint: Checkpoint
     profiler: Profiler
     tracking: Tracking

@@ -92,13 +92,86 @@ class EvaluationOptions:
     """`evaluation`: what is made of the predictions for the test split, or without one, for the validation split.
 
     Attributes:
-        name: `default` keeps the predictions and makes a report of them; `none` makes nothing. Default `default`.
+        name: `default` keeps the predictions and makes a report of them; `full` also looks for what mattered in the
+            worst mistakes: parts of pictures, words of texts; `none` makes nothing. Default `default`.
         id: a column that identifies examples, which kept predictions copy: of a table any column of its files, of
             another dataset an input with one value. Default null: the file and the row.
+        slices: further columns that divide the examples into slices, as `id`. Default null: the inputs with one value,
+            the classes and the lengths of texts only.
+        worst: the number of mistakes of each output that the report shows with their inputs. 0 to 1000. Default 24.
+        intervals: the number of bootstrap resamples from which the 95 % intervals are computed. 0 to 10,000. Default
+            1000. 0: no intervals.
+        importance: a table: the most examples with which the importance of its columns is measured: how much worse the
+            model gets if a column is shuffled. 0 to 1,000,000. Default 5000. 0: it is not measured.
+        seconds: the time that importance may take, and so may what mattered in mistakes, in seconds: columns and
+            examples that it does not suffice for have none. Above 0. Default 5; in conf/evaluation/full.yaml 60.
+        miss_cost: two classes: the cost of a missed second class, if a false alarm costs 1. The report has the
+            threshold that costs least. Above 0. Default 1.
     """
 
-    name: Literal["default", "none"] = "default"
+    name: Literal["default", "full", "none"] = "default"
     id: str | None = None
+    slices: list[str] | None = None
+    worst: int = field(default=24, metadata={"at_least": 0, "at_most": 1000})
+    intervals: int = field(default=1000, metadata={"at_least": 0, "at_most": 10_000})
+    importance: int = field(default=5000, metadata={"at_least": 0, "at_most": 1_000_000})
+    seconds: float = field(default=5.0, metadata={"above": 0.0})
+    miss_cost: float = field(default=1.0, metadata={"above": 0.0})
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """`export`: the formats of the trained model, besides the Keras file and the SavedModel.
+
+    Attributes:
+        formats: `keras`, `litert`, `litert_int8`, `onnx` and `openvino`. Each is loaded in its own runtime and compared
+            with the trained model on the test split. Default null: none.
+        tolerance: the most by which an output may differ, in units of the largest output, or of 1 if that is larger. A
+            format that differs by more is removed. Above 0. Default null: 1e-4 for float32, 1e-2 for mixed_float16 and
+            5e-2 for mixed_bfloat16.
+        int8_loss: the most that the accuracy of `litert_int8` may be lower; without an accuracy, the most that an error
+            may be larger, as a share of it. At least 0. Default 0.01.
+        calibration_examples: the training examples, drawn with the seed, from which `litert_int8` takes the ranges of
+            values. At least 1. Default 200.
+    """
+
+    formats: list[str] | None = None
+    tolerance: float | None = field(default=None, metadata={"above": 0.0})
+    int8_loss: float = field(default=0.01, metadata={"at_least": 0.0})
+    calibration_examples: int = field(default=200, metadata={"at_least": 1})
+
+
+@dataclass(frozen=True)
+class PromotionOptions:
+    """`promotion`: whether the trained model becomes the one in use, the alias `champion` of a registered model.
+
+    Attributes:
+        name: `champion` compares the model with the champion and moves the alias if it is better; `none` does nothing.
+            Default `none`.
+        model: the registered model. Required for `champion`.
+        metric: by which the models are compared, on the same examples: `accuracy`, `mae`, or `OUTPUT/accuracy` of a
+            model with several outputs. Default null: the first that the model has.
+        confidence: of the interval of the difference, by a paired bootstrap. Above 0.5, below 1. Default 0.95.
+        tolerance: the lower end of the interval must be above this. Below 0, a model that may be slightly worse is
+            promoted, too. Default 0.
+        at_least: metrics of the run, such as `test/accuracy`, and what they must be at least; errors and losses, at
+            most. A slice of the report is `slice/COLUMN=VALUE`. Default null: no floors.
+        environment: where the model is served before the alias moves: `here`, in a process with the packages of this
+            one, or `clean`, with the packages of its own requirements, which are installed. Default `here`.
+        most_ms: the most that an answer may take, in ms: the median of single requests over HTTP. Above 0. Default
+            null: no limit.
+        most_mb: the most memory that the serving process may take, in MB. Above 0. Default null: no limit.
+    """
+
+    name: Literal["none", "champion"] = "none"
+    model: str | None = None
+    metric: str | None = None
+    confidence: float = field(default=0.95, metadata={"above": 0.5, "below": 1.0})
+    tolerance: float = 0.0
+    at_least: dict[str, float] | None = None
+    environment: Literal["here", "clean"] = "here"
+    most_ms: float | None = field(default=None, metadata={"above": 0.0})
+    most_mb: float | None = field(default=None, metadata={"above": 0.0})
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import time
+from collections.abc import Iterable
 
 from scaleflow.config.words import quote_override
+from scaleflow.evaluation import FINDINGS, REPORT
 from scaleflow.interfaces import name_command
-from scaleflow.interfaces.formatting import format_duration, format_number
+from scaleflow.interfaces.events import FormatExported
+from scaleflow.interfaces.formatting import format_duration, format_number, format_with_interval
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.runs import RunSpec, RunState
@@ -20,6 +24,9 @@ PREDICTIONS = {
     "mae": "always the mean",
     "rmse": "always the mean",
 }
+
+#: The most findings that the last lines name.
+MOST_FINDINGS = 5
 
 NO_ANSWER = "it does not answer"
 
@@ -40,6 +47,8 @@ def finish_run(monitor: RunMonitor) -> None:
         display.print_error(str(mask_secrets(state.error)))
     rows = [("status", f"{state.status} in {duration}")]
     rows += describe_results(spec, state) if spec.trial is None else describe_found(state)
+    rows += describe_findings(spec) if state.status == "FINISHED" and spec.plan.evaluation.name != "none" else []
+    rows += describe_formats(state.formats.values())
     rows += [("profile", line) for line in recorder.profiles.values()]
     rows += [("output", folder)]
     rows += describe_continuation(state, folder)
@@ -64,6 +73,18 @@ def describe_continuation(state: RunState, folder: str) -> list[tuple[str, str]]
     ]
 
 
+def describe_formats(formats: Iterable[FormatExported]) -> list[tuple[str, str]]:
+    """Returns rows with what was measured of each format of the model."""
+    rows = []
+    for each in formats:
+        shown = {name: format_number(value) for name, value in each.values.items()}
+        parts = [f"{each.split} {name} {shown[name]}" for name in ("accuracy", "mae", "loss") if name in shown][:1]
+        units = {"mb": "{} MB", "ms": "{} ms an example", "difference": "largest difference {}"}
+        parts += [text.format(shown[name]) for name, text in units.items() if name in shown]
+        rows.append((each.name, ", ".join([f"not exported: {each.error}"] if each.error else parts)))
+    return rows
+
+
 def describe_found(state: RunState) -> list[tuple[str, str]]:
     """Returns rows with what a trial has found."""
     return [] if state.found is None else [("use", state.found.word), ("because", state.found.reason)]
@@ -74,11 +95,22 @@ def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
     known = RunState.read(spec.folder) if spec.is_resumed else state
     baseline = {} if spec.parent else known.baseline
     rows = []
-    for name, value in state.results.items():
+    for name in state.results:
         reference, metric = baseline.get(name), name.rpartition("/")[2]
         why = f": {PREDICTIONS[metric]}" if metric in PREDICTIONS else ""
         parts = [] if reference is None else [f"baseline {format_number(reference)}{why}"]
         parts += [f"{model} {format_number(each)}" for model, each in known.find_fitted_baselines(name).items()]
-        beside = f" ({'; '.join(parts)})" if parts else ""
-        rows.append((name.replace("/", " "), format_number(value) + beside))
+        rows.append((name.replace("/", " "), format_with_interval(state.metrics, name, "; ".join(parts))))
     return rows
+
+
+def describe_findings(spec: RunSpec) -> list[tuple[str, str]]:
+    """Returns rows with the first findings of the run's report, and where the report is."""
+    try:
+        findings = json.loads((spec.files.evaluation / FINDINGS).read_text())
+        texts = [f"{each['rule']}: {each['text']}" for each in findings]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    more = [f"and {len(texts) - MOST_FINDINGS} more"] if len(texts) > MOST_FINDINGS else []
+    rows = [("" if n else "findings", text) for n, text in enumerate([*texts[:MOST_FINDINGS], *more])]
+    return [*rows, ("report", os.path.relpath(spec.files.evaluation / REPORT))]

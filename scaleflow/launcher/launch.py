@@ -158,11 +158,12 @@ def launch_run(
             return REFUSED
         adopts = adopts and sweep is None and not run.resume_number
         collector = ProvenanceCollector(spec, sweep.facts if sweep else LaunchFacts())
-        collector.start()
         recorder = make_recorder(spec, run.resume_number > 0, adopts, collector.join)
         stop = sweep.stop if sweep else stop
         with catch_stop_signals() if stop is None else contextlib.nullcontext(stop) as stop:
-            monitor = RunMonitor(spec, recorder, display, stop, sweep.on_event if sweep else None)
+            digesting = threading.Thread(target=digest_data, args=(spec,), daemon=True)
+            on_event = sweep.on_event if sweep else None
+            monitor = RunMonitor(spec, recorder, display, stop, on_event, [collector, digesting])
             return supervise_run(monitor, collector, run.resume_number > 0, refuse or display.print_error)
 
 
@@ -202,8 +203,6 @@ def supervise_run(
     spec, recorder = monitor.spec, monitor.recorder
     for line in describe_part(spec, is_resumed):
         monitor.display.print_line(line)
-    if spec.records:
-        threading.Thread(target=digest_data, args=(spec,), daemon=True).start()
     run_processes = InlineRun(monitor) if spec.plan.debug.inline else Supervisor(monitor, make_host(monitor))
     code = run_processes.run()
     collector.join()
@@ -223,7 +222,8 @@ def supervise_run(
 
 def digest_data(spec: RunSpec) -> None:
     """Digests the files of the data while TensorFlow is imported: the worker then finds the digests in the cache."""
-    digest_files(find_data_files(spec.plan.dataset.target.arguments))
+    if spec.records:
+        digest_files(find_data_files(spec.plan.dataset.target.arguments))
 
 
 def make_host(monitor: RunMonitor) -> ProcessHost:

@@ -23,6 +23,7 @@ from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu,
 from scaleflow.config.compose import ComposedConfig, resolve_config
 from scaleflow.config.plan import check_plan, check_trial, parse_plan
 from scaleflow.errors import ConfigError
+from scaleflow.export.formats import check_formats
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Cluster, Plan, Strategy
 from scaleflow.interfaces.trials import Trial
@@ -99,9 +100,10 @@ def check_dataset_files(plan: Plan, folder: Path) -> None:
     Raises ConfigError as the source would. A file in the run's folder is written later (`scaleflow.run(data=...)`).
     """
     target, is_here = plan.dataset.target, plan.cluster.submit is None and not find_engine(plan.cluster).is_remote
-    if not is_here or not target.path.startswith("scaleflow.dataset."):
+    data_dir = target.arguments.get("data_dir")
+    if not is_here or data_dir is None or not target.path.startswith("scaleflow.dataset."):
         return
-    if not Path(str(target.arguments.get("data_dir"))).is_relative_to(folder.absolute()):
+    if not Path(str(data_dir)).is_relative_to(folder.absolute()):
         from scaleflow.dataset.launch_check import check_source_files  # it imports numpy; most commands do not need it
 
         check_source_files(target)
@@ -213,6 +215,7 @@ def probe(plan: Plan) -> Plan:
     check_tpu(plan)
     find_engine(plan.cluster).check_reachable(plan.cluster)
     check_tensorboard(plan.tracking.tensorboard)
+    check_formats(plan.export.formats)
     if plan.task and not port_is_free(plan.task.peers[plan.task.worker]):
         raise ConfigError(
             f"TF_CONFIG: the port of {plan.task.peers[plan.task.worker]}, the address of this process, is in use; "

@@ -35,6 +35,8 @@ RESUME_KEYS = ("resume", "resume_data", "resume_code")
 CHANGEABLE = (
     "checkpoint",
     "evaluation",
+    "export",
+    "promotion",
     "profiler",
     "tracking",
     "strategy",

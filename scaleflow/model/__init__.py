@@ -1,7 +1,7 @@
 """Model factories, initial weights and export. Factories get the dataset's description, in the strategy's scope."""
 
 from scaleflow.model.broadcasting import correct_keras_add
-from scaleflow.model.export import digest_weights, keras_file_fault, write_model
+from scaleflow.model.export import TOLERANCE, RawInputs, digest_weights, keras_file_fault, write_model
 from scaleflow.model.fine_tuning import find_freeze_warning, find_rate_factors, fine_tune, loads_weights, merge_lora
 from scaleflow.model.initial import initialize_from, read_weights
 from scaleflow.model.layer_patterns import find_layers, keep_names
@@ -15,10 +15,13 @@ from scaleflow.model.make import (
     make_model,
 )
 from scaleflow.model.members import expose_members
+from scaleflow.model.parts import name_arguments
 from scaleflow.model.row_lookup import describe_large_table, list_tables, read_rows_in_take
 from scaleflow.model.weight_mapping import SavedWeights
 
 __all__ = [
+    "TOLERANCE",
+    "RawInputs",
     "SavedWeights",
     "correct_keras_add",
     "describe_large_table",
@@ -44,6 +47,7 @@ __all__ = [
     "make_inputs",
     "make_model",
     "merge_lora",
+    "name_arguments",
     "read_rows_in_take",
     "read_weights",
     "write_model",

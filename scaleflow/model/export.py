@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
-import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from scaleflow.interfaces import (
     name_leaves,
 )
 from scaleflow.model.layers import make_inputs
+from scaleflow.model.parts import Parts, add_parts, chain, name_arguments
+from scaleflow.model.signatures import make_signatures
 
 KERAS_FILE = "model.keras"
 WEIGHTS_FILE = "model.weights.h5"
@@ -37,8 +40,24 @@ ON_RAW_INPUTS = "_on_raw_inputs"
 
 EXAMPLE, EXAMPLES = "input_example.npy", "input_example.npz"
 
+#: An encoded picture, in place of the array that an input is decoded to.
+PICTURE = Inputs((), "string")
+
 #: The largest allowed difference between SavedModel and live model, relative to the largest output (at least 1).
 TOLERANCE = {"float32": 1e-4, "mixed_float16": 1e-2, "mixed_bfloat16": 5e-2}
+
+
+@dataclass(frozen=True)
+class RawInputs:
+    """How raw inputs become what the trained model takes, by the name of an input.
+
+    Attributes:
+        preprocessing_layers: creates the preprocessing of an input.
+        decoders: traced functions from an encoded picture, a string of shape (), to one example of an input.
+    """
+
+    preprocessing_layers: Mapping[str, Callable[[], keras.Layer]] = field(default_factory=dict)
+    decoders: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = field(default_factory=dict)
 
 
 def write_model(
@@ -49,14 +68,16 @@ def write_model(
     policy: str,
     folder: Path,
     on_host: bool = False,
-    preprocessing_layers: Mapping[str, Callable[[], keras.Layer]] | None = None,
+    raw: RawInputs | None = None,
 ) -> None:
     """Exports the model into `folder`, loads the SavedModel again and compares the outputs.
 
-    The folder then holds `model.keras` (`model.weights.h5` if Keras cannot write a Keras file), `saved_model/` (one
-    endpoint `serve` from raw inputs [batch, *inputs.shape] to [batch, *outputs.shape] float32, or from and to dicts
-    with the keys of `inputs` and `outputs`), `signature.json` and `input_example.npy`, or for a dict of inputs
-    `input_example.npz` with an array for each name.
+    The folder then holds `model.keras` (`model.weights.h5` if Keras cannot write a Keras file), `saved_model/`,
+    `signature.json` and `input_example.npy`, or for a dict of inputs `input_example.npz` with an array for each name.
+    A picture in an example is the base64 text of a PNG file.
+
+    The SavedModel has one endpoint `serve` from raw inputs [batch, *inputs.shape] to [batch, *outputs.shape] float32,
+    or from and to dicts with the keys of `inputs` and `outputs`, and the signatures of `write_saved_model`.
 
     Args:
         model: the trained model.
@@ -65,24 +86,25 @@ def write_model(
         policy: the model's dtype policy, which sets the tolerance.
         folder: created if missing.
         on_host: compare in the host's memory, for a model that is too large for one device.
-        preprocessing_layers: by the name of an input, creates its preprocessing, which becomes the first part of the
-            exported model.
+        raw: how raw inputs become what the model takes. The preprocessing becomes the first part of the exported model.
 
     Raises:
         ExportError: if the outputs differ by more than the tolerance.
     """
+    raw = raw or RawInputs()
     folder.mkdir(parents=True, exist_ok=True)
     is_whole = keras_file_fault(model) is None
     if not is_whole:
         model.save_weights(folder / WEIGHTS_FILE)  # no preprocessing: the user's code loads them into the model alone
-    if preprocessing_layers:
-        model = add_preprocessing({name: make() for name, make in preprocessing_layers.items()}, model, inputs)
+    layers = {name: make() for name, make in raw.preprocessing_layers.items()}
+    whole = add_preprocessing(layers, model, inputs) if layers else model
     if is_whole:
-        model.save(folder / KERAS_FILE)
-    write_saved_model(model, make_input_specs(inputs), folder / SAVED_MODEL)
+        whole.save(folder / KERAS_FILE)
+    write_saved_model(whole, Parts(model, layers, inputs, policy), outputs, folder / SAVED_MODEL, raw.decoders)
+    model = whole
     with tf.device("CPU:0") if on_host else contextlib.nullcontext():
         check_export(model, batch, TOLERANCE[policy], folder)
-    write_example(inputs, batch, folder)
+    write_example(inputs, batch, folder, raw.decoders)
     signature = {
         "inputs": map_leaves(lambda each: {"dtype": each.dtype, "shape": [-1, *each.shape]}, inputs),
         "outputs": map_leaves(lambda each: {"dtype": "float32", "shape": [-1, *each.shape]}, outputs),
@@ -108,24 +130,15 @@ def make_input_specs(inputs: InputStructure) -> Any:
     return map_named(lambda key, each: tf.TensorSpec([None, *each.shape], each.dtype, name=names[key]), inputs)
 
 
-def name_arguments(inputs: InputStructure) -> dict[str, str]:
-    """Returns a different name for each input, of letters, digits and underscores: TensorFlow takes no others."""
-    names: dict[str, str] = {}
-    for key in name_leaves(inputs):
-        plain = name = re.sub(r"\W", "_", key, flags=re.ASCII) or "inputs"
-        while name in names.values():
-            name = f"{plain}_{len(names)}"
-        names[key] = name
-    return names
+def write_example(inputs: InputStructure, batch: Any, folder: Path, pictures: Collection[str] = ()) -> None:
+    """Writes the first two raw inputs; those of the names in `pictures` as base64 texts of PNG files."""
 
+    def to_plain(name: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if name in pictures:
+            return np.array([base64.b64encode(tf.io.encode_png(each).numpy()).decode() for each in values[:2]])
+        return to_numpy_strings(values[:2]) if name_leaves(inputs)[name].dtype == "string" else values[:2]
 
-def write_example(inputs: InputStructure, batch: Any, folder: Path) -> None:
-    """Writes the first two raw inputs."""
-
-    def to_plain(each: Inputs, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return to_numpy_strings(values[:2]) if each.dtype == "string" else values[:2]
-
-    examples = name_leaves(map_leaves(to_plain, inputs, batch))
+    examples = name_leaves(map_named(to_plain, batch))
     if "" in examples:
         np.save(folder / EXAMPLE, examples[""])
     else:
@@ -135,15 +148,77 @@ def write_example(inputs: InputStructure, batch: Any, folder: Path) -> None:
                     np.lib.format.write_array(file, np.asarray(values), allow_pickle=False)
 
 
-def write_saved_model(model: keras.Model, specs: Any, folder: Path) -> None:
+def write_saved_model(
+    model: keras.Model,
+    parts: Parts,
+    outputs: OutputStructure,
+    folder: Path,
+    decoders: Mapping[str, Callable[[tf.Tensor], tf.Tensor]],
+) -> None:
     """Writes a SavedModel that runs with `training=False`.
 
     Keras's `model.export` sets no `training`, and random layers (`RandomFlip`, ...) then run in training mode.
+
+    Its signatures are `serving_default`, which answers with predictions, `probabilities` (of classes and labels) and
+    `logits`: all that `serve` returns (`model/signatures.py`). With decoders they take encoded pictures [batch] in
+    place of arrays, and the endpoint `decode` maps pictures, one tensor or a dict by name, to the arrays of `serve`.
+    The endpoints of `model/parts.py` are what other formats are made of.
     """
     archive = keras.export.ExportArchive()
     archive.track(model)
-    archive.add_endpoint("serve", lambda inputs: model(inputs, training=False), input_signature=[specs])
-    archive.write_out(folder, verbose=False)
+    specs = make_input_specs(parts.inputs)
+    compute = add_parts(archive, model, parts, specs)
+    serve: Callable[[Any], Any] = compute
+    if decoders:
+        specs = make_input_specs(map_named(lambda name, each: PICTURE if name in decoders else each, parts.inputs))
+        decode = make_batch_decoder(parts.inputs, decoders)
+        pictures = {name: each for name, each in name_leaves(specs).items() if name in decoders}
+        archive.add_endpoint("decode", decode, input_signature=[pictures.get("", pictures)])
+        serve = chain(lambda given: replace_pictures(given, decode, decoders), compute)
+    for name, answer in make_signatures(outputs).items():
+        archive.add_endpoint(name, chain(serve, answer), input_signature=[specs])
+    with hide_default_signatures():
+        archive.write_out(folder, verbose=False)
+
+
+@contextlib.contextmanager
+def hide_default_signatures() -> Iterator[None]:
+    """Hides the functions that Keras adds for each model in a SavedModel: each is traced twice, and not used here."""
+    name = "_default_save_signature"
+    owner = next((base for base in keras.Model.__mro__ if name in vars(base)), None)
+    before = vars(owner)[name] if owner else None
+    try:
+        if owner:
+            setattr(owner, name, None)
+        yield
+    finally:
+        if owner:
+            setattr(owner, name, before)
+
+
+def make_batch_decoder(
+    inputs: InputStructure, decoders: Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
+) -> Callable[[Any], Any]:
+    """Returns a function from encoded pictures [batch] to arrays [batch, *shape]: a tensor, or a dict by name."""
+    described = name_leaves(inputs)
+
+    def decode_leaf(name: str, pictures: tf.Tensor) -> tf.Tensor:
+        spec = tf.TensorSpec(described[name].shape, described[name].dtype)
+        return tf.map_fn(decoders[name], pictures, fn_output_signature=spec)
+
+    return lambda pictures: (
+        {name: decode_leaf(name, each) for name, each in pictures.items()}
+        if isinstance(pictures, Mapping)
+        else decode_leaf("", pictures)
+    )
+
+
+def replace_pictures(given: Any, decode: Callable[[Any], Any], names: Collection[str]) -> Any:
+    """Returns inputs with arrays in place of encoded pictures."""
+    if not isinstance(given, Mapping):
+        return decode(given)
+    decoded = decode({name: each for name, each in name_leaves(given).items() if name in names})
+    return map_named(lambda name, each: decoded.get(name, each), given)
 
 
 def keras_file_fault(model: keras.Model) -> str | None:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
 from scaleflow.interfaces.options import Fraction, Positive, check_options
+from scaleflow.interfaces.sampling import Sampling
+from scaleflow.model.generation import CachedGpt, NextToken, WholeWindow, count_blocks, generate_tokens
 from scaleflow.model.layers import check_one_output, check_tokens, entry
 from scaleflow.model.transformer import apply_dropout, check_transformer, make_positions
 
@@ -86,13 +87,14 @@ def generate(
     temperature: float = 1.0,
     seed: int = 0,
 ) -> list[int]:
-    """Continues a prompt, one token after the other.
+    """Continues a prompt, one token after the other; `scaleflow.generate_text` does so with texts.
 
     Args:
-        model: token ids [1, window] int32 -> logits [1, window, vocabulary]: a `gpt`, or `serve` of its SavedModel.
+        model: token ids [1, window] int32 -> logits [1, window, vocabulary]: a `gpt`, or `serve` of its SavedModel. A
+            `gpt` keeps keys and values, so that a token does not compute those before it again.
         prompt: token ids, at least one.
         length: the number of tokens to add.
-        window: the number of tokens that the model takes. Each new token depends on as many before it at most.
+        window: the number of tokens that the model takes. Beyond it, the window moves on by half.
         temperature: divides the logits; 0 takes the most probable token each time.
         seed: draws the tokens.
 
@@ -104,16 +106,7 @@ def generate(
     """
     if not prompt or temperature < 0:
         raise ValueError("generate needs a prompt of at least one token, and a temperature of at least 0")
-    draw = np.random.default_rng(seed)
-    tokens = list(prompt)
-    for _ in range(length):
-        recent = tokens[-window:]
-        padded = np.zeros([1, window], np.int32)
-        padded[0, : len(recent)] = recent  # a position does not depend on what follows it
-        logits = np.asarray(model(padded))[0, len(recent) - 1].astype(np.float64)
-        if not temperature:
-            tokens.append(int(np.argmax(logits)))
-            continue
-        shares = np.exp((logits - logits.max()) / temperature)
-        tokens.append(int(draw.choice(len(shares), p=shares / shares.sum())))
-    return tokens
+    is_gpt = isinstance(model, keras.Model) and count_blocks(model)
+    predict: NextToken = CachedGpt(model, window) if is_gpt else WholeWindow(model, window)
+    sampling = Sampling(tokens=length, temperature=temperature, seed=seed)
+    return [*prompt, *generate_tokens(predict, prompt, window, sampling)]

@@ -88,23 +88,23 @@ def find_heads(model: keras.Model) -> dict[str, str]:
     if graph is None:
         return {}
     returned = graph[1][0] if isinstance(graph[1], list | tuple) else graph[1]
-    heads = {name: next(trace(tensor, ""), None) for name, tensor in name_leaves(returned).items()}
+    heads = {name: next(trace_layers(tensor, ""), None) for name, tensor in name_leaves(returned).items()}
     return {path: name for name, path in heads.items() if path is not None}
 
 
-def trace(tensor: keras.KerasTensor, prefix: str) -> Iterator[str]:
+def trace_layers(tensor: keras.KerasTensor, prefix: str) -> Iterator[str]:
     """Yields the path of the layer that computes a tensor, if only operations without weights follow it."""
     history = tensor._keras_history
     operation = history.operation
     inner = find_functional(operation)
     if inner is not None:
-        yield from trace(inner._outputs[history.tensor_index], f"{prefix}{operation.name}/")
+        yield from trace_layers(inner._outputs[history.tensor_index], f"{prefix}{operation.name}/")
     elif getattr(operation, "weights", None):
         yield prefix + operation.name
     else:
         before = operation._inbound_nodes[history.node_index].input_tensors
         if len(before) == 1:
-            yield from trace(before[0], prefix)
+            yield from trace_layers(before[0], prefix)
 
 
 def label_inputs(grown: Collection[str], other: Collection[str] = ()) -> Callable[[str], str]:

@@ -17,10 +17,11 @@ from scaleflow.evaluation.columns import OutputColumns
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.columns import Array
 from scaleflow.predict.reading import Reading
-from scaleflow.predict.source import Rows, TableSource, name_row, take_chunks
+from scaleflow.predict.source import Rows, RowSource, name_row, take_chunks
 
 if TYPE_CHECKING:
     from scaleflow.predict.compute import DistributedModel
+    from scaleflow.predict.prompts import PromptModel, TextColumns
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class Task:
     """What is predicted.
 
     Attributes:
-        source: the table.
+        source: the rows.
         columns: of the table, for each input of the model.
         keep: columns that are copied to the output.
         reading: how the run read its data.
@@ -42,11 +43,11 @@ class Task:
         shard_rows: rows of the table that a shard is made of; None: one file.
     """
 
-    source: TableSource
+    source: RowSource
     columns: dict[str, list[str]]
     keep: Sequence[str]
     reading: Reading
-    predicted: OutputColumns
+    predicted: OutputColumns | TextColumns
     schema: Any
     shard_rows: int | None
 
@@ -72,25 +73,32 @@ class Chunk:
     inputs: dict[str, Array]
     is_good: Array
 
-    def predict(self, task: Task, model: DistributedModel, report: RowReport) -> tuple[Any, int]:
+    def predict(self, task: Task, model: DistributedModel | PromptModel, report: RowReport) -> tuple[Any, int]:
         """Returns the rows of the output, and the number of predictions. Raises RunError if the model fails."""
         places = np.flatnonzero(self.is_good)
         if not len(places):
             return make_rows(task, self.rows, self.is_good, task.predicted.make_empty(), report), 0
         outputs = model.predict(self.inputs, lambda row: name_row(self.rows, int(places[row])))
-        is_nan = np.any([np.isnan(values).reshape(len(places), -1).any(axis=1) for values in outputs.values()], axis=0)
+        failed = [find_failed(values).reshape(len(places), -1) for values in outputs.values()]
+        is_failed = np.any([each.any(axis=1) for each in failed], axis=0)
         is_good = self.is_good
-        if is_nan.any():
+        if is_failed.any():
             is_bad = np.zeros(len(is_good), bool)
-            is_bad[places[is_nan]] = True
-            problem = Problem("prediction", is_bad, lambda row: "the model computes NaN")
+            is_bad[places[is_failed]] = True
+            faults = {int(places[row]): model.explain_failure(int(row)) for row in np.flatnonzero(is_failed)}
+            problem = Problem("prediction", is_bad, lambda row: faults[row])
             report.add_problems([problem], lambda row: name_row(self.rows, row))
             is_good = is_good & ~is_bad
-            outputs = {name: values[~is_nan] for name, values in outputs.items()}
+            outputs = {name: values[~is_failed] for name, values in outputs.items()}
         return make_rows(task, self.rows, is_good, task.predicted.convert(outputs), report), int(is_good.sum())
 
 
-def read_chunks(task: Task, model: DistributedModel, report: RowReport, first: int) -> Iterator[Chunk]:
+def find_failed(values: Array) -> Array:
+    """Returns which predicted numbers are NaN, or which texts are None, [rows, ...] bool."""
+    return np.isnan(values) if values.dtype.kind == "f" else np.array([each is None for each in values])
+
+
+def read_chunks(task: Task, model: DistributedModel | PromptModel, report: RowReport, first: int) -> Iterator[Chunk]:
     """Yields the rows of the shards from number `first`, converted for the model. Raises RunError for bad rows, unless
     the report counts them.
     """
@@ -100,7 +108,7 @@ def read_chunks(task: Task, model: DistributedModel, report: RowReport, first: i
     rows = task.source.read(task.read, largest, skip=first * (task.shard_rows or 0))
     places = divide_shards(first, largest, task.shard_rows)
     for (shard, _), chunk in take_chunks(rows, places):
-        parts = [convert_rows(model.inputs, task.columns, piece, task.reading, report) for piece in chunk]
+        parts = [convert_rows(model.inputs, task.columns, piece, task.reading, report, model.decode) for piece in chunk]
         inputs = {name: np.concatenate([arrays[name] for arrays, _ in parts]) for name in model.inputs}
         yield Chunk(shard, chunk, inputs, np.concatenate([is_good for _, is_good in parts]))
 

@@ -56,7 +56,8 @@ def match_columns(
     columns = list(selected) or [name for name in schema.names if name != target]
     described = inputs[""]
     count = math.prod(described.shape)
-    if len(columns) == 1 and is_list(schema.field(columns[0]).type):
+    first = schema.field(columns[0]).type if len(columns) == 1 else None
+    if first is not None and (is_list(first) or (described.is_picture and is_picture(first))):
         check_type(columns[0], schema.field(columns[0]).type, described)
     elif len(columns) == count:
         for name in columns:
@@ -72,12 +73,16 @@ def match_columns(
 
 def describe_model_input(described: ModelInput) -> str:
     """Returns an input in words, such as `an array of shape (8, 8, 1), float32`."""
+    if described.is_picture:
+        return "pictures (the bytes of JPEG, PNG, BMP or GIF files)"
     kind = "text" if described.dtype in ("object", "string") else str(described.dtype)
     return f"an array of shape {described.shape}, {kind}" if described.shape else f"one value, {kind}"
 
 
 def check_type(name: str, type_: Any, described: ModelInput) -> None:
     """Raises ConfigError if no value of a column's type can be a value of the input."""
+    if described.is_picture and is_picture(type_):
+        return
     inner = type_
     while is_list(inner):
         inner = inner.value_type
@@ -90,6 +95,13 @@ def check_type(name: str, type_: Any, described: ModelInput) -> None:
     else:
         return
     raise ConfigError(f"--input: the column {name} has the type {type_}, and {problem}")
+
+
+def is_picture(type_: Any) -> bool:
+    """Returns whether a column may have encoded pictures: their bytes, alone or as `datasets` keeps them."""
+    if types.is_struct(type_):
+        return bool(type_.get_field_index("bytes") >= 0)
+    return bool(types.is_binary(type_) or types.is_large_binary(type_))
 
 
 def is_list(type_: Any) -> bool:

@@ -4,6 +4,7 @@
     scaleflow predict RUN_ID --input new.csv --output predictions.csv --keep id,town
     scaleflow predict RUN_ID --input 'days/*.parquet' --output predictions/ --resume
     scaleflow predict RUN_ID --input new.csv --output out.csv hardware=cpu hardware.logical_devices=2
+    scaleflow predict RUN_ID --input prompts/ --output texts.csv --tokens 200
 
 The input is a CSV, TSV, Parquet, Feather or JSON lines file, a glob, or a folder. It is read in pieces, so it may be
 larger than the memory. An output that ends in .parquet or .csv is one file. Another name, or one that ends in /, is a
@@ -17,6 +18,8 @@ value that the model cannot take: text for a number, say, or a missing number th
 Columns of the output: for classes `prediction`, `probability` and `probability_CLASS`, for numbers `prediction`. With
 several outputs their names come first. The SavedModel computes on all GPUs of this machine, or on its CPU; overrides of
 the config groups `hardware` and `strategy` choose other devices.
+A language model (dataset=tokens) continues prompts: the column `prompt` of a table, or .txt and .md files of which each
+is one. --tokens, --temperature, --top-k, --top-p and --seed say how, as those of `scaleflow generate`.
 RUN_ID is the id of a run in MLflow, the folder of a run, or a model: models:/NAME/VERSION, models:/NAME@ALIAS or
 models:/m-... A run stands for the model that is its result.
 The run is looked up in `tracking.uri=...`, else in MLFLOW_TRACKING_URI, else in sqlite:///mlflow.db.
@@ -35,6 +38,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,20 +52,31 @@ from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import LearnedState, Plan, Tracking
 from scaleflow.interfaces.events import Event, Note
+from scaleflow.interfaces.sampling import Sampling
 from scaleflow.launcher.answer import ANSWER, FINISHED, write_error
 from scaleflow.launcher.display import IMPORTING, BarDisplay, Display, display_for
 from scaleflow.launcher.named_runs import find_named_run, locate_run
 from scaleflow.launcher.processes.stop import catch_stop_signals
+from scaleflow.predict.language_model import (
+    add_sampling_flags,
+    explain_no_language_model,
+    is_language_model,
+    load_language_model,
+    read_sampling,
+)
 from scaleflow.predict.reading import describe_reading
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.tracking.tracked_runs import TrackedRun
 
 if TYPE_CHECKING:
+    from scaleflow.evaluation.columns import OutputColumns
     from scaleflow.predict.bad_rows import RowReport
     from scaleflow.predict.chunks import Task
     from scaleflow.predict.compute import DistributedModel
     from scaleflow.predict.output import Output
+    from scaleflow.predict.prompts import PromptModel, TextColumns
     from scaleflow.predict.reading import Reading
+    from scaleflow.predict.source import RowSource
     from scaleflow.tracking.saved_models import ModelDescription
 
 #: The overrides that this command uses.
@@ -132,6 +148,7 @@ def make_predict_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--probabilities", action="store_true", help="a column for each class, even if there are more than 20"
     )
+    parser.add_argument("--logits", action="store_true", help="a column for each logit, after the predictions")
     parser.add_argument(
         "--batch-size",
         type=parse_positive,
@@ -144,6 +161,7 @@ def make_predict_parser() -> argparse.ArgumentParser:
         metavar="ROWS",
         help=f"rows of the input for a shard (default: {SHARD_ROWS:,})",
     )
+    add_sampling_flags(parser)
     parser.add_argument("--resume", action="store_true", help="skip the finished shards of the output folder")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")
     return parser
@@ -157,11 +175,11 @@ def parse_positive(text: str) -> int:
 
 def predict(typed: argparse.Namespace, display: Display) -> int:
     """Checks the command, and computes and writes the predictions. Raises ConfigError before, RunError after."""
-    plan = make_prediction_plan(typed)
+    sampling, plan = read_sampling(typed), make_prediction_plan(typed)
     from scaleflow.predict.output import open_output
-    from scaleflow.predict.source import list_table_files
+    from scaleflow.predict.source import list_input_files
 
-    list_table_files(typed.input)
+    list_input_files(typed.input)
     output = open_output(typed.output, typed.overwrite, typed.resume)
     if typed.shard_rows and not output.is_folder:
         raise ConfigError(f"--shard-rows {typed.shard_rows}: is for a folder of shards; use --output FOLDER/")
@@ -169,21 +187,29 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     store_options = find_store_options(RerunCommand(typed.run_id, typed.overrides))
     store, tracker, tracked = find_named_run(typed.run_id, store_options)
     from scaleflow.predict.bad_rows import RowReport
-    from scaleflow.tracking.saved_models import describe_model, download_saved_model
+    from scaleflow.tracking.saved_models import describe_model
 
     state = load_learned_state(tracker, tracked, store)
-    description = describe_model(tracker, tracked, store, state)
     options = load_config(tracked.config, tracked.run_id).get("dataset")
-    reading = describe_reading(state, options if isinstance(options, dict) else {}, description.inputs)
-    task = make_task(typed, reading, description, output)
+    options = options if isinstance(options, dict) else {}
+    load: Callable[[Path], tuple[DistributedModel | PromptModel, str, list[Note]]]
+    if state is not None and is_language_model(state):
+        sampling = sampling or Sampling()
+        task = make_text_task(typed, options.get("column"), output)
+        load = partial(load_prompt_model, sampling, plan, tracker, tracked, store, state)
+    elif sampling is not None:
+        raise explain_no_language_model(tracked.run_id, state)
+    else:
+        description = describe_model(tracker, tracked, store, state)
+        task = make_task(typed, describe_reading(state, options, description.inputs), description, output)
+        load = partial(load_predictor, plan, tracker, tracked, store, typed.batch_size)
     with output.lock(), tempfile.TemporaryDirectory(prefix="scaleflow-predict-") as folder:
-        manifest = describe_task(typed, tracked, task)
+        manifest = describe_task(typed, tracked, task) | ({"sampling": asdict(sampling)} if sampling else {})
         first = output.find_first(manifest, typed.resume)
-        model_folder = download_saved_model(tracker, tracked, store, Path(folder))
         with catch_stop_signals() as stop:
             display.begin_stage(f"{IMPORTING} and loading the model")
             with hide_errors():
-                model, devices, notes = load_predictor(plan, model_folder, typed.batch_size)
+                model, devices, notes = load(Path(folder))
             display.end_stage()
             for note in [*notes, *([Note(NO_RECORD)] if state is None else [])]:
                 display.show_event(note)
@@ -238,32 +264,61 @@ def load_learned_state(tracker: Any, tracked: TrackedRun, store: Tracking) -> Le
 
 def make_task(typed: argparse.Namespace, reading: Reading, description: ModelDescription, output: Output) -> Task:
     """Opens the table and checks that the model can take it. Raises ConfigError if it cannot."""
-    import pyarrow
-
     from scaleflow.evaluation.columns import OutputColumns
-    from scaleflow.predict.chunks import Task
     from scaleflow.predict.columns import match_columns
-    from scaleflow.predict.output import check_schema
+    from scaleflow.predict.containers import open_input
+
+    selected = split_names(typed.columns)
+    source = open_input(typed.input, typed.delimiter, reading, description.inputs, selected)
+    columns = match_columns(description.inputs, source.schema, selected or source.values, reading.target)
+    predicted = OutputColumns(description.outputs, typed.probabilities, typed.logits)
+    if typed.logits and all(each.kind in ("regression", None) for each in description.outputs.values()):
+        raise ConfigError("--logits: this model predicts values, and has no logits; leave it out")
+    return complete_task(typed, source, columns, reading, predicted, output)
+
+
+def make_text_task(typed: argparse.Namespace, usual: Any, output: Output) -> Task:
+    """Opens the prompts of a language model: text files, or a table, of which `usual` may be the column.
+
+    Raises ConfigError if there are none.
+    """
+    from scaleflow.predict.containers import open_text_files
+    from scaleflow.predict.prompts import TextColumns, choose_prompt_column
+    from scaleflow.predict.reading import Reading
     from scaleflow.predict.source import open_table
 
-    inputs = [name for name in description.inputs if name]
-    source = open_table(typed.input, typed.delimiter, reading, inputs)
+    source: RowSource | None = open_text_files(typed.input)
+    if source is not None:
+        (column,) = source.values
+    else:
+        source = open_table(typed.input, typed.delimiter)
+        column = choose_prompt_column(source.schema.names, split_names(typed.columns), usual)
+    return complete_task(typed, source, {"": [column]}, Reading(), TextColumns(), output)
+
+
+def complete_task(
+    typed: argparse.Namespace,
+    source: RowSource,
+    columns: dict[str, list[str]],
+    reading: Reading,
+    predicted: OutputColumns | TextColumns,
+    output: Output,
+) -> Task:
+    """Adds the columns that are kept, and the schema of the output. Raises ConfigError if they cannot be written."""
+    import pyarrow
+
+    from scaleflow.predict.chunks import Task
+    from scaleflow.predict.output import check_schema
+
     names = source.schema.names
-    columns = match_columns(description.inputs, source.schema, split_names(typed.columns), reading.target)
-    keep = names if typed.keep == "all" and "all" not in names else split_names(typed.keep)
+    takes_all = typed.keep == "all" and "all" not in names
+    keep = list(source.labels) or names if takes_all else split_names(typed.keep) or list(source.labels)
     if absent := [name for name in keep if name not in names]:
         raise ConfigError(f"--keep {', '.join(absent)}: there is no such column; the table has {', '.join(names)}")
     kept = pyarrow.schema([pyarrow.field(name, plain_type(source.schema.field(name).type)) for name in keep])
-    predicted = OutputColumns(description.outputs, typed.probabilities)
-    return Task(
-        source,
-        columns,
-        keep,
-        reading,
-        predicted,
-        check_schema(output, kept, predicted.make_schema()),
-        (typed.shard_rows or SHARD_ROWS) if output.is_folder else None,
-    )
+    schema = check_schema(output, kept, predicted.make_schema())
+    shard_rows = (typed.shard_rows or SHARD_ROWS) if output.is_folder else None
+    return Task(source, columns, keep, reading, predicted, schema, shard_rows)
 
 
 def split_names(text: str) -> list[str]:
@@ -308,8 +363,20 @@ def hide_errors() -> Iterator[None]:
         os.close(shown)
 
 
-def load_predictor(plan: Plan, folder: Path, batch_size: int | None) -> tuple[DistributedModel, str, list[Note]]:
-    """Sets up the devices and loads the model. Returns it, the devices in words, and notes about them."""
+def load_prompt_model(sampling: Sampling, *arguments: Any) -> tuple[PromptModel, str, list[Note]]:
+    """Does what `load_predictor` does for a language model; `arguments` are those of `load_language_model`."""
+    from scaleflow.predict.prompts import PromptModel
+
+    return PromptModel(load_language_model(*arguments), sampling), "one prompt at a time", []
+
+
+def load_predictor(
+    plan: Plan, tracker: Any, tracked: TrackedRun, store: Tracking, batch_size: int | None, folder: Path
+) -> tuple[DistributedModel, str, list[Note]]:
+    """Sets up the devices, downloads the model and loads it. Returns it, the devices in words, and notes about them."""
+    from scaleflow.tracking.saved_models import download_saved_model
+
+    saved_model = download_saved_model(tracker, tracked, store, folder)
     from scaleflow.worker.keras_import import import_keras
     from scaleflow.worker.runtime import setup_runtime
 
@@ -319,7 +386,7 @@ def load_predictor(plan: Plan, folder: Path, batch_size: int | None) -> tuple[Di
     from scaleflow.predict.compute import DistributedModel
 
     try:
-        model = DistributedModel(folder, runtime.strategy, batch_size)
+        model = DistributedModel(saved_model, runtime.strategy, batch_size)
     except (OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         reason = first_line(error)
         raise ConfigError(f"the SavedModel of the run cannot be loaded: {reason[:300]}") from error
@@ -330,7 +397,7 @@ def load_predictor(plan: Plan, folder: Path, batch_size: int | None) -> tuple[Di
 
 def write_predictions(
     task: Task,
-    model: DistributedModel,
+    model: DistributedModel | PromptModel,
     output: Output,
     first: int,
     report: RowReport,

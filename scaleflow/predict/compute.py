@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,12 +29,21 @@ from scaleflow.dataset.tables.values import (
 from scaleflow.errors import RunError
 from scaleflow.interfaces import name_leaves
 from scaleflow.predict.bad_rows import Problem, RowReport
-from scaleflow.predict.columns import Array, is_list
+from scaleflow.predict.columns import Array, is_list, is_picture
 from scaleflow.predict.reading import Reading
 from scaleflow.predict.source import Rows, name_row
 
+#: From encoded pictures, [b] strings, to arrays [b, ...].
+Decode = Callable[[Any], Any]
+
+#: Threads that decode pictures, and the pictures of one call.
+DECODERS, AT_ONCE = os.cpu_count() or 1, 32
+
 #: The most rows that a device computes at once, and the most values of all inputs in these rows.
 BATCH_ROWS, BATCH_VALUES = 1024, 1 << 22
+
+#: The input of a model that takes one text.
+TEXT = tf.TensorSpec([None], tf.string)
 
 
 class DistributedModel:
@@ -44,6 +55,8 @@ class DistributedModel:
         batch_size: rows of a replica; None: 1024, or fewer if an example is large.
 
     Attributes:
+        inputs: specs of the inputs, by name.
+        decode: maps encoded pictures to inputs: a tensor, or a dict of them; None if the model takes none.
         batch_size: rows of all replicas.
     """
 
@@ -52,6 +65,7 @@ class DistributedModel:
             self._loaded = tf.saved_model.load(str(folder))
         ((self._specs,), _) = self._loaded.serve.concrete_functions[0].structured_input_signature
         self.inputs: Mapping[str, tf.TensorSpec] = name_leaves(self._specs)
+        self.decode: Decode | None = getattr(self._loaded, "decode", None)
         values = sum(math.prod(spec.shape[1:]) for spec in self.inputs.values())
         self._replicas = strategy.num_replicas_in_sync
         self._rows = batch_size or max(1, min(BATCH_ROWS, BATCH_VALUES // max(1, values)))
@@ -90,6 +104,10 @@ class DistributedModel:
                 f"{name(start)}, or one of the {self.batch_size - 1:,} after it: the model fails: {reason}"
             ) from error
         return {name: np.concatenate([part[name] for part in outputs])[:rows] for name in outputs[0]}
+
+    def explain_failure(self, row: int) -> str:
+        """Says why a row has no prediction."""
+        return "the model computes NaN"
 
     def _compute(self, arrays: Mapping[str, Array], start: int) -> dict[str, Any]:
         def take(replica: int) -> Any:
@@ -146,6 +164,7 @@ def convert_rows(
     rows: Rows,
     reading: Reading,
     report: RowReport,
+    decode: Decode | None = None,
 ) -> tuple[dict[str, Array], Array]:
     """Converts rows to the inputs of a model, and reports what is not as in training.
 
@@ -155,6 +174,7 @@ def convert_rows(
         rows: of the table.
         reading: how the run read its data.
         report: counts bad rows, unknown categories and missing values.
+        decode: of the model.
 
     Returns:
         The inputs of the good rows, [good, ...] by name, and which rows are good: [rows] bool.
@@ -166,7 +186,10 @@ def convert_rows(
     problems = [Problem("fields", is_malformed, lambda row: rows.malformed[row])]
     found: dict[str, list[OutputColumn]] = {}
     for name, spec in specs.items():
-        found[name] = [convert_column(spec, column, rows, reading, name, problems) for column in columns[name]]
+        if is_picture(rows.table[columns[name][0]].type):
+            found[name] = [read_pictures(spec, name, rows.table[columns[name][0]], decode, is_malformed, problems)]
+        else:
+            found[name] = [convert_column(spec, column, rows, reading, name, problems) for column in columns[name]]
     problems[1:] = [each._replace(is_bad=each.is_bad & ~is_malformed) for each in problems[1:]]
     report.add_problems(problems, lambda row: name_row([rows], row))
     is_good = ~np.any([each.is_bad for each in problems], axis=0)
@@ -184,6 +207,38 @@ def join_columns(columns: Sequence[OutputColumn], spec: tf.TensorSpec) -> Array:
     values = [column.values for column in columns]
     joined = values[0] if len(values) == 1 else np.concatenate(values, axis=1)
     return joined.reshape(len(joined), *spec.shape[1:])
+
+
+def read_pictures(
+    spec: tf.TensorSpec, name: str, column: Any, decode: Decode | None, is_malformed: Array, problems: list[Problem]
+) -> OutputColumn:
+    """Decodes the pictures of an input; appends those that cannot be read to `problems`. They are zeros."""
+    assert decode is not None
+    if types.is_struct(column.type):  # as the library datasets keeps pictures
+        column = compute.struct_field(column, "bytes")
+    pictures = np.array([picture or b"" for picture in column.to_pylist()], object)
+
+    def decode_some(part: Array) -> Array | None:
+        given = tf.constant(part, tf.string)
+        try:
+            return np.asarray(decode({name: given})[name] if name else decode(given))
+        except tf.errors.OpError:
+            return None
+
+    def decode_each(part: Array) -> list[Array | None]:
+        whole = decode_some(part)
+        if whole is not None:
+            return list(whole)
+        return [None if each is None else each[0] for each in (decode_some(part[n : n + 1]) for n in range(len(part)))]
+
+    parts = [pictures[first : first + AT_ONCE] for first in range(0, len(pictures), AT_ONCE)]
+    with ThreadPoolExecutor(DECODERS) as pool:
+        decoded = [each for part in pool.map(decode_each, parts) for each in part]
+    is_bad = np.array([each is None for each in decoded]) & ~is_malformed
+    problems.append(Problem("picture", is_bad, lambda row: "it is no whole JPEG, PNG, BMP or GIF"))
+    blank = np.zeros(spec.shape[1:], spec.dtype.as_numpy_dtype)
+    values = np.stack([blank if each is None else each for each in decoded])
+    return OutputColumn(name, values.reshape(len(values), -1), np.zeros(len(values), bool))
 
 
 def convert_column(

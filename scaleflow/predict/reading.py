@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scaleflow.files.table_formats import CsvForm
@@ -27,6 +27,9 @@ class Reading:
         filled: the inputs in which the model replaces a missing value, and whether training had missing ones; None: it
             is not known.
         categories: those that training had, by input.
+        input: the column, array or feature that the run read its single input from; None if it is not known.
+        features: `dataset.features` of TFRecord files.
+        compression: of TFRecord files, as TensorFlow names it.
     """
 
     form: CsvForm = field(default_factory=CsvForm)
@@ -35,6 +38,9 @@ class Reading:
     kinds: Mapping[str, str] = field(default_factory=dict)
     filled: Mapping[str, bool | None] = field(default_factory=dict)
     categories: Mapping[str, Collection[str]] = field(default_factory=dict)
+    input: str | None = None
+    features: Mapping[str, Any] = field(default_factory=dict)
+    compression: str = ""
 
 
 def describe_reading(state: LearnedState | None, options: Mapping[str, Any], inputs: Collection[str]) -> Reading:
@@ -50,17 +56,25 @@ def describe_reading(state: LearnedState | None, options: Mapping[str, Any], inp
     missing, kinds = to_words(found.get("missing")), found.get("columns")
     kinds = kinds if isinstance(kinds, dict) and to_words([*kinds.values()]) else {}  # a store's content is not trusted
     form = CsvForm(delimiter, to_words(found.get("header")) or (), encoding or CsvForm.encoding)
-    if state is None:
-        filled = dict.fromkeys(inputs) if options.get("_target_") == TABLE else {}
-        return Reading(form, target, missing, filled=filled)
-    learned = {name: (each.path, each.learned) for name, each in state.preprocessing.items()}
-    return Reading(
+    features = found.get("features")
+    compression = (to_word(found.get("compression")) or "none").upper()
+    common = Reading(
         form,
         target,
         missing,
-        kinds,
-        {name: has_missing(*each) for name, each in learned.items() if fills(each[0])},
-        {name: to_words(each) or () for name, (path, each) in learned.items() if path == COLUMNS + CATEGORY},
+        input=to_word(found.get("input")) or to_word(found.get("inputs")),
+        features=features if isinstance(features, dict) else {},
+        compression="" if compression == "NONE" else compression,
+    )
+    if state is None:
+        is_table = options.get("_target_") == TABLE
+        return replace(common, filled=dict.fromkeys(inputs)) if is_table else common
+    learned = {name: (each.path, each.learned) for name, each in state.preprocessing.items()}
+    return replace(
+        common,
+        kinds=kinds,
+        filled={name: has_missing(*each) for name, each in learned.items() if fills(each[0])},
+        categories={name: to_words(each) or () for name, (path, each) in learned.items() if path == COLUMNS + CATEGORY},
     )
 
 

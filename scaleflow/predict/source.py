@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import pyarrow
@@ -33,19 +33,50 @@ class Rows:
         path: of the file.
         first: the number of the first row in it, counted from 0.
         table: the rows.
-        malformed: the rows, counted from 0, that have too few or too many fields: what is wrong with each. They are
-            empty in the table.
+        malformed: the rows, counted from 0, that cannot be read, as those with too few or too many fields: what is
+            wrong with each. They are empty in the table.
+        files: the file of each row, if each row is a whole file.
     """
 
     path: str
     first: int
     table: Any
     malformed: Mapping[int, str] = field(default_factory=dict)
+    files: Sequence[str] = ()
 
     def slice(self, start: int, count: int | None = None) -> Rows:
         table = self.table.slice(start, count)
         malformed = {row - start: reason for row, reason in self.malformed.items() if 0 <= row - start < len(table)}
-        return Rows(self.path, self.first + start, table, malformed)
+        return Rows(self.path, self.first + start, table, malformed, self.files[start : start + len(table)])
+
+
+class RowSource(Protocol):
+    """Where the rows come from: `TableSource`, and those of `predict/containers.py`.
+
+    Attributes:
+        files: their paths, in the order in which they are read.
+        schema: names and types of the columns.
+        form: of CSV files.
+        values: the columns that have the values of a model's single input, if that is known.
+        labels: the columns that are copied to the output, unless the user names some.
+    """
+
+    @property
+    def files(self) -> Sequence[str]: ...
+    @property
+    def schema(self) -> Any: ...
+    @property
+    def form(self) -> CsvForm: ...
+    @property
+    def values(self) -> Sequence[str]: ...
+    @property
+    def labels(self) -> Sequence[str]: ...
+
+    def count_rows(self) -> int | None:
+        """Returns the number of rows, if it is known without reading them."""
+
+    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[Rows]:
+        """Yields the rows in order, at most `at_once` in one piece, without the first `skip`."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +98,8 @@ class TableSource:
     fragments: tuple[Any, ...] = ()
     form: CsvForm = field(default_factory=CsvForm)
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    values: ClassVar[Sequence[str]] = ()
+    labels: ClassVar[Sequence[str]] = ()
 
     def count_rows(self) -> int | None:
         """Returns the number of rows if the files store it, else None."""
@@ -168,7 +201,7 @@ def open_table(
     """
     if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
         raise ConfigError(f"--delimiter {delimiter!r}: expected one character, such as ';'")
-    files = list_table_files(path)
+    files = list_input_files(path)
     form = find_format(files[0], "--input")
     for other in files[1:]:
         if find_format(other, "--input") != form:
@@ -245,7 +278,7 @@ def open_dataset(path: str, files: Sequence[str], form: str) -> tuple[TableSourc
     return TableSource(tuple(each.path for each in fragments), form, whole.schema, fragments), headers
 
 
-def list_table_files(path: str) -> Sequence[str]:
+def list_input_files(path: str) -> Sequence[str]:
     """Returns the sorted files. In a folder, names that begin with `.` or `_` are left out."""
     found = match_files(path, f"--input {path}")
     if found is None:
@@ -282,6 +315,8 @@ def name_row(chunk: Sequence[Rows], row: int) -> str:
     """Names a row of a chunk by its file; the first row of a file is row 1, and a header does not count."""
     for piece in chunk:
         if row < len(piece.table):
+            if piece.files:
+                return piece.files[row]
             return f"{piece.path}, row {piece.first + row + 1}"
         row -= len(piece.table)
     raise IndexError(row)

@@ -63,6 +63,7 @@ class RunFolder:
     model_summary = FolderEntry("model_summary.txt")
     model = FolderEntry("model")  # the folder of the exported model
     checkpoints = FolderEntry("checkpoints")  # their folder, unless `checkpoint.folder` names another one
+    formats = FolderEntry("formats.json")  # a table of the formats of the model, as MLflow shows it
     profile = FolderEntry("profile")  # the folder of traces and of their analysis
     plots = FolderEntry("plots")
     baseline_data = FolderEntry("baseline_data.npz")  # rows for the baselines, until these are fitted

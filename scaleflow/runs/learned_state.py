@@ -46,7 +46,8 @@ def mask_options(record: dict[str, Any]) -> dict[str, Any]:
     preprocessing = {
         name: {**each, "options": mask_secrets(each["options"])} for name, each in record["preprocessing"].items()
     }
-    return {**record, "preprocessing": preprocessing, "reading": mask_secrets(record["reading"])}
+    reading = {key: value if key == "learned" else mask_secrets(value, key) for key, value in record["reading"].items()}
+    return {**record, "preprocessing": preprocessing, "reading": reading}
 
 
 def write_learned_state(folder: Path, state: LearnedState) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -34,6 +34,15 @@ class EvaluationSpec:
 
 
 @dataclass(frozen=True)
+class ConversionSpec:
+    """The export of a trained model in further formats."""
+
+    model: str  # the folder of the exported model, to which the formats are added
+    formats: Sequence[str]  # of `export.formats`
+    is_trial: bool = False  # whether it is only tried with a few examples, before the training
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """The task of one process of a run."""
 
@@ -47,7 +56,8 @@ class RunSpec:
     environment: Mapping[str, str] = field(default_factory=dict)  # variables to add to the environment of the processes
     server: str | None = None  # the address of the fork server; None: the run starts its own
     tags: Mapping[str, str] = field(default_factory=dict)  # tags of the run, for the launcher
-    evaluation: EvaluationSpec | None = None  # the model to evaluate; None: train one
+    #: The model to evaluate, or to convert; None: train one
+    evaluation: EvaluationSpec | ConversionSpec | None = None
     trial: Trial | None = None  # the setting to look for; None: train a model
     repeats: Repetition = field(default_factory=Repetition)  # the run that this one repeats
 

@@ -15,6 +15,7 @@ from scaleflow.interfaces.events import (
     EpochEnded,
     Event,
     FaultReported,
+    FormatExported,
     MetricsLogged,
     ModelExported,
     PeersMet,
@@ -30,6 +31,9 @@ from scaleflow.runs.event_log import EventReader, read_last_event
 from scaleflow.runs.folder import RunFolder
 
 RATE = "perf/examples_per_second"
+
+#: Ends of the names of metrics that are the ends of another metric's 95 % interval.
+INTERVAL = ("_low", "_high")
 
 #: Prefix of the metrics of a constant prediction.
 BASELINE = "baseline/"
@@ -56,6 +60,7 @@ class RunState:
     upload_seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)  # the last value of each metric
     model_step: int | None = None  # the number of updates of the exported model; None while there is none
+    formats: dict[str, FormatExported] = field(default_factory=dict)  # by name, those of the exported model
     time: int = 0  # of the newest event, in milliseconds since the epoch
     found: SettingFound | None = None  # the setting that the run has found, if it is a trial
 
@@ -74,7 +79,7 @@ class RunState:
             case RunReady():
                 self.ready = self.ready or event
                 self.is_open = self.is_under_way = True
-                self.last, self.fault, self.model_step = None, "", None
+                self.last, self.fault, self.model_step, self.formats = None, "", None, {}
                 self.checkpoint = event.resumed or self.checkpoint
             case Restarted():
                 self.fault = ""
@@ -97,6 +102,8 @@ class RunState:
                 self.checkpoint = event.step
             case ModelExported():
                 self.model_step = event.step
+            case FormatExported():
+                self.formats[event.name] = event
             case FaultReported():
                 self.fault = event.error
             case SettingFound():
@@ -168,8 +175,10 @@ class RunState:
 
     @property
     def results(self) -> dict[str, float]:
-        """The metrics of the test split; if there are none, those of validation, else those of training."""
-        return self.metrics_of("test") or self.metrics_of("val") or self.metrics_of("train")
+        """The metrics of the test split, without the ends of intervals; if there are none, those of validation, else
+        those of training.
+        """
+        return drop_intervals(self.metrics_of("test")) or self.metrics_of("val") or self.metrics_of("train")
 
 
 @dataclass
@@ -206,6 +215,15 @@ class RunHistory(RunState):
         """Training examples per second: the median over the epochs after the first, which includes the warm-up."""
         rates = [value for _, value in self.curves.get(RATE, ())]
         return median(rates[1:] or rates) if rates else None
+
+
+def drop_intervals(values: Mapping[str, float]) -> dict[str, float]:
+    """Returns metrics without those that are ends of the interval of another one."""
+    return {
+        name: value
+        for name, value in values.items()
+        if not (name.endswith(INTERVAL) and name.rpartition("_")[0] in values)
+    }
 
 
 def is_finished(folder: Path) -> bool:

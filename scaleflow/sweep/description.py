@@ -1,4 +1,4 @@
-"""Describes a sweep in the store, in Markdown: its command, its best job with its model, and the report's table."""
+"""Describes a sweep in the store, in Markdown: its best job with its model, the report's table, and its command."""
 
 from __future__ import annotations
 
@@ -44,18 +44,17 @@ def describe_sweep(report: Report, folder: Path) -> str:
     """
     store, model_uri = (report.best[1].store, report.best[1].model_uri) if report.best else (None, None)
     repeated = format_code_block("sh", quote_override("hydra.sweep.dir", folder))
-    rest = join_parts(
+    head = join_parts(
         [
-            list_reasons(report),
+            cut_text(f"**Best:** {report.describe_best()}" if report.best else report.ranking, MARKDOWN),
             describe_loading(store, model_uri, "the model of the best job"),
-            describe_command(RunFolder(folder)),
-            f"To run what is missing, or more values, repeat the command with\n\n{repeated}",
+            f"To run what is missing, or more values, repeat the command below with\n\n{repeated}",
         ]
     )
-    head = cut_text(f"**Best:** {report.describe_best()}" if report.best else report.ranking, MARKDOWN)
+    rest = join_parts([list_reasons(report), describe_command(RunFolder(folder))])
     cells = report.cells(report.shown, MAX_ROWS)
     table = cut_table(format_table(pad_cells(cells)), len(report.rows), LONGEST - len(head) - len(rest) - 4)
-    return f"{head}\n\n{table}\n\n{rest}"
+    return "\n\n".join(filter(None, (head, table, rest)))
 
 
 def list_reasons(report: Report) -> str:

@@ -19,7 +19,8 @@ from scaleflow.runs import RunFolder
 
 #: Sections and keys that do not change what a job computes: a job with other values of them is the same job.
 IGNORED_KEYS = (
-    *("tracking", "checkpoint", "evaluation", "profiler", "sweep", "resume", "resume_data", "resume_code"),
+    *("tracking", "checkpoint", "evaluation", "export", "promotion", "profiler", "sweep"),
+    *("resume", "resume_data", "resume_code"),
     *("cluster.max_restarts", "cluster.stall_seconds", "cluster.start_seconds", "debug.inline"),
 )
 

@@ -28,6 +28,7 @@ from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
 from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.provenance.tags import write_run_tags
+from scaleflow.sweep.comparison import MOST_COMPARED, write_comparison
 from scaleflow.sweep.description import describe_sweep
 from scaleflow.sweep.ledger import Ledger, is_under
 from scaleflow.sweep.report import Report
@@ -49,6 +50,7 @@ class ParentRun:
         self._told: tuple[Any, ...] = ()  # the job and the values that were recorded last as the best ones
         self._step = RunState.read(files.path).step  # of the values that earlier commands recorded
         self.tags: dict[str, str] = {}  # further tags of the run
+        self.comparison = ""  # a line about the two best jobs
 
     @property
     def is_open(self) -> bool:
@@ -122,10 +124,13 @@ class ParentRun:
             self._emit(TagsSet(self.tags))
 
     def end(self, report: Report, status: Status, error: str) -> None:
-        """Writes the final report and its plots, and records the end of the run."""
+        """Writes the final report, its plots and the comparison of the best jobs, and records the end of the run."""
         self.update(report)
         for path in report.draw(self._files.path):
             self._emit(ArtifactWritten(str(path), self._files.plots.name))
+        compared, self.comparison = write_comparison(self._files.path, report.list_best(MOST_COMPARED))
+        for path in compared:
+            self._emit(ArtifactWritten(str(path), self._files.evaluation.name))
         self._emit(RunEnded(status, error))
 
     def finish_recording(self, stop: StopRequest) -> bool:

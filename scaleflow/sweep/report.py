@@ -15,11 +15,12 @@ from scaleflow.config.hydra_errors import override_key
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.launcher.recording.description import format_table
 from scaleflow.runs import RunFolder
-from scaleflow.runs.state import RATE, RunHistory
+from scaleflow.runs.state import INTERVAL, RATE, RunHistory
 from scaleflow.sweep.ledger import LedgerEntry, is_under
 from scaleflow.sweep.loss_check import LossCheck
 from scaleflow.sweep.ranking import Mode, rank_jobs
 from scaleflow.sweep.repeats import RepeatedJob, group_repeats
+from scaleflow.sweep.seeds import summarize_seeds
 from scaleflow.tracking.uri import drop_credentials, is_default_store
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Report:
         reason: why there is no efficiency; empty if there is one.
         rows: the cells of each row by column.
         columns: the columns that have values.
+        seeds: the mean and the deviation of each configuration, if the seed varies.
         metric: the metric that ranks the jobs.
     """
 
@@ -107,6 +109,7 @@ class Report:
         self._base, self.reason = self._one_replica()
         self.rows = [self._row(each, is_best=has_best and each is ranked[0]) for each in ranked]
         self.columns = [key for key in dict.fromkeys(k for row in self.rows for k in row) if self._has_values(key)]
+        self.seeds = summarize_seeds(ranked, self._choices, choose_results(self.columns, metric, MAX_SHOWN))
 
     def _has_values(self, column: str) -> bool:
         """Whether a column has values. With several replicas a note explains why the efficiency is blank."""
@@ -192,7 +195,19 @@ class Report:
 
     def markdown(self) -> str:
         notes = [*self._notes(), *(f"THE FIRST LOSSES DIFFER: {line}" for line in self.differences)]
-        return "\n".join([format_table(self.cells(self.columns)), "", *notes]) + "\n"
+        seeds = ["", format_table(self.seed_cells()), ""] if self.seeds else [""]
+        return "\n".join([format_table(self.cells(self.columns)), *seeds, *notes]) + "\n"
+
+    def seed_cells(self) -> list[list[str]]:
+        """Returns the table of the configurations over their seeds as text."""
+        columns = list(dict.fromkeys(key for row in self.seeds for key in row))
+        return [columns, *([format_cell(row.get(key), key) for key in columns] for row in self.seeds)]
+
+    def list_best(self, most: int) -> list[tuple[str, LedgerEntry]]:
+        """Returns the best jobs with their labels: of repeats the first one that counts."""
+        jobs = [each for each in self._ranked if each.is_finished][:most]
+        counted = [next(entry for entry, _ in each.jobs if not entry.warms_up) for each in jobs]
+        return [(make_label(entry, self._swept), entry) for entry in counted]
 
     def cells(self, columns: Sequence[str], most: int | None = None) -> list[list[str]]:
         """Returns the table as text: its head, and a row for each job, at most the first `most`."""
@@ -257,6 +272,12 @@ class Report:
         console.print(table)
         if len(self.rows) > MAX_ROWS:
             console.print(f"and {len(self.rows) - MAX_ROWS:,} more rows in {MARKDOWN}")
+        if self.seeds:
+            head, *cells = self.seed_cells()
+            table = Table(*head, box=None, pad_edge=False, title="over the seeds", title_justify="left")
+            for line in cells:
+                table.add_row(*line)
+            console.print(table)
         if self.reason and self._has_replicas and len(self.rows) > 1:
             console.print(f"efficiency: {self.reason}")
         if self.best is None:
@@ -274,7 +295,7 @@ def choose_results(metrics: Iterable[str], metric: str, most: int) -> list[str]:
     """
 
     def of_split(split: str) -> list[str]:
-        return [key for key in metrics if key.startswith(f"{split}/")][:most]
+        return [key for key in metrics if key.startswith(f"{split}/") and not key.endswith(INTERVAL)][:most]
 
     has_column = metric != RATE and metric in METRIC_COLUMNS.values()
     first = [metric] if metric in metrics and not has_column else []

@@ -482,7 +482,7 @@ class SweepRunner:
 
     def _show_best(self, report: Report) -> None:
         """Shows where the sweep is recorded, and in the last line the best run and how to load its model."""
-        rows = [*self._parent.describe_links()]
+        rows = [*self._parent.describe_links(), *([("compared", line)] if (line := self._parent.comparison) else [])]
         if report.best is not None:
             entry, run = report.best
             loading = format_loading_line(run.model_uri, run.store, self._folder / entry.folder)

@@ -1,31 +1,52 @@
 """Packages a model that a worker exported as an MLflow model, without TensorFlow.
 
-MLflow's own savers write either the Keras file or the SavedModel. This model contains both, and a loader in `code/`, so
-that a server does not need scaleflow:
+MLflow's own savers write either the Keras file or the SavedModel. This model contains both, and the code of
+`scaleflow.serving`, so that a server does not need scaleflow:
 
     MLmodel  requirements.txt  python_env.yaml  conda.yaml  input_example.json
-    code/scaleflow_loader.py
+    code/scaleflow_serving_DIGEST/
     data/model.keras           keras.models.load_model; data/model.weights.h5 if Keras cannot write the model
     data/saved_model/          tf.saved_model.load
+    data/learned_state.json    what the run learned from its data: classes, columns
+    data/FORMAT/               the formats of `export.formats` that are as good as the SavedModel
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from mlflow.models import Model, ModelSignature
 from mlflow.models.utils import _save_example
 from mlflow.pyfunc import add_to_model
-from mlflow.types import ColSpec, Schema, TensorSpec
+from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 from mlflow.types.schema import AnyType
+from mlflow.types.schema import Array as ArrayType
 from mlflow.utils.environment import _mlflow_conda_env, _PythonEnv
 
-LOADER = "scaleflow_loader"
+from scaleflow.interfaces import LearnedState, name_leaves
+from scaleflow.serving.answers import make_prediction_columns
+
+#: The package whose modules travel in the model, and the packages that these need beside TensorFlow and Keras.
+SERVING, NEEDED = "scaleflow.serving", ("mlflow-skinny", "numpy", "pandas")
+
+#: What of the exported folder becomes part of the logged model. `export.formats` have folders of their own.
+DATA = ("model.*", "learned_state.*", "saved_model", "formats/*")
+
+#: The inference parameter that chooses what the model returns (`serving/loader.py`).
+PARAMS = ParamSchema([ParamSpec("output", DataType.string, "prediction")])
+
+#: MLflow's type of a column whose numpy dtype has this kind.
+COLUMN_TYPES = {"b": DataType.boolean, "i": DataType.long, "f": DataType.float, "O": DataType.string}
 
 
 def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: str) -> None:
@@ -33,43 +54,98 @@ def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: s
     metadata = json.loads((exported / "signature.json").read_text())
     data = folder / "data"
     data.mkdir(parents=True)
-    for pattern in ("model.*", "learned_state.*"):
-        for file in exported.glob(pattern):
-            shutil.copy(file, data)
-    shutil.copytree(exported / "saved_model", data / "saved_model")
-    code = folder / "code"
-    code.mkdir()
-    shutil.copy(Path(__file__).with_name("loader.py"), code / f"{LOADER}.py")
-    requirements = write_requirements(folder, metadata["tensorflow"])
-    signature = ModelSignature(make_input_schema(metadata["inputs"]), make_tensor_schema(metadata["outputs"]))
+    for path in (path for pattern in DATA for path in exported.glob(pattern)):
+        copy = shutil.copytree if path.is_dir() else shutil.copy
+        copy(path, data / path.name)
+    package = copy_serving_code(folder / "code")
+    requirements = write_requirements(folder, metadata)
+    record = exported / "learned_state.json"
+    state = LearnedState.from_json(json.loads(record.read_text("utf-8"))) if record.is_file() else None
+    pictures = state.pictures if state is not None else ()
+    signature = ModelSignature(
+        make_input_schema(metadata["inputs"], pictures),
+        make_tensor_schema(metadata["outputs"]) if state is None else make_output_schema(state),
+        PARAMS,
+    )
     model = Model(artifact_path="model", run_id=run_id, model_id=model_id, signature=signature)
-    _save_example(model, read_example(exported), str(folder))
+    _save_example(model, read_example(exported, pictures), str(folder))
     add_to_model(
-        model, loader_module=LOADER, data="data", code="code", conda_env="conda.yaml", python_env="python_env.yaml"
+        model,
+        loader_module=f"{package}.loader",
+        data="data",
+        code="code",
+        conda_env="conda.yaml",
+        python_env="python_env.yaml",
     )
     model.metadata = {"tensorflow": metadata["tensorflow"], "keras": metadata["keras"], "requirements": requirements}
     model.save(str(folder / "MLmodel"))
 
 
-def read_example(exported: Path) -> Any:
-    """Returns the example of the inputs: an array, or a dict of arrays by name."""
+def copy_serving_code(folder: Path) -> str:
+    """Copies the modules of `scaleflow.serving`, and returns the name of the package that they become.
+
+    The name has a digest of the code: one process may load models of several versions of scaleflow.
+    """
+    spec = find_spec(SERVING)
+    assert spec is not None
+    assert spec.origin is not None
+    sources = {path.name: path.read_text("utf-8") for path in sorted(Path(spec.origin).parent.glob("*.py"))}
+    package = f"scaleflow_serving_{hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:8]}"
+    (folder / package).mkdir(parents=True)
+    for name, text in sources.items():
+        (folder / package / name).write_text(text.replace(f"{SERVING}.", f"{package}."), "utf-8")
+    return package
+
+
+def read_example(exported: Path, pictures: Any) -> Any:
+    """Returns the example of the inputs: an array, or a dict of arrays by name; a picture is the bytes of a file."""
     single = exported / "input_example.npy"
     if single.is_file():
-        return np.load(single)
+        example = np.load(single)
+        return pd.DataFrame({"picture": decode_pictures(example)}) if pictures else example
     with np.load(exported / "input_example.npz") as arrays:
-        return dict(arrays)
+        named = dict(arrays)
+    if not pictures:
+        return named
+    return pd.DataFrame(
+        {name: decode_pictures(each) if name in pictures else list(each) for name, each in named.items()}
+    )
 
 
-def make_input_schema(tensors: dict[str, Any]) -> Schema:
+def decode_pictures(texts: Any) -> list[bytes]:
+    return [base64.b64decode(text) for text in texts]
+
+
+def make_input_schema(tensors: dict[str, Any], pictures: Any = ()) -> Schema:
     """Returns the schema of the inputs: columns if there are several inputs with a single value each, else tensors.
 
     MLflow takes a DataFrame for tensors only if its index begins with 0 and its first row has no None and no dates, and
     for columns of numbers it refuses integers. So the columns have no type, and the loader converts their values.
+    A picture is a column of bytes, which are base64 in JSON.
     """
     named = name_tensors(tensors)
-    if "" not in named and all(len(tensor["shape"]) == 1 for tensor in named.values()):
-        return Schema([ColSpec(AnyType(), name) for name in named])
+    if list(pictures) == [""]:
+        return Schema([ColSpec(DataType.binary)])
+    if "" not in named and all(len(tensor["shape"]) == 1 or name in pictures for name, tensor in named.items()):
+        return Schema([ColSpec(DataType.binary if name in pictures else AnyType(), name) for name in named])
     return make_tensor_schema(tensors)
+
+
+def make_output_schema(state: LearnedState) -> Schema:
+    """Returns the schema of the predictions; a column with a value for each position has arrays."""
+    outputs = name_leaves(state.outputs)
+    empty = make_prediction_columns(
+        outputs, {name: np.zeros((1, *each.shape), np.float32) for name, each in outputs.items()}
+    )
+    return Schema([ColSpec(to_column_type(values), name) for name, values in empty.items()])
+
+
+def to_column_type(values: np.ndarray[Any, Any]) -> Any:
+    """Returns MLflow's type of the cells of a column, whose values are [1] or [1, ...]."""
+    found: Any = COLUMN_TYPES[values.dtype.kind]
+    for _ in values.shape[1:]:
+        found = ArrayType(found)
+    return found
 
 
 def make_tensor_schema(tensors: dict[str, Any]) -> Schema:
@@ -89,10 +165,10 @@ def make_tensor_schema(tensors: dict[str, Any]) -> Schema:
     return Schema([to_tensor_spec(tensors)])
 
 
-def name_tensors(tensors: dict[str, Any], prefix: str = "") -> dict[str, dict[str, Any]]:
+def name_tensors(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, Any]]:
     """Returns the descriptions of tensors by name: the keys of nested dicts, joined with `/`."""
     if isinstance(tensors.get("dtype"), str):
-        return {prefix: tensors}
+        return {prefix: dict(tensors)}
     start = f"{prefix}/" if prefix else ""
     return {name: each for key, part in tensors.items() for name, each in name_tensors(part, start + key).items()}
 
@@ -103,10 +179,11 @@ def to_tensor_spec(tensor: dict[str, Any], name: str | None = None) -> TensorSpe
     )
 
 
-def write_requirements(folder: Path, tensorflow: str) -> list[str]:
-    """Writes a server's requirements in MLflow's three files, and returns them."""
-    requirements = [f"mlflow=={version('mlflow')}", f"tensorflow=={tensorflow}", f"keras=={version('keras')}"]
+def write_requirements(folder: Path, exporter: Mapping[str, str]) -> list[str]:
+    """Writes a server's requirements in MLflow's three files, and returns them. `exporter`: versions of the worker."""
+    versions = {name: exporter[name] for name in ("tensorflow", "keras")} | {name: version(name) for name in NEEDED}
+    requirements = [f"{name}=={each}" for name, each in versions.items()]
     (folder / "requirements.txt").write_text("\n".join(requirements) + "\n")
     _PythonEnv.current().to_yaml(str(folder / "python_env.yaml"))
-    _mlflow_conda_env(path=str(folder / "conda.yaml"), additional_pip_deps=requirements[1:])
+    _mlflow_conda_env(path=str(folder / "conda.yaml"), additional_pip_deps=requirements, install_mlflow=False)
     return requirements

@@ -34,10 +34,12 @@ class ModelInput:
     Attributes:
         shape: its shape, without the batch dimension.
         dtype: numpy's name of its dtype, `object` or `string` for text; None if the store does not say it.
+        is_picture: whether it is decoded from the file of a picture.
     """
 
     shape: tuple[int, ...]
     dtype: str | None
+    is_picture: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,14 +74,24 @@ def describe_model(
         tracker: of the run.
         run: that logged the model.
         store: that has it.
-        state: what the run learned: kinds and names of the outputs; None: what the store says of the run's dataset.
+        state: what the run learned; None: what the store says of the model and of the run's dataset.
 
     Raises ConfigError if the run has no logged model, or the model has no description that can be read.
     """
     from mlflow.models import Model
 
+    address = find_model(tracker, run)
+    if state is not None:
+        inputs, outputs = name_leaves(state.inputs), name_leaves(state.outputs)
+        return ModelDescription(
+            {name: ModelInput(tuple(each.shape), each.dtype, name in state.pictures) for name, each in inputs.items()},
+            {
+                name: describe_output(tuple(each.shape), each.kind, list(each.names or ()))
+                for name, each in outputs.items()
+            },
+        )
     with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
-        path = download_artifact(f"{find_model(tracker, run)}/MLmodel", str(store.uri), Path(folder))
+        path = download_artifact(f"{address}/MLmodel", str(store.uri), Path(folder))
         try:
             signature = None if path is None else Model.load(str(path)).signature
             if signature is None or signature.inputs is None or signature.outputs is None:
@@ -91,7 +103,7 @@ def describe_model(
             raise ConfigError(
                 f"{run.run_id}: the description of its model {run.model_id} cannot be read: {reason[:300]}"
             ) from error
-    kinds, names = read_target_kinds(tracker.fetch_run()) if state is None else read_learned_targets(state)
+    kinds, names = read_target_kinds(tracker.fetch_run())
     return ModelDescription(
         inputs, {name: describe_output(shape, pick(kinds, name), pick(names, name)) for name, shape in shapes.items()}
     )
@@ -143,14 +155,6 @@ def read_target_kinds(run: Any) -> tuple[Any, Any]:
             if isinstance(profile, dict):
                 return profile.get("kind"), profile.get("classes")
     return None, None
-
-
-def read_learned_targets(state: LearnedState) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Returns kinds and names of the targets by the name of the output, as a run has learned them."""
-    outputs = name_leaves(state.outputs)
-    return {name: each.kind for name, each in outputs.items()}, {
-        name: list(each.names) for name, each in outputs.items() if each.names
-    }
 
 
 def pick(values: Any, name: str) -> Any:

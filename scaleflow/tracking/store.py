@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from scaleflow.errors import ConfigError, RunDeleted, RunMissing, StoreUnreachable, first_line
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracking, name_command
+from scaleflow.interfaces.collector import pause_collector
 from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.tracking.connection import migration_lock, set_mlflow_defaults
@@ -94,6 +95,7 @@ class MlflowTracker:
         self.adopted = adopted
         self.run_id: str | None = None
 
+    @pause_collector()
     def connect(self) -> None:
         set_mlflow_defaults()
         from mlflow import MlflowClient
@@ -294,6 +296,10 @@ class MlflowTracker:
 
     def log_artifact(self, path: Path, folder: str | None) -> None:
         self._client.log_artifact(self._run, str(path), folder)
+
+    def log_model_file(self, model_id: str, path: Path, folder: str) -> None:
+        """Adds a file to a logged model."""
+        self._client.log_model_artifact(model_id, str(path), folder)
 
     def log_dataset(self, data: DatasetDescribed) -> None:
         from scaleflow.tracking.inputs import make_dataset_inputs

@@ -77,10 +77,10 @@ def find_run(named: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
 
     Raises ConfigError if the store can't be used, has no such run, or the run is a sweep's or not scaleflow's.
     """
-    from mlflow.exceptions import MlflowException
-
     tracker = MlflowTracker(store)
     tracker.connect()
+    from mlflow.exceptions import MlflowException
+
     try:
         reference = resolve_reference(named, tracker.uri)
         run_id = reference.run_id
@@ -215,7 +215,8 @@ def log_evaluation(
             for path in filter(None, (draw_confusion(table, name), table)):
                 tracker.log_artifact(path, folder)
         elif isinstance(event, ArtifactWritten):
-            tracker.log_artifact(Path(event.path), folder)
+            subfolder = (event.folder or "").partition("/")[2]
+            tracker.log_artifact(Path(event.path), f"{folder}/{subfolder}" if subfolder else folder)
     for profile in profiles:
         log_values(profile.values, int(time.time() * 1000))
         for path, subfolder in profile.files:

@@ -139,6 +139,11 @@ class Engine(ABC):
         with self._averaged_weights():
             return self._evaluation(feed)
 
+    def predict(self, inputs: Any) -> Any:
+        """Returns the outputs for inputs [n, ...], as `Evaluation.predict` does, with the averaged weights if any."""
+        with self._averaged_weights():
+            return self._evaluation.predict(inputs)
+
     def keep_outputs(self, feed: Feed, keeper: OutputKeeper) -> None:
         """Makes each evaluation of a feed pass what the model returns to `keeper`. Call it before `trace`."""
         self._evaluation.keep_outputs(feed, keeper)

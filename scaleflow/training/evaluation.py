@@ -41,6 +41,7 @@ class Evaluation:
         self._decide = objective.decide
         self._classes = objective.classes
         self._functions: dict[int, Any] = {}
+        self._predict: Any = None
         self._keepers: dict[int, OutputKeeper] = {}
         self._confusions: dict[int, np.ndarray[Any, Any]] = {}
 
@@ -77,6 +78,21 @@ class Evaluation:
             done += 1
             tracer.count_steps(done)
             tracer.report(None)
+
+    def predict(self, inputs: Any) -> Any:
+        """Returns what the model returns for inputs [n, ...] in the memory of this process: arrays, or dicts of them.
+
+        It computes on the first replica of this process, and needs no other process.
+        """
+        if self._predict is None:
+
+            @tf.function(autograph=False, reduce_retracing=True)
+            def compute(inputs: Any) -> Any:
+                outputs = self._strategy.run(self._forward, args=(inputs,))
+                return tf.nest.map_structure(lambda each: self._strategy.experimental_local_results(each)[0], outputs)
+
+            self._predict = compute
+        return tf.nest.map_structure(lambda each: each.numpy(), self._predict(inputs))
 
     @property
     def traces(self) -> int:

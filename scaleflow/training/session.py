@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from scaleflow.errors import ConfigError, NotFinite
@@ -34,12 +34,14 @@ class SessionResult:
         stopped: whether a stop request ended it early.
         model_step: the update that the model's weights are from; that of the best checkpoint if it was restored.
         test: `test/loss` and the metrics on the test split.
+        train: the loss and the metrics of the last epoch's training, `train/loss` and so on.
     """
 
     steps: int
     stopped: bool
     model_step: int
     test: Mapping[str, float]
+    train: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class Session:
             self._log.emit(StageBegan("evaluating the test split"))
         model_step = self._restore_best() if self._checkpointing.ends_as_best else self._updates
         test = self._log.evaluate("test", self._feeds.test, model_step)
-        return SessionResult(self._updates, False, model_step, test)
+        return SessionResult(self._updates, False, model_step, test, self._log.values)
 
     def finish_checkpoints(self) -> None:
         """Waits until the checkpoints are where they are kept; before the end of the run is reported."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,13 +31,18 @@ SLOW_LAYERS = (
 #: The same as types of operations, by how their names begin.
 SLOW_OPERATIONS = (*CONVOLUTIONS, "MaxPool", "AvgPool")
 
-#: The same of operations that draw random numbers.
-RANDOM_OPERATIONS = ("StatelessRandom", "Random")
+#: The same of operations that draw random numbers from a state of their own: a run that is resumed would draw others.
+RANDOM_OPERATIONS = ("Random", "Multinomial", "StatefulRandom", "StatefulUniform", "StatefulStandardNormal")
 
-#: A run of fewer examples is not compiled, unless its examples x parameters are at least `LEAST_WORK` (measured: with
-#: 100,000 parameters, 300,000 examples take 2.2 s without XLA, and 1.1 s with it).
-LEAST_EXAMPLES = 300_000
-LEAST_WORK = 3e10
+#: TensorFlow's functions that draw random numbers from a seed, each with its argument for the algorithm.
+DRAWING = (
+    (tf.nn.experimental, "stateless_dropout", "rng_alg"),
+    *((tf.random, f"stateless_{name}", "alg") for name in ("normal", "truncated_normal", "uniform")),
+)
+
+#: A run whose steps x square root of parameters are fewer is not compiled: the start takes 0.45 s longer, which such a
+#: run does not save (docs/performance.md has the figures).
+LEAST_WORK = 650_000
 
 #: The most operations of a training step, a rough limit: XLA's time to compile grows with them.
 MOST_OPERATIONS = 4000
@@ -63,8 +71,30 @@ def with_xla(function: Callable[..., Any]) -> Callable[..., Any]:
     Use it only for what a replica computes alone. XLA compiles neither the reading of data nor, on a CPU,
     communication between replicas.
     """
-    compiled: Callable[..., Any] = tf.function(function, autograph=False, jit_compile=True)
+
+    def program(*arguments: Any) -> Any:
+        with draw_by_threefry():
+            return function(*arguments)
+
+    compiled: Callable[..., Any] = tf.function(program, autograph=False, jit_compile=True)
     return compiled
+
+
+@contextlib.contextmanager
+def draw_by_threefry() -> Iterator[None]:
+    """Makes TensorFlow draw random numbers with the algorithm that XLA computes fast on a CPU, while it traces.
+
+    It is Threefry (Salmon et al. 2011, https://doi.org/10.1145/2063384.2063405). With the one that TensorFlow chooses
+    there, a step of a small model with dropout takes ten times as long.
+    """
+    before = {(place, name): getattr(place, name) for place, name, _ in DRAWING}
+    try:
+        for place, name, argument in DRAWING if not tf.config.list_logical_devices("GPU") else ():
+            setattr(place, name, functools.partial(before[place, name], **{argument: "threefry"}))
+        yield
+    finally:
+        for (place, name), function in before.items():
+            setattr(place, name, function)
 
 
 def check_xla(model: keras.Model, inputs: InputStructure, strategy: tf.distribute.Strategy) -> None:
@@ -106,17 +136,16 @@ def choose_xla(
     if setting is False:
         return XlaChoice("none", "hardware.xla=false")
     obstacle = find_obstacle(plan, runtime, model, feed, keeps_rows)
-    examples = steps * feed.batching.global_size
-    if setting == "auto" and obstacle is None and is_short(examples, model.count_params()):
-        return XlaChoice("none", f"compiling takes longer than it saves in {examples:,} examples")
+    if setting == "auto" and obstacle is None and is_short(steps, model.count_params()):
+        return XlaChoice("none", f"compiling takes longer than it saves in {steps:,} steps of this model")
     if obstacle is None:
         return XlaChoice("loop", "faster on a CPU for models without convolutions, pooling or recurrent layers")
     return XlaChoice("passes", f"hardware.xla=true; {obstacle}") if setting is True else XlaChoice("none", obstacle)
 
 
-def is_short(examples: int, parameters: int) -> bool:
-    """Returns whether a run takes less time than XLA's compilation, about a second, must save."""
-    return examples < LEAST_EXAMPLES and examples * parameters < LEAST_WORK
+def is_short(steps: int, parameters: int) -> bool:
+    """Returns whether a run saves less time than XLA takes to compile."""
+    return steps * math.sqrt(parameters) < LEAST_WORK
 
 
 def find_obstacle(
@@ -141,8 +170,6 @@ def find_obstacle(
         if applies:
             return obstacle
     for layer in model._flatten_layers():
-        if layer._seed_generators:
-            return f"the layer {layer.name}: XLA draws other random numbers than TensorFlow"
         if isinstance(layer, SLOW_LAYERS):
             return f"the layer {layer.name}: XLA is slow with {type(layer).__name__} on a CPU"
     return None
@@ -155,7 +182,7 @@ def find_slow_operation(graph: Any) -> str | None:
         if operation.startswith(SLOW_OPERATIONS):
             return f"XLA is slow with the operation {operation} on a CPU"
         if operation.startswith(RANDOM_OPERATIONS):
-            return f"the operation {operation}: XLA draws other random numbers than TensorFlow"
+            return f"the operation {operation}: XLA draws random numbers that cannot be repeated"
     if len(operations) > MOST_OPERATIONS:
         return f"a training step has {len(operations)} operations, and XLA compiles more than {MOST_OPERATIONS} slowly"
     return None

@@ -28,6 +28,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 
 import hydra_plugins
 from scaleflow.commands.table import COMMANDS
+from scaleflow.interfaces.collector import pause_collector
 from scaleflow.launcher.processes.fork_server import ForkRequest, ForkServer, import_tensorflow
 from scaleflow.launcher.processes.handover import COMMAND_MODULE, NotWarm, ServerFiles, check_peer
 from scaleflow.launcher.processes.interpreter_digest import describe_files, describe_installation
@@ -149,6 +150,7 @@ def list_other_files() -> list[str]:
     return sorted({file for file in files if file and "-packages" not in file and not file.startswith(known)})
 
 
+@pause_collector()
 def import_all() -> None:
     """Imports what commands and their workers use."""
     import_tensorflow()

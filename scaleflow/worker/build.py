@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from scaleflow.interfaces import (
     LearnedState,
     OutputStructure,
     Plan,
+    Source,
 )
 from scaleflow.interfaces.events import Emit, Note, StageBegan
 from scaleflow.runs import RunFolder
@@ -32,7 +33,7 @@ from scaleflow.worker.data import (
     prepare_data,
     resolve_cache,
 )
-from scaleflow.worker.engine import find_new_weights_warnings, find_table_warning, make_engine, make_model_maker
+from scaleflow.worker.engine import find_table_warning, find_weight_doubts, make_engine, make_model_maker
 from scaleflow.worker.kept_predictions import KeptSplit, choose_kept_split
 from scaleflow.worker.metadata import RunMetadata, collect_metadata
 from scaleflow.worker.runtime import Runtime, compute_peak, is_chief
@@ -58,6 +59,7 @@ class RunFacts:
         peak_flops: floating-point operations per second that the devices of all workers can do at most; None if
             unknown.
         learned: what was learned from the data before training.
+        doubts: warnings about the model, by their rule.
     """
 
     resolved: dict[str, Any]
@@ -66,6 +68,7 @@ class RunFacts:
     profile: dict[str, Any]
     peak_flops: float | None
     learned: LearnedState
+    doubts: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ class TrainingSetup:
     Attributes:
         plan: of the run, with numbers in place of what its data decides.
         outputs: of the dataset.
-        export: writes the trained model to a folder, and returns the digest of its weights.
+        export: writes the trained model, or with a second argument the model as it is now, to a folder, and returns
+            the digest of its weights.
         callbacks: the user's callbacks.
         explain: turns an error of the training into one that names the example that caused it, if one did.
         write_baseline_data: writes what baselines are fitted to into the run's folder.
@@ -87,7 +91,7 @@ class TrainingSetup:
     engine: Engine
     feeds: Feeds
     outputs: OutputStructure
-    export: Callable[[Path], str]
+    export: Callable[..., str]
     callbacks: Sequence[Any]
     explain: Callable[[Exception], Exception]
     write_baseline_data: Callable[[RunFolder], None]
@@ -139,18 +143,19 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     )
     if plan.hardware.xla is True:
         training.check_xla(engine.model, splits.inputs, runtime.strategy)
-    kept = keep_outputs(plan, runtime, engine, feeds, splits, emit)
+    kept = keep_outputs(plan, runtime, engine, feeds, source, splits, emit)
     startup_timer.end_part("build")
     emit(StageBegan("compiling the training step"))
     engine.trace(feeds.train, feeds.validation, feeds.test)
     startup_timer.end_part("trace")
+    doubts = find_weight_doubts(plan, engine.model, length, runtime.batching)
     warnings = (
         *stage_notes,
         model.find_logits_warning(engine.model, source.outputs),
         model.keras_file_doubt(engine.model),
         objective.find_mask_note(engine.model, splits.outputs),
         *model.find_batch_norm_warnings(engine.model, runtime.read_batching(runtime.batching)),
-        *find_new_weights_warnings(plan, engine.model, length, runtime.batching),
+        *doubts.values(),
         optimizer.find_warm_up_warning(plan.optimizer, length.total),
         find_table_warning(plan, runtime, engine),
         dataset.describe_shards(plan.dataset.shards, splits.train, count_synchronous_workers(plan)),
@@ -172,14 +177,14 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         "trainable_parameters": sum(math.prod(each.shape) for each in engine.model.trainable_variables),
     }
 
-    def export(folder: Path) -> str:
+    def export(folder: Path, is_trial: bool = False) -> str:
         arguments = source.inputs, source.outputs, splits.sample, runtime.policy, folder
-        trained = model.merge_lora(engine.finish_model())
+        trained = engine.gather_model() if is_trial else model.merge_lora(engine.finish_model())
         model.write_model(
             trained,
             *arguments,
             on_host=runtime.is_divided,
-            preprocessing_layers=splits.preprocessing_layers,
+            raw=model.RawInputs(splits.preprocessing_layers, getattr(source, "decoders", {})),
         )
         write_learned_state(folder, learned)
         return model.digest_weights(trained)
@@ -193,6 +198,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         list_profile_facts(resolved, splits) | {"shards": plan.dataset.shards},
         compute_peak(plan, runtime),
         learned,
+        doubts,
     )
     return TrainingSetup(
         plan,
@@ -210,7 +216,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
 
 
 def keep_outputs(
-    plan: Plan, runtime: Runtime, engine: Engine, feeds: Feeds, splits: Splits, emit: Emit
+    plan: Plan, runtime: Runtime, engine: Engine, feeds: Feeds, source: Source, splits: Splits, emit: Emit
 ) -> KeptSplit | None:
     """Makes the evaluation of the test split keep what predictions are made of, as `evaluation` says."""
     if plan.evaluation.name == "none" or plan.evaluator == "here":
@@ -218,7 +224,7 @@ def keep_outputs(
     if runtime.strategy_name == "tpu":
         emit(Note("strategy=tpu: predictions are not kept, and there is no report of them; evaluate the model later"))
         return None
-    kept = choose_kept_split(feeds, splits.raw, splits.outputs, plan.evaluation.id)
+    kept = choose_kept_split(feeds, splits, source, plan.evaluation)
     if kept is not None:
         engine.keep_outputs(kept.feed, kept.keeper)
     return kept

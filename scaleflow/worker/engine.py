@@ -344,16 +344,19 @@ def check_no_constraints(net: keras.Model) -> None:
             )
 
 
-def find_new_weights_warnings(plan: Plan, net: keras.Model, run: Length, batching: Batching) -> list[str | None]:
-    """Returns warnings about layers that need trained weights or a longer run, if the config loads no weights."""
+def find_weight_doubts(plan: Plan, net: keras.Model, run: Length, batching: Batching) -> dict[str, str]:
+    """Returns warnings about layers that need trained weights or a longer run, by their rule, unless the config loads
+    weights.
+    """
     from scaleflow import model
 
     if model.loads_weights(plan.model, plan.config.get("model") or {}):
-        return []
-    return [
-        model.find_freeze_warning(net, plan.model),
-        model.find_moving_average_warning(net, run.total, batching.accumulate),
-    ]
+        return {}
+    doubts = {
+        "frozen": model.find_freeze_warning(net, plan.model),
+        "BatchNorm": model.find_moving_average_warning(net, run.total, batching.accumulate),
+    }
+    return {rule: text for rule, text in doubts.items() if text is not None}
 
 
 def find_table_warning(plan: Plan, runtime: Runtime, engine: Engine) -> str | None:

@@ -40,6 +40,7 @@ from scaleflow.worker.data import find_example_location, find_folds
 from scaleflow.worker.earlier import open_source
 from scaleflow.worker.kept_predictions import keep_predictions, make_kept_split
 from scaleflow.worker.metadata import describe_data, describe_data_name, report_confusion
+from scaleflow.worker.report import ReportThread
 from scaleflow.worker.runtime import make_evaluation_batching, setup_runtime
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     kept = None
     if plan.evaluation.name != "none":
         raw = splits.raw["train" if is_whole else split]
-        kept = make_kept_split(split, feed, raw, source.outputs, plan.evaluation.id)
+        kept = make_kept_split(split, feed, raw, source, plan.evaluation)
         evaluate.keep_outputs(feed, kept.keeper)
     emit(StageBegan("evaluating all examples" if is_whole else f"evaluating the {split} split"))
     evaluate.trace(feed)
@@ -116,7 +117,11 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     emit(MetricsLogged(0, objective.count_as_wrong(values, plan.objective.loss_weights or {})))
     report_confusion(evaluate, {"test": feed}, source.outputs, files, emit)
     if kept is not None:
-        keep_predictions(kept, files.evaluation, runtime.worker_sync, 0, {split: described}, emit)
+        predictions = keep_predictions(kept, files.evaluation, runtime.worker_sync, 0, {split: described}, emit)
+        title = f"{spec.origin} on {describe_data_name(plan)}"
+        if predictions is not None:
+            report = ReportThread(predictions, kept, plan.evaluation, None, files.evaluation, title)
+            report.finish(0, values, "", emit)
     if plan.profiler.windows:
         facts = {**runtime.to_values(), "input": find_example_location(examples), "memory": training.measure_peaks()}
         tracer = StepTracer(plan.profiler, files.profile, "worker-0", emit, lambda: facts)

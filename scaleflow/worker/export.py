@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scaleflow.errors import RunError
-from scaleflow.runs import RunSpec
+from scaleflow.errors import ConfigError, RunError
+from scaleflow.interfaces import Cluster, Hardware, Plan, Profiler, Strategy
+from scaleflow.interfaces.events import (
+    ArtifactWritten,
+    Emit,
+    Event,
+    FaultReported,
+    FormatExported,
+    MetricsLogged,
+    Note,
+    RunEnded,
+    RunRefused,
+    StageBegan,
+)
+from scaleflow.runs import ConversionSpec, EventReader, RunSpec
 
 if TYPE_CHECKING:
     from scaleflow.worker.build import TrainingSetup
+
+#: Seconds between two looks at the process that converts a model.
+POLL_SECONDS = 0.1
 
 
 def export_model(spec: RunSpec, setup: TrainingSetup) -> str:
@@ -30,3 +53,138 @@ def export_model(spec: RunSpec, setup: TrainingSetup) -> str:
                 raise  # the memory of the device is full, not the disk
             reason = getattr(error, "strerror", None) or str(getattr(error, "message", None) or error)
             raise RunError(f"the model could not be exported to {folder}: {reason.splitlines()[0]}") from error
+
+
+def try_formats(spec: RunSpec, setup: TrainingSetup, emit: Emit, should_stop: Callable[[], bool]) -> None:
+    """Exports the untrained model in the formats of a new run, with two examples. All workers must call it.
+
+    Raises ConfigError if a format cannot express the model: nothing has been trained then.
+    """
+    if not spec.plan.export.formats or spec.is_resumed or spec.plan.evaluator == "here":
+        return
+    with tempfile.TemporaryDirectory(prefix="scaleflow-formats-") as temporary:
+        setup.export(Path(temporary), True)
+        found = export_formats(spec, Path(temporary), emit, should_stop, is_trial=True) if spec.records else []
+    for each in found:
+        if each.error:
+            others = [other.name for other in found if not other.error]
+            rest = f"[{', '.join(others)}]" if others else "null"
+            raise ConfigError(f"export.formats: {each.name}: {each.error}; use export.formats={rest}")
+
+
+def export_formats(
+    spec: RunSpec, exported: Path, emit: Emit, should_stop: Callable[[], bool] = bool, is_trial: bool = False
+) -> list[FormatExported]:
+    """Exports the model of a folder in the formats of the plan, in a process without the run's devices.
+
+    If the process is killed, as by a fault in a converter, the format fails, and another process does the others.
+
+    Args:
+        spec: of the run.
+        exported: the folder of the exported model.
+        emit: receives stages and notes.
+        should_stop: returns True to leave the rest out.
+        is_trial: whether the model is not trained yet.
+
+    Raises:
+        ConfigError: if the data of the run cannot be read.
+    """
+    found: dict[str, FormatExported] = {}
+    names = list(spec.plan.export.formats or ())
+    while remaining := [name for name in names if name not in found]:
+        conversion = ConversionSpec(str(exported), remaining, is_trial)
+        error = "stopped"
+        for event in run_conversion(spec, conversion, should_stop):
+            if isinstance(event, FormatExported):
+                found[event.name] = event
+            elif isinstance(event, StageBegan | Note):
+                emit(event)
+            elif isinstance(event, RunRefused):
+                raise ConfigError(event.message)
+            elif isinstance(event, FaultReported):
+                error = event.error
+        if missing := next((name for name in remaining if name not in found), None):
+            found[missing] = FormatExported(missing, "", error=error)
+    return [found[name] for name in names]
+
+
+def run_conversion(spec: RunSpec, conversion: ConversionSpec, should_stop: Callable[[], bool]) -> Iterator[Event]:
+    """Converts a model in another process, and yields the events of that process as they come.
+
+    If `should_stop` says so, the process is killed. If it ends without an event `end` or `refused`, the last event says
+    how it ended.
+    """
+    with tempfile.TemporaryDirectory(prefix="scaleflow-convert-") as temporary:
+        child = RunSpec(make_conversion_plan(spec.plan), Path(temporary), time.time(), evaluation=conversion)
+        variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        log = Path(temporary, "log")
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "scaleflow.worker.main"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=variables,
+            )
+        assert process.stdin is not None
+        try:
+            process.stdin.write(child.to_line(os.environ))
+            process.stdin.flush()  # it stays open: the process ends when this one does
+            reader, last = EventReader(child.events), None
+            is_over = False
+            while not is_over:
+                is_over = process.poll() is not None
+                for event in reader.read():
+                    last = event
+                    yield event
+                if should_stop():
+                    return
+                time.sleep(0.0 if is_over else POLL_SECONDS)
+            with spec.log.open("ab") as output:
+                output.write(log.read_bytes())
+            if not isinstance(last, RunEnded | RunRefused):
+                yield FaultReported(f"its converter ended with exit code {process.returncode}")
+        finally:
+            process.stdin.close()
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def make_conversion_plan(plan: Plan) -> Plan:
+    """Returns the plan of a process that converts a model, on the CPU of this machine."""
+    return replace(
+        plan,
+        strategy=Strategy(name="one_device"),
+        hardware=Hardware(name="cpu"),
+        cluster=Cluster(),
+        profiler=Profiler(),
+        dataset=replace(plan.dataset, shards=1, augment=None),
+        training=replace(plan.training, global_batch_size=None, accumulate=1, batch_size=32),
+        task=None,
+        evaluator=None,
+        tf_config=None,
+        chief=None,
+        resume=None,
+    )
+
+
+def report_formats(spec: RunSpec, step: int, emit: Emit, should_stop: Callable[[], bool]) -> None:
+    """Exports the formats of the trained model, reports them and their metrics, and writes their table."""
+    try:
+        formats = export_formats(spec, spec.files.model, emit, should_stop)
+    except ConfigError as error:  # the data is gone; the trained model stays
+        formats = [FormatExported(name, "", error=str(error)) for name in spec.plan.export.formats or ()]
+    for each in formats:
+        emit(each)
+        if each.values:
+            emit(MetricsLogged(step, {f"export/{each.name}/{key}": value for key, value in each.values.items()}))
+    spec.files.formats.write_text(json.dumps(make_format_table(formats), indent=1))
+    emit(ArtifactWritten(str(spec.files.formats), "export"))
+
+
+def make_format_table(formats: Sequence[FormatExported]) -> dict[str, list[object]]:
+    """Returns a table as MLflow's UI shows it: the names of the columns, and rows."""
+    keys = list(dict.fromkeys(key for each in formats for key in each.values))
+    rows = [[each.name, each.error or "good", *(each.values.get(key) for key in keys), each.split] for each in formats]
+    return {"columns": ["format", "result", *keys, "split"], "data": list(rows)}

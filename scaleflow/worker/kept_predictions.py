@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.interfaces import Examples, Feed, OutputStructure, name_leaves
+from scaleflow.interfaces import (
+    EvaluationOptions,
+    Examples,
+    Feed,
+    Inputs,
+    InputStructure,
+    OutputStructure,
+    Source,
+    map_named,
+    name_leaves,
+)
 from scaleflow.interfaces.events import ArtifactWritten, Emit, Note
 
 if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
+    from scaleflow.dataset import Splits
     from scaleflow.evaluation.predictions import Predictions
     from scaleflow.training import Feeds, WorkerSync
 
     Array = np.ndarray[Any, Any]
 
-ID_KEY = "evaluation.id"
+ID_KEY, SLICES_KEY = "evaluation.id", "evaluation.slices"
 
 
 class PredictionKeeper:
@@ -68,6 +79,80 @@ class PredictionKeeper:
 
 
 @dataclass(frozen=True)
+class ExampleReader:
+    """Reads the raw inputs of examples of a split, given by their ascending indices [n] int64 (`InputReader`).
+
+    Attributes:
+        raw: the split before its preprocessing.
+        inputs: of the dataset.
+        read_slices: reads the columns `evaluation.slices`; None if there are none.
+        transforms: the preprocessing, by the name of an input.
+    """
+
+    raw: Examples
+    inputs: InputStructure
+    read_slices: Callable[[Array], Mapping[str, Any]] | None = None
+    transforms: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+
+    def read_examples(self, examples: Array) -> tuple[Any, Any]:
+        """Returns raw inputs and targets, [n, ...] each."""
+        from scaleflow import dataset
+
+        inputs, targets, *_ = dataset.read_parts(self.raw, examples)
+        return inputs, targets
+
+    def preprocess(self, inputs: Any) -> Any:
+        """Returns the inputs of the model for raw ones, as arrays."""
+        import numpy as np
+
+        def convert(name: str, values: Array) -> Array:
+            if name not in self.transforms:
+                return values
+            return np.asarray(self.transforms[name](values.astype(object) if values.dtype.kind in "SU" else values))
+
+        return map_named(convert, inputs)
+
+    def read_columns(self, examples: Array) -> Mapping[str, Array]:
+        """Returns the inputs with one value each, and the columns of `evaluation.slices`, by name: [n]."""
+        from scaleflow import dataset
+
+        columns: dict[str, Any] = {}
+        if any(not each.shape for each in name_leaves(self.inputs).values()):
+            values = name_leaves(dataset.read_inputs(self.raw, examples))
+            columns = {name or "input": each for name, each in values.items() if each.ndim == 1}
+        if self.read_slices is not None:
+            columns |= self.read_slices(examples)
+        return {name: each.to_numpy() if hasattr(each, "to_numpy") else each for name, each in columns.items()}
+
+    def read_pictures(self, examples: Array) -> Array | None:
+        """Returns pictures [n, height, width, channels] uint8 of the first input that is one; None if none is."""
+        from scaleflow import dataset
+
+        for name, described in name_leaves(self.inputs).items():
+            if has_pixels(described):
+                return to_pixels(name_leaves(dataset.read_inputs(self.raw, examples))[name], described.scale)
+        return None
+
+
+def has_pixels(described: Inputs) -> bool:
+    """Returns whether an input is a picture that a person can look at."""
+    shape = described.shape
+    return len(shape) == 3 and shape[-1] in (1, 3, 4) and min(shape[:2]) >= 8
+
+
+def to_pixels(values: Array, scale: float | None) -> Array:
+    """Converts pictures to uint8: by the factor that brings them to [0, 1], or from the least to the largest value."""
+    import numpy as np
+
+    if values.dtype == np.uint8:
+        return values
+    if scale is None:
+        low, high = float(values.min()), float(values.max())
+        values, scale = values - low, 1 / ((high - low) or 1.0)
+    return np.asarray(np.clip(values * (255 * scale), 0, 255), np.uint8)
+
+
+@dataclass(frozen=True)
 class KeptSplit:
     """The split whose predictions are kept.
 
@@ -76,7 +161,7 @@ class KeptSplit:
         feed: of it.
         keeper: collects them.
         outputs: of the model.
-        raw: its examples before their preprocessing.
+        reader: reads its examples.
         read_id: reads the column `evaluation.id` of examples; None if there is none.
     """
 
@@ -84,7 +169,7 @@ class KeptSplit:
     feed: Feed
     keeper: PredictionKeeper
     outputs: OutputStructure
-    raw: Examples
+    reader: ExampleReader
     read_id: Callable[[Array], Mapping[str, Any]] | None
 
     def collect(self, worker_sync: WorkerSync, worker: int, described: Mapping[str, Any]) -> Predictions | None:
@@ -93,6 +178,7 @@ class KeptSplit:
         `described` has the digests of splits, as in `LearnedState.splits`.
         """
         from scaleflow.evaluation.predictions import Predictions
+        from scaleflow.evaluation.tables import make_predictions_table
 
         collector = self.keeper.collector
         contents = worker_sync.gather(b"" if worker == 0 else collector.to_bytes(), worker)
@@ -100,7 +186,7 @@ class KeptSplit:
             return None
         for content in contents:
             collector.merge(content)
-        table = add_identity(collector.to_table(), self.raw, self.read_id)
+        table = add_identity(make_predictions_table(self.outputs, collector), self.reader.raw, self.read_id)
         digest = described.get(self.name, {}).get("digest", "")
         positions = {
             name: {key: values.tolist() for key, values in sums.items()} for name, sums in collector.positions.items()
@@ -108,24 +194,25 @@ class KeptSplit:
         return Predictions(table, self.outputs, self.name, self.feed.examples, digest, positions)
 
 
-def choose_kept_split(
-    feeds: Feeds, raw: Mapping[str, Examples], outputs: OutputStructure, id_column: str | None
-) -> KeptSplit | None:
+def choose_kept_split(feeds: Feeds, splits: Splits, source: Source, options: EvaluationOptions) -> KeptSplit | None:
     """Returns the test split, or without one the validation split; None if there is neither.
 
-    Raises ConfigError if the data has no column `evaluation.id`.
+    Raises ConfigError if the data lacks a column that `options` name.
     """
     name = "test" if feeds.test is not None else "validation"
     feed = feeds.test or feeds.validation
-    return None if feed is None else make_kept_split(name, feed, raw[name], outputs, id_column)
+    kept = None if feed is None else make_kept_split(name, feed, splits.raw[name], source, options)
+    return kept and replace(kept, reader=replace(kept.reader, transforms=splits.transforms))
 
 
-def make_kept_split(name: str, feed: Feed, raw: Examples, outputs: OutputStructure, id_column: str | None) -> KeptSplit:
-    """Makes what keeps the predictions for a split. Raises ConfigError if the data has no column `evaluation.id`."""
+def make_kept_split(name: str, feed: Feed, raw: Examples, source: Source, options: EvaluationOptions) -> KeptSplit:
+    """Makes what keeps the predictions for a split. Raises ConfigError if the data lacks a column of `options`."""
     from scaleflow import dataset
 
-    read_id = None if id_column is None else dataset.open_columns(raw, [id_column], ID_KEY)
-    return KeptSplit(name, feed, PredictionKeeper(outputs, feed), outputs, raw, read_id)
+    read_id = None if options.id is None else dataset.open_columns(raw, [options.id], ID_KEY)
+    read_slices = dataset.open_columns(raw, options.slices, SLICES_KEY) if options.slices else None
+    reader = ExampleReader(raw, source.inputs, read_slices)
+    return KeptSplit(name, feed, PredictionKeeper(source.outputs, feed), source.outputs, reader, read_id)
 
 
 def add_identity(table: Any, raw: Examples, read_id: Callable[[Array], Mapping[str, Any]] | None) -> Any:
@@ -134,7 +221,8 @@ def add_identity(table: Any, raw: Examples, read_id: Callable[[Array], Mapping[s
     import pyarrow
 
     from scaleflow import dataset
-    from scaleflow.evaluation.predictions import EXAMPLE, FILE, ID, ROW
+    from scaleflow.evaluation.collector import EXAMPLE
+    from scaleflow.evaluation.predictions import FILE, ID, ROW
 
     places = table[EXAMPLE].to_numpy()
     files, rows = dataset.locate_examples(raw, places)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
+from scaleflow.interfaces.collector import pause_collector
+
 #: Keras imports these if they are installed, for wrappers and plots that a worker does not use. They add a second or
 #: more to every start. A model or dataset can still import them as usual.
 NOT_FOR_KERAS = ("sklearn", "matplotlib", "matplotlib.pyplot", "pandas")
@@ -23,7 +25,8 @@ def import_keras() -> None:
     hidden = [name for name in NOT_FOR_KERAS if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes an import fail
     try:
-        import keras  # noqa: F401
+        with pause_collector():
+            import keras  # noqa: F401
     finally:
         for name in hidden:
             sys.modules.pop(name, None)

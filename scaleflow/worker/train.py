@@ -28,7 +28,7 @@ from scaleflow.interfaces.events import (
 )
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.interfaces.trials import to_params
-from scaleflow.runs import RunSpec, RunState
+from scaleflow.runs import EvaluationSpec, RunSpec, RunState
 from scaleflow.runs.event_log import DeduplicatingEmitter
 from scaleflow.runs.learned_state import to_files, write_learned_state
 from scaleflow.runs.provenance.tags import mark_process
@@ -46,10 +46,10 @@ from scaleflow.worker.data_changes import (
 )
 from scaleflow.worker.evaluate import evaluate_model
 from scaleflow.worker.evaluator import EvaluationRelay, run_evaluator
-from scaleflow.worker.export import export_model
+from scaleflow.worker.export import export_model, report_formats, try_formats
 from scaleflow.worker.failures import format_failure, is_loss_of_peer, report_failure
-from scaleflow.worker.kept_predictions import keep_predictions
 from scaleflow.worker.metadata import report_confusion, report_metadata
+from scaleflow.worker.report import begin_report, import_ahead
 from scaleflow.worker.startup_timer import StartupTimer
 from scaleflow.worker.trials import BatchSizeTrial, RateTrial, make_trial
 
@@ -70,7 +70,7 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
     """Does the work of `run_worker`, which has set up the context for user code."""
     try:
         if spec.evaluation is not None:
-            evaluate_model(spec.plan, spec.evaluation, spec.files, emit)
+            work_on_model(spec, emit)
             emit(RunEnded("FINISHED"))
             return True
         if spec.records:
@@ -86,6 +86,7 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
         spec = replace(spec, plan=setup.plan)
         if spec.plan.evaluator == "here":
             return evaluate_checkpoints(spec, setup, emit, should_stop)
+        try_formats(spec, setup, emit, should_stop)
         worker_sync = make_worker_sync(spec, setup, should_stop)
         data_changes = check_resumed_data(spec, setup, worker_sync)
         session = begin_training(spec, setup, worker_sync, emit, startup_timer)
@@ -104,13 +105,25 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
     if spec.plan.debug.placement:
         where = "above" if spec.plan.debug.inline else f"in {spec.log}"
         emit(Note(f"debug.placement: the device of each operation is {where}, as 'MatMul: (MatMul): /job:...'"))
+    import_ahead(setup)
     try:
-        train_and_export(spec, setup, session, worker_sync, emit)
+        train_and_export(spec, setup, session, worker_sync, emit, should_stop)
     except Exception as error:
         report_failure(spec, setup.explain(error), emit, setup)
         finish_failed(session, error)
         return False
     return True
+
+
+def work_on_model(spec: RunSpec, emit: Emit) -> None:
+    """Does the work of a command that evaluates or converts a trained model."""
+    if isinstance(spec.evaluation, EvaluationSpec):
+        evaluate_model(spec.plan, spec.evaluation, spec.files, emit)
+    else:
+        from scaleflow.worker.convert import convert_to_formats
+
+        assert spec.evaluation is not None
+        convert_to_formats(spec.plan, spec.evaluation, emit)
 
 
 def evaluate_checkpoints(spec: RunSpec, setup: TrainingSetup, emit: Emit, should_stop: Callable[[], bool]) -> bool:
@@ -368,7 +381,12 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
 
 
 def train_and_export(
-    spec: RunSpec, setup: TrainingSetup, session: Session, worker_sync: WorkerSync, emit: Emit
+    spec: RunSpec,
+    setup: TrainingSetup,
+    session: Session,
+    worker_sync: WorkerSync,
+    emit: Emit,
+    should_stop: Callable[[], bool],
 ) -> None:
     """Trains to the end, or until it has to stop, exports the model, and reports the end."""
     with user_metrics(session.log_metric):
@@ -383,15 +401,17 @@ def train_and_export(
         emit(RunEnded("KILLED", f"{why}stopped at step {result.steps}"))
         worker_sync.leave()
         return
-    if setup.kept is not None:
-        emit(StageBegan("keeping the predictions"))
-        splits = setup.facts.learned.splits
-        keep_predictions(setup.kept, spec.files.evaluation, worker_sync, spec.worker, splits, emit)
+    report = begin_report(spec, setup, result, worker_sync, emit)
     emit(StageBegan("exporting the model"))
     if spec.records:
         evaluated = {"validation": setup.feeds.validation, "test": setup.feeds.test}
         report_confusion(setup.engine, evaluated, setup.outputs, spec.files, emit)
     weights = export_model(spec, setup)
+    if spec.records and spec.plan.export.formats:
+        report_formats(spec, result.model_step, emit, should_stop)
+    if report is not None:
+        emit(StageBegan("making the report"))
+        report.finish(result.model_step, result.test, "test/", emit)
     emit(ModelExported(str(spec.files.model), result.model_step, weights))
     session.finish_checkpoints()
     if spec.records:

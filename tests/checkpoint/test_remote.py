@@ -351,22 +351,6 @@ def test_a_command_goes_on_on_a_machine_that_has_only_the_folder_without_checkpo
     assert not any(SECRET in text for each in (ended, resumed, refused) for text in (each.stdout, each.stderr))
 
 
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [
-        ("ftp://a/b", "checkpoint.folder=ftp://a/b: expected a path, or an address with s3, gs, abfs://"),
-        ("s3:///run", "checkpoint.folder=s3:///run: expected the name of a bucket: s3://BUCKET/PATH"),
-        ("s3://user:word@bucket/run", "checkpoint.folder: an address must not contain credentials; set them in the"),
-        ("abfs://box@account/run", "checkpoint.folder: expected abfs://BUCKET/PATH; set the account and the"),
-        ("abfs://box/run?sig=x", "checkpoint.folder: expected abfs://BUCKET/PATH; set the account and the"),
-    ],
-)
-def test_an_address_that_names_no_prefix_is_refused(plan: Callable[..., Any], address: str, message: str) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        plan("tracking=none", f"checkpoint.folder='{address}'")
-    assert str(refusal.value).startswith(message)
-
-
 def read_texts(folder: Path, kind: type[Event]) -> list[Any]:
     return [event for event in EventReader(folder / "events.jsonl").read() if isinstance(event, kind)]
 

@@ -88,7 +88,7 @@ def course(
 
 WAYS = {
     "one_device": ("strategy=one_device", GLOBAL, DROPOUT),
-    "XLA": ("strategy=one_device", GLOBAL, "hardware.deterministic=false", "hardware.xla=true"),
+    "XLA": ("strategy=one_device", GLOBAL, DROPOUT, "hardware.deterministic=false", "hardware.xla=true"),
     "float16": ("strategy=one_device", GLOBAL, "precision=mixed_float16", "optimizer=sgd"),
     "mirrored": ("strategy=mirrored", TWO, GLOBAL, DROPOUT, "training.accumulate=2", "optimizer=adamw"),
     "pipeline": ("strategy=pipeline", TWO, GLOBAL, "model.units=[8,8]", "optimizer.schedule=cosine"),
@@ -329,6 +329,7 @@ def test_without_a_test_split_the_confusions_are_those_of_the_best_one(
     np.testing.assert_array_equal(counted, again)
 
 
+@pytest.mark.slow
 def test_the_logged_model_has_the_step_and_the_values_of_the_best_one(command: Command, empty_store: Path) -> None:
     shutil.copy(empty_store, command.folder / "mlflow.db")
     ended = command(*(word for word in without_epochs(*EARLIER) if not word.startswith("tracking")))

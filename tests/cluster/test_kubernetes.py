@@ -7,16 +7,13 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
 
-from scaleflow import __version__
 from scaleflow.cluster.kubernetes import (
     GROUP,
     LEAST_VERSION,
@@ -246,48 +243,6 @@ def test_pods_take_back_the_keys_of_a_recipe_for_the_submission(command: Command
     assert job["spec"]["completions"] == 4
     script = job["spec"]["template"]["spec"]["containers"][0]["command"][-1]
     assert 'tracking=none cluster.submit=null cluster.workers=null "$@"' in script
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["cluster=kubernetes"], "JOB_COMPLETION_INDEX, SCALEFLOW_PODS, SCALEFLOW_JOB is not set"),
-        ([*PRINT, "checkpoint.max_seconds=60"], "max_seconds=60.0 with cluster=kubernetes: .* activeDeadlineSeconds"),
-        (["cluster=kubernetes", "cluster.submit=print"], "cluster.image=null .* cluster.image=REGISTRY/IMAGE"),
-        (
-            [*PRINT],
-            "cluster.volume=null with checkpoint=default: .* a PersistentVolumeClaim .* or use checkpoint=none",
-        ),
-        (
-            [*PRINT, "checkpoint=none"],
-            "tracking.uri=null .* set tracking.uri to a server, or cluster.env_from to a Secret",
-        ),
-        (
-            [*PRINT, "checkpoint=none", "strategy=parameter_server"],
-            "cluster.volume=null with strategy=parameter_server",
-        ),
-        ([*PRINT, "cluster.volume=runs", "tracking=none", "cluster.job=Mine"], "such as mine"),
-        (
-            [*PRINT, "cluster.volume=runs", "tracking.uri=http://me:x@there"],
-            "this secret would be written into the script",
-        ),
-        ([*PRINT, "cluster.volume=runs", "cluster.retries=-1"], "cluster.retries=-1: expected an integer, at least 0"),
-        ([f"+cluster.image={IMAGE}"], "cluster=local: image, .* these keys are only for pods; use cluster=kubernetes"),
-    ],
-)
-def test_impossible_clusters_are_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str], expected: str
-) -> None:
-    from scaleflow.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["scaleflow"])
-    assert main(words) == 2
-    said = capsys.readouterr()
-    assert re.search(expected, said.err), said.err
-    greeting = "" if "cluster.submit=print" in words else f"scaleflow {__version__}\n"  # once in a process
-    assert said.out in ("", greeting)
-    assert not list(tmp_path.iterdir())
 
 
 GONE = """

@@ -158,36 +158,6 @@ def test_a_sweep_has_its_jobs_placed_over_the_cluster(cluster: Machines, command
 # ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["cluster.address=ray://head:10001"], r"ray://head:10001: expected HOST:PORT or auto; .* ray job submit"),
-        (
-            ["cluster.address=127.0.0.1:1"],
-            "cluster.address=127.0.0.1:1: no Ray cluster answers there; start one with ray start",
-        ),
-        (
-            ["cluster.min_workers=3", "strategy=multi_worker"],
-            "cluster.min_workers=3 with cluster.workers=null: .* fewer",
-        ),
-        (["cluster.min_workers=1", "strategy=one_device"], "this strategy runs in one process"),
-        (["cluster.placement=near"], "cluster.placement=near: expected one of spread, pack"),
-        (["debug.inline=true"], "debug.inline=true with cluster=ray: Ray can run the process on a machine without"),
-        (["cluster=local", "+cluster.address=auto"], "these keys are only for a Ray cluster"),
-        (
-            ["cluster=local", "+cluster.cpus=2"],
-            "only Ray and Kubernetes assign cores and GPUs to processes; use hardware.devices",
-        ),
-    ],
-)
-def test_impossible_clusters_are_refused(command: Command, words: list[str], expected: str) -> None:
-    ended = command("cluster=ray", *words)
-    assert ended.returncode == 2
-    assert re.search(expected, ended.stderr), ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert not (command.folder / "mlflow.db").exists()
-
-
 @pytest.mark.slow
 def test_more_than_the_cluster_has_is_refused(cluster: Machines, command: Command) -> None:
     ended = command(*TWO, address(cluster), "cluster.workers=3", "cluster.start_seconds=1", **cluster.token)

@@ -85,32 +85,6 @@ def test_the_script_starts_a_task_on_each_machine_with_the_words_that_were_typed
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (
-            ["cluster=slurm"],
-            "SLURM_PROCID, .* is not set, so this process is not a task of a Slurm step; start .* with srun",
-        ),
-        (["cluster=slurm", "cluster.submit=sbatch"], "cluster.submit=sbatch: expected print"),
-        (
-            ["cluster=slurm", "cluster.submit=print", "tracking.tags={token: x}"],
-            "token: .* would be written into the script",
-        ),
-        (
-            ["cluster=slurm", "cluster.submit=print", "-m", "seed=0,1"],
-            "works only in a command that starts one new run",
-        ),
-        (["cluster=tf_config", "+cluster.submit=print"], "use cluster=slurm"),
-    ],
-)
-def test_impossible_clusters_are_refused(command: Command, words: list[str], expected: str) -> None:
-    ended = command(*words)
-    assert ended.returncode == 2
-    assert re.search(expected, ended.stderr), ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
 # ---------------------------------------------------------------------------------------------
 # With Slurm
 # ---------------------------------------------------------------------------------------------

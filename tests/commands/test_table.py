@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 import sysconfig
 from importlib import import_module
 from importlib.util import find_spec
@@ -50,15 +52,42 @@ def test_both_forms_answer_alike(
     assert ends[0][0] == 2
 
 
-def test_printed_commands_have_the_form_that_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (name_command(), name_command("sync")) == ("python -m scaleflow", "python -m scaleflow.sync")
+@pytest.mark.parametrize(
+    ("words", "path", "run", "sync"),
+    [
+        (["python", "-m", "scaleflow"], False, "python -m scaleflow", "python -m scaleflow.sync"),
+        (["python", "-m", "scaleflow"], True, "scaleflow", "scaleflow sync"),
+        (["python", "train.py"], True, "scaleflow", "scaleflow sync"),
+        (["python", SCRIPT], True, "scaleflow", "scaleflow sync"),
+        (["python", SCRIPT], False, SCRIPT, f"{SCRIPT} sync"),
+        (["python", "my env/bin/scaleflow"], True, "'my env/bin/scaleflow'", "'my env/bin/scaleflow' sync"),
+    ],
+)
+def test_printed_commands_can_be_typed(
+    words: list[str], path: bool, run: str, sync: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", words)
+    if path:
+        monkeypatch.setenv("PATH", f"{Path(SCRIPT).parent}{os.pathsep}{os.environ['PATH']}")
+    assert (name_command(), name_command("sync")) == (run, sync)
+
+
+def test_a_script_of_another_environment_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scaleflow").write_text("#!/bin/sh\n")
+    (tmp_path / "scaleflow").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "scaleflow"])
+    assert name_command("sync") == "python -m scaleflow.sync"
+
+
+def test_a_message_names_the_script_as_it_was_typed(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text("")
     (tmp_path / "record.json").write_text("{}")
     done = subprocess.run(
         [SCRIPT, "rerun", str(tmp_path), "--json"], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert done.returncode == 2
-    assert f"; scaleflow sync {tmp_path} records it" in json.loads(done.stdout)["error"]
+    assert f"; {SCRIPT} sync {tmp_path} records it" in json.loads(done.stdout)["error"]
     assert done.stderr.startswith("scaleflow: ")
 
 

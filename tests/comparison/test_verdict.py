@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ FIRST: Points = {"train/loss": [(1, 2.0), (8, 1.0), (16, 0.5)], "val/loss": [(16
         ({**FIRST, "train/loss": [(1, 2.0), (8, 1.1)]}, "w", "differs from step 8 on: train/loss was 1 and is 1.1"),
         ({**FIRST, "val/loss": [(16, math.nan)]}, "w", "differs from step 16 on: val/loss was 0.25 and is nan"),
         ({"train/loss": FIRST["train/loss"]}, "w", "differs from step 16 on: val/loss is only in the first run"),
-        ({}, "", "differs from step 1 on: train/loss is only in the first run"),
+        ({}, "", "differs from step 1 on: the first run has 16 steps, the second 0"),
     ],
 )  # fmt: skip
 def test_the_verdict_names_equal_bits_or_the_first_step_that_differs(points: Points, weights: str, text: str) -> None:
@@ -51,6 +52,13 @@ def test_the_verdict_names_equal_bits_or_the_first_step_that_differs(points: Poi
     assert judged.text == text
     assert judged.is_equal == text.startswith("equal")
     assert judged.weights == {"w": "equal", "": "not known", "other": "differ"}[weights]
+
+
+def test_finished_runs_of_different_lengths_differ() -> None:
+    longer: Points = {**FIRST, "train/loss": [*FIRST["train/loss"], (24, 0.4)]}
+    judged = judge_runs(make_run(FIRST, "w"), make_run(longer, "w"))
+    assert judged.text == "differs from step 17 on: the first run has 16 steps, the second 24"
+    assert judge_runs(replace(make_run(FIRST), status="KILLED"), make_run(longer)).text == "equal bits"
 
 
 def test_without_anything_to_compare_nothing_is_equal() -> None:

@@ -62,7 +62,10 @@ WITHOUT_TARGET = {
 OPTIONS_DIFFER = ("strategy", "checkpoint", "evaluation", "profiler", "cluster")
 
 #: What an option has another default of than the others.
-OTHER_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {("cluster", "kubernetes"): {"start_seconds": 1800.0}}
+OTHER_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
+    ("cluster", "kubernetes"): {"start_seconds": 1800.0},
+    ("evaluation", "full"): {"seconds": 60.0},
+}
 
 WITH_TARGET = {"dataset": Dataset, "model": Model, "optimizer": Optimizer}
 
@@ -145,7 +148,7 @@ def test_every_experiment_composes_and_makes_a_plan(compose: Compose, path: Path
 def test_every_experiment_has_the_command_that_runs_it_on_its_second_line(path: Path) -> None:
     lines = text(path)
     assert lines[0] == "# @package _global_"
-    command = f"# python -m scaleflow experiment={path.stem}"
+    command = f"# scaleflow experiment={path.stem}"
     assert lines[1] == command or lines[1].startswith(f"{command} ")
     assert re.match(r"# \w", lines[2])
 

@@ -176,6 +176,7 @@ def test_a_dataset_of_the_hub_is_streamed(isolated: Callable[..., Any], tmp_path
     assert [int(target) for target in targets] == [2, 0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_model_trains_on_texts(command: Command, tmp_path: Path) -> None:
     ended = command(
         "dataset=huggingface", f"dataset.data_dir={write_folder(tmp_path / 'data')}", "dataset.input=text",

@@ -88,6 +88,25 @@ def test_examples_may_be_dicts_with_weights(isolated: Callable[..., Any]) -> Non
         assert (targets["kind"], targets["price"].tolist()) == (1, [2.5])
 
 
+def words() -> tuple[list[list[int]], Any]:
+    """The numbers of the words of two texts, and what the model is built for."""
+    from scaleflow.dataset import Text, make_source, prepare_splits
+    from tests.dataset.files import options
+
+    texts = [("up up down", 0), ("up left", 1)]
+    source = make_source({"train": texts}, CLASSES, preprocessing=Text(vocabulary=10, tokens=4))
+    splits = prepare_splits(source, options(cache="memory"), 0)
+    return np.asarray(splits.train.inputs).tolist(), splits.inputs
+
+
+def test_texts_become_numbers_in_a_line(isolated: Callable[..., Any]) -> None:
+    numbers, inputs = isolated(words)
+    (up, again, down, nothing), (_, left, *_) = numbers
+    assert (up, again, nothing) == (2, 2, 0)  # the most frequent word is the first after padding and unknown words
+    assert {down, left} == {3, 4}
+    assert (inputs.shape, inputs.vocabulary) == ((4,), 5)
+
+
 def refusals() -> list[str]:
     import tensorflow as tf
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.dataset.files import examples, picture, prepared, refused, write
+from tests.dataset.files import examples, picture, prepared, refused
 from tests.strategy.test_structures import train_all
 
 RED, GREEN = (255, 0, 0), (0, 255, 0)
@@ -82,11 +82,14 @@ def test_masks_may_have_colours_and_a_palette(isolated: Callable[..., Any], tmp_
         assert found.tolist() == [[0, 1], [2, 255]]
 
 
+BAD = ("size", "value", "palette", "bits")
+
+
 def bad(base: Path) -> list[Any]:
     from scaleflow.dataset.segmentation_folder import SegmentationFolder
 
     found = []
-    for name in ("size", "value", "cut", "palette", "bits"):
+    for name in BAD:
         make = functools.partial(SegmentationFolder, str(base / name), 2, [4, 4], test=0)
         found.append(prepared(make, cache="memory"))
     make = functools.partial(SegmentationFolder, str(base / "value"), 2, [4, 4], test=0, ignore=None)
@@ -97,23 +100,22 @@ def bad(base: Path) -> list[Any]:
 def test_a_pair_that_does_not_fit_is_named_or_left_out(isolated: Callable[..., Any], tmp_path: Path) -> None:
     from PIL import Image
 
-    for name in ("size", "value", "cut", "palette", "bits"):
+    for name in BAD:
         for number in range(3):
             write_pair(tmp_path / name, f"good{number}", halves(4, 4))
         picture(tmp_path / name / "images/bad.png", np.zeros((4, 4, 3)))
     picture(tmp_path / "size/masks/bad.png", halves(4, 6))
     picture(tmp_path / "value/masks/bad.png", halves(4, 4, 0, 7))
-    write(tmp_path / "cut/masks/bad.png", (tmp_path / "cut/masks/good0.png").read_bytes()[:40])
     Image.fromarray(halves(4, 4).astype(np.uint8), "L").convert("P").save(tmp_path / "palette/masks/bad.png")
     Image.fromarray(halves(4, 4).astype(bool)).save(tmp_path / "bits/masks/bad.png")
-    size, value, cut, palette, bits, (counts, (note,)) = isolated(bad, tmp_path)
-    for name, message in {"size": size, "value": value, "cut": cut, "palette": palette, "bits": bits}.items():
+    size, value, palette, bits, (counts, (note,)) = isolated(bad, tmp_path)
+    for name, message in {"size": size, "value": value, "palette": palette, "bits": bits}.items():
         assert str(tmp_path / name / "masks/bad.png") in message, message
         assert str(tmp_path / name / "images/bad.png") in message, message
     assert "the image is 4 x 4 pixels, its mask 4 x 6" in size
     assert "the mask has a pixel of the value 7 which is no class" in value
-    assert "the mask has a palette; list the colours of the classes in dataset.values" in palette
     assert "the mask has 1 bits, expected 8" in bits
+    assert "the mask has a palette; list the colours of the classes in dataset.values" in palette
     assert counts == {"train": 3}
     assert "1 of the 4 examples" in note
 

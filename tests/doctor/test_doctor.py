@@ -92,6 +92,7 @@ def test_the_report_as_json(examined: Doctor) -> None:
     assert list(examined.folder.iterdir()) == []  # no store was made
 
 
+@pytest.mark.slow
 def test_the_report_as_text(examined: Doctor) -> None:
     password = {"MLFLOW_TRACKING_URI": f"http://me:sesame@127.0.0.1:{closed_port()}"}
     before = time.monotonic()

@@ -18,6 +18,7 @@ from scaleflow.evaluation import collector as collector_module
 from scaleflow.evaluation.collector import PredictionCollector, choose_form, draw_sample
 from scaleflow.evaluation.columns import OutputColumns
 from scaleflow.evaluation.predictions import METADATA, Predictions, load_predictions, save_predictions
+from scaleflow.evaluation.tables import make_predictions_table
 from scaleflow.interfaces import Outputs
 from tests.conftest import Command
 from tests.dataset.files import picture, plain, write
@@ -202,8 +203,8 @@ def test_batches_come_in_any_order_and_from_several_processes() -> None:
         (second if n == 1 else first).add(np.arange(4 * n, 4 * n + 4)[::-1], flip(draw_batch(n, 4)))
     first.merge(second.to_bytes())
     first.merge(PredictionCollector(CLASSES, 12).to_bytes())
-    table = one.to_table()
-    assert first.to_table() == table
+    table = make_predictions_table(CLASSES, one)
+    assert make_predictions_table(CLASSES, first) == table
     predicted = OutputColumns({"": CLASSES}).convert({"": draw_batch(0, 4)["/output"]})
     assert table["prediction"].to_pylist()[:4] == predicted["prediction"].to_pylist()
     assert table["target"].to_pylist()[:4] == [CLASSES.names[n] for n in draw_batch(0, 4)["/target"]]  # type: ignore[index]
@@ -218,7 +219,7 @@ def test_an_evaluation_replaces_the_one_before() -> None:
     for seed in (1, 2):
         collector.clear()
         collector.add(np.arange(4), draw_batch(seed, 4))
-    assert collector.to_table()["target"].to_pylist() == [
+    assert make_predictions_table(CLASSES, collector)["target"].to_pylist() == [
         CLASSES.names[n]
         for n in draw_batch(2, 4)["/target"]  # type: ignore[index]
     ]
@@ -233,7 +234,7 @@ def test_of_many_examples_a_fixed_sample_is_kept(monkeypatch: pytest.MonkeyPatch
         for first in range(0, 1000, size):
             part = {name: values[first : first + size] for name, values in batch.items()}
             collector.add(np.arange(first, first + size), part)
-        tables.append(collector.to_table())
+        tables.append(make_predictions_table(CLASSES, collector))
     assert len(tables[0]) == 100
     assert tables[0] == tables[1], "however the split is divided"
     assert draw_sample(100, 100) is None
@@ -243,7 +244,7 @@ def test_ignored_and_unknown_targets_are_missing() -> None:
     outputs = replace(CLASSES, ignore=-1)
     collector = PredictionCollector(outputs, 3)
     collector.add(np.arange(3), {"/target": np.array([2, -1, 0]), "/output": np.eye(3, dtype=np.float32)})
-    table = collector.to_table()
+    table = make_predictions_table(outputs, collector)
     assert table["target"].to_pylist() == ["c", None, "a"]
     assert table["target_rank"].to_pylist()[1] is None
     assert table["prediction"].null_count == 0

@@ -91,9 +91,9 @@ def test_auto_is_the_cpu_where_there_is_no_gpu(isolated: Callable[..., Any]) -> 
 def test_deterministic_runs_have_the_same_bits(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
     chosen = plan(
         "hardware=cpu", "hardware.deterministic=true", "hardware.logical_devices=2", "strategy=mirrored", "model=cnn",
-        "model.filters=[4]", "model.units=8", "model.dropout=0.2", "tracking=none", "dataset.limit=200",
+        "model.filters=[4]", "model.units=8", "model.dropout=0.2", "tracking=none", "dataset.limit=100",
     )  # fmt: skip
-    first, second = isolated(follow, chosen, 6), isolated(follow, chosen, 6)
+    first, second = isolated(follow, chosen, 3), isolated(follow, chosen, 3)
     assert first.losses == second.losses
     for one, other in zip(first.weights, second.weights, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -49,7 +49,23 @@ def test_a_finished_run_has_its_results_its_model_and_how_to_go_on(described: De
     assert (
         described(READY, BASELINES, MEASURED, SAVED, RunEnded("FINISHED"))
         == f"""\
-**FINISHED** after 82 steps.
+**FINISHED** after 82 steps: test loss 1.68e+11.
+
+Load the model:
+
+```python
+import mlflow
+
+mlflow.set_tracking_uri("sqlite:////work/mlflow.db")
+model = mlflow.pyfunc.load_model("models:/m-7")
+outputs = model.predict(model.input_example)  # raw inputs, as the dataset has them
+```
+
+Train it longer, in the folder of the command below, on gpu1:
+
+```sh
+python -m scaleflow resume={described.files.path} training.epochs=4
+```
 
 | metric | value | baseline&emsp; |
 |---|---|---|
@@ -63,22 +79,6 @@ The command:
 
 ```sh
 python -m scaleflow training.epochs=2
-```
-
-Load the model:
-
-```python
-import mlflow
-
-mlflow.set_tracking_uri("sqlite:////work/mlflow.db")
-model = mlflow.pyfunc.load_model("models:/m-7")
-outputs = model.predict(model.input_example)  # raw inputs, as the dataset has them
-```
-
-Train it longer, in the folder of the command above, on gpu1:
-
-```sh
-python -m scaleflow resume={described.files.path} training.epochs=4
 ```"""
     )
 
@@ -88,9 +88,9 @@ def test_a_run_that_failed_has_the_reason_and_how_to_resume(described: Described
     reason = "NotFinite: the loss is not finite at step 42"
     saved = CheckpointSaved(40, "step-40")
     text = described(READY, BASELINES, metrics, saved, RunEnded("FAILED", reason), model=None)
-    assert text.startswith(f"**FAILED** at step 41:\n\n```text\n{reason}\n```\n\n| metric | value&emsp; |\n")
+    assert text.startswith(f"**FAILED** at step 41:\n\n```text\n{reason}\n```\n\nResume it from step 40, in the folder")
     resume = f"```sh\npython -m scaleflow resume={described.files.path}\n```"
-    assert text.endswith(f"Resume it from step 40, in the folder of the command above, on gpu1:\n\n{resume}")
+    assert f"Resume it from step 40, in the folder of the command below, on gpu1:\n\n{resume}\n\n| metric |" in text
     assert "baseline" not in text
     assert "mlflow" not in text
 

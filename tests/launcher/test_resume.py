@@ -20,7 +20,7 @@ from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recording.recovery import LAUNCHER_DIED, repair
 from scaleflow.runs import EventWriter
 from tests.conftest import Command
-from tests.launcher.test_supervisor import LongRun, only_run, wait_for
+from tests.launcher.test_supervisor import LongRun, assert_all_points_are_kept, only_run, wait_for
 
 #: Calls of a fixed length, so that a run has its points at the same steps whatever the machine does.
 SHORT = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=640", "training.steps_per_loop=10")
@@ -115,6 +115,9 @@ def test_a_preempted_killed_and_extended_run_equals_an_undisturbed_one(
     folder = parts.run_folder()
     run = only_run(parts.folder)
     assert (run.info.status, run.data.tags["scaleflow.folder"]) == ("KILLED", str(folder))
+    assert run.data.tags["scaleflow.status"] == "KILLED"
+    assert_all_points_are_kept(parts, run)
+    assert "Traceback" not in long.err.read_text()
     line = f"python -m scaleflow resume={folder.relative_to(parts.folder)}"
     assert line in long.out.read_text()
 

@@ -125,6 +125,7 @@ def assert_all_points_are_kept(command: Command, run: Any) -> None:
     assert last
 
 
+@pytest.mark.slow  # test_resume.py stops one
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_to_the_launcher_ends_the_run_as_killed(command: Command, number: signal.Signals, code: int) -> None:
     long = LongRun(command).until("epoch")

@@ -154,7 +154,7 @@ def exported_without_a_keras_file(folder: Path) -> dict[str, Any]:
         "outputs": [
             np.asarray(net(batch)),
             np.asarray(fresh(batch)),
-            np.asarray(mlflow.pyfunc.load_model(str(folder / "logged")).predict(batch)),
+            np.asarray(mlflow.pyfunc.load_model(str(folder / "logged")).predict(batch, params={"output": "logits"})),
         ],
     }
 
@@ -171,6 +171,7 @@ def test_model_that_keras_cannot_write_is_exported_as_weights_and_saved_model(
         np.testing.assert_allclose(other, live, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_of_what_keras_cannot_write_says_so_first_and_finishes(command: Command, empty_store: Path) -> None:
     shutil.copy(empty_store, command.folder / "mlflow.db")
     (command.folder / "untold.py").write_text(UNTOLD)

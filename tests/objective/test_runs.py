@@ -135,46 +135,6 @@ def test_the_metrics_are_the_same_on_every_strategy(
         assert values == pytest.approx(first, abs=1e-5), name
 
 
-@pytest.mark.parametrize(
-    ("words", "refusal"),
-    [
-        (
-            ["objective.metrics=[{_target_: keras.metrics.AUC}, {_target_: keras.metrics.AUC}]"],
-            "objective.metrics: two values would have the name auc; give a metric another name: {_target_: "
-            "keras.metrics.AUC, name: my_auc}",
-        ),
-        (
-            ["objective.class_weight={10: 2.0}"],
-            "objective.class_weight.10: there is no such class; the classes are 0, 1, 2",
-        ),
-        (
-            [
-                "objective.metrics=[{_target_: tests.objective.own.MeanMargin}]",
-                "checkpoint.best={monitor: val/mean_margin}",
-            ],
-            "checkpoint.best.mode=auto with checkpoint.best.monitor=val/mean_margin: scaleflow does not know "
-            "whether larger",
-        ),
-    ],
-)
-def test_a_wrong_objective_leaves_no_run(
-    isolated: Callable[..., Any], plan: Callable[..., Any], words: list[str], refusal: str
-) -> None:
-    assert isolated(refused, plan(*words, "hardware=cpu", "tracking=none")).startswith(refusal)
-
-
-def refused(plan: Any) -> str:
-    from scaleflow.errors import ConfigError
-    from scaleflow.worker.build import build_training
-    from tests.training.fake_engine import ignore
-
-    try:
-        build_training(plan, ignore)
-    except ConfigError as error:
-        return str(error)
-    return ""
-
-
 # The targets that class weights are counted from ------------------------------------------------
 
 

@@ -151,28 +151,3 @@ def test_a_whole_run_evaluates_and_exports_the_averages_of_one_device(
         assert far(found, wanted) < 1e-4
         for name in ("train/loss", "val/loss", "test/loss"):
             assert found_values[name] == pytest.approx(values[0][name], abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("optimizer.rate_factors={conv: 0.1}",), "conv matches no layer with weights; the model has dense, dense_1"),
-        (("optimizer.rate_factors={dense: 0.1}", "model.freeze=[dense*]"), "dense matches only layers that do not tr"),
-        (("optimizer.ema=0.9", "training.step={_target_: tests.training.steps.TwoRates}"), "optimizer.ema=0.9 with tr"),
-        (("optimizer.rate_factors={dense: 0.1}", "training.step={_target_: tests.training.steps.TwoRates}"),
-         "optimizer.rate_factors with training.step._target_=tests.training.steps.TwoRates: it applies its own"),
-    ],
-)  # fmt: skip
-def test_options_that_do_not_fit_a_model_are_refused(
-    isolated: Callable[..., Any], plan: Callable[..., Any], words: tuple[str, ...], message: str
-) -> None:
-    assert message in isolated(why_refused, plan(*BASE, ONE, *words))
-
-
-def why_refused(plan: Any) -> str:
-    from scaleflow.errors import ConfigError
-    from scaleflow.worker.build import build_training
-
-    with pytest.raises(ConfigError) as refused:
-        build_training(plan, ignore)
-    return str(refused.value)

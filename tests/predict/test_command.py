@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-import re
+import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
+import yaml
 from pyarrow import csv, parquet
 
 from tests.conftest import Command, make_once
 from tests.launcher.test_supervisor import wait_for
-from tests.processes import CommandProcess
+from tests.processes import CommandProcess, call
 
 SIZES = ("big", "mid", "small")
 
@@ -41,7 +45,7 @@ def make_houses(rows: int, seed: int = 0) -> pyarrow.Table:
 class Trained:
     """A folder with a store, four runs (of the sizes, the prices, digits, a CSV file) and a table of new rows.
 
-    The model of the prices was logged without a record of what its run learned.
+    The model of the prices is described as those that were logged before a run recorded what it learned.
     """
 
     def __init__(self, folder: Path, runs: Sequence[str]) -> None:
@@ -92,23 +96,34 @@ def train_four(folder: Path) -> list[str]:
     csv.write_csv(make_houses(75, 1), folder / "new.csv")
     (folder / "lines.csv").write_bytes(write_lines(make_houses(120)))
 
-    def train(*words: str) -> tuple[str, str]:
-        small = ("model.units=[8]", "training.max_steps=3", "checkpoint=none", "tracking.system_metrics=false")
-        ended = Command(folder)(*words, *small, "hardware=cpu")
-        assert ended.returncode == 0, ended.stderr
-        found = re.search(r"^run .*\((\w+)\)\nmodel +models:/(\S+)$", ended.stdout, re.MULTILINE)
-        assert found
-        return found[1], found[2]
-
-    runs = (
-        train(*TABLE, "dataset.target=size", "dataset.drop=[id,price]"),
-        train(*TABLE, "dataset.target=price", "dataset.drop=[id,size]"),
-        train("dataset=digits"),
-        train("dataset=table", "dataset.data_dir=lines.csv", "dataset.target=size", *CSV_FORM),
+    runs: list[tuple[str, str]] = call(
+        train_each,
+        folder,
+        [
+            (*TABLE, "dataset.target=size", "dataset.drop=[id,price]"),
+            (*TABLE, "dataset.target=price", "dataset.drop=[id,size]"),
+            ("dataset=digits",),
+            ("dataset=table", "dataset.data_dir=lines.csv", "dataset.target=size", *CSV_FORM),
+        ],
     )
-    (record,) = folder.glob(f"mlartifacts/*/models/{runs[1][1]}/artifacts/data/learned_state.json")
+    (record,) = folder.glob(f"mlartifacts/*/{runs[1][1]}/artifacts/data/learned_state.json")
     record.unlink()
+    description = record.parent.parent / "MLmodel"
+    content = yaml.safe_load(description.read_text())
+    tensor = {"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 1]}}
+    content["signature"] |= {"outputs": json.dumps([tensor])}
+    description.write_text(yaml.safe_dump(content))
     return [run for run, _ in runs]
+
+
+def train_each(folder: Path, commands: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
+    """In a child: the ids of the runs, and the ends of the addresses of their models."""
+    import scaleflow
+
+    os.chdir(folder)
+    small = ("model.units=[8]", "training.max_steps=3", "checkpoint=none", "tracking.system_metrics=false")
+    found = [scaleflow.run(*words, *small, "hardware=cpu", "debug=inline") for words in commands]
+    return [(str(run.run_id), str(run.model_uri).replace("models:/", "models/")) for run in found]
 
 
 def compute_elsewhere(folder: Path, run: str, table: Any) -> tuple[Any, Any]:
@@ -119,7 +134,7 @@ def compute_elsewhere(folder: Path, run: str, table: Any) -> tuple[Any, Any]:
     mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
     (output,) = mlflow.get_run(run).outputs.model_outputs
     frame = table if isinstance(table, np.ndarray) else table.to_pandas()
-    by_pyfunc = mlflow.pyfunc.load_model(f"models:/{output.model_id}").predict(frame)
+    by_pyfunc = mlflow.pyfunc.load_model(f"models:/{output.model_id}").predict(frame, params={"output": "logits"})
     (file,) = folder.glob(f"mlartifacts/*/models/{output.model_id}/artifacts/data/model.keras")
     model = keras.models.load_model(file)
     if isinstance(table, np.ndarray):
@@ -168,7 +183,7 @@ def load_and_predict(folder: Path, run: str) -> tuple[dict[str, Any], dict[str, 
     import tensorflow as tf
 
     from scaleflow.dataset.tables.values import MISSING
-    from scaleflow.tracking import loader
+    from scaleflow.serving import loader
 
     assert loader.MISSING_WORDS == MISSING
     mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
@@ -197,11 +212,11 @@ def load_and_predict(folder: Path, run: str) -> tuple[dict[str, Any], dict[str, 
         "size": lambda: loader.to_tensor(tf.TensorSpec([None, 2]), [[1, 2], [3]], "point"),
     }
     refused = {}
-    for name, call in wrong.items():
+    for name, predict in wrong.items():
         with pytest.raises(mlflow.MlflowException) as error:
-            call()
+            predict()
         refused[name] = str(error.value)
-    return {name: model.predict(each) for name, each in forms.items()}, refused
+    return {name: model.predict(each, params={"output": "logits"}) for name, each in forms.items()}, refused
 
 
 def test_the_logged_model_takes_the_types_of_a_data_frame_and_names_a_wrong_value(
@@ -258,8 +273,8 @@ def test_a_model_of_arrays_takes_columns_in_order_or_lists(trained: Trained, iso
 
 
 def test_a_command_that_was_stopped_goes_on_after_its_finished_shards(trained: Trained) -> None:
-    rows, size = 6000, 100
-    parquet.write_table(make_houses(rows, 2), trained.folder / "many.parquet", row_group_size=1400)
+    rows, size = 3000, 50
+    parquet.write_table(make_houses(rows, 2), trained.folder / "many.parquet", row_group_size=700)
     output = trained.folder / "stopped"
     same = (trained.sizes, "--input", "many.parquet", "--output", "stopped/", "--shard-rows", str(size))
     finished: dict[Path, int] = {}
@@ -384,25 +399,39 @@ def test_a_table_without_rows_gives_columns_without_rows(trained: Trained) -> No
     assert trained.read("none_out.parquet") == {name: [] for name in names}
 
 
-#: Runs commands, and says how each ended, and whether TensorFlow was imported.
-REFUSALS = """
-import contextlib, io, json, sys
-from mlflow import MlflowClient
-from scaleflow.predict.command import main
+class NoTensorFlow:
+    """Fails whoever imports TensorFlow."""
 
-client = MlflowClient("sqlite:///mlflow.db")
-empty = client.create_run("0", tags={"scaleflow.folder": "/gone"}, run_name="empty").info.run_id
-client.log_text(empty, "seed: 0", "config.yaml")
-found = []
-for words in json.loads(sys.argv[1]):
-    with contextlib.redirect_stderr(io.StringIO()) as err:
-        code = main([empty if word == "EMPTY" else word for word in words])
-    found.append((code, err.getvalue(), "tensorflow" in sys.modules))
-print(json.dumps(found))
-"""
+    def find_spec(self, name: str, *arguments: Any) -> None:
+        if name in ("keras", "tensorflow"):
+            raise AssertionError(f"{name} is imported")
 
 
-def test_invalid_config_is_refused_before_tensorflow_is_imported(trained: Trained) -> None:
+def predict_without_tensorflow(folder: Path, commands: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
+    """How each command ends, and its standard error. `EMPTY` is a run without a model."""
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("keras", "scaleflow", "tensorflow"):  # as if this process had not been forked
+            del sys.modules[name]
+    sys.meta_path.insert(0, NoTensorFlow())  # type: ignore[arg-type]
+    os.chdir(folder)
+    from mlflow import MlflowClient
+
+    from scaleflow.predict.command import main
+
+    client = MlflowClient("sqlite:///mlflow.db")
+    empty = client.create_run("0", tags={"scaleflow.folder": "/gone"}, run_name="empty").info.run_id
+    client.log_text(empty, "seed: 0", "config.yaml")
+    found = []
+    for words in commands:
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            code = main([empty if word == "EMPTY" else word for word in words])
+        found.append((code, err.getvalue()))
+    return found
+
+
+def test_invalid_config_is_refused_before_tensorflow_is_imported(
+    trained: Trained, isolated: Callable[..., Any]
+) -> None:
     (trained.folder / "there.csv").touch()
     (trained.folder / "full").mkdir()
     (trained.folder / "full" / "mine.txt").touch()
@@ -437,14 +466,11 @@ def test_invalid_config_is_refused_before_tensorflow_is_imported(trained: Traine
         ((run, table, "o.csv", "tracking.uri=sqlite:///gone.db"), "there is no such store"),
     ]
     commands = [[run, "--input", table, "--output", output, *more] for (run, table, output, *more), _ in cases]
-    ended = trained.command.cold("-c", REFUSALS, json.dumps(commands))
-    assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout.splitlines()[-1])
-    for (words, expected), (code, message, has_tensorflow) in zip(cases, found, strict=True):
+    found = isolated(predict_without_tensorflow, trained.folder, commands)
+    for (words, expected), (code, message) in zip(cases, found, strict=True):
         assert code == 2, (words, message)
         assert expected in message, words
         assert message.startswith("scaleflow: "), words
         assert len(message.splitlines()) <= 2, words
-        assert not has_tensorflow, words
     assert not (trained.folder / "o.csv").exists()
     assert not (trained.folder / "o").exists()

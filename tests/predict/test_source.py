@@ -23,7 +23,7 @@ from scaleflow.predict.columns import match_columns
 from scaleflow.predict.output import MANIFEST, open_output
 from scaleflow.predict.reading import Reading, describe_reading
 from scaleflow.predict.source import Rows, name_row, open_table, take_chunks
-from scaleflow.tracking.saved_models import ModelInput, ModelOutput, read_learned_targets
+from scaleflow.tracking.saved_models import ModelInput, ModelOutput
 
 ROWS = pyarrow.table({"x": list(range(10)), "word": [f"w\n{n}" for n in range(10)]})
 
@@ -297,7 +297,6 @@ def test_a_new_table_is_read_as_the_record_says_and_without_it_as_the_config_say
         {"age": False, "sold": True, "own": None},
         {"town": ("Aa", "Bb")},
     )
-    assert read_learned_targets(STATE) == ({"": "binary"}, {"": ["no", "yes"]})
     options = {"_target_": "scaleflow.dataset.table.Table", "delimiter": "|", "encoding": "latin-1", "missing": ["x"]}
     assert describe_reading(None, options, ["age"]) == Reading(
         CsvForm("|", encoding="latin-1"), None, ("x",), filled={"age": None}

@@ -1,4 +1,4 @@
-"""Which steps are traced, and how calls are cut for it; refusals of windows that make no sense."""
+"""Which steps are traced, and how calls are cut for it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from scaleflow.errors import ConfigError
-from scaleflow.launcher.prepare import make_plan
 from scaleflow.profiler.windows import Windows
 
 Taken = list[tuple[int, int, bool]]
@@ -60,29 +58,6 @@ def test_a_run_that_goes_on_after_a_window_traces_nothing_and_within_it_the_rest
 def test_a_run_that_ends_within_a_window_traces_what_there_is() -> None:
     assert traced(taken([(50, 69)], 55, 64)) == [50, 51, 52, 53, 54, 55]
     assert traced(taken([(50, 69)], 40, 64)) == []
-
-
-REFUSED = {
-    ("profiler.steps=1",): ("profiler.steps=1", "at least 2"),
-    ("profiler.start_step=1",): ("profiler.start_step=1", "at least 2"),
-    ("profiler.start_step=[50,1]",): ("profiler.start_step", "at least 2"),
-    ("profiler.start_step=[]",): ("profiler.start_step=[]", "profiler.start_step=50"),
-    ("profiler.start_step=soon",): ("profiler.start_step=soon", "an integer"),
-    ("profiler.start_step=[50,60]",): ("profiler.start_step=[50, 60]", "before the previous one ends"),
-    ("training.max_steps=60",): ("profiler.start_step=50", "training.max_steps=60", "train longer"),
-    ("training.max_steps=10",): ("profiler.start_step=50", "training.max_steps=10"),
-    ("debug=fast",): ("profiler=trace", "debug.fast"),
-    ("debug=eager",): ("profiler=trace", "debug.eager"),
-    ("training.engine=fit", "training.steps_per_loop=4"): ("profiler=trace", "training.steps_per_loop=1"),
-}
-
-
-@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
-def test_a_window_that_cannot_be_traced_is_refused(compose: Callable[..., dict[str, Any]], words: Any) -> None:
-    config = compose("tracking=none", "profiler=trace", "strategy=one_device", *words)
-    with pytest.raises(ConfigError) as refused:
-        make_plan(config, {})
-    assert all(part in str(refused.value) for part in REFUSED[words]), refused.value
 
 
 def test_windows_come_in_order_and_without_a_profiler_there_are_none(plan: Callable[..., Any]) -> None:

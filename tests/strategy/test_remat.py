@@ -251,55 +251,6 @@ def test_activations_are_not_kept_but_computed_again(isolated: Isolated) -> None
 # ---------------------------------------------------------------------------------------------
 
 
-def refuse(plan: Plan) -> str:
-    from scaleflow.worker.build import build_training
-
-    try:
-        build_training(plan, ignore)
-    except ConfigError as error:
-        return str(error)
-    return "built"
-
-
-def refuse_each(plans: Sequence[Plan]) -> list[str]:
-    return run_apart(refuse, ((plan,) for plan in plans))
-
-
-REFUSALS: dict[tuple[str, ...], str] = {
-    ("model.units=16", "hardware.remat=[block*]"): "hardware.remat=[block*]: block* matches no layer with weights; the "
-    "model has dense, outputs",
-    ("model=linear", "hardware.remat=true"): "hardware.remat=true: the model linear has no part whose activations need",
-    (f"{MODELS}subclassed", "hardware.remat=true"): "hardware.remat=true: the model mine (Subclassed) is not a graph "
-    "of layers, so it cannot be divided; name layers to compute again, such as hardware.remat=[dense]",
-    (
-        "dataset._target_=tests.training.words.Words",
-        "model=text",
-        "hardware.remat=[words]",
-    ): "looks up rows of a table, which saves no memory",
-    (f"{MODELS}drawing", "hardware.remat=[layer]"): "hardware.remat: layer draws random numbers with TensorFlow (Random"
-    "StandardNormal), which are others when it is computed again; use keras.random",
-    (
-        f"{MODELS}drawing_in_loop",
-        "hardware.remat=[layer]",
-    ): "hardware.remat: layer draws random numbers with TensorFlow",
-    (f"{MODELS}looping", "hardware.remat=[layer]"): "hardware.remat: layer changes layer/passes in a loop or a branch, "
-    "which cannot be run again; use hardware.remat=false",
-    (f"{MODELS}counting", "hardware.remat=[layer]"): "hardware.remat: the layer layer has the tf.Variable count, which "
-    "would be updated twice; create it with add_weight",
-    (f"{MODELS}borrowing", "hardware.remat=[layer]"): "hardware.remat: layer uses the weights first/kernel of another "
-    "layer, whose gradient would be lost",
-    (f"{MODELS}nesting", *PIPELINE, "hardware.remat=[inner]"): "hardware.remat=[inner]: inner is a model, which "
-    "strategy=pipeline divides; use hardware.remat=true, or name layers of it: a, b",
-}
-
-
-def test_layers_that_cannot_be_recomputed_are_refused(isolated: Isolated, plan: Make) -> None:
-    strategies = [() if PIPELINE[0] in words else (*ONE, "hardware.logical_devices=2") for words in REFUSALS]
-    plans = [plan(*BASE, *strategy, *words) for strategy, words in zip(strategies, REFUSALS, strict=True)]
-    for found, (words, message) in zip(isolated(refuse_each, plans), REFUSALS.items(), strict=True):
-        assert message in found, words
-
-
 def capture() -> str:
     import keras
     import tensorflow as tf

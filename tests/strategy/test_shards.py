@@ -109,17 +109,3 @@ def test_a_worker_opens_its_own_files_and_resumes_exactly(tmp_path: Path, isolat
     weights, expected = (isolated(weights_of, each.run_folder() / "model") for each in (stopped, two))
     for found, wanted in zip(weights, expected, strict=True):
         np.testing.assert_array_equal(found, wanted)
-
-
-def test_data_that_cannot_be_divided_is_refused(command: Command) -> None:
-    for words, reason in (
-        (("dataset=digits",), "dataset.shards=2 with dataset._target_=scaleflow.dataset.digits.Digits: only tables"),
-        (
-            ("dataset=table", "dataset.data_dir=x", "dataset.target=y", "dataset.cache=memory"),
-            "dataset.shards=2 with dataset.cache=memory: every worker would read all rows once, to keep them",
-        ),
-    ):
-        ended = command("dataset.shards=2", *words)
-        assert ended.returncode == 2
-        assert reason in ended.stderr
-        assert len(ended.stderr.splitlines()) == 1

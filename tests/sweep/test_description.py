@@ -39,14 +39,6 @@ def test_it_has_the_table_the_best_model_and_how_to_go_on(folder: Path) -> None:
         == f"""\
 **Best:** #1 seed=1, val/loss 1
 
-| best&emsp; | job&emsp; | seed&emsp; | status&emsp; | val/loss&emsp; | test/loss&emsp; |
-|---|---|---|---|---|---|
-| * | 1&emsp; | 1 | FINISHED&emsp; | 1 | 2 |
-|  | 3&emsp; | 3 | FINISHED&emsp; | 3 | 6 |
-|  | 2&emsp; | 2 | FAILED&emsp; |  |  |
-
-- #2 FAILED: worker 0 was killed
-
 Load the model of the best job:
 
 ```python
@@ -57,16 +49,24 @@ model = mlflow.pyfunc.load_model("models:/m-1")
 outputs = model.predict(model.input_example)  # raw inputs, as the dataset has them
 ```
 
+To run what is missing, or more values, repeat the command below with
+
+```sh
+hydra.sweep.dir={folder}
+```
+
+| best&emsp; | job&emsp; | seed&emsp; | status&emsp; | val/loss&emsp; | test/loss&emsp; |
+|---|---|---|---|---|---|
+| * | 1&emsp; | 1 | FINISHED&emsp; | 1 | 2 |
+|  | 3&emsp; | 3 | FINISHED&emsp; | 3 | 6 |
+|  | 2&emsp; | 2 | FAILED&emsp; |  |  |
+
+- #2 FAILED: worker 0 was killed
+
 The command:
 
 ```sh
 python -m scaleflow -m seed=3,1,2
-```
-
-To run what is missing, or more values, repeat the command with
-
-```sh
-hydra.sweep.dir={folder}
 ```"""
     )
 
@@ -77,7 +77,7 @@ def test_the_best_fifty_jobs_are_shown(folder: Path) -> None:
     rows = [line for line in text.splitlines() if "FINISHED" in line]
     assert [int(row.split(" | ")[1].removesuffix("&emsp;")) for row in rows] == [*range(50)]
     assert "\n1,010 more rows are in report.md.\n" in text
-    assert text.endswith(f"hydra.sweep.dir={folder}\n```")
+    assert text.endswith("```sh\npython -m scaleflow -m seed=3,1,2\n```")
     shown = io.StringIO()
     report.show(shown)
     assert shown.getvalue().count("FINISHED") == 50

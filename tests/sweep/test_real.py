@@ -44,7 +44,7 @@ def artifacts(folder: Path, run_id: str) -> set[str]:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    places = [None, "plots"]
+    places = [None, "plots", "evaluation"]
     return {file.path for place in places for file in client.list_artifacts(run_id, place)}
 
 
@@ -83,6 +83,7 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(finished: Finished) -> Non
     kept = artifacts(command.folder, parent.info.run_id)
     assert {"report.json", "report.csv", "report.md", "multirun.yaml", "config.yaml"} <= kept
     assert {"plots/throughput.png", "plots/curves.png", "plots/over-model.units.png"} <= kept
+    assert {"evaluation/comparison.html", "evaluation/comparison.csv"} <= kept
     assert parent.data.tags["mlflow.note.content"].count("| FINISHED") == 2
     assert json.loads(parent.data.tags["mlflow.loggedArtifacts"]) == [{"path": "report.json", "type": "table"}]
     states = [read_states(RunFolder(command.folder / "s" / name))[0] for name in "01"]
@@ -129,6 +130,9 @@ def test_output_of_a_sweep_leads_to_its_best_model(finished: Finished, isolated:
     assert [row["best"] for row in rows] == ["*", ""]
     assert float(rows[0]["val/loss"]) < float(rows[1]["val/loss"])
     best = children[rows[0]["job"]]
+    compared = list(csv.DictReader((command.folder / "s" / "evaluation" / "comparison.csv").read_text().splitlines()))
+    assert [row["model"].split()[0] for row in compared] == [f"#{row['job']}" for row in rows]
+    assert re.search(rf"^compared +#{rows[1]['job']} .*differs from the best by accuracy ", output, re.M)
     label, line = output.splitlines()[-1].split(maxsplit=1)
     assert label == "best"
     assert line.startswith(f"#{rows[0]['job']} model.units={rows[0]['model.units']}, val/loss ")

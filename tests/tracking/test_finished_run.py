@@ -322,10 +322,11 @@ def load_in_three_ways(model: str, uri: str) -> dict[str, Any]:
     pyfunc = mlflow.pyfunc.load_model(model)
     saved = tf.saved_model.load(str(folder / "data" / "saved_model"))
     outputs = {
-        "pyfunc": pyfunc.predict(batch),
+        "pyfunc": pyfunc.predict(batch, params={"output": "logits"}),
+        "predictions": pyfunc.predict(batch),
         "keras": keras.models.load_model(folder / "data" / "model.keras")(batch).numpy(),
         "saved_model": saved.serve(tf.constant(batch)).numpy(),
-        "one": pyfunc.predict(batch[:1]),
+        "one": pyfunc.predict(batch[:1], params={"output": "logits"}),
     }
     signature = pyfunc.metadata.signature
     return {
@@ -363,7 +364,9 @@ def test_the_logged_model_loads_in_three_ways_where_nothing_was_trained(
     assert found["one"] == pytest.approx(found["pyfunc"][:1], abs=1e-5)
     inputs, outputs = found["signature"]
     assert inputs[0]["tensor-spec"] == {"dtype": "float32", "shape": (-1, 8, 8, 1)}
-    assert outputs[0]["tensor-spec"] == {"dtype": "float32", "shape": (-1, 10)}
+    columns = ["prediction", "probability", *(f"probability_{n}" for n in range(10))]
+    assert [each["name"] for each in outputs] == list(found["predictions"]) == columns
+    assert found["predictions"]["prediction"].tolist() == found["pyfunc"].argmax(axis=1).tolist()
     assert found["example"] == (2, 8, 8, 1)
     assert {"MLmodel", "requirements.txt", "python_env.yaml", "conda.yaml", "code", "data"} <= set(found["files"])
 
@@ -393,10 +396,15 @@ def test_the_logged_model_answers_over_http(
     is_json = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{served}/invocations", body, is_json)
     answered = json.loads(urllib.request.urlopen(request, timeout=60).read())["predictions"]
+    classes = [row["prediction"] for row in answered]
+    body = json.dumps({"inputs": batch.tolist(), "params": {"output": "logits"}}).encode()
+    request = urllib.request.Request(f"{served}/invocations", body, is_json)
+    answered = json.loads(urllib.request.urlopen(request, timeout=60).read())["predictions"]
     keras_file = finished[0].run_folder() / "model" / "model.keras"
     expected = isolated(outputs_of_the_keras_file, str(keras_file), batch)
     assert [pytest.approx(row, abs=1e-4) for row in expected.tolist()] == answered
     taken_for = [row.index(max(row)) for row in answered]
+    assert classes == taken_for
     assert sum(a == b for a, b in zip(taken_for, digits.target.tolist(), strict=False)) > 20
     request = urllib.request.Request(f"{served}/invocations", b'{"inputs": [[1.0]]}', is_json)
     with pytest.raises(urllib.error.HTTPError) as refused:

@@ -17,11 +17,12 @@ INPUTS = ("my text", "table/age", "table/row")
 
 
 def exported(folder: Path) -> None:
-    """Exports a model with a preprocessing of its text, without training."""
+    """Exports a model with a preprocessing of its text, and the record of its outputs, without training."""
     import keras
 
-    from scaleflow.interfaces import Inputs, Outputs
-    from scaleflow.model import make_model, write_model
+    from scaleflow.interfaces import Inputs, LearnedState, Outputs
+    from scaleflow.model import RawInputs, make_model, write_model
+    from scaleflow.runs.learned_state import write_learned_state
 
     raw = {"my text": Inputs((), "string"), "table": {"age": Inputs((), "int32"), "row": Inputs((2,))}}
     features = {**raw, "my text": Inputs((), "float32")}
@@ -49,7 +50,8 @@ def exported(folder: Path) -> None:
         "my text": np.array(["a", "bb", "ccc"]),
         "table": {"age": np.arange(3, dtype=np.int32), "row": np.ones((3, 2), np.float32)},
     }
-    write_model(net, raw, outputs, batch, "float32", folder, preprocessing_layers={"my text": Length})
+    write_model(net, raw, outputs, batch, "float32", folder, raw=RawInputs({"my text": Length}))
+    write_learned_state(folder, LearnedState(raw, outputs))
 
 
 def loaded(exported: Path, folder: Path) -> dict[str, Any]:
@@ -74,16 +76,19 @@ def loaded(exported: Path, folder: Path) -> dict[str, Any]:
     structured = {"my text": tf.constant(text), "table": {"age": arrays["table/age"], "row": arrays["table/row"]}}
     flat = {"my_text": tf.constant(text), "table_age": arrays["table/age"], "table_row": arrays["table/row"]}
     found = {
-        "dict": model.predict(arrays),
-        "frame": model.predict(frame),
+        "dict": model.predict(arrays, params={"output": "logits"}),
+        "frame": model.predict(frame, params={"output": "logits"}),
         "serve": saved.serve(structured),
-        "signature": saved.signatures["serving_default"](**{k: tf.constant(v) for k, v in flat.items()}),
+        "signature": saved.signatures["logits"](**{k: tf.constant(v) for k, v in flat.items()}),
     }
+    answers = saved.signatures["serving_default"](**{k: tf.constant(v) for k, v in flat.items()})
     schema = model.metadata.signature
     return {
         "outputs": {form: {name: np.asarray(each) for name, each in values.items()} for form, values in found.items()},
         "names": (schema.inputs.input_names(), schema.outputs.input_names()),
-        "example": model.predict(model.input_example)["b"].shape,
+        "example": model.predict(model.input_example, params={"output": "logits"})["b"].shape,
+        "predictions": model.predict(frame),
+        "answers": {name: np.asarray(each) for name, each in answers.items()},
     }
 
 
@@ -94,8 +99,16 @@ def test_each_form_of_the_inputs_gives_the_named_outputs(isolated: Callable[...,
         "table": {"age": {"dtype": "int32", "shape": [-1]}, "row": {"dtype": "float32", "shape": [-1, 2]}},
     }
     found = isolated(loaded, tmp_path / "exported", tmp_path / "logged")
-    assert (tuple(sorted(found["names"][0])), sorted(found["names"][1])) == (INPUTS, ["a", "b"])
+    columns = ["a_prediction_0", "a_prediction_1", "b_prediction", "b_probability"]
+    assert (tuple(sorted(found["names"][0])), found["names"][1]) == (INPUTS, columns)
     assert found["example"] == (2, 3, 4)
+    logits, frame = found["outputs"]["serve"]["b"], found["predictions"]
+    assert list(frame) == columns
+    np.testing.assert_array_equal(np.stack(frame["b_prediction"]), logits.argmax(axis=-1))
+    answers = found["answers"]
+    assert set(answers) == {"a_prediction", "b_prediction", "b_probability"}
+    np.testing.assert_array_equal(answers["b_prediction"], logits.argmax(axis=-1))
+    np.testing.assert_allclose(answers["b_probability"], np.stack(frame["b_probability"]), atol=1e-6)
     for form, values in found["outputs"].items():
         assert {name: each.shape for name, each in values.items()} == {"a": (3, 2), "b": (3, 3, 4)}, form
         for name, each in values.items():

@@ -94,7 +94,8 @@ def test_the_printed_link_leads_to_the_parent_with_its_children(swept: Swept, pa
 def test_the_sweep_is_described_by_its_table_and_its_best_model(swept: Swept, pages: Pages) -> None:
     pages.open(swept.link)
     best = swept.rows[0]
-    pages.sees(f"Best: #{best['job']} model.units={best['model.units']}, val/loss")
+    pages.sees(f"Best: #{best['job']} model.units={best['model.units']}, val/loss", "Load the model of the best job")
+    pages.sees("Metrics (6)", f"val/loss {float(best['val/loss']):.5g}"[:14], "test/accuracy")  # of the best job
     pages.click("button", "Show more")
     pages.sees("val/accuracy", *(f"{row['job']} {row['model.units']} FINISHED" for row in swept.rows))
     pages.sees("mlflow.pyfunc.load_model(", "The command:", f"hydra.sweep.dir={swept.folder}")
@@ -103,7 +104,7 @@ def test_the_sweep_is_described_by_its_table_and_its_best_model(swept: Swept, pa
 
 def test_a_job_is_described_by_its_result_and_its_model(swept: Swept, pages: Pages) -> None:
     pages.open(swept.child)
-    pages.sees("FINISHED after", "baseline", "test/loss")
+    pages.sees("FINISHED after 105 steps: test loss", "Load the model:", "baseline", "test/loss")
     pages.click("button", "Show more")
     pages.sees("mlflow.pyfunc.load_model(", "outputs = model.predict(model.input_example)", "training.epochs=10")
 
@@ -114,6 +115,15 @@ def test_a_job_shows_its_params_metrics_tags_and_data(swept: Swept, pages: Pages
     pages.sees("scaleflow.host", "scaleflow.folder", "scaleflow.version.tensorflow", "test/accuracy")
     pages.type("Search parameters", "resolved.")
     pages.sees("resolved.strategy", "resolved.replicas", "resolved.global_batch_size")
+
+
+def test_losses_and_metrics_are_listed_before_baselines_and_speeds(swept: Swept, pages: Pages) -> None:
+    pages.open(swept.child)
+    pages.sees("test/balanced_accuracy", "baseline/loss", "perf/step_ms")
+    listed = pages.text().partition("Metrics (")[2]
+    places = [listed.index(name) for name in ("train/loss", "val/loss", "test/loss", "baseline/", "perf/")]
+    assert places == sorted(places)
+    assert listed.index("test/balanced_accuracy") < listed.index("baseline/")
 
 
 def test_a_jobs_curves_are_drawn(swept: Swept, pages: Pages) -> None:

@@ -58,35 +58,6 @@ def test_a_callback_is_told_of_calls_and_epochs_sets_the_rate_and_ends_the_run(
     assert epochs == 2
 
 
-def test_object_that_is_no_callback_is_refused(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
-    made = plan(*BASE, SIZE, "training.callbacks=[{_target_: keras.losses.MeanSquaredError}]")
-    assert isolated(refusal_of, made) == (
-        "training.callbacks: keras.losses.MeanSquaredError returned a MeanSquaredError, expected a "
-        "keras.callbacks.Callback"
-    )
-
-
-def test_an_argument_that_keras_rejects_is_refused_by_the_callback(
-    isolated: Callable[..., Any], plan: Callable[..., Any]
-) -> None:
-    made = plan(*BASE, SIZE, "training.callbacks=[{_target_: keras.callbacks.ReduceLROnPlateau, factor: 2}]")
-    assert isolated(refusal_of, made) == (
-        "training.callbacks: keras.callbacks.ReduceLROnPlateau: ReduceLROnPlateau does not support a factor >= 1.0. "
-        "Received factor=2.0"
-    )
-
-
-def refusal_of(plan: Any) -> str:
-    from scaleflow.errors import ConfigError
-    from scaleflow.worker.build import build_training
-
-    try:
-        build_training(plan, ignore)
-    except ConfigError as refusal:
-        return str(refusal)
-    raise AssertionError("it was built")
-
-
 def frozen(plan: Any) -> tuple[str, str]:
     """What the run was ended with, and the last step that was taken."""
     from scaleflow.errors import ScaleflowError

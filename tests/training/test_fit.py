@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import ConfigError, NotFinite
+from scaleflow.errors import NotFinite
 from scaleflow.interfaces import Examples, Inputs, Outputs, Stream
 from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, only_run
@@ -268,41 +268,6 @@ def test_the_sums_of_a_resumed_epoch_are_not_rounded_on_three_replicas(isolated:
 
 
 # The command ---------------------------------------------------------------------------------
-
-
-def refused(*plans: Any) -> list[str | None]:
-    from scaleflow.worker.build import build_training
-
-    found: list[str | None] = []
-    for plan in plans:
-        try:
-            build_training(plan, ignore)
-        except ConfigError as refusal:
-            found.append(str(refusal))
-        else:
-            found.append(None)
-    return found
-
-
-def test_keys_that_fit_cannot_follow_are_refused(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
-    base = (*BASE, "hardware.logical_devices=2", FIT)
-    *calls, scaled, executions = isolated(
-        refused,
-        plan(*base, *ONE, "training.steps_per_loop=7"),
-        plan(*base, *ONE, "training.max_steps=40", "training.steps_per_loop=27"),
-        plan(*base, "precision=mixed_float16"),
-        plan(*base, "training.steps_per_loop=3"),
-    )
-    assert calls == [
-        "training.steps_per_loop=7 with training.engine=fit: Keras runs only whole calls, and an epoch has 27 steps "
-        "and the run 54; use 3, or training.engine=loop",
-        "training.steps_per_loop=27 with training.engine=fit: Keras runs only whole calls, and an epoch has 27 steps "
-        "and the run 40; use 1, or training.engine=loop",
-    ]
-    assert scaled is not None
-    assert scaled.startswith("training.engine=fit with precision=mixed_float16 with strategy=mirrored: ")
-    assert executions is not None
-    assert executions.startswith("training.steps_per_loop=3 with training.engine=fit with strategy=mirrored: ")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import ConfigError, NotFinite, RunError
+from scaleflow.errors import NotFinite, RunError
 from scaleflow.interfaces import Plan, Snapshot
 from tests.training.fake_engine import ignore, run_apart, to_pair
 
@@ -242,22 +242,6 @@ def test_weights_that_are_not_finite_are_not_saved(
     assert list(validated) == [5, 10, 15]
     assert np.isfinite(list(validated.values())).all()  # the broken weights were not evaluated
     assert all(np.isfinite(value).all() for value in found.state.values())
-
-
-REFUSED = {
-    ("training.engine=fit",): "training.on_nan=rollback with training.engine=fit: Keras's fit",
-    ("checkpoint=none",): "training.on_nan=rollback with checkpoint=none: no checkpoints are saved to go back to",
-    ("debug=nan",): "debug.nan=true with training.on_nan=rollback: debug.nan ends",
-    ("training.nan_rate_factor=1",): "training.nan_rate_factor=1: expected a number, at most 0.99, above 0.0",
-    ("training.nan_rollbacks=0",): "training.nan_rollbacks=0: expected an integer, at least 1",
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_where_there_is_no_going_back_it_is_refused(plan: Callable[..., Any], words: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        plan("training.on_nan=rollback", *words)
-    assert REFUSED[words].split(": expected")[0] in str(caught.value)
 
 
 def test_the_first_loss_says_that_no_rate_is_to_blame() -> None:

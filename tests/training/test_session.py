@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Batching, EarlyStopping, Objective
 from scaleflow.worker.startup_timer import StartupTimer
 from tests.training.fake_engine import ignore, make_session, to_pair
@@ -146,38 +145,6 @@ def test_patience_counts_epochs_without_a_better_value(isolated: Callable[..., A
     ]
     found = isolated(patient, [(options, values) for options, values, _ in cases])
     assert found == [wanted for _, _, wanted in cases]
-
-
-def refused(*plans: Any) -> list[str | None]:
-    """Each plan's refusal when it is built."""
-    from scaleflow.worker.build import build_training
-
-    found: list[str | None] = []
-    for plan in plans:
-        try:
-            build_training(plan, ignore)
-        except ConfigError as refusal:
-            found.append(str(refusal))
-        else:
-            found.append(None)
-    return found
-
-
-def test_options_that_the_data_cannot_follow_are_refused(
-    isolated: Callable[..., Any], plan: Callable[..., Any]
-) -> None:
-    found = isolated(
-        refused,
-        plan(*BASE, SIZE, "training.steps_per_epoch=6"),
-        plan(*BASE, SIZE, "training.early_stopping={monitor: val/auc}"),
-        plan(*BASE, SIZE, "training.early_stopping={monitor: val/loss}", "dataset.validation=0.001"),
-    )
-    assert found == [
-        "training.steps_per_epoch=6: the training split's 80 examples make 5 steps of 16; use at most 5",
-        "training.early_stopping.monitor=val/auc: there is no such value; the values are train/loss, train/accuracy, "
-        "val/loss, val/accuracy, val/balanced_accuracy",
-        "training.early_stopping.monitor=val/loss: there is no such value; the values are train/loss, train/accuracy",
-    ]
 
 
 def lengths() -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import ConfigError, NotFinite
+from scaleflow.errors import NotFinite
 from tests.conftest import Command
 from tests.processes import ROOT
 from tests.training.fake_engine import Course, far, follow_each, ignore, run_apart
@@ -100,73 +100,6 @@ def test_a_step_whose_loss_is_not_finite_is_named(isolated: Callable[..., Any], 
     found = isolated(run_apart, stopped_at, made)
     assert found == [found[0]] * 4
     assert found[0] > 1
-
-
-# Refused -------------------------------------------------------------------------------------
-
-
-def refused(*plans: Any) -> list[str | None]:
-    from scaleflow.worker.build import build_training
-
-    found: list[str | None] = []
-    for plan in plans:
-        try:
-            build_training(plan, ignore)
-        except ConfigError as refusal:
-            found.append(str(refusal))
-        else:
-            found.append(None)
-    return found
-
-
-def test_invalid_step_is_refused_by_its_name(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
-    wanted = {
-        step("of_examples"): "returned a loss of shape (24,) and type float32, expected a real scalar",
-        step("counted"): "returned a loss of shape () and type int32, expected a real scalar",
-        step("chosen"): "returned outputs of shape (24,), but the dataset's classification targets need (24, 10)",
-        step("alone"): "returned a ",
-        step("half"): "NoneType), expected (loss, outputs)",
-        step("unweighted"): "too many positional arguments in addition to the 3 that scaleflow passes",
-        step("nowhere"): "cannot be loaded",
-        step("OnlyUpdates"): "its build(model, make_optimizer) is missing or has other parameters",
-        step("UpdatesUnweighted"): "its update(model, batch, weights) is missing or has other parameters",
-        step("ReturnsNothing"): "returned a NoneType, expected (loss, outputs)",
-    }
-    for recipe, message in zip(wanted, isolated(refused, *(plan(*BASE, *MIRRORED, r) for r in wanted)), strict=True):
-        assert message is not None, recipe
-        assert message.startswith("training.step._target_=tests.training.steps."), message
-        assert wanted[recipe] in message
-        assert "\n" not in message
-
-
-def test_an_argument_of_a_step_is_checked(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
-    unknown, given, head = isolated(
-        refused,
-        plan(*BASE, step("smoothed", smoothness=0.2)),
-        plan(*BASE, step("smoothed", weights=1)),
-        plan(*BASE, step("TwoRates", tail_rate=1)),
-    )
-    assert unknown == (
-        "training.step.smoothness=0.2: tests.training.steps.smoothed has no such argument; it accepts smoothing, "
-        "consistency"
-    )
-    assert given is not None
-    assert given.startswith("training.step.weights=1: scaleflow itself passes")
-    assert head is not None
-    assert head.startswith("training.step.tail_rate=1: ")
-
-
-@pytest.mark.parametrize(
-    "beside",
-    ["training.accumulate=2", "training.clip_norm=1.0", "precision=mixed_float16", "hardware.xla=true"],
-)
-def test_keys_about_gradients_are_refused_beside_own_optimizers(
-    isolated: Callable[..., Any], plan: Callable[..., Any], beside: str
-) -> None:
-    (message,) = isolated(refused, plan(*BASE, step("TwoRates"), beside))
-    assert message is not None
-    assert message.startswith(f"{beside} with training.step._target_=tests.training.steps.TwoRates: ")
-    assert "write a function (model, batch, weights)" in message
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Batching, Inputs, Outputs, Stream
 from scaleflow.interfaces.events import CheckpointSaved, Event, FaultReported, MetricsLogged, ModelExported, RunEnded
 from scaleflow.runs import RunSpec
@@ -115,25 +114,6 @@ def test_placement_goes_to_the_workers_log(command: Any) -> None:
     log = command.run_folder() / "worker-0.log"
     assert f"debug.placement: the device of each operation is in {log}" in done.stdout
     assert "(MatMul): /job:localhost/replica:0/task:0/device:CPU:0" in log.read_text()
-
-
-REFUSED = {
-    ("debug=eager", "hardware.xla=true"): "debug.eager=true with hardware.xla=true: XLA compiles",
-    ("debug=eager", "strategy=mirrored"): "debug.eager=true with strategy=mirrored: without compilation",
-    (
-        "debug=eager",
-        "strategy=parameter_server",
-    ): "debug.eager=true with strategy=parameter_server: only compiled functions",
-    ("debug='nan'", "hardware.xla=true"): "debug.nan=true with hardware.xla=true: XLA cannot",
-    ("debug='nan'", "precision=mixed_float16"): "debug.nan=true with precision=mixed_float16: dynamic loss scaling",
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_impossible_debug_options_are_refused(plan: Callable[..., Any], words: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        plan(*words)
-    assert str(caught.value).startswith(REFUSED[words])
 
 
 def overfitted() -> tuple[int, list[int], list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -131,21 +131,23 @@ def read_names(stream: Stream, places: Array) -> list[str]:
 
 
 def read_inputs(examples: Examples, places: Array) -> Any:
-    """Returns the raw inputs of examples, [n, ...]: arrays, or dicts of them; text is `bytes` or `str`.
+    """Returns the raw inputs of examples, as `read_parts` does."""
+    return read_parts(examples, places)[0]
 
-    `places` are ascending indices, [n] int64.
+
+def read_parts(examples: Examples, places: Array) -> tuple[Any, ...]:
+    """Returns inputs and targets of examples, and weights if there are some: arrays [n, ...], or dicts of them.
+
+    Text is `bytes` or `str`. `places` are ascending indices, [n] int64.
     """
     if isinstance(examples, Arrays):
-        return map_leaves(lambda array: np.asarray(array[places]), examples.inputs)
-    parts = [inputs for inputs, *_ in read_examples(examples, places)]
-    return map_leaves(lambda *arrays: np.concatenate(arrays), *parts)
-
-
-def read_examples(stream: Stream, places: Array) -> Iterator[Any]:
-    if isinstance(stream, Blocks):
-        yield from stream.select(to_mask(places, len(stream))).slabs().as_numpy_iterator()
+        return tuple(map_leaves(lambda array: np.asarray(array[places]), part) for part in examples.parts)
+    if isinstance(examples, Blocks):
+        batches = examples.select(to_mask(places, len(examples))).slabs()
     else:
-        yield from decode_records(stream, take_records(stream, places)).batch(BATCH).as_numpy_iterator()
+        batches = decode_records(examples, take_records(examples, places)).batch(BATCH)
+    parts = list(batches.as_numpy_iterator())
+    return tuple(map_leaves(lambda *arrays: np.concatenate(arrays), *each) for each in zip(*parts, strict=True))
 
 
 def take_records(stream: Stream, places: Array) -> tf.data.Dataset:

@@ -161,6 +161,7 @@ def prepare_splits(
         source.outputs,
         source=name_class(find_original(source)),
         reading=to_plain(getattr(source, "reading", {})),
+        pictures=tuple(getattr(source, "decoders", {})),
     )
     kept = {name: examples for name, examples in raw.by_name().items() if name != "train" or not preprocesses}
     raw = replace(raw, fingerprints=fingerprints, learned=learned, is_drawn_as_read=is_drawn, raw=kept)

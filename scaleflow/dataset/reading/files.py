@@ -28,6 +28,9 @@ SPLITS: Mapping[str, str] = {
 #: Matches file names that begin with the name of a split: `train.csv`, `test-00000-of-00004.tfrecord`.
 SPLIT_PREFIX = re.compile(rf"({'|'.join(SPLITS)})(?=[-_.0-9]|$)", re.IGNORECASE)
 
+#: Suffixes of pictures and of texts.
+PICTURE_SUFFIXES, TEXT_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif"), (".txt",)
+
 #: Suffixes of TFRecord files.
 RECORD_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 

@@ -9,8 +9,6 @@ import tensorflow as tf
 
 from scaleflow.interfaces.options import Check, is_list_of, is_size
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
-
 ImageSize = Annotated[
     Sequence[int],
     Check(lambda value: is_list_of(value, is_size) and len(value) == 2, "[height, width], such as [224, 224]"),

@@ -1,4 +1,7 @@
-"""Preprocessing of text: Keras's TextVectorization with a vocabulary learned from the training split."""
+"""Preprocessing of text: Keras's TextVectorization with a vocabulary learned from the training split.
+
+Users import it as `scaleflow.dataset.Text`.
+"""
 
 from __future__ import annotations
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,6 +42,14 @@ class Tokenizer(Protocol):
     needs_text: bool
     learns: bool
 
+    @property
+    def unknown(self) -> int | None:
+        """The token id of what is not in the vocabulary; None if there is none."""
+
+    @property
+    def unused(self) -> Sequence[int]:
+        """The ids that stand for no text, which no generated text has."""
+
     def learn(self, blocks: Iterable[bytes]) -> str:
         """Learns from the training split; returns what `restore` takes, as JSON."""
 
@@ -55,11 +65,25 @@ class Tokenizer(Protocol):
     def encode(self, block: bytes) -> Ids:
         """Returns the token ids of a block of text, [n]."""
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of token ids; what is no whole character becomes U+FFFD."""
+
+    def describe(self) -> Any:
+        """Returns what `restore_tokenizer` makes the tokenizer of, besides its name; None if that is enough."""
+
 
 class FixedTokenizer:
     """Base of tokenizers that have nothing to learn."""
 
     learns = False
+    unknown: int | None = None
+
+    @property
+    def unused(self) -> Sequence[int]:
+        return () if self.unknown is None else (self.unknown,)
+
+    def describe(self) -> Any:
+        return None
 
     def learn(self, blocks: Iterable[bytes]) -> str:
         return ""
@@ -79,6 +103,9 @@ class Bytes(FixedTokenizer):
     def encode(self, block: bytes) -> Ids:
         return np.frombuffer(block, np.uint8)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
 
 class Words:
     """The most frequent words of the training split, split at white space by Keras's `TextVectorization`.
@@ -87,6 +114,7 @@ class Words:
     """
 
     needs_text, learns = True, True
+    unknown, unused = 1, range(SPECIAL)
 
     def __init__(self, most: int, standardize: str) -> None:
         self.name = f"words {most} {standardize}"
@@ -122,6 +150,12 @@ class Words:
             ids: Ids = np.asarray(self._encode(tf.constant([block])))[0]
         return ids
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(self._words[token - SPECIAL] for token in ids if token >= SPECIAL)
+
+    def describe(self) -> Any:
+        return self._words
+
     def _layer(self, **options: Any) -> Any:
         import keras
 
@@ -133,7 +167,7 @@ class TokenizerFile(FixedTokenizer):
 
     needs_text = True
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, content: bytes | None = None) -> None:
         if importlib.util.find_spec("tokenizers") is None:
             raise ConfigError(
                 f"dataset.tokenizer={path}: tokenizers is not installed; pip install 'scaleflow[tokenizers]'"
@@ -141,16 +175,19 @@ class TokenizerFile(FixedTokenizer):
         import tokenizers
 
         try:
-            content = Path(path).expanduser().read_bytes()
+            content = Path(path).expanduser().read_bytes() if content is None else content
         except OSError as error:
             raise ConfigError(f"dataset.tokenizer={path}: {error.strerror}") from error
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+            self._content = content.decode()
+            self._tokenizer = tokenizers.Tokenizer.from_str(self._content)
         except Exception as error:  # the library raises nothing more specific
             raise ConfigError(f"dataset.tokenizer={path}: is no file of the library tokenizers ({error})") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.name = f"tokenizers {hashlib.blake2b(content, digest_size=16).hexdigest()}"
+        unknown = getattr(self._tokenizer.model, "unk_token", None)
+        self.unknown = None if unknown is None else self._tokenizer.token_to_id(unknown)
 
     @property
     def vocabulary(self) -> int:
@@ -159,29 +196,45 @@ class TokenizerFile(FixedTokenizer):
     def encode(self, block: bytes) -> Ids:
         return np.array(self._tokenizer.encode(block.decode(), add_special_tokens=False).ids, np.int32)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def describe(self) -> Any:
+        return self._content
+
 
 class HubTokenizer(FixedTokenizer):
-    """The tokenizer of a preset of KerasHub."""
+    """The tokenizer of a preset of KerasHub.
+
+    Args:
+        preset: a name, a URL or a folder.
+        files: the contents of its files as base64, by their paths, in place of the preset; for a tokenizer of `name`.
+    """
 
     needs_text = True
 
-    def __init__(self, preset: str) -> None:
+    def __init__(self, preset: str, files: Mapping[str, str] | None = None, name: str = "") -> None:
         if importlib.util.find_spec("keras_hub") is None:
             raise ConfigError(
                 f"dataset.tokenizer={preset}: {EXPECTED}, which is not installed; pip install 'scaleflow[hub]'"
             )
         import keras_hub
 
-        folder = os.path.expanduser(preset)  # noqa: PTH111  (a preset may be a URL)
         try:
-            self._tokenizer = keras_hub.tokenizers.Tokenizer.from_preset(folder)
+            if files is None:
+                folder = os.path.expanduser(preset)  # noqa: PTH111  (a preset may be a URL)
+                self._tokenizer = keras_hub.tokenizers.Tokenizer.from_preset(folder)
+            else:
+                self._tokenizer = load_hub_tokenizer(files)
         except Exception as error:  # of a download, of a file, or of what is in it
             reason = first_line(error)
             raise ConfigError(f"dataset.tokenizer={preset}: {EXPECTED}, which cannot be loaded: {reason}") from error
         settings = json.dumps(self._tokenizer.get_config(), sort_keys=True, default=str)
-        vocabulary = json.dumps(self._tokenizer.get_vocabulary()) if hasattr(self._tokenizer, "get_vocabulary") else ""
+        words = self._tokenizer.get_vocabulary() if hasattr(self._tokenizer, "get_vocabulary") else None
+        vocabulary = "" if words is None else json.dumps(list(words))
         digest = hashlib.blake2b((settings + vocabulary).encode(), digest_size=16).hexdigest()
-        self.name = f"keras_hub {preset} {digest}"
+        self.name = name or f"keras_hub {preset} {digest}"
+        self.unknown = getattr(self._tokenizer, "unk_token_id", None)
 
     @property
     def vocabulary(self) -> int:
@@ -189,6 +242,16 @@ class HubTokenizer(FixedTokenizer):
 
     def encode(self, block: bytes) -> Ids:
         return np.asarray(self._tokenizer(block.decode()), np.int32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text = np.asarray(self._tokenizer.detokenize(np.array(ids, np.int32))).item()
+        return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+
+    def describe(self) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            self._tokenizer.save_to_preset(folder)
+            files = (path for path in sorted(Path(folder).rglob("*")) if path.is_file())
+            return {str(path.relative_to(folder)): base64.b64encode(path.read_bytes()).decode() for path in files}
 
 
 def make_tokenizer(name: Any, words: int, standardize: str) -> Tokenizer:
@@ -200,3 +263,79 @@ def make_tokenizer(name: Any, words: int, standardize: str) -> Tokenizer:
     if name == "words":
         return Words(words, standardize)
     return TokenizerFile(name) if name.endswith(".json") else HubTokenizer(name)
+
+
+def restore_tokenizer(name: str, described: Any) -> Tokenizer:
+    """Makes the tokenizer that a run used, from what it recorded: its `name`, and what `describe` returned.
+
+    Raises:
+        ConfigError: if that is no tokenizer of scaleflow, or its library is not installed.
+    """
+    kind, *options = name.split(" ")
+    if kind == "bytes":
+        return Bytes()
+    if kind == "words" and isinstance(described, list):
+        tokenizer = Words(len(described) + SPECIAL, options[1])
+        tokenizer.restore(json.dumps(described))
+        return tokenizer
+    if kind == "tokenizers" and isinstance(described, str):
+        return TokenizerFile("tokenizer.json", described.encode())
+    if kind == "keras_hub" and isinstance(described, Mapping):
+        return HubTokenizer("of the run", described, name)
+    raise ConfigError(f"the run did not record its tokenizer, {name}; runs of this version do")
+
+
+def load_hub_tokenizer(files: Mapping[str, str]) -> Any:
+    """Loads a tokenizer of KerasHub from the contents of its files. Raises ValueError if one is not in their folder."""
+    import keras
+
+    with tempfile.TemporaryDirectory() as folder:
+        for path, content in files.items():
+            place = Path(folder, path).resolve()
+            if not place.is_relative_to(Path(folder).resolve()):  # a store's content is not trusted
+                raise ValueError(f"{path} is outside of its folder")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(base64.b64decode(content))
+        tokenizer = keras.saving.deserialize_keras_object(json.loads(Path(folder, "tokenizer.json").read_text()))
+        tokenizer.load_preset_assets(folder)
+    return tokenizer
+
+
+def find_unknown(tokenizer: Tokenizer, text: str) -> list[str]:
+    """Returns the words of a text that the tokenizer does not know, in their order."""
+    if tokenizer.unknown is None:
+        return []
+    words = dict.fromkeys(text.split())
+    return [word for word in words if tokenizer.unknown in tokenizer.encode(word.encode()).tolist()]
+
+
+class TextStream:
+    """Turns token ids into text as they come. A piece ends with a whole character.
+
+    Args:
+        tokenizer: of the ids.
+        before: the ids before the first one; their text is not returned.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
+        self._decode = tokenizer.decode
+        self._ids = list(before)
+        self._start, self._end = 0, len(self._ids)
+
+    def add(self, token: int) -> str:
+        """Returns the text that a further id completes, which may be empty."""
+        self._ids.append(token)
+        text = self._read_new()
+        if text.endswith("\ufffd"):  # the first bytes of a character
+            return ""
+        if text:
+            self._start, self._end = self._end, len(self._ids)
+        return text
+
+    def finish(self) -> str:
+        """Returns the text of the ids that are left."""
+        return self._read_new()
+
+    def _read_new(self) -> str:
+        """Returns the text of the new ids, which are decoded together with some before them."""
+        return self._decode(self._ids[self._start :])[len(self._decode(self._ids[self._start : self._end])) :]

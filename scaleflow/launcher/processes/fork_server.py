@@ -33,6 +33,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+from scaleflow.interfaces.collector import pause_collector
+
 #: Maximum bytes of a first message: an environment and a path.
 MAX_MESSAGE_BYTES = 4 * 2**20
 
@@ -321,6 +323,7 @@ def open_streams(is_unbuffered: bool) -> None:
         setattr(sys, f"__{name}__", stream)
 
 
+@pause_collector()
 def import_tensorflow() -> None:
     from scaleflow.worker.keras_import import import_keras
 

@@ -30,7 +30,6 @@ class InlineRun:
         """Trains; returns the exit code of the command."""
         monitor = self._monitor
         monitor.begin_start("importing TensorFlow")
-        monitor.start_recorder()
         if not monitor.open_store():
             return monitor.finish(EndReason(monitor.recorder.reason, is_reported=True))
         with record_system_metrics(self.spec, make_machine_metrics(self.spec, [self])):

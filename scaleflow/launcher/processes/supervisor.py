@@ -88,13 +88,13 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 print(mask_secrets(traceback.format_exc()), end="", file=sys.stderr)
             self._reason = EndReason(f"the launcher failed: {type(error).__name__}: {error}")
+        self._monitor.start_recorder()  # unless that is done
         return self._monitor.finish(self._reason)
 
     def _run_attempt(self) -> bool:
         """Runs all processes once; returns whether they have to be restarted."""
         self._reason = None
         self._monitor.begin_start(self._host.first_stage, self._opened)
-        self._monitor.start_recorder()
         if not self._host.builds_meanwhile and not self._can_record():
             return False
         self._began = time.monotonic()
@@ -113,7 +113,7 @@ class Supervisor:
         return self._should_restart(self._reason)
 
     def _can_record(self) -> bool:
-        """Waits for the store; returns False if it cannot be used, or if the user asked for the end."""
+        """Has the store opened; returns False if it cannot be used, or if the user asked for the end."""
         if self._monitor.open_store():
             return True
         self._reason = EndReason(self._monitor.recorder.reason, is_reported=True)

@@ -1,4 +1,4 @@
-"""Describes a run in the store, in Markdown: what was run, what came of it, how to load its model and resume it."""
+"""Describes a run in the store, in Markdown: what came of it, how to load its model and resume it, what was run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ LONGEST = 8000
 #: The most characters of a command, and of the reason for an end.
 LONGEST_PART = 2000
 
-MOST_METRICS = 20
+#: The most metrics in the table of results, and in the first line.
+MOST_METRICS, MOST_NAMED = 20, 3
 
 #: Space between two columns of a table.
 SPACE = "&emsp;"
@@ -45,14 +46,28 @@ def describe_run(files: RunFolder, state: RunState, store: str, model_uri: str |
         store: the address of the store.
         model_uri: the URI of the model that the run has logged; None if there is none.
     """
+    is_trial = PARAM in state.params
     parts = [  # MLflow's UI shows the first few lines; the others follow after a click
         describe_status(state),
-        "" if PARAM in state.params else format_results(state),
-        describe_command(files),
         describe_loading(store, model_uri),
-        "" if PARAM in state.params else describe_resuming(files, state),
+        "" if is_trial else describe_resuming(files, state),
+        "" if is_trial else format_results(state),
+        format_formats(state),
+        describe_command(files),
     ]
     return join_parts(parts)
+
+
+def format_formats(state: RunState) -> str:
+    """Returns a table of the formats of the model; empty if there are none."""
+    if not state.formats:
+        return ""
+    names = list(dict.fromkeys(name for each in state.formats.values() for name in each.values))
+    rows = ["| " + " | ".join(["format", *names]) + " |", "|" + "---|" * (1 + len(names))]
+    for name, each in state.formats.items():
+        cells = [format_number(each.values[key]) if key in each.values else "" for key in names]
+        rows.append("| " + " | ".join([f"{name}: {each.error}" if each.error else name, *cells]) + " |")
+    return "\n".join(rows)
 
 
 def describe_loading(store: str | None, model_uri: str | None, model: str = "the model") -> str:
@@ -103,7 +118,9 @@ def describe_status(state: RunState) -> str:
     if state.status == "FINISHED" and state.found is not None:
         return f"**FINISHED.** Use `{state.found.word}`: {state.found.reason}."
     if state.status == "FINISHED":
-        return f"**FINISHED** after {state.step} steps."
+        first = list(state.results.items())[:MOST_NAMED]
+        results = ", ".join(f"{name.replace('/', ' ')} {format_number(value)}" for name, value in first)
+        return f"**FINISHED** after {state.step} steps{results and ': '}{results}."
     reason = format_code_block("text", cut_text(state.error, "the tag scaleflow.error"))
     return f"**{state.status}** at step {state.step}:\n\n{reason}"
 
@@ -132,7 +149,7 @@ def describe_resuming(files: RunFolder, state: RunState) -> str:
     """Returns the command that resumes a run, or trains a finished one longer."""
     words = f"{name_command()} {quote_override('resume', files.path)}"
     host = read_run_tags(files.path).get("scaleflow.host")
-    where = f"in the folder of the command above{f', on {host}' if host else ''}"
+    where = f"in the folder of the command below{f', on {host}' if host else ''}"
     if state.status == "FINISHED":
         if state.checkpoint is None:
             return ""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from scaleflow.cluster.members import find_unreachable
@@ -37,7 +38,7 @@ STAGE_POLL_SECONDS = 0.02
 
 
 class RunMonitor:
-    """What a launcher knows of its run.
+    """What a launcher knows of its run. `helpers` are threads that begin when the recorder begins.
 
     Attributes:
         spec: the spec of the chief, or of the process that this command runs.
@@ -54,6 +55,7 @@ class RunMonitor:
         display: Display,
         stop: StopRequest,
         on_event: Callable[[Event], None] | None = None,
+        helpers: Sequence[threading.Thread] = (),
     ) -> None:
         self.spec = spec
         self.recorder = recorder
@@ -64,6 +66,7 @@ class RunMonitor:
         self.waiting_since = 0.0
         self._is_in_stage = True
         self._on_event = on_event
+        self._helpers = helpers
         self._reader = EventReader(spec.events, spec.events.stat().st_size if spec.events.exists() else 0)
 
     def begin_start(self, stage: str, since: float | None = None) -> None:
@@ -81,15 +84,17 @@ class RunMonitor:
         return STAGE_POLL_SECONDS if processes == 1 and self._is_in_stage else POLL_SECONDS
 
     def start_recorder(self) -> None:
-        """Starts the recorder, which opens the store."""
+        """Starts the recorder, which opens the store, and what works beside it, unless that is done."""
         if not self.recorder.is_alive() and not self.recorder.done.is_set():
-            self.recorder.start()
+            for thread in (*self._helpers, self.recorder):
+                thread.start()
 
     def open_store(self) -> bool:
-        """Waits until the recorder knows whether the store can be used, so that no training is wasted.
+        """Starts the recorder and waits until it knows whether the store can be used, so that no training is wasted.
 
         Returns False if the store refuses the run, or if the user asked for the end.
         """
+        self.start_recorder()
         while not self.recorder.is_settled.wait(POLL_SECONDS):
             if self.stop.is_set():
                 return False

@@ -24,6 +24,7 @@ from scaleflow.interfaces.events import (
     DatasetDescribed,
     DescriptionSet,
     Event,
+    FormatExported,
     MetricsLogged,
     ModelExported,
     Restarted,
@@ -38,6 +39,7 @@ from scaleflow.interfaces.events import (
 )
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.recording.description import describe_run
+from scaleflow.launcher.recording.late_points import LatePoints
 from scaleflow.runs import EventReader, RunFolder, RunState
 from scaleflow.runs.provenance.tags import read_run_tags
 from scaleflow.tracking import TensorBoardWriter
@@ -61,7 +63,7 @@ TRIES_OF_A_FILE = 8
 DEFERRABLE = (ArtifactWritten, ConfusionWritten, DatasetDescribed, ModelExported, SettingFound, StepsProfiled)
 
 #: Events that are sent, in addition to metrics.
-SENT = (*DEFERRABLE, RunReady, TagsSet, DescriptionSet, Restarted, RolledBack, RunEnded, RunRefused)
+SENT = (*DEFERRABLE, FormatExported, RunReady, TagsSet, DescriptionSet, Restarted, RolledBack, RunEnded, RunRefused)
 
 
 class StillReadingError(Exception):
@@ -122,6 +124,7 @@ class EventTransfer:
         self.taken: int = self._record.get("offset", 0)
         self.ended: int = self.taken if self._record.get("done") else 0
         self.aside: dict[int, str] = {int(at): why for at, why in self._record.get("aside", {}).items()}
+        self._late = LatePoints(events, self._record.get("late", ()), has_begun=self.taken > 0)
         if "id" not in self._record:
             self._record |= self._make_record()
 
@@ -130,7 +133,8 @@ class EventTransfer:
 
     @property
     def is_complete(self) -> bool:
-        return not self.aside and self.taken >= (self._events.stat().st_size if self._events.exists() else 0)
+        size = self._events.stat().st_size if self._events.exists() else 0
+        return not (self.aside or self._late.offsets) and self.taken >= size
 
     @property
     def has_run(self) -> bool:
@@ -160,6 +164,7 @@ class EventTransfer:
         """Begins a new run with the events after an offset. Those before it belong to an earlier run."""
         self._record = self._make_record()
         self.taken, self.aside, self.ended = offset, {}, 0
+        self._late = LatePoints(self._events)
 
     def start_over(self) -> None:
         """Begins a new run in the store with all events, because the run that had them was deleted there."""
@@ -220,6 +225,8 @@ class EventTransfer:
     def send_unwritten(self, events: Sequence[Event]) -> None:
         """Sends events that come after all others and are not in the file."""
         for event in events:
+            if isinstance(event, RunEnded):
+                self._send_late()
             self._handle(event)
             self.ended = sys.maxsize if isinstance(event, RunEnded | RunRefused) else 0
 
@@ -232,7 +239,7 @@ class EventTransfer:
                 return False
             count += 1
             if isinstance(event, MetricsLogged | SystemMetrics):
-                points += to_points(event)
+                points += self._late.hold(at, event)
             elif isinstance(event, SENT):
                 self._send_points(points, at)
                 points = []
@@ -244,9 +251,18 @@ class EventTransfer:
     def _send_points(self, points: Sequence[Point], offset: int) -> None:
         if points:
             self._tracker.log_metrics(points)
+        if self._late.is_due:
+            self._send_late()
         self._take(offset)
 
+    def _send_late(self) -> None:
+        if points := self._late.points:
+            self._tracker.log_metrics(points)
+        self._late.end()
+
     def _send_event(self, event: Event, at: int) -> None:
+        if isinstance(event, RunEnded):
+            self._send_late()
         if isinstance(event, RunReady):
             self._wait_for_files()
         if not isinstance(event, DEFERRABLE):
@@ -319,6 +335,8 @@ class EventTransfer:
                 self._tracker.set_tags(event.values)
             case DescriptionSet():
                 self._tracker.describe(event.text)
+            case FormatExported():
+                self._tracker.set_tags({f"scaleflow.export.{event.name}": event.error or "good"})
             case Restarted():
                 self._count_event("restart", event.number, event.reason)
             case RolledBack():
@@ -364,6 +382,9 @@ class EventTransfer:
         else:
             record = {**self._record, "offset": self.taken, "uri": mask_secrets(self._tracker.uri)}
             record |= {"done": bool(self.ended), "aside": self.aside}
+            record.pop("late", None)
+            if self._late.offsets:
+                record["late"] = self._late.offsets
             if self._tracker.adopted is not None:
                 record["adopts"] = self._tracker.adopted
             if self._tracker.run_id is not None:
@@ -468,7 +489,3 @@ class EventTransfer:
 def format_error(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def to_points(event: MetricsLogged | SystemMetrics) -> list[Point]:
-    return [Point(name, value, event.step, event.time) for name, value in event.values.items()]

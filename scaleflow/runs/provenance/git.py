@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from scaleflow.interfaces.code_masking import is_secret_file, mask_lines
 from scaleflow.interfaces.secret_masking import mask_text
@@ -42,6 +42,9 @@ OPTIONS = (
 )
 
 GONE = "gone"
+
+#: A commit. A text of another form, which may come from a store, could be an option of git.
+COMMIT_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 #: A file in a folder with the code of an earlier run (`rerun --checkout`).
 CHECKOUT_MARK = ".scaleflow-checkout"
@@ -124,6 +127,12 @@ def add_submodules(state: GitState, paths: Sequence[str]) -> GitState:
     return replace(state, changed=changed, submodules=commits)
 
 
+def is_path_within(path: str) -> bool:
+    """Whether a path of a record, which may come from a store, leads down from a folder, and not to git's own files."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and parts[0] != "/" and not {"..", ".git"} & {*parts}
+
+
 def is_output(path: str) -> bool:
     """Whether a file is written by runs or by Python: the tracking store and its artifacts, compiled modules."""
     is_code = path.endswith(".py")
@@ -132,6 +141,8 @@ def is_output(path: str) -> bool:
 
 def list_changes_since(state: GitState, commit: str) -> dict[str, str] | None:
     """Returns the files that differ from another commit, as `GitState.changed` does; None if it is not known here."""
+    if not COMMIT_ID.fullmatch(commit):
+        return None
     try:
         names = run_git(state.root, "diff", "--name-only", "--no-renames", "-z", commit).split("\0")
     except (OSError, subprocess.SubprocessError):

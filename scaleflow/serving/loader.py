@@ -1,15 +1,15 @@
-"""Loads a scaleflow model for `mlflow.pyfunc`.
-
-Each logged model contains a copy of this file, so it must not import scaleflow.
-"""
+"""Loads a scaleflow model for `mlflow.pyfunc`."""
 
 from __future__ import annotations
 
+import base64
 import datetime
 import json
 import math
 import numbers
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,16 @@ import pandas as pd
 import tensorflow as tf
 from mlflow.exceptions import MlflowException
 
+from scaleflow.serving.answers import make_prediction_columns, make_probability_columns
+
 #: Words in the place of a number that mean a missing one.
 MISSING_WORDS = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
+
+#: What the inference parameter `output` may be.
+PREDICTION, PROBABILITIES, LOGITS = OUTPUTS = ("prediction", "probabilities", "logits")
+
+#: How files of JPEG, PNG, BMP and GIF begin.
+MAGIC = (b"\xff\xd8", b"\x89PNG", b"BM", b"GIF8")
 
 Array = np.ndarray[Any, Any]
 
@@ -28,40 +36,73 @@ class SavedModel:
 
     Args:
         folder: of the SavedModel.
-        reading: how the run read its table, as its record says: the kinds of columns, the words for a missing value.
+        learned: what the run learned from its data, as its record says: what the outputs mean, which columns of a table
+            are what, the words for a missing value.
     """
 
-    def __init__(self, folder: str, reading: dict[str, Any] | None = None) -> None:
+    def __init__(self, folder: str, learned: Mapping[str, Any]) -> None:
         self._loaded = tf.saved_model.load(folder)
-        self._kinds = (reading or {}).get("columns", {})
-        self._missing = (reading or {}).get("missing", ())
-        ((self._specs,), _) = self._loaded.serve.concrete_functions[0].structured_input_signature
+        reading = learned.get("reading", {})
+        self._kinds = reading.get("columns", {})
+        self._missing = reading.get("missing", ())
+        self._outputs = {
+            each["name"]: SimpleNamespace(kind=each["kind"], shape=tuple(each["shape"]), names=each["names"])
+            for each in learned.get("outputs", ())
+        }
+        self._nested = read_specs(self._loaded.serve)
+        self._decode: Callable[[Any], Any] | None = getattr(self._loaded, "decode", None)
+        self._pictures = {} if self._decode is None else name_specs(read_specs(self._decode))
+        self._specs = name_specs(self._nested) | self._pictures
 
-    def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> Any:
-        """Returns logits or values, [batch, ...] float32, or a dict of such arrays by the name of the output.
+    def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:
+        """Returns a DataFrame of the predictions, with a row for each example.
 
         Args:
             model_input: raw inputs [batch, ...] as an array, (nested) lists, or a DataFrame with one row per example,
                 whose columns are concatenated in order. For a model of several inputs: a dict of arrays or a DataFrame
                 with a column for each input, by name; the name of an input in a nested dict is its keys joined with
                 `/`. Numbers may be given as text, and missing ones are NaN. For text, numbers become text, dates
-                become 2024-01-31T23:59:59, and missing values become empty strings.
-            params: unused; MLflow passes it.
+                become 2024-01-31T23:59:59, and missing values become empty strings. A picture is the bytes of its file.
+            params: `output`: `prediction` (the default) returns the columns that `scaleflow predict` writes;
+                `probabilities` the probability of every class; `logits` the model's outputs as they are, no DataFrame:
+                logits or values, [batch, ...] float32, or a dict of such arrays by the name of the output.
 
         Raises:
-            MlflowException: if a value cannot be converted, naming its column, and its row counted from 0.
+            MlflowException: if a value cannot be converted, naming its column, and its row counted from 0, or if the
+                model has no outputs of this kind.
         """
+        output = (params or {}).get("output", PREDICTION)
+        if output not in OUTPUTS:
+            raise MlflowException.invalid_parameter_value(f"output={output}: expected {', '.join(OUTPUTS)}")
         inputs = {
             name: to_tensor(spec, self._read_as_in_training(name, model_input[name] if name else model_input), name)
-            for name, spec in name_specs(self._specs).items()
+            for name, spec in self._specs.items()
         }
         try:
-            return tf.nest.map_structure(np.asarray, self._serve(inputs))
+            values = tf.nest.map_structure(np.asarray, self._serve(inputs))
         except tf.errors.InvalidArgumentError as error:
             raise MlflowException.invalid_parameter_value(self._explain(inputs, str(error.message))) from error
+        return values if output == LOGITS else self._answer(values, output)
+
+    def _answer(self, values: Any, output: str) -> pd.DataFrame:
+        """Returns predictions or probabilities; the cells of a column with a value for each position are arrays."""
+        named = values if isinstance(values, dict) else {"": values}
+        outputs = self._outputs or {name: SimpleNamespace(kind=None, names=None) for name in named}
+        make = make_prediction_columns if output == PREDICTION else make_probability_columns
+        columns = make(outputs, named)
+        if not columns:
+            raise MlflowException.invalid_parameter_value(
+                f"output={output}: this model predicts values, which have no probabilities; use output={PREDICTION}"
+            )
+        return pd.DataFrame({name: each if each.ndim == 1 else list(each) for name, each in columns.items()})
 
     def _read_as_in_training(self, name: str, given: Any) -> Any:
-        """Returns texts of a column of a table as the run read them: trimmed, missing ones empty, dates in one form."""
+        """Returns texts of a column of a table as the run read them: trimmed, missing ones empty, dates in one form.
+
+        Pictures become bytes.
+        """
+        if name in self._pictures:
+            return np.array([to_picture(each) for each in read_values(given).ravel()], object)
         kind = self._kinds.get(name)
         if kind is None or kind == "numbers":
             return given
@@ -74,7 +115,14 @@ class SavedModel:
         return texts.to_numpy()
 
     def _serve(self, inputs: dict[str, tf.Tensor]) -> Any:
-        return self._loaded.serve(nest(self._specs, inputs))
+        return self._loaded.serve(nest(self._nested, self._read_pictures(inputs)))
+
+    def _read_pictures(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns the inputs with arrays in place of encoded pictures."""
+        if self._decode is None:
+            return inputs
+        decoded = self._decode(inputs[""] if "" in self._pictures else {name: inputs[name] for name in self._pictures})
+        return inputs | (decoded if isinstance(decoded, dict) else {"": decoded})
 
     def _fails(self, inputs: dict[str, tf.Tensor]) -> bool:
         try:
@@ -91,6 +139,10 @@ class SavedModel:
             is_before = self._fails({name: each[first:middle] for name, each in inputs.items()})
             first, end = (first, middle) if is_before else (middle, end)
         row = {name: each[first:end] for name, each in inputs.items()}
+        try:
+            self._read_pictures(row)
+        except tf.errors.InvalidArgumentError:
+            return f"row {first}: the picture cannot be read; expected a whole JPEG, PNG, GIF or BMP file"
         texts = {name: each for name, each in row.items() if each.dtype == tf.string}
         blank = row | {name: tf.zeros_like(each) for name, each in texts.items()}
         bad = [name for name, each in texts.items() if self._fails(blank | {name: each})]
@@ -101,8 +153,25 @@ class SavedModel:
         return f"row {first}: {', '.join(values)}, which the model cannot read; a date has the form 2024-01-31T23:59:59"
 
 
+def to_picture(value: Any) -> bytes:
+    """Returns the bytes of a picture's file, which may be base64: MLflow decodes it in some forms of JSON only."""
+    content = value.encode() if isinstance(value, str) else value if isinstance(value, bytes) else b""
+    if content.startswith(MAGIC):
+        return content
+    try:
+        return base64.b64decode(content, validate=True)
+    except ValueError:
+        return content
+
+
 def join_text(texts: tf.Tensor) -> str:
     return ", ".join(text.decode(errors="replace") for text in np.ravel(texts.numpy()))
+
+
+def read_specs(endpoint: Any) -> Any:
+    """Returns the specs of the argument of an endpoint: one, or a dict of them."""
+    ((specs,), _) = endpoint.concrete_functions[0].structured_input_signature
+    return specs
 
 
 def name_specs(specs: Any, name: str = "") -> dict[str, tf.TensorSpec]:
@@ -230,5 +299,6 @@ def convert_text(value: Any) -> str | bytes:
 
 def _load_pyfunc(path: str) -> SavedModel:
     record = Path(path) / "learned_state.json"
-    reading = json.loads(record.read_text("utf-8"))["reading"] if record.is_file() else None
-    return SavedModel(str(Path(path) / "saved_model"), reading)
+    return SavedModel(
+        str(Path(path) / "saved_model"), json.loads(record.read_text("utf-8")) if record.is_file() else {}
+    )

@@ -1,0 +1,146 @@
+"""Exports a tracked model in further formats, and proves each in its own runtime on the test split of its run.
+
+    scaleflow convert RUN_ID export.formats=[onnx]
+    scaleflow convert models:/house/3 export.formats=[litert,litert_int8] export.int8_loss=0.02
+
+The formats are keras, litert, litert_int8, onnx and openvino. Each becomes an artifact of the logged model, beside its
+SavedModel. It is loaded in its own runtime, in a process of its own, and compared with the model: the largest
+difference of the outputs, the metrics of the whole split, the size, and the time of one example on this machine with
+one thread. The figures are metrics of the run, export/FORMAT/accuracy, /mb, /ms, and a table among its artifacts.
+
+A format that differs by more than export.tolerance, or loses more than export.int8_loss, is not stored.
+RUN_ID is the id of a run in MLflow, the folder of a run, or a model: models:/NAME/VERSION, models:/NAME@ALIAS or
+models:/m-... A run stands for the model that is its result.
+The run is looked up in `tracking.uri=...`, else in MLFLOW_TRACKING_URI, else in sqlite:///mlflow.db.
+
+Exit code: 0 all formats are good; 1 a format is not, or it failed; 2 the command cannot work; 130 or 143 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.process import end_with
+from scaleflow.commands.tracked_run import (
+    answer_model,
+    format_model_rows,
+    make_evaluation_plan,
+    make_run_parser,
+    parse_command,
+)
+from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_store_options, reuse_config
+from scaleflow.config.hydra_errors import parse_overrides
+from scaleflow.errors import ConfigError, RunError, first_line
+from scaleflow.export.formats import check_formats
+from scaleflow.interfaces.events import FormatExported
+from scaleflow.interfaces.secret_masking import mask_secrets
+from scaleflow.launcher.answer import ANSWER, FAILED, FINISHED
+from scaleflow.launcher.display import Display, display_for
+from scaleflow.launcher.last_lines import describe_formats
+from scaleflow.launcher.named_runs import find_named_run
+from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
+from scaleflow.runs import RunSpec
+from scaleflow.tracking.logged_formats import download_exported, log_formats
+from scaleflow.tracking.tracked_runs import TrackedRun
+from scaleflow.worker.export import export_formats, make_format_table
+
+#: The sections of a tracked config that a conversion uses.
+SECTIONS = ("dataset", "objective", "precision", "seed", "export")
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What became of a conversion.
+
+    Attributes:
+        run: the run of the model.
+        formats: by name: what was measured of each, and why it is not good.
+    """
+
+    run: TrackedRun
+    formats: Sequence[FormatExported]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Returns:
+        0 all formats are good, 1 one is not, 2 refused, 130 or 143 interrupted.
+    """
+    return run_command(convert_words, argv)
+
+
+def convert_words(typed: list[str]) -> int:
+    words, _ = parse_command(make_run_parser("convert", __doc__), typed)
+    with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:
+        done = convert_tracked_model(words, display, stop)
+        if stop.is_set():
+            return stop.exit_code
+        formats = [{"name": each.name, **asdict(each)} for each in done.formats]
+        ANSWER.read = lambda: {**answer_model(done.run), "formats": formats}
+        display.print_summary([*format_model_rows(done.run), *describe_formats(done.formats)])
+    return FAILED if any(each.error for each in done.formats) else FINISHED
+
+
+def convert_tracked_model(words: RerunCommand, display: Display, stop: StopRequest) -> Conversion:
+    """Converts a tracked model, and records the formats.
+
+    Raises ConfigError if that cannot work, and RunError if the formats could not be recorded.
+    """
+    for override in parse_overrides(words.overrides):
+        names = override.value()
+        if override.key_or_group == "export.formats" and isinstance(names, list):
+            check_formats(list(map(str, names)))
+    display.begin_stage("reading the run and its model from MLflow")
+    store, tracker, tracked = find_named_run(words.run_id, find_store_options(words))
+    words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
+    plan = make_evaluation_plan(reuse_config(tracked.config, tracked.params, words, SECTIONS), store)
+    if not plan.export.formats:
+        raise ConfigError("export.formats: is null; name the formats to make, such as export.formats=[onnx]")
+    check_formats(plan.export.formats)
+    with tempfile.TemporaryDirectory(prefix="scaleflow-convert-") as folder:
+        exported = download_exported(tracker, tracked, store, Path(folder))
+        spec = RunSpec(plan, Path(folder), time.time())
+        formats = export_formats(spec, exported, display.show_event, stop.is_set)
+        if not stop.is_set():
+            display.begin_stage("recording the formats in MLflow")
+            try:
+                log_formats(tracker, tracked, formats, make_format_table(formats))
+            except Exception as error:  # a store may raise anything
+                raise RunError(f"the formats could not be recorded: {mask_secrets(first_line(error))}") from error
+    return Conversion(tracked, formats)
+
+
+def convert_model(run_id: str, *overrides: str, trust: Sequence[str] = ()) -> Any:
+    """Exports a tracked model in further formats, as `scaleflow convert` does.
+
+    Args:
+        run_id: a run, its folder or a model, as on the command line.
+        overrides: such as "export.formats=[onnx]".
+        trust: modules whose code may run, as `--trust`.
+
+    Returns:
+        A dict by the name of the format: its values, `error`, and the split that it was compared on.
+
+    Raises:
+        ConfigError: if the command cannot work.
+        RunError: if it failed, or the formats could not be recorded.
+    """
+    with contextlib.closing(display_for(io.StringIO(), is_plain=True, is_chief=False)) as display:
+        done = convert_tracked_model(RerunCommand(run_id, list(overrides), (), list(trust)), display, StopRequest())
+    return {
+        each.name: {**each.values, "split": each.split, "examples": each.examples, "error": each.error or None}
+        for each in done.formats
+    }
+
+
+if __name__ == "__main__":
+    end_with(main)

@@ -1,0 +1,302 @@
+"""Figures of outputs with a class, or labels, for each example: what is predicted, and how far to trust it.
+
+All are weighted by the examples' weights. scikit-learn defines them: `precision_recall_fscore_support`,
+`balanced_accuracy_score`, `roc_auc_score`, `average_precision_score`, `log_loss`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scaleflow.evaluation.predictions import Predictions
+from scaleflow.evaluation.resampling import Figure, Resamples
+from scaleflow.interfaces import Outputs
+
+#: Bins of equal width of the confidence, for the reliability diagram and the calibration error (Guo et al. 2017).
+BINS = 10
+
+#: Ranking figures take a sort and two running sums for each class: fewer resamples are enough for their intervals.
+RANKED_RESAMPLES = 200
+
+#: The most points of a curve.
+MOST_POINTS = 200
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The predictions of one output with a class for each example, without those whose target is missing.
+
+    Attributes:
+        names: of the classes.
+        rows: of the table of predictions, [n].
+        target, predicted: classes, [n] int64.
+        confidence, of_target: the probabilities of the predicted and of the true class, [n] float64.
+        rank: of the true class among all, from 1, [n].
+        chances: [n, classes] float32; None if there are too many classes to keep them.
+    """
+
+    names: Sequence[str]
+    rows: Array
+    target: Array
+    predicted: Array
+    confidence: Array
+    of_target: Array
+    rank: Array
+    chances: Array | None
+
+    @property
+    def is_correct(self) -> Array:
+        return np.asarray(self.target == self.predicted)
+
+
+def read_classes(predictions: Predictions, output: str, described: Outputs) -> Classes:
+    """Reads the predictions of an output with a class for each example."""
+    count = 2 if described.kind == "binary" else described.shape[-1]
+    names = described.names or tuple(map(str, range(count)))
+    column = predictions.column
+    target, predicted = (number_classes(column(name, output), described.names) for name in ("target", "prediction"))
+    confidence = column("probability", output).astype(np.float64)
+    rows = np.flatnonzero((target >= 0) & np.isfinite(confidence))
+    columns = [f"probability_{name}" for name in names]
+    chances = None
+    if predictions.has(columns[0], output):
+        chances = np.stack([column(name, output)[rows] for name in columns], axis=1)
+    return Classes(
+        names,
+        rows,
+        target[rows],
+        predicted[rows],
+        confidence[rows],
+        column("target_probability", output)[rows].astype(np.float64),
+        column("target_rank", output)[rows].astype(np.int64),
+        chances,
+    )
+
+
+def number_classes(values: Array, names: Sequence[str] | None) -> Array:
+    """Returns the classes of a column, [n] int64; -1 for a missing one."""
+    if names is None:
+        return np.where(np.isnan(values), -1, values).astype(np.int64) if values.dtype.kind == "f" else values
+    places = {name: n for n, name in enumerate(names)}
+    return np.array([places.get(value, -1) for value in values], np.int64)
+
+
+def count_confusion(data: Classes, weights: Array) -> Array:
+    """Returns the confusion matrix, [true, predicted]."""
+    count = len(data.names)
+    return np.bincount(data.target * count + data.predicted, weights, count**2).reshape(count, count)
+
+
+def measure_classes(data: Classes, resamples: Resamples) -> tuple[dict[str, Figure], list[dict[str, Any]]]:
+    """Returns the figures of all examples, and a row for each class: its figures and its counts."""
+    count, weights = len(data.names), resamples.weights
+    groups = (data.target, data.predicted, np.where(data.is_correct, data.target, count))
+    exact = [np.bincount(group, weights, count + 1)[:count] for group in groups]
+    drawn = [resamples.sum_groups(group, count + 1)[:, :count] for group in groups]
+    figures = {
+        "accuracy": resamples.mean(data.is_correct.astype(np.float64)),
+        "balanced_accuracy": resamples.figure(mean_recall(*exact), mean_recall(*drawn)),
+        "macro_f1": resamples.figure(macro_f1(*exact), macro_f1(*drawn)),
+        "log_loss": resamples.mean(-np.log(np.clip(data.of_target, EPSILON, 1 - EPSILON))),
+    }
+    figures |= {f"top_{k}_accuracy": resamples.mean((data.rank <= k).astype(float)) for k in (3, 5) if count > 2 * k}
+    figures["calibration_error"] = measure_calibration(data.confidence, data.is_correct, resamples)
+    rows = make_class_rows(data.names, exact, drawn, resamples)
+    if data.chances is not None:
+        figures |= rank_all_classes(data, data.chances, resamples, rows)
+    return figures, rows
+
+
+#: The least probability whose logarithm is taken, as in scikit-learn.
+EPSILON = float(np.finfo(np.float64).eps)
+
+
+def divide_or(values: Array, by: Array, otherwise: float = 0.0) -> Array:
+    """Returns quotients, or another value where the divisor is not above 0."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(by > 0, values / by, otherwise))
+
+
+def rate_classes(support: Array, predicted: Array, correct: Array) -> dict[str, Array]:
+    """Returns precision, recall and F1 of each class, [..., classes]; 0 where they are not defined."""
+    return {
+        "precision": divide_or(correct, predicted),
+        "recall": divide_or(correct, support),
+        "f1": divide_or(2 * correct, support + predicted),
+    }
+
+
+def make_class_rows(
+    names: Sequence[str],
+    exact: Sequence[Array],
+    drawn: Sequence[Array],
+    resamples: Resamples,
+    rate: Callable[..., dict[str, Array]] = rate_classes,
+) -> list[dict[str, Any]]:
+    """Returns a row for each class, from the sums (true, predicted, both), [classes] and [1 + resamples, classes]."""
+    pairs = zip(rate(*exact).items(), rate(*drawn).values(), strict=True)
+    figures = {name: resamples.figures(values, resampled) for (name, values), resampled in pairs}
+    return [
+        {
+            "class": name,
+            "support": float(exact[0][n]),
+            "predicted": float(exact[1][n]),
+            **{key: each[n] for key, each in figures.items()},
+        }
+        for n, name in enumerate(names)
+    ]
+
+
+def mean_recall(support: Array, predicted: Array, correct: Array) -> Any:
+    """Returns the mean recall of the classes that occur, [...]."""
+    return divide_or(divide_or(correct, support).sum(axis=-1), (support > 0).sum(axis=-1))
+
+
+def macro_f1(support: Array, predicted: Array, correct: Array) -> Any:
+    """Returns the mean F1 of the classes that occur or are predicted, [...]."""
+    occurs = (support + predicted > 0).sum(axis=-1)
+    return divide_or(rate_classes(support, predicted, correct)["f1"].sum(axis=-1), occurs)
+
+
+# ---------------------------------------------------------------------------------------------
+# Ranking
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How well scores tell one class from the others.
+
+    Attributes:
+        auc: the area under the ROC curve.
+        average_precision: the area under the precision-recall curve, by steps.
+        false_rate, true_rate, precision: at each threshold, from the highest on, [thresholds].
+        thresholds: the distinct scores, descending.
+    """
+
+    auc: Figure
+    average_precision: Figure
+    false_rate: Array
+    true_rate: Array
+    precision: Array
+    thresholds: Array
+
+
+def rank_all_classes(
+    data: Classes, chances: Array, resamples: Resamples, rows: Sequence[dict[str, Any]]
+) -> dict[str, Figure]:
+    """Adds the areas of each class to its row, and returns their means; of two classes those of the second."""
+    if len(data.names) == 2:
+        ranking = rank_scores(chances[:, 1], data.target == 1, resamples)
+        return {"roc_auc": ranking.auc, "average_precision": ranking.average_precision}
+    for n, row in enumerate(rows):
+        ranking = rank_scores(chances[:, n], data.target == n, resamples)
+        row |= {"roc_auc": ranking.auc, "average_precision": ranking.average_precision}
+    return {}
+
+
+def rank_scores(scores: Array, is_positive: Array, resamples: Resamples) -> Ranking:
+    """Returns how well scores [n] rank the positives [n] bool before the others."""
+    thresholds, *curve = accumulate(scores, is_positive, resamples.weights[None])
+    values = areas(*curve)
+    draws = resamples.draws[: 1 + RANKED_RESAMPLES]
+    drawn = areas(*accumulate(resamples.take(scores), resamples.take(is_positive), draws)[1:])
+    auc, precision = (resamples.figure(float(v[0]), each) for v, each in zip(values, drawn, strict=True))
+    true, false = (each[0] for each in curve)
+    rates = divide_or(false, false[-1]), divide_or(true, true[-1])
+    return Ranking(auc, precision, *rates, divide_or(true, true + false), thresholds)
+
+
+def accumulate(scores: Array, is_positive: Array, draws: Array) -> tuple[Array, Array, Array]:
+    """Returns distinct scores, descending, and the positives and the others with at least each, [draws, thresholds]."""
+    order = np.argsort(-scores, kind="stable")
+    ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
+    drawn = draws[:, order].astype(np.float64)
+    true, total = (np.cumsum(each, axis=1)[:, ends] for each in (drawn * is_positive[order], drawn))
+    return scores[order][ends], true, total - true
+
+
+def areas(true: Array, false: Array) -> tuple[Array, Array]:
+    """Returns the area under the ROC curve and the average precision of each draw; NaN if a class does not occur."""
+    positives, others = true[:, -1:], false[:, -1:]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        true_steps, false_steps = (np.diff(each, axis=1, prepend=0.0) for each in (true, false))
+        auc = ((true - true_steps / 2) * false_steps).sum(axis=1) / (positives * others)[:, 0]
+        precision = (divide_or(true, true + false) * true_steps).sum(axis=1) / positives[:, 0]
+    is_both = (positives > 0) & (others > 0)
+    return np.where(is_both[:, 0], auc, np.nan), np.where(positives[:, 0] > 0, precision, np.nan)
+
+
+def choose_threshold(ranking: Ranking, positives: float, others: float, miss_cost: float) -> tuple[float, float]:
+    """Returns the probability from which to predict the positive class so that errors cost least, and their cost.
+
+    A false alarm costs 1, a miss `miss_cost`; the cost is a mean over all examples.
+    """
+    costs = ranking.false_rate * others + (1 - ranking.true_rate) * positives * miss_cost
+    costs = np.append(costs, positives * miss_cost)  # never
+    best = int(costs.argmin())
+    threshold = 1.0 if best == len(ranking.thresholds) else float(ranking.thresholds[best])
+    return threshold, float(costs[best] / (positives + others))
+
+
+# ---------------------------------------------------------------------------------------------
+# Calibration
+# ---------------------------------------------------------------------------------------------
+
+
+def bin_confidence(confidence: Array) -> Array:
+    """Returns the bin of each confidence, [n]: (0, 0.1], (0.1, 0.2] and so on."""
+    return np.asarray(np.clip(np.ceil(confidence * BINS) - 1, 0, BINS - 1), np.int64)
+
+
+def sum_bins(confidence: Array, is_correct: Array, weights: Array) -> tuple[Array, Array, Array]:
+    """Returns the weights, the sums of the confidence, and those of the correct predictions of each bin."""
+    bins = bin_confidence(confidence)
+    total, sure, right = (
+        np.bincount(bins, weights * each, BINS) for each in (np.ones(len(bins)), confidence, is_correct)
+    )
+    return total, sure, right
+
+
+def measure_calibration(confidence: Array, is_correct: Array, resamples: Resamples) -> Figure:
+    """Returns the expected calibration error: the mean distance of confidence and accuracy over the bins."""
+    total, sure, right = sum_bins(confidence, is_correct, resamples.weights)
+    value = float(np.abs(sure - right).sum() / total.sum()) if total.sum() else float("nan")
+    gaps = resamples.take(confidence - is_correct).astype(np.float32)
+    is_in_bin = resamples.take(bin_confidence(confidence))[:, None] == np.arange(BINS)
+    drawn = np.abs(resamples.draws @ (gaps[:, None] * is_in_bin)).sum(axis=1) / resamples.draws.sum(axis=1)
+    return resamples.figure(value, drawn)
+
+
+def find_chance_error(confidence: Array, weights: Array, count: int = 200) -> float:
+    """Returns the calibration error that 95 % of models with this confidence stay below if they are well calibrated.
+
+    It is drawn (Broecker and Smith 2007): few examples alone make an error.
+    """
+    random = np.random.default_rng([len(confidence), count])
+    bins = bin_confidence(confidence)
+    errors = []
+    for _ in range(count):
+        gaps = weights * (confidence - (random.random(len(confidence)) < confidence))
+        errors.append(np.abs(np.bincount(bins, gaps, BINS)).sum() / weights.sum())
+    return float(np.percentile(errors, 95))
+
+
+def find_label_errors(data: Classes) -> Array:
+    """Returns the examples whose label is probably wrong, the most likely first: places in [n].
+
+    Confident learning (Northcutt et al. 2021): the model predicts another class with at least the mean probability that
+    it gives this class where it is the label.
+    """
+    count = len(data.names)
+    support = np.bincount(data.target, minlength=count)
+    usual = divide_or(np.bincount(data.target, data.of_target, count), support, 1.0)
+    places = np.flatnonzero(~data.is_correct & (data.confidence >= usual[data.predicted]))
+    order = np.argsort(data.of_target[places] - data.confidence[places], kind="stable")
+    return np.asarray(places[order])

@@ -1,0 +1,162 @@
+"""Findings: what a user should know first, each with its figure and the rule behind it.
+
+The thresholds are those of skore's checks where it has one: an overfit gap of max(0.03, 10 %), a baseline within
+max(0.01, 3 %), one column within max(0.03, 10 %) of the model, an importance below 1e-3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from scaleflow.evaluation.outputs import OutputAnalysis
+from scaleflow.evaluation.resampling import Figure
+from scaleflow.interfaces.formatting import format_number
+
+#: Above this, probabilities are wrong by so much that decisions suffer.
+CALIBRATION_ERROR = 0.05
+
+#: The least number of examples of a class that is never predicted, and the share of labels that are suspected.
+FEWEST_OF_CLASS, SUSPECT_SHARE = 5, 0.02
+
+#: The most findings of a rule that are named one by one.
+MOST_NAMED = 3
+
+#: Metrics that compare training, test and baseline, the first that an output has; whether smaller is better.
+COMPARED = {"accuracy": False, "mae": True}
+
+
+@dataclass(frozen=True)
+class KnownOfRun:
+    """What is known of the run besides its predictions.
+
+    Attributes:
+        train: the metrics of the training split, by the name of the metric: `accuracy`, `price/mae`.
+        baseline: those of a constant prediction on this split.
+        doubts: texts about the model by the rule that found them: BatchNorm, frozen layers.
+        columns: a row for each input column: its `importance`, and how good it is `alone`; empty if not measured.
+        mattered: what mattered in examples, by their index: a grid of shares of a picture, or the words of a text, each
+            with its share.
+    """
+
+    train: Mapping[str, float] = field(default_factory=dict)
+    baseline: Mapping[str, float] = field(default_factory=dict)
+    doubts: Mapping[str, str] = field(default_factory=dict)
+    columns: Sequence[Mapping[str, Any]] = ()
+    mattered: Mapping[int, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a user should know.
+
+    Attributes:
+        rule: the name of the rule.
+        text: what was found, with its figure.
+        because: the rule in words, with its threshold.
+    """
+
+    rule: str
+    text: str
+    because: str
+
+
+def find_all(
+    analyses: Sequence[OutputAnalysis], slices: Sequence[Mapping[str, Any]], context: KnownOfRun
+) -> list[Finding]:
+    """Returns all findings, those about the model as a whole first."""
+    found = [Finding(rule, text, "of the model, before its training") for rule, text in context.doubts.items()]
+    for analysis in analyses:
+        found += compare_splits(analysis, context)
+        found += judge_classes(analysis)
+    found += judge_columns(analyses[0], context.columns)
+    weak = [row for row in slices if row["is_weak"]]
+    overall = {each.name: each.measure for each in analyses}
+    for row in weak[:MOST_NAMED]:
+        figure = Figure(row["value"], row["low"], row["high"])
+        text = f"{name_metric(row['output'], overall[row['output']])} {describe_figure(figure)} for {row['column']}="
+        text += (
+            f"{row['slice']} ({row['examples']:,} examples), {format_number(row['value'] - row['difference'])} for all"
+        )
+        found.append(Finding("weak slice", text, "worse than all by max(0.03, 10 %), and not by chance (5 %)"))
+    if len(weak) > MOST_NAMED:
+        text = f"{len(weak) - MOST_NAMED} more slices are weak; slices.csv lists them"
+        found.append(Finding("weak slice", text, "the same"))
+    return found
+
+
+def name_metric(output: str, metric: str) -> str:
+    return f"{output}/{metric}" if output else metric
+
+
+def describe_figure(figure: Figure) -> str:
+    """Formats a value with its interval: `0.9805 (0.967 to 0.99)`."""
+    if np.isnan(figure.low):
+        return format_number(figure.value)
+    low, high = (f"{end:.3g}" for end in (figure.low, figure.high))
+    return f"{format_number(figure.value)} ({low} to {high})"
+
+
+def compare_splits(analysis: OutputAnalysis, context: KnownOfRun) -> Iterator[Finding]:
+    """Compares a metric with that of training, and with the baseline."""
+    metric = next((name for name in COMPARED if name in analysis.figures), None)
+    if metric is None:
+        return
+    name, figure = name_metric(analysis.name, metric), analysis.figures[metric]
+    sign = -1.0 if COMPARED[metric] else 1.0
+    train, baseline = context.train.get(name), context.baseline.get(name)
+    if train is not None:
+        gap, least = sign * (train - figure.value), max(0.0 if COMPARED[metric] else 0.03, 0.1 * abs(train))
+        is_certain = np.isnan(figure.low) or sign * train > max(sign * figure.low, sign * figure.high)
+        if gap >= least and is_certain:
+            text = f"{name} is {format_number(train)} in training and {describe_figure(figure)} here"
+            yield Finding("overfit", text, "a gap of at least max(0.03, 10 %), beyond the interval")
+    if baseline is not None:
+        gain = sign * (figure.value - baseline)
+        if gain < max(0.0 if COMPARED[metric] else 0.01, 0.03 * abs(baseline)):
+            text = (
+                f"{name} {describe_figure(figure)} is no better than {format_number(baseline)}, always the same answer"
+            )
+            yield Finding("baseline", text, "a gain of less than max(0.01, 3 %)")
+
+
+def judge_classes(analysis: OutputAnalysis) -> Iterator[Finding]:
+    """Judges the classes of an output, their probabilities and their labels."""
+    prefix = f"{analysis.name}: " if analysis.name else ""
+    support = {row["class"]: row["support"] for row in analysis.classes if "class" in row}
+    never = [name for name in analysis.facts.get("never predicted", ()) if support[name] >= FEWEST_OF_CLASS]
+    if never:
+        more = f" and {len(never) - MOST_NAMED} more" if len(never) > MOST_NAMED else ""
+        unit = analysis.facts.get("unit", "examples")
+        counts = ", ".join(f"{name} ({format_number(support[name])} {unit})" for name in never[:MOST_NAMED])
+        yield Finding("never predicted", f"{prefix}never predicted: {counts}{more}", "a class of at least 5 examples")
+    error = analysis.figures.get("calibration_error")
+    chance = analysis.facts.get("chance error", np.nan)
+    if error is not None and error.value > max(CALIBRATION_ERROR, chance):
+        text = f"{prefix}probabilities are off by {describe_figure(error)} on average"
+        yield Finding("calibration", text, "a calibration error above 0.05, and above what chance gives (95 %)")
+    suspects, count = len(analysis.suspects), len(analysis.rows)
+    if count and suspects >= max(FEWEST_OF_CLASS, SUSPECT_SHARE * count):
+        text = f"{prefix}{suspects:,} of {count:,} labels may be wrong; mistakes.csv lists them first"
+        yield Finding("labels", text, "confident learning suspects at least 2 %")
+
+
+def judge_columns(analysis: OutputAnalysis, columns: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Judges the columns that the model takes."""
+    score = float(analysis.scores.mean()) if len(analysis.scores) else np.nan
+    for row in columns:
+        alone = row.get("alone", np.nan)
+        behind = (alone - score) if analysis.is_error else (score - alone)
+        if np.isfinite(alone) and behind <= max(0.0 if analysis.is_error else 0.03, 0.1 * abs(score)) and row["tells"]:
+            model = f"the model {format_number(score)}"
+            text = f"{row['column']} alone gives {analysis.measure} {format_number(alone)}, {model}"
+            yield Finding("one column", text, "within max(0.03, 10 %) of the model")
+    known = [row for row in columns if np.isfinite(row["importance"].value)]
+    useless = [row["column"] for row in known if row["is_useless"]]
+    if useless and len(useless) < len(known):
+        more = f" and {len(useless) - 10} more" if len(useless) > 10 else ""
+        text = f"the model does not use {', '.join(useless[:10])}{more}"
+        yield Finding("useless columns", text, "an importance below 0.001, or an interval that contains 0")

@@ -1,0 +1,309 @@
+"""Analyses the kept predictions of one output: its figures, its charts, and how wrong each example is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scaleflow.evaluation.charts import Chart, draw_confusion_matrix, draw_rates
+from scaleflow.evaluation.classes import (
+    BINS,
+    Classes,
+    choose_threshold,
+    count_confusion,
+    divide_or,
+    find_chance_error,
+    find_label_errors,
+    measure_classes,
+    rank_scores,
+    read_classes,
+    sum_bins,
+)
+from scaleflow.evaluation.collector import choose_form
+from scaleflow.evaluation.predictions import Predictions
+from scaleflow.evaluation.resampling import Figure, Resamples
+from scaleflow.evaluation.values import find_error_quantiles, measure_labels, measure_positions, measure_values
+from scaleflow.interfaces import Outputs
+from scaleflow.interfaces.formatting import format_number
+
+#: The most classes that a chart compares: of more, the weakest.
+MOST_BARS = 25
+
+#: The most points of a scatter plot, and the bars of a histogram.
+MOST_DOTS, HISTOGRAM_BARS = 2000, 40
+
+Array = np.ndarray[Any, Any]
+
+
+class Drawing(NamedTuple):
+    """A chart of the report: the name of its file, its title, the SVG, and what it shows."""
+
+    name: str
+    title: str
+    svg: str
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class OutputAnalysis:
+    """What the kept predictions of one output show.
+
+    Attributes:
+        name: of the output; "" if it is the only one.
+        figures: of all examples.
+        classes: a row for each class, label or value: figures and counts.
+        drawings: the charts.
+        rows: of the table of predictions that count, [n].
+        scores: how good the prediction for each of them is, [n]; `measure` says what that is.
+        measure: the name of the scores' mean.
+        is_error: whether smaller scores are better.
+        worst: places in [n] of the examples that the model got wrong, the worst first.
+        suspects: places of those whose label is probably wrong.
+        groups: by a name, what divides examples into slices, [n]: texts or numbers.
+        facts: what findings are made of.
+    """
+
+    name: str
+    figures: dict[str, Figure]
+    classes: list[dict[str, Any]]
+    drawings: list[Drawing]
+    rows: Array
+    scores: Array
+    measure: str
+    is_error: bool
+    worst: Array
+    suspects: Array = field(default_factory=lambda: np.array([], np.int64))
+    groups: Mapping[str, Array] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def analyse_output(
+    predictions: Predictions, output: str, described: Outputs, resample_count: int, miss_cost: float = 1.0
+) -> OutputAnalysis:
+    """Computes what the kept predictions of an output show.
+
+    Args:
+        predictions: of all outputs.
+        output: the name of this one.
+        described: this one.
+        resample_count: the number of resamples for the intervals; 0: none.
+        miss_cost: the cost of a missed positive of two classes, if a false alarm costs 1.
+    """
+    weights = predictions.weights()
+
+    def resample(rows: Array) -> Resamples:
+        return Resamples(len(rows), resample_count, None if weights is None else weights[rows])
+
+    form = choose_form(described)
+    if form in ("class", "best"):
+        return analyse_classes(output, read_classes(predictions, output, described), resample, miss_cost)
+    if form == "positions":
+        return analyse_positions(predictions, output, described, resample)
+    return analyse_vectors(predictions, output, described, resample)
+
+
+Resample = Callable[[Array], Resamples]
+
+
+def analyse_classes(output: str, data: Classes, resample: Resample, miss_cost: float) -> OutputAnalysis:
+    resamples = resample(data.rows)
+    figures, rows = measure_classes(data, resamples)
+    counts, weights = count_confusion(data, resamples.weights), resamples.weights
+    facts: dict[str, Any] = {
+        "never predicted": [row["class"] for row in rows if row["support"] and not row["predicted"]],
+        "chance error": find_chance_error(data.confidence, weights) if len(data.rows) else np.nan,
+        "confused": list_confused(counts, data.names),
+    }
+    drawings = []
+    if len(data.names) <= 200:
+        matrix = draw_confusion_matrix("confusion matrix", counts, data.names)
+        drawings.append(
+            Drawing("confusion_matrix", "Confusion matrix", matrix, "The shade is the share of the true class.")
+        )
+    drawings += [draw_reliability(data, weights, figures["calibration_error"])]
+    if len(data.names) == 2 and data.chances is not None:
+        ranking = rank_scores(data.chances[:, 1], data.target == 1, resamples)
+        positives = float(weights[data.target == 1].sum())
+        facts["threshold"] = choose_threshold(ranking, positives, float(weights.sum()) - positives, miss_cost)
+        drawings += draw_ranking(ranking, figures, data.names[1], facts["threshold"], miss_cost)
+    else:
+        drawings.append(draw_weakest(rows, "f1", "F1 of each class"))
+    worst = np.flatnonzero(~data.is_correct)
+    worst = worst[np.argsort(data.of_target[worst] - data.confidence[worst], kind="stable")]
+    return OutputAnalysis(
+        output,
+        figures,
+        rows,
+        drawings,
+        data.rows,
+        data.is_correct.astype(np.float64),
+        "accuracy",
+        False,
+        worst,
+        find_label_errors(data),
+        {"class": np.array(data.names, object)[data.target]},
+        facts,
+    )
+
+
+def analyse_vectors(predictions: Predictions, output: str, described: Outputs, resample: Resample) -> OutputAnalysis:
+    """Analyses an output with values, or with labels."""
+    is_labels = described.kind != "regression"
+    count = described.shape[0] if described.shape else 1
+    names = described.names or tuple(map(str, range(count)))
+    suffixes = [""] if count == 1 else [f"_{name}" for name in names]
+
+    def read(column: str) -> Array:
+        parts = [predictions.column(column + suffix, output) for suffix in suffixes]
+        return np.stack([np.asarray(part, np.float64) for part in parts], axis=1)
+
+    target, prediction = read("target"), read("prediction")
+    rows = np.flatnonzero(np.isfinite(target).all(axis=1) & np.isfinite(prediction).all(axis=1))
+    target, prediction, resamples = target[rows], prediction[rows], resample(rows)
+    if is_labels:
+        chances = read("probability")[rows]
+        figures, classes = measure_labels(names, target > 0.5, prediction > 0.5, chances, resamples)
+        is_right = (target > 0.5) == (prediction > 0.5)
+        scores = is_right.mean(axis=1)
+        drawings = [draw_weakest(classes, "f1", "F1 of each label")]
+        losses = -np.log(np.clip(np.where(target > 0.5, chances, 1 - chances), 1e-12, 1)).mean(axis=1)
+        worst = np.flatnonzero(scores < 1)
+        worst = worst[np.argsort(-losses[worst], kind="stable")]
+        never = [row["class"] for row in classes if row["support"] and not row["predicted"]]
+        return OutputAnalysis(
+            output, figures, classes, drawings, rows, scores, "accuracy", False, worst, facts={"never predicted": never}
+        )
+    figures, classes = measure_values(names, target, prediction, resamples)
+    scale = np.maximum(target.std(axis=0), 1e-300) if count > 1 else 1.0
+    scores = (np.abs(prediction - target) / scale).mean(axis=1)
+    drawings = []
+    for n, name in enumerate(names[:4]):
+        errors = prediction[:, n] - target[:, n]
+        drawings += draw_errors(prediction[:, n], errors, "" if count == 1 else name)
+    quantiles = find_error_quantiles(scores, resamples.weights)
+    groups = {"target": target[:, 0]} if count == 1 else {}
+    measure = "mae" if count == 1 else "error in standard deviations"
+    worst = np.argsort(-scores, kind="stable")
+    facts = {"quantiles": quantiles}
+    return OutputAnalysis(
+        output, figures, classes, drawings, rows, scores, measure, True, worst, groups=groups, facts=facts
+    )
+
+
+def analyse_positions(predictions: Predictions, output: str, described: Outputs, resample: Resample) -> OutputAnalysis:
+    """Analyses an output with many positions for each example."""
+    kept = ("positions", "loss", "correct", "mean_error", "squared_error")
+    columns = {name: predictions.column(name, output) for name in kept if predictions.has(name, output)}
+    main = "correct" if "correct" in columns else "mean_error"
+    rows = np.flatnonzero((columns["positions"] > 0) & np.isfinite(columns[main]))
+    columns = {name: values[rows].astype(np.float64) for name, values in columns.items()}
+    for name in ("true", "predicted", "both"):
+        if predictions.has(name, output):
+            columns[name] = read_lists(predictions, name, output)[rows]
+    names = described.names or tuple(map(str, range(described.shape[-1])))
+    is_sequence = described.kind == "classification" and len(described.shape) == 2
+    figures, classes = measure_positions(columns, names, is_sequence, resample(rows))
+    drawings = []
+    if classes:
+        drawings.append(draw_weakest(classes, "iou", "Intersection over union of each class"))
+    sums = predictions.positions.get(output)
+    if sums:
+        losses = divide_or(np.array(sums["loss"]), np.array(sums["count"]), np.nan)
+        drawings.append(draw_by_position(np.exp(losses)))
+    is_error = main == "mean_error"
+    scores = columns[main]
+    title = "Mean error of the examples" if is_error else "Share of correct positions of the examples"
+    drawings.append(draw_histogram("examples", title, scores, title.lower()))
+    worst = np.argsort(-scores if is_error else scores, kind="stable")
+    if is_sequence:
+        worst = np.argsort(-columns["loss"], kind="stable")
+    never = [row["class"] for row in classes if row["support"] and not row["predicted"]]
+    measure = "mae" if is_error else "accuracy"
+    facts = {"never predicted": never, "unit": "positions"}
+    return OutputAnalysis(output, figures, classes, drawings, rows, scores, measure, is_error, worst, facts=facts)
+
+
+def read_lists(predictions: Predictions, name: str, output: str) -> Array:
+    """Returns a column of lists of one length as an array [rows, length]."""
+    lists = predictions.table[f"{output}_{name}" if output else name].combine_chunks()
+    return np.asarray(lists.flatten().to_numpy()).reshape(len(lists), -1)
+
+
+def list_confused(counts: Array, names: Sequence[str], most: int = 10) -> list[dict[str, Any]]:
+    """Returns the pairs of classes that are confused most often."""
+    wrong = counts.copy()
+    np.fill_diagonal(wrong, 0)
+    order = np.argsort(-wrong, axis=None, kind="stable")[:most]
+    pairs = [divmod(int(at), len(names)) for at in order if wrong.flat[at] > 0]
+    return [{"true": names[a], "predicted": names[b], "examples": float(wrong[a, b])} for a, b in pairs]
+
+
+# ---------------------------------------------------------------------------------------------
+# Charts
+# ---------------------------------------------------------------------------------------------
+
+
+def draw_reliability(data: Classes, weights: Array, error: Figure) -> Drawing:
+    total, sure, right = sum_bins(data.confidence, data.is_correct, weights)
+    chart = Chart("reliability", (0, 1), (0, 1), ("probability of the prediction", "share that is right"))
+    chart.add_bars(np.linspace(0, 1, BINS + 1), divide_or(right, total)).add_line([0, 1], [0, 1], "rule")
+    is_used = total > 0
+    chart.add_points((sure[is_used] / total[is_used]), (right[is_used] / total[is_used]))
+    caption = f"On the dashed line, probabilities are right. Expected calibration error {format_number(error.value)}."
+    return Drawing("reliability", "Reliability", chart.to_svg(), caption)
+
+
+def draw_ranking(ranking: Any, figures: Mapping[str, Figure], name: str, threshold: Any, cost: float) -> list[Drawing]:
+    """Draws the ROC and the precision-recall curve of the class `name`."""
+    keep = np.unique(np.linspace(0, len(ranking.thresholds) - 1, 200).astype(int))
+    false, true, precision = (each[keep] for each in (ranking.false_rate, ranking.true_rate, ranking.precision))
+    roc = Chart("ROC", (0, 1), (0, 1), ("false positive rate", "true positive rate"))
+    roc.add_line([0, *false], [0, *true]).add_line([0, 1], [0, 1], "rule")
+    curve = Chart("precision and recall", (0, 1), (0, 1), ("recall", "precision")).add_line(true, precision)
+    best = (
+        f"Errors cost least from a probability of {threshold[0]:.3f} for {name} on; a miss costs {cost:g} false alarms."
+    )
+    area = f"Area {format_number(figures['roc_auc'].value)}. {best}"
+    other = f"Average precision {format_number(figures['average_precision'].value)}."
+    return [
+        Drawing("roc", "ROC curve", roc.to_svg(), area),
+        Drawing("precision_recall", "Precision and recall", curve.to_svg(), other),
+    ]
+
+
+def draw_weakest(rows: Sequence[Mapping[str, Any]], figure: str, title: str) -> Drawing:
+    """Draws a figure of each class, the weakest first."""
+    known = [row for row in rows if row["support"] and np.isfinite(row[figure].value)]
+    chosen = sorted(known, key=lambda row: float(row[figure].value))[:MOST_BARS]
+    svg = draw_rates(title, [row["class"] for row in chosen], [row[figure] for row in chosen])
+    more = f"The weakest {len(chosen)} of {len(known)}. " if len(known) > len(chosen) else ""
+    return Drawing(f"{figure}_of_classes", title, svg, f"{more}Lines are 95 % intervals.")
+
+
+def draw_errors(prediction: Array, errors: Array, name: str) -> list[Drawing]:
+    """Draws the residuals of a value."""
+    shown = np.unique(np.linspace(0, len(errors) - 1, MOST_DOTS).astype(int))
+    label, suffix = (f" of {name}", f"_{name}") if name else ("", "")
+    x, y = prediction[shown], errors[shown]
+    ends = (float(x.min()), float(x.max())), (float(y.min()), float(y.max()))
+    chart = Chart("residuals", *ends, ("prediction", "prediction - target")).add_line(ends[0], (0, 0), "rule")
+    scatter = Drawing(f"residuals{suffix}", f"Residuals{label}", chart.add_points(x, y).to_svg())
+    return [scatter, draw_histogram(f"errors{suffix}", f"Errors{label}", errors, "prediction - target")]
+
+
+def draw_histogram(name: str, title: str, values: Array, label: str) -> Drawing:
+    low, high = np.quantile(values, (0.005, 0.995)) if len(values) > 1000 else (values.min(), values.max())
+    heights, edges = np.histogram(np.clip(values, low, high), HISTOGRAM_BARS)
+    chart = Chart(title, (float(edges[0]), float(edges[-1])), (0, float(heights.max())), (label, "examples"))
+    return Drawing(name, title, chart.add_bars(edges, heights).to_svg())
+
+
+def draw_by_position(values: Array) -> Drawing:
+    is_known = np.isfinite(values)
+    places = np.arange(1, len(values) + 1)[is_known]
+    top = float(values[is_known].max())
+    chart = Chart("perplexity by position", (1, len(values)), (0, top), ("position in the sequence", "perplexity"))
+    return Drawing("positions", "Perplexity by position", chart.add_line(places, values[is_known]).to_svg())

@@ -1,0 +1,295 @@
+"""Makes the report of a split's predictions: one HTML page, and its tables and charts as files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scaleflow.evaluation import FINDINGS, REPORT
+from scaleflow.evaluation.charts import draw_rates, to_file
+from scaleflow.evaluation.collector import EXAMPLE
+from scaleflow.evaluation.findings import Finding, KnownOfRun, find_all, name_metric
+from scaleflow.evaluation.mistakes import (
+    IN_A_ROW,
+    SIDE,
+    InputReader,
+    add_inputs,
+    dim_pictures,
+    draw_sheet,
+    list_mistakes,
+    to_data_address,
+)
+from scaleflow.evaluation.outputs import OutputAnalysis, analyse_output
+from scaleflow.evaluation.page import compose_section, make_charts, make_findings, make_page, make_table
+from scaleflow.evaluation.predictions import FILE, ID, ROW, Predictions
+from scaleflow.evaluation.resampling import Figure
+from scaleflow.evaluation.slices import find_slices
+from scaleflow.interfaces import EvaluationOptions, name_leaves
+
+#: The most examples whose inputs are read to divide them into slices: of more, the first ones that are kept.
+MOST_READ = 100_000
+
+#: The most rows of a table in the page; the files have all.
+MOST_SHOWN = 40
+
+#: The files.
+METRICS, PER_CLASS, SLICES, IMPORTANCE, MISTAKES = (
+    "metrics.json",
+    "per_class.csv",
+    "slices.csv",
+    "importance.csv",
+    "mistakes.csv",
+)
+PICTURES, CHARTS = "mistakes.png", "charts"
+
+#: What stands below the picture of a mistake.
+SAID = ("target", "prediction", "probability", "error", "correct", "loss")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """What was made of predictions.
+
+    Attributes:
+        figures: of all examples, by name: `accuracy`, or `price/mae` with several outputs.
+        findings: the most important first.
+        files: all files that were written, relative to the folder.
+    """
+
+    figures: Mapping[str, Figure]
+    findings: Sequence[Finding]
+    files: Sequence[Path]
+
+
+def make_report(
+    predictions: Predictions,
+    options: EvaluationOptions,
+    context: KnownOfRun | None,
+    reader: InputReader,
+    folder: Path,
+    title: str,
+) -> ModelReport:
+    """Makes the report in a folder.
+
+    Args:
+        predictions: of a split.
+        options: the config group `evaluation`.
+        context: what is known of the run besides; None: nothing.
+        reader: reads the inputs of examples.
+        folder: it exists.
+        title: names the run.
+
+    Raises OSError if a file cannot be written.
+    """
+    context = context or KnownOfRun()
+    outputs = name_leaves(predictions.outputs)
+    analyses = [
+        analyse_output(predictions, name, described, options.intervals, options.miss_cost)
+        for name, described in outputs.items()
+    ]
+    read = np.arange(min(len(predictions.table), MOST_READ))
+    columns = reader.read_columns(predictions.column(EXAMPLE)[read])
+    weights = predictions.weights()
+    slices = [row for each in analyses for row in find_slices(each, columns, read, weights, options.intervals)]
+    slices.sort(key=lambda row: not row["is_weak"])
+    mistakes = [row for each in analyses for row in list_mistakes(predictions, each, options.worst)]
+    pictures, _ = add_inputs(mistakes, reader)
+    findings = find_all(analyses, slices, context)
+    figures = {name_metric(each.name, name): figure for each in analyses for name, figure in each.figures.items()}
+    classes = [{"output": each.name, **row} for each in analyses for row in each.classes]
+    tables: dict[str, Sequence[Mapping[str, Any]]] = {
+        PER_CLASS: classes,
+        SLICES: slices,
+        IMPORTANCE: context.columns,
+        MISTAKES: mistakes,
+    }
+    contents: dict[str, str | bytes] = {name: to_csv(rows) for name, rows in tables.items() if rows}
+    contents |= {f"{CHARTS}/{add_name(each, d.name)}.svg": to_file(d.svg) for each in analyses for d in each.drawings}
+    contents[FINDINGS] = to_json_text([asdict(each) for each in findings])
+    contents[METRICS] = to_json_text(describe_metrics(predictions, analyses, options))
+    if pictures is not None:
+        contents[PICTURES] = pictures
+    sections = [
+        make_findings(findings),
+        *(make_output_sections(each) for each in analyses),
+        compose_section("Slices, the weakest first", make_table(show_slices(slices)), tell_more(slices, SLICES)),
+        compose_section("What the model uses", show_importance(context.columns)),
+        compose_section("Mistakes, the worst first", *show_mistakes(mistakes, pictures)),
+        compose_section("What mattered in them", show_mattered(context.mattered, reader)),
+    ]
+    contents[REPORT] = make_page(title, describe_examples_of(predictions, options), sections)
+    for name, content in contents.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return ModelReport(figures, findings, [Path(name) for name in contents])
+
+
+def describe_examples_of(predictions: Predictions, options: EvaluationOptions) -> str:
+    """Returns a line that says what the figures are of."""
+    kept, whole = f"{len(predictions.table):,}", f"{predictions.examples:,}"
+    of = f"a fixed sample of {kept} of the {whole}" if predictions.is_sample else f"all {kept}"
+    weighted = ", weighted" if predictions.weights() is not None else ""
+    interval = f" In brackets: 95 % bootstrap intervals, {options.intervals:,} resamples." if options.intervals else ""
+    return f"The figures are of {of} examples of the {predictions.split} split{weighted}.{interval}"
+
+
+def add_name(analysis: OutputAnalysis, name: str) -> str:
+    return f"{analysis.name}_{name}" if analysis.name else name
+
+
+def make_output_sections(analysis: OutputAnalysis) -> str:
+    """Returns the sections of one output."""
+    label = f"{analysis.name}: " if analysis.name else ""
+    tables = {"": [{"metric": name, "value": figure} for name, figure in analysis.figures.items()]}
+    titles = {"confused": "Confused most often", "quantiles": "Quantiles of the absolute error"}
+    tables |= {title: analysis.facts.get(key, []) for key, title in titles.items()}
+    metrics = "".join(f"<div><h3>{title}</h3>{make_table(rows)}</div>" for title, rows in tables.items() if rows)
+    classes = analysis.classes
+    if any("f1" in row for row in classes):
+        classes = sorted(classes, key=lambda row: float(row["f1"].value))
+    table = f"<h3>One by one, the weakest first</h3>{make_table(classes)}" if classes else ""
+    charts = compose_section(f"{label}Charts", make_charts(analysis.drawings), table)
+    return compose_section(f"{label}Metrics", f'<div class="side">{metrics}</div>') + charts
+
+
+def show_importance(columns: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the importance of columns as bars, and how much each tells alone; empty if there are none."""
+    shown = [row for row in columns if not math.isnan(row["importance"].value)][:MOST_SHOWN]
+    if not shown:
+        return ""
+    limit = max(1e-9, *(row["importance"].high for row in shown), *(row["importance"].value for row in shown))
+    bars = draw_rates("importance", [row["column"] for row in shown], [row["importance"] for row in shown], limit)
+    rows = [{"column": row["column"], "alone": row.get("alone"), "used": not row["is_useless"]} for row in columns]
+    about = "How much worse the model is if a column is shuffled; and how good a model of that column alone is."
+    return f'<p class="faint">{about}</p><div class="side"><div>{bars}</div>{make_table(rows[:MOST_SHOWN])}</div>'
+
+
+def show_slices(slices: Sequence[Row]) -> list[Row]:
+    """Returns the first slices as the page shows them."""
+    names = ("output", "column", "slice", "examples", "share", "metric")
+    shown = []
+    for row in slices[:MOST_SHOWN]:
+        figures = {"value": Figure(row["value"], row["low"], row["high"]), "difference": row["difference"]}
+        shown.append({**{name: row[name] for name in names}, **figures, "weak": row["is_weak"] or None})
+    return shown
+
+
+def show_mistakes(rows: Sequence[Row], pictures: bytes | None) -> list[str]:
+    """Returns the mistakes as pictures with captions, or as a table."""
+    if pictures is None:
+        return [make_table(rows[:MOST_SHOWN]), tell_more(rows, MISTAKES)]
+    across, down = min(IN_A_ROW, len(rows)) * SIDE, math.ceil(len(rows) / IN_A_ROW) * SIDE
+    style = f"background-size:{across}px {down}px;width:{SIDE}px;height:{SIDE}px"
+    style += f";background-image:url({to_data_address(pictures)})"
+    return [
+        f"<style>.sheet{{{style}}}</style>",
+        f'<div class="grid">{"".join(map(show_picture, rows))}</div>',
+        '<p class="faint">All are in mistakes.csv. "label?": the label is probably wrong.</p>',
+    ]
+
+
+def show_mattered(mattered: Mapping[int, Any], reader: InputReader) -> str:
+    """Returns pictures whose parts that did not matter are dark, or texts whose words that did are marked."""
+    if not mattered:
+        return ""
+    examples = np.array(sorted(mattered))
+    found = [mattered[int(example)] for example in examples]
+    if isinstance(found[0], np.ndarray):
+        pictures = reader.read_pictures(examples)
+        assert pictures is not None
+        address = to_data_address(draw_sheet(dim_pictures(pictures, found)))
+        words = f"Examples {', '.join(map(str, examples))}: what is dark did not matter for the prediction."
+        return f'<p class="faint">{words}</p><img src="{address}" alt="parts that mattered">'
+    lines = []
+    for example, parts in zip(examples, found, strict=True):
+        marked = (
+            f'<span style="{mark_word(share)}" title="{share:.2f}">{escape(word)}</span>' for word, share in parts
+        )
+        lines.append(f"<p>example {example}: {' '.join(marked)}</p>")
+    return f'<p class="faint">Bold and underlined words mattered most for the prediction.</p>{"".join(lines)}'
+
+
+def mark_word(share: float) -> str:
+    """Returns the style of a word that mattered so much."""
+    return f"font-weight:{400 + 100 * round(5 * share)};text-decoration:{'underline' if share > 0.5 else 'none'}"
+
+
+def show_picture(row: Row) -> str:
+    """Returns the picture of a mistake, with what the model said of it."""
+    x, y = row["picture"] % IN_A_ROW * SIDE, row["picture"] // IN_A_ROW * SIDE
+    where = " ".join(str(row[name]) for name in (ID, FILE, ROW) if row.get(name) is not None)
+    words = [f"{name} {say_value(row[name])}" for name in SAID if row.get(name) is not None]
+    if row["suspected_label"]:
+        words.append("label?")
+    lines = "<br>".join(map(escape, [row["output"], *words] if row["output"] else words))
+    style = f"background-position:-{x}px -{y}px"
+    return f'<div class="cell"><i class="sheet" style="{style}" role="img" title="{escape(where)}"></i>{lines}</div>'
+
+
+def say_value(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def tell_more(rows: Sequence[Row], file: str) -> str:
+    more = f"The first {MOST_SHOWN} of {len(rows):,}. " if len(rows) > MOST_SHOWN else ""
+    return f'<p class="faint">{more}All are in {file}.</p>' if rows else ""
+
+
+def describe_metrics(
+    predictions: Predictions, analyses: Sequence[OutputAnalysis], options: EvaluationOptions
+) -> dict[str, Any]:
+    """Returns the content of `metrics.json`."""
+    return {
+        "split": predictions.split,
+        "examples": predictions.examples,
+        "kept": len(predictions.table),
+        "resamples": options.intervals,
+        "outputs": {
+            each.name: {
+                "metrics": {name: figure._asdict() for name, figure in each.figures.items()},
+                **{key: value for key, value in each.facts.items() if key in ("quantiles", "confused", "threshold")},
+            }
+            for each in analyses
+        },
+    }
+
+
+def to_json_text(value: Any) -> str:
+    """Returns JSON, in which null stands for a number that there is not."""
+
+    def clean(each: Any) -> Any:
+        if isinstance(each, Mapping):
+            return {key: clean(value) for key, value in each.items()}
+        if isinstance(each, list | tuple):
+            return [clean(value) for value in each]
+        return None if isinstance(each, float) and not math.isfinite(each) else each
+
+    return json.dumps(clean(value), indent=1) + "\n"
+
+
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns rows as CSV. A figure has three columns: its value, and the ends of its interval."""
+    flat = []
+    for row in rows:
+        cells: Row = {}
+        for name, value in row.items():
+            names = (name, f"{name}_low", f"{name}_high")
+            cells |= dict(zip(names, value, strict=True)) if isinstance(value, Figure) else {name: value}
+        flat.append({name: "" if value != value else value for name, value in cells.items()})  # no NaN
+    text = io.StringIO()
+    writer = csv.DictWriter(text, dict.fromkeys(name for row in flat for name in row), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()

@@ -1,0 +1,123 @@
+"""Metrics of slices: the test examples with one value, or range, of a column. The weakest are found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from scaleflow.evaluation.outputs import OutputAnalysis
+from scaleflow.evaluation.resampling import interval_of_mean
+from scaleflow.interfaces.formatting import format_number
+
+#: The fewest examples of a slice. TensorFlow Model Analysis has such a limit, too.
+FEWEST_EXAMPLES = 30
+
+#: The most values of a column that are slices themselves; a column with more is divided by quantiles, or by length.
+MOST_NUMBERS, MOST_WORDS = 10, 50
+
+QUANTILES = (0.2, 0.4, 0.6, 0.8)
+
+#: A slice is weak if it is worse than all examples by so much, and by so large a share (as skore's checks).
+GAP, SHARE = 0.03, 0.10
+
+#: The probability that any slice of a model without weak ones counts as weak.
+ERROR = 0.05
+
+#: The most slices with an interval: the worst ones.
+MOST_INTERVALS = 100
+
+Array = np.ndarray[Any, Any]
+Row = dict[str, Any]
+
+
+def find_slices(
+    analysis: OutputAnalysis, columns: Mapping[str, Array], read: Array, weights: Array | None, count: int
+) -> list[Row]:
+    """Returns the slices of an output with enough examples, the weakest first.
+
+    Args:
+        analysis: of the output.
+        columns: what divides the examples, by name: texts or numbers, [m].
+        read: the rows of the table of predictions that the columns are of, ascending, [m].
+        weights: of all rows; None: 1 each.
+        count: the number of resamples for the intervals.
+
+    Returns:
+        Rows with `output`, `column`, `slice`, `examples`, `share`, `metric`, `value`, `low`, `high`, `difference` from
+        all examples and `is_weak`.
+    """
+    scores = analysis.scores
+    own = np.ones(len(scores)) if weights is None else weights[analysis.rows].astype(np.float64)
+    if not own.sum():
+        return []
+    overall = float(np.average(scores, weights=own))
+    deviation = math.sqrt(float(np.average((scores - overall) ** 2, weights=own)))
+    _, of_analysis, of_columns = np.intersect1d(analysis.rows, read, assume_unique=True, return_indices=True)
+    divided = [(name, values, np.arange(len(scores))) for name, values in analysis.groups.items()]
+    divided += [(name, values[of_columns], of_analysis) for name, values in columns.items()]
+    found: list[tuple[float, Row, Array]] = []
+    for column, values, rows in divided:
+        for label, is_inside in divide_values(values):
+            places = rows[is_inside]
+            if FEWEST_EXAMPLES <= len(places) < len(scores) and own[places].sum():
+                value = float(np.average(scores[places], weights=own[places]))
+                worse = value - overall if analysis.is_error else overall - value
+                row = {"output": analysis.name, "column": column, "slice": label, "examples": len(places)}
+                row |= {"share": len(places) / len(rows), "metric": analysis.measure, "value": value}
+                found.append((worse, {**row, "low": math.nan, "high": math.nan, "difference": value - overall}, places))
+    found.sort(key=lambda each: -each[0])
+    limit = NormalDist().inv_cdf(1 - ERROR / 2 / max(1, len(found)))
+    for n, (worse, row, places) in enumerate(found):
+        is_large = worse >= max(0.0 if analysis.is_error else GAP, SHARE * abs(overall))
+        row["is_weak"] = is_large and worse > limit * deviation / math.sqrt(len(places))
+        if n < MOST_INTERVALS and count:
+            _, row["low"], row["high"] = interval_of_mean(scores[places], own[places], min(count, 200))
+    return [row for _, row, _ in found]
+
+
+def divide_values(values: Array) -> Iterator[tuple[str, Array]]:
+    """Yields the slices of a column: a name, and which examples are inside, [n] bool."""
+    if values.dtype.kind in "OSU":
+        yield from divide_texts(values)
+        return
+    numbers = values.astype(np.float64)
+    is_missing = np.isnan(numbers)
+    if is_missing.any():
+        yield "missing", is_missing
+    distinct = np.unique(numbers[~is_missing])
+    if len(distinct) <= MOST_NUMBERS:
+        for value in distinct:
+            yield format_number(float(value)), numbers == value
+    elif len(distinct):
+        yield from divide_ranges(numbers, numbers[~is_missing], "")
+
+
+def divide_ranges(numbers: Array, known: Array, unit: str) -> Iterator[tuple[str, Array]]:
+    """Yields five ranges of numbers with about as many examples each."""
+    ends = [-math.inf, *np.unique(np.quantile(known, QUANTILES)), math.inf]
+    for low, high in pairwise(ends):
+        parts = [f"above {format_number(low)}" if low > -math.inf else "", f"up to {format_number(high)}"]
+        words = " ".join(part for part in parts[: 2 if high < math.inf else 1] if part)
+        yield f"{words}{unit}", (numbers > low) & (numbers <= high)
+
+
+def divide_texts(values: Array) -> Iterator[tuple[str, Array]]:
+    """Yields the values of a text column, or ranges of the lengths of texts."""
+    texts = np.array([decode_text(value) for value in values], object)
+    distinct, places = np.unique(texts.astype(str), return_inverse=True)
+    if len(distinct) > MOST_WORDS:
+        lengths = np.array([len(text) for text in texts], np.float64)
+        yield from divide_ranges(lengths, lengths, " characters")
+        return
+    for n, text in enumerate(distinct):
+        yield text or "missing", places == n
+
+
+def decode_text(value: Any) -> str:
+    """Returns a text, which may be `bytes` or missing."""
+    return "" if value is None else value.decode(errors="replace") if isinstance(value, bytes) else str(value)

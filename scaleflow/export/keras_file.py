@@ -1,0 +1,45 @@
+"""The Keras file, which every export has, in its own runtime: Keras."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.export.formats import Compute, ExportFormat
+from scaleflow.interfaces.structures import name_leaves
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: The environment variables with the modules of the user's layers, and with whether their code may run.
+MODULES, IS_SAFE = "SCALEFLOW_EXPORT_MODULES", "SCALEFLOW_EXPORT_SAFE"
+
+
+def open_keras_file(path: Path) -> Compute:
+    os.environ["TF_NUM_INTRAOP_THREADS"] = os.environ["TF_NUM_INTEROP_THREADS"] = "1"
+    import keras
+    import tensorflow as tf
+
+    for module in filter(None, os.environ.get(MODULES, "").split(",")):
+        import_module(module)
+    model = keras.models.load_model(path, compile=False, safe_mode=os.environ.get(IS_SAFE) != "no")
+    run = tf.function(lambda given: model(given, training=False), autograph=False, reduce_retracing=True)
+
+    def compute(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Mapping[str, np.ndarray[Any, Any]]:
+        given: dict[str, Any] = {}
+        for name, array in arrays.items():
+            *parents, leaf = name.split("/")
+            place = given
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            place[leaf] = tf.constant(array)
+        outputs = run(given.get("", given))
+        return {name: each.numpy() for name, each in name_leaves(outputs).items()}
+
+    return compute
+
+
+FORMATS = (ExportFormat(name="keras", file="model.keras", open=open_keras_file, takes_raw=True),)

@@ -1,0 +1,61 @@
+"""ONNX, by tf2onnx, in onnxruntime."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.export.formats import Calibration, Compute, ExportFormat, PortableModel
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: The version of ONNX's operations: the newest that tf2onnx writes.
+OPSET = 18
+
+#: How onnxruntime names an operation that it does not have.
+UNSUPPORTED = re.compile(r"No Op registered for (\w+)|Could not find an implementation for (\w+)")
+
+
+def write_onnx(model: PortableModel, path: Path, calibration: Calibration) -> None:
+    import tf2onnx
+
+    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
+    signature = list(model.specs.values())
+    tf2onnx.convert.from_function(model.function, input_signature=signature, opset=OPSET, output_path=str(path))
+
+
+def open_onnx(path: Path) -> Compute:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_outputs()]
+    used = {each.name for each in session.get_inputs()}
+
+    def compute(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Mapping[str, np.ndarray[Any, Any]]:
+        values = session.run(None, {name: each for name, each in arrays.items() if name in used})
+        return dict(zip(names, values, strict=True))
+
+    return compute
+
+
+def find_unsupported(text: str) -> Sequence[str]:
+    return sorted({name for found in UNSUPPORTED.findall(text) for name in found if name})
+
+
+FORMATS = (
+    ExportFormat(
+        name="onnx",
+        file="model.onnx",
+        modules=("tf2onnx", "onnxruntime"),
+        extra="onnx",
+        convert=write_onnx,
+        open=open_onnx,
+        find_unsupported=find_unsupported,
+    ),
+)

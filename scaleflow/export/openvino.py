@@ -1,0 +1,56 @@
+"""OpenVINO's format, for Intel's processors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.export.formats import Calibration, Compute, ExportFormat, PortableModel
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: One thread, and no lower precision on processors that have one.
+OPTIONS = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+
+#: How the converter names an operation that it cannot express.
+UNSUPPORTED = re.compile(r"No translator found for (?:the following operation[^:]*: )?([\w, ]+)")
+
+
+def write_openvino(model: PortableModel, path: Path, calibration: Calibration) -> None:
+    import openvino
+
+    # `convert_model` reports its use to a server.
+    openvino.save_model(openvino.Core().read_model(str(model.folder)), str(path), compress_to_fp16=False)
+
+
+def open_openvino(path: Path) -> Compute:
+    import openvino
+
+    model = openvino.Core().compile_model(str(path), "CPU", OPTIONS)
+    used = {name for each in model.inputs for name in each.names}
+
+    def compute(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Mapping[str, np.ndarray[Any, Any]]:
+        values = model({name: each for name, each in arrays.items() if name in used})
+        return {name: value for port, value in values.items() for name in port.names}
+
+    return compute
+
+
+def find_unsupported(text: str) -> Sequence[str]:
+    return sorted({name.strip() for found in UNSUPPORTED.findall(text) for name in found.split(",")})
+
+
+FORMATS = (
+    ExportFormat(
+        name="openvino",
+        file="model.xml",
+        modules=("openvino",),
+        extra="openvino",
+        convert=write_openvino,
+        open=open_openvino,
+        find_unsupported=find_unsupported,
+    ),
+)

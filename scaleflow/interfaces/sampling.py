@@ -1,0 +1,45 @@
+"""How the tokens of a generated text are drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scaleflow.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the tokens of a generated text are drawn.
+
+    Attributes:
+        tokens: how many are drawn. At least 1.
+        temperature: divides the logits. 0 takes the most probable token each time; 1 draws as the model predicts.
+        top_k: draws among this many of the most probable tokens. At least 1. None: among all.
+        top_p: draws among the most probable tokens that together have this probability. Above 0, at most 1.
+        seed: the same seed draws the same tokens. At least 0.
+    """
+
+    tokens: int = 100
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int = 0
+
+    def check(self, name: Callable[[str], str] = "{}=".format) -> None:
+        """Raises ConfigError if a value is out of its range; `name` begins the message with the name of a value."""
+        whole, number = "expected a whole number, at least", "expected a number"
+        for key, value, least, rule in (
+            ("tokens", self.tokens, 1, f"{whole} 1"),
+            ("temperature", self.temperature, 0, f"{number}, at least 0"),
+            ("top_k", self.top_k, 1, f"{whole} 1"),
+            ("top_p", self.top_p, 0, f"{number} above 0, at most 1"),
+            ("seed", self.seed, 0, f"{whole} 0"),
+        ):
+            is_whole = value is None or "whole" not in rule or type(value) is int
+            is_in_range = value is None or (math.isfinite(value) and value >= least)
+            if key == "top_p":
+                is_in_range = 0 < self.top_p <= 1
+            if not (is_whole and is_in_range):
+                raise ConfigError(f"{name(key)}{value}: {rule}")

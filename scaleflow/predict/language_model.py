@@ -1,0 +1,133 @@
+"""A run's language model with the tokenizer that the run recorded: text in, text out."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import LearnedState, Plan, Tracking, name_command
+from scaleflow.interfaces.sampling import Sampling
+from scaleflow.tracking.tracked_runs import TrackedRun
+
+#: The source whose runs record their tokenizer.
+SOURCE = "scaleflow.dataset.tokens.Tokens"
+
+#: The most unknown words that a message names.
+MOST_NAMED = 5
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that say how text is generated; they are None if they are not typed."""
+    default = Sampling()
+    for flag, metavar, kind, about in (
+        ("--tokens", "N", int, f"how many tokens to generate (default: {default.tokens})"),
+        ("--temperature", "T", float, "0: the most probable token each time; 1, the default: as the model predicts"),
+        ("--top-k", "K", int, "draw among the K most probable tokens (default: all)"),
+        ("--top-p", "P", float, "draw among the most probable tokens that together have this probability"),
+        ("--seed", "S", int, f"the same seed draws the same text (default: {default.seed})"),
+    ):
+        parser.add_argument(flag, metavar=metavar, type=kind, help=about)
+
+
+def read_sampling(typed: argparse.Namespace) -> Sampling | None:
+    """Returns how text is generated, as the flags say; None if none was typed. Raises ConfigError if one is wrong."""
+    given = {each.name: getattr(typed, each.name) for each in fields(Sampling)}
+    given = {name: value for name, value in given.items() if value is not None}
+    sampling = Sampling(**given)
+    sampling.check(name_flag)
+    return sampling if given else None
+
+
+def name_flag(name: str) -> str:
+    return f"--{name.replace('_', '-')} "
+
+
+def is_language_model(state: LearnedState | None) -> bool:
+    """Returns whether a run learned to predict tokens, and recorded its tokenizer."""
+    return state is not None and state.source == SOURCE and "tokenizer" in state.reading
+
+
+def explain_no_language_model(run_id: str, state: LearnedState | None) -> ConfigError:
+    """Returns the refusal of a run that is no language model."""
+    if state is not None and any(len(getattr(each, "shape", ())) == 2 for each in [state.outputs]):
+        reason = "its dataset made the tokens itself, so scaleflow does not know what text they are"
+    else:
+        reason = "it does not predict the next token"
+    return ConfigError(
+        f"{run_id}: this run is no language model of dataset=tokens: {reason}; use {name_command('predict')}"
+    )
+
+
+class LanguageModel:
+    """Continues texts.
+
+    Args:
+        path: of an exported model, a Keras file or the folder of a SavedModel.
+        state: what the run learned.
+
+    Raises:
+        ConfigError: if the model or the tokenizer cannot be loaded, or the model looks at later tokens.
+    """
+
+    def __init__(self, path: Path, state: LearnedState) -> None:
+        from scaleflow.dataset.reading.tokenizer import restore_tokenizer
+        from scaleflow.model.generation import load_next_token
+
+        inputs: Any = state.inputs
+        (self._window,) = inputs.shape
+        self._tokenizer = restore_tokenizer(state.reading["tokenizer"], state.reading.get("learned"))
+        self._predict = load_next_token(path, self._window, inputs.dtype)
+
+    def encode(self, prompt: str) -> list[int]:
+        """Returns the tokens of a prompt. Raises ConfigError if it is empty, or if the run does not know its words."""
+        from scaleflow.dataset.reading.tokenizer import find_unknown
+
+        if unknown := find_unknown(self._tokenizer, prompt):
+            more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
+            raise ConfigError(
+                f"the run does not know {', '.join(map(repr, unknown[:MOST_NAMED]))}{more}: its vocabulary is that of "
+                "its training data; use other words"
+            )
+        tokens = self._tokenizer.encode(prompt.encode()).tolist() if prompt else []
+        if not tokens:
+            raise ConfigError("the text is empty; give the beginning of the text to generate, such as 'The '")
+        return list(map(int, tokens))
+
+    def generate(self, tokens: list[int], sampling: Sampling) -> Iterator[str]:
+        """Yields the text after the tokens of a prompt, in pieces."""
+        from scaleflow.dataset.reading.tokenizer import TextStream
+        from scaleflow.model.generation import generate_tokens
+
+        stream = TextStream(self._tokenizer, tokens)
+        for token in generate_tokens(self._predict, tokens, self._window, sampling, self._tokenizer.unused):
+            yield stream.add(token)
+        yield stream.finish()
+
+
+def load_language_model(
+    plan: Plan, tracker: Any, tracked: TrackedRun, store: Tracking, state: LearnedState, folder: Path
+) -> LanguageModel:
+    """Downloads a run's model into a folder, and loads it on the devices of a plan. Raises as `LanguageModel` does."""
+    from scaleflow.tracking.saved_models import download_saved_model
+    from scaleflow.tracking.tracked_runs import download_model
+    from scaleflow.worker.keras_import import import_keras
+    from scaleflow.worker.runtime import setup_runtime
+
+    import_keras()
+    setup_runtime(plan, lambda event: None)
+    refusals = []
+    for download in (download_model, download_saved_model):  # Keras may have no file, or no code for it
+        try:
+            return LanguageModel(download(tracker, tracked, store, folder), state)
+        except ConfigError as refusal:
+            refusals.append(refusal)
+    raise refusals[0]
+
+
+def seed_of_row(sampling: Sampling, row: int) -> Sampling:
+    """Returns how the text of a row is generated: each row draws tokens of its own."""
+    return replace(sampling, seed=sampling.seed + row)

@@ -1,0 +1,130 @@
+"""What the outputs of a model mean in the user's terms: classes, probabilities, values in their unit. numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+#: The most classes that get a column each, unless the user asks for them.
+MOST_PROBABILITIES = 20
+
+Array = np.ndarray[Any, Any]
+
+
+class DescribedOutput(Protocol):
+    """One output of a model: `Outputs` of a dataset, or what a logged model says of it.
+
+    Attributes:
+        shape: its shape, without the batch dimension.
+        kind: as in `Outputs`; None if it is not known.
+        names: of the classes, labels or values; None if they have none.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def kind(self) -> str | None: ...
+
+    @property
+    def names(self) -> Sequence[str] | None: ...
+
+
+#: Outputs by name; "" is the name of a single one without a name.
+Outputs = Mapping[str, DescribedOutput]
+
+
+def make_prediction_columns(outputs: Outputs, values: Mapping[str, Array], has_all: bool = False) -> dict[str, Array]:
+    """Converts outputs [rows, ...] by name to columns by name: [rows], or [rows, ...] with a value for each position.
+
+    classification: `prediction`, the class; `probability`, its probability; `probability_CLASS` of each class, if these
+    are few or the caller wants all. binary: the same for two classes. multi_label: `prediction_LABEL`, a boolean, and
+    `probability_LABEL`. regression: `prediction`, or `prediction_NAME` for several values. Unknown: `output`. A class
+    without a name is its number, counted from 0. With several outputs, names begin with that of the output.
+    """
+    columns: dict[str, Array] = {}
+    for name, described in outputs.items():
+        chances = compute_probabilities(described, values[name])
+        if chances is None:
+            found = divide_columns("prediction" if described.kind else "output", values[name], described.names)
+        elif is_one_of_several(described):
+            best, names = chances.argmax(axis=-1), described.names
+            found = {"prediction": best if names is None else np.array(names, object)[best]}
+            found["probability"] = chances.max(axis=-1)
+            if chances.ndim == 2 and (has_all or chances.shape[-1] <= MOST_PROBABILITIES):
+                found |= divide_columns("probability", chances, names)
+        else:
+            found = divide_columns("prediction", chances >= 0.5, described.names)
+            found |= divide_columns("probability", chances, described.names)
+        columns |= prefix_names(name, found)
+    return columns
+
+
+def make_probability_columns(outputs: Outputs, values: Mapping[str, Array]) -> dict[str, Array]:
+    """Converts outputs to the probability of every class or label: `probability_CLASS`, or `probabilities` [rows, ...,
+    classes] with one for each position. Outputs that are no probabilities have no columns.
+    """
+    columns: dict[str, Array] = {}
+    for name, described in outputs.items():
+        chances = compute_probabilities(described, values[name])
+        if chances is not None:
+            found = divide_columns("probability", chances, described.names)
+            is_wide = chances.ndim > 2
+            columns |= prefix_names(name, {"probabilities": chances} if is_wide else found)
+    return columns
+
+
+def make_logit_columns(outputs: Outputs, values: Mapping[str, Array]) -> dict[str, Array]:
+    """Converts outputs to `logit_CLASS`, or `logit`. Outputs that are no logits have no columns."""
+    columns: dict[str, Array] = {}
+    for name, described in outputs.items():
+        if described.kind in ("classification", "binary", "multi_label"):
+            is_one = described.kind == "binary" and values[name].shape[1:] in ((), (1,))
+            columns |= prefix_names(name, divide_columns("logit", values[name], None if is_one else described.names))
+    return columns
+
+
+def is_one_of_several(described: DescribedOutput) -> bool:
+    """Returns whether the output says one class, of two or of several, for each example or position."""
+    return described.kind == "classification" or (described.kind == "binary" and described.shape in ((), (1,)))
+
+
+def compute_probabilities(described: DescribedOutput, values: Array) -> Array | None:
+    """Converts logits to probabilities [rows, ..., classes], or [rows, labels], float32; None if they are no logits."""
+    if described.kind == "classification":
+        return compute_softmax(values)
+    if described.kind not in ("binary", "multi_label"):
+        return None
+    chances = compute_sigmoid(values)
+    if not is_one_of_several(described):
+        return chances
+    chance = chances.reshape(len(values))
+    return np.stack([1 - chance, chance], axis=-1)
+
+
+def compute_softmax(values: Array) -> Array:
+    """Computes probabilities over the last axis, float32."""
+    raised = np.exp(values.astype(np.float64) - values.max(axis=-1, keepdims=True))
+    chances: Array = raised / raised.sum(axis=-1, keepdims=True)
+    return chances.astype(np.float32)
+
+
+def compute_sigmoid(values: Array) -> Array:
+    """Computes probabilities, float32."""
+    with np.errstate(over="ignore"):
+        return (1 / (1 + np.exp(-values.astype(np.float64)))).astype(np.float32)
+
+
+def divide_columns(label: str, values: Array, names: Sequence[str] | None) -> dict[str, Array]:
+    """Divides values [rows, k] into k columns; those of another shape are one column."""
+    if values.ndim == 2 and values.shape[1] > 1:
+        count = values.shape[1]
+        return {f"{label}_{names[n] if names else n}": np.ascontiguousarray(values[:, n]) for n in range(count)}
+    return {label: values.reshape(len(values)) if values.ndim == 2 else values}
+
+
+def prefix_names(output: str, columns: Mapping[str, Array]) -> dict[str, Array]:
+    """Puts the name of an output before the names of its columns."""
+    return {f"{output}_{column}" if output else column: values for column, values in columns.items()}

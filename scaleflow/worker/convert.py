@@ -1,0 +1,303 @@
+"""Exports a trained model in further formats, and proves each in its own runtime, on the examples of the test split."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from scaleflow.config.targets import bind_target, locate_target
+from scaleflow.errors import ExportError, first_line
+from scaleflow.export.formats import ExportFormat, PortableModel, list_formats
+from scaleflow.export.keras_file import IS_SAFE, MODULES
+from scaleflow.export.runtime import RuntimeProcess, start_runtime
+from scaleflow.interfaces import EarlierState, LearnedState, Plan, map_leaves, name_leaves
+from scaleflow.interfaces.events import Emit, FormatExported, StageBegan
+from scaleflow.model import TOLERANCE
+from scaleflow.runs import ConversionSpec
+from scaleflow.runs.learned_state import read_learned_state
+from scaleflow.worker.earlier import open_source
+from scaleflow.worker.evaluate import choose_split
+from scaleflow.worker.metadata import describe_data_name
+from scaleflow.worker.portable import DESCRIPTION, SavedParts, measure_difference
+from scaleflow.worker.runtime import make_evaluation_batching, setup_runtime
+
+if TYPE_CHECKING:
+    from scaleflow.worker.runtime import Runtime
+
+Array = np.ndarray[Any, Any]
+
+#: The examples whose time is measured.
+TIMED = 100
+
+#: Metrics by which a quantized format is judged, the first that an output has: larger is better for the first.
+JUDGED = ("accuracy", "mae", "loss")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What formats are compared on.
+
+    Attributes:
+        split: its name; empty if there are only a few examples, before the training.
+        count: of the examples.
+        sample: raw inputs of some examples, [b, ...] by name.
+        calibration: raw inputs of training examples, [b, ...] by name.
+        evaluate: computes the metrics of a function from raw inputs to outputs, over all examples of the split.
+    """
+
+    split: str
+    count: int
+    sample: Mapping[str, Array]
+    calibration: Mapping[str, Array]
+    evaluate: Any = None
+
+
+def convert_to_formats(plan: Plan, spec: ConversionSpec, emit: Emit) -> None:
+    """Exports a model in the formats of a spec, and reports each, whether it is good or not."""
+    sys.path[:0] = [each for each in plan.search if each not in sys.path]
+    emit(StageBegan("loading the model"))
+    runtime = setup_runtime(plan, emit)
+    exported = Path(spec.model)
+    state, parts = read_learned_state(exported), SavedParts(exported / "saved_model")
+    if spec.is_trial:
+        proof = read_example_proof(exported, parts, state)
+    else:
+        proof = read_split(plan, state, runtime, parts, emit)
+    reference = {} if proof.evaluate is None else proof.evaluate(parts.serve)
+    converter = Converter(plan, exported, parts, state, proof, reference)
+    with tempfile.TemporaryDirectory(prefix="scaleflow-portable-") as folder:
+        portable = parts.write(Path(folder))
+        for name in spec.formats:
+            emit(StageBegan(f"{'trying to export' if spec.is_trial else 'exporting'} the model as {name}"))
+            emit(converter.convert(list_formats()[name], portable))
+
+
+class Converter:
+    """Converts one model.
+
+    Args:
+        plan: with the options of `export`.
+        exported: the folder of the exported model.
+        parts: its SavedModel.
+        state: what its run learned.
+        proof: what it is compared on.
+        reference: the metrics of the SavedModel there.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        exported: Path,
+        parts: SavedParts,
+        state: LearnedState | None,
+        proof: Proof,
+        reference: Mapping[str, float],
+    ) -> None:
+        self._plan, self._exported, self._parts, self._state = plan, exported, parts, state
+        self._proof, self._reference = proof, reference
+
+    def convert(self, form: ExportFormat, portable: PortableModel) -> FormatExported:
+        """Exports one format. A format that is not good has the reason, and leaves no files."""
+        path, values = form.locate(self._exported), dict[str, float]()
+        try:
+            if form.convert is not None:
+                shutil.rmtree(path.parent, ignore_errors=True)
+                path.parent.mkdir(parents=True)
+                form.convert(portable, path, self._read_calibration)
+                (path.parent / DESCRIPTION).write_text(self._parts.describe(self._state, form.takes_raw))
+            elif not path.is_file():
+                raise ExportError("Keras cannot write this model as a Keras file")
+            if form.convert is None and self._proof.evaluate is None:
+                return FormatExported(form.name, str(path))  # before the training, the file says enough
+            values |= self._prove(form, path)
+            error = self._find_fault(form, values)
+        except Exception as failed:  # converters and runtimes raise many types
+            error = explain_format_error(form, failed)
+        if error and form.convert is not None:
+            shutil.rmtree(path.parent, ignore_errors=True)
+        return FormatExported(form.name, str(path), values, self._proof.split, self._proof.count, error)
+
+    def _read_calibration(self) -> Iterator[Mapping[str, Array]]:
+        features = self._to_arguments(self._proof.calibration)
+        for n in range(len(next(iter(features.values())))):
+            yield {name: each[n : n + 1] for name, each in features.items()}
+
+    def _to_arguments(self, named: Mapping[str, Array]) -> dict[str, Array]:
+        """Returns the arguments of the portable part for raw inputs, by the names of its tensors."""
+        raw = self._parts.nest_raw({name: tf.constant(each) for name, each in named.items()})
+        return {str(self._parts.specs[name].name): each.numpy() for name, each in self._parts.split_off(raw).items()}
+
+    def _prove(self, form: ExportFormat, path: Path) -> dict[str, float]:
+        """Computes with the format in its own runtime; returns its metrics, size, time, and largest difference."""
+        files = [path] if form.convert is None else [each for each in path.parent.iterdir() if each.name != DESCRIPTION]
+        target = self._plan.model.target.path.rpartition(".")[0]
+        own = [] if target.startswith(("scaleflow.", "keras")) else [target]
+        trusted = self._plan.trusted_modules
+        modules = own if trusted is None else trusted
+        environment = {
+            MODULES: ",".join(modules),
+            IS_SAFE: "no" if trusted is None else "yes",
+            "PYTHONPATH": ":".join(filter(None, sys.path)),
+        }
+        with start_runtime(form, path, environment) as runtime:
+            measured = self._measure(form, runtime)
+            sample = self._proof.sample
+            timed = dict(sample) if form.takes_raw else self._to_arguments(sample)
+            measured["ms"] = runtime.measure_ms(timed)
+        return {**measured, "mb": sum(each.stat().st_size for each in files) / 1e6}
+
+    def _measure(self, form: ExportFormat, runtime: RuntimeProcess) -> dict[str, float]:
+        comparison = RuntimeComparison(self._parts, form, runtime)
+        if self._proof.evaluate is None:
+            comparison.compare(self._parts.nest_raw({name: tf.constant(x) for name, x in self._proof.sample.items()}))
+            metrics = {}
+        else:
+            try:
+                metrics = self._proof.evaluate(comparison.compare)
+            except tf.errors.OpError:
+                if comparison.error is not None:
+                    raise comparison.error from None
+                raise
+        return {**metrics, "difference": comparison.difference / comparison.largest}
+
+    def _find_fault(self, form: ExportFormat, values: Mapping[str, float]) -> str:
+        """Returns why a format is not good; empty if it is."""
+        options = self._plan.export
+        difference = values["difference"]
+        if not math.isfinite(difference):
+            return "its outputs are NaN or infinite where those of the model are not"
+        if not form.is_quantized:
+            allowed = options.tolerance or TOLERANCE[keras.config.dtype_policy().name]
+            if difference <= allowed:
+                return ""
+            return f"its outputs differ by {difference:.3g} of the largest one; export.tolerance allows {allowed:.3g}"
+        for key, loss in find_losses(self._reference, values).items():
+            if not loss <= options.int8_loss:
+                what = f"{key} is {values[key]:.4g}, and {self._reference[key]:.4g} in float32"
+                return f"its {what}; export.int8_loss allows {options.int8_loss:g}"
+        return ""
+
+
+class RuntimeComparison:
+    """Computes in another runtime within TensorFlow's graph, and notes the largest difference from the SavedModel.
+
+    Attributes:
+        difference: the largest one, of all outputs.
+        largest: the size of the largest output, at least 1.
+        error: of the runtime.
+    """
+
+    def __init__(self, parts: SavedParts, form: ExportFormat, runtime: RuntimeProcess) -> None:
+        self._parts, self._form, self._runtime = parts, form, runtime
+        self.difference, self.largest = 0.0, 1.0
+        self.error: ExportError | None = None
+
+    def compare(self, raw: Any) -> Any:
+        """Returns the outputs of the runtime for raw inputs, in the structure of the model's. Traced."""
+        outputs = self._parts.serve(raw)
+        expected = name_leaves(outputs)
+        given = name_leaves(raw) if self._form.takes_raw else self._parts.split_off(raw)
+        names = [name if self._form.takes_raw else str(self._parts.specs[name].name) for name in given]
+        tensors = [name if self._form.takes_raw else self._parts.outputs[name] for name in expected]
+
+        def compute(*arrays: Array) -> list[Array]:
+            try:
+                found = self._runtime.compute(dict(zip(names, arrays[: len(names)], strict=True)))
+            except ExportError as error:
+                self.error = error
+                raise
+            values = [np.asarray(found[tensor], np.float32) for tensor in tensors]
+            wanted = dict(zip(tensors, arrays[len(names) :], strict=True))
+            difference, largest = measure_difference(wanted, dict(zip(tensors, values, strict=True)))
+            self.difference = difference if math.isnan(difference) else max(self.difference, difference)
+            self.largest = max(self.largest, largest)
+            return values
+
+        arguments = [*given.values(), *expected.values()]
+        computed = tf.numpy_function(compute, arguments, [tf.float32] * len(tensors), stateful=True)
+        values = computed if isinstance(computed, list | tuple) else [computed]
+        named = {name: tf.ensure_shape(x, expected[name].shape) for name, x in zip(expected, values, strict=True)}
+        return named.get("", named)
+
+
+def find_losses(reference: Mapping[str, float], values: Mapping[str, float]) -> dict[str, float]:
+    """Returns by how much metrics are worse than the reference: an accuracy by its difference, an error by its share.
+
+    Of each output, the first metric of `JUDGED` counts.
+    """
+    losses: dict[str, float] = {}
+    for output in dict.fromkeys(key.rpartition("/")[0] for key in reference):
+        keys = [f"{output}/{name}" if output else name for name in JUDGED]
+        key = next((each for each in keys if each in reference), None)
+        if key is None:
+            continue
+        worse = values[key] - reference[key]
+        losses[key] = -worse if key.endswith("accuracy") else worse / max(abs(reference[key]), 1e-12)
+    return losses
+
+
+def explain_format_error(form: ExportFormat, error: Exception) -> str:
+    """Returns why a format cannot be made, in words."""
+    text = str(error)
+    if operations := form.find_unsupported(text):
+        return f"it cannot express {', '.join(operations)}, which this model computes"
+    return re.sub(r"\s+", " ", first_line(error))[:300]
+
+
+def read_example_proof(exported: Path, parts: SavedParts, state: LearnedState | None) -> Proof:
+    """Returns the two examples of an exported model, before the training: they show whether it can be converted."""
+    single = exported / "input_example.npy"
+    if single.is_file():
+        named = {"": np.load(single)}
+    else:
+        with np.load(exported / "input_example.npz") as arrays:
+            named = dict(arrays)
+    pictures = {name: [base64.b64decode(text) for text in named[name]] for name in (state.pictures if state else ())}
+    if pictures:
+        decoded = parts.decode_pictures(map_leaves(tf.constant, pictures.get("", pictures)))
+        named |= {name: each.numpy() for name, each in name_leaves(decoded).items()}
+    named = {name: each.astype(object) if each.dtype.kind == "U" else each for name, each in named.items()}
+    return Proof("", len(next(iter(named.values()))), named, named)
+
+
+def read_split(plan: Plan, state: LearnedState | None, runtime: Runtime, parts: SavedParts, emit: Emit) -> Proof:
+    """Returns the test split of the plan's dataset, or the first other split that it has.
+
+    Raises ConfigError if the dataset cannot be read.
+    """
+    from scaleflow import dataset, objective, training
+
+    emit(StageBegan(f"reading {describe_data_name(plan)}"))
+    source = open_source(plan, None if state is None else EarlierState(state))
+    splits = dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit, preprocesses=False)
+    split, examples = choose_split(splits.by_name(), None)
+    batching = make_evaluation_batching(runtime.batching, runtime.kind)
+    feed = dataset.make_feed(examples, batching, runtime.strategy, threads=plan.dataset.threads)
+    loader = objective.Loader(locate_target, bind_target)
+    goal = objective.make_objective(source.outputs, plan.objective, is_weighted=splits.is_weighted, loader=loader)
+
+    def evaluate(forward: Any) -> Mapping[str, float]:
+        return training.Evaluation(runtime.strategy, forward, goal)(feed)
+
+    def read(chosen: str, places: Array) -> dict[str, Array]:
+        inputs, *_ = dataset.read_parts(splits.raw[chosen], places)
+        return {name: np.asarray(each) for name, each in name_leaves(inputs).items()}
+
+    count = min(plan.export.calibration_examples, len(splits.train))
+    drawn = np.random.default_rng([plan.seed, 0x18]).choice(len(splits.train), count, replace=False, shuffle=False)
+    emit(StageBegan(f"evaluating the {split} split"))
+    return Proof(
+        split, len(examples), read(split, np.arange(min(TIMED, len(examples)))), read("train", np.sort(drawn)), evaluate
+    )

@@ -1,0 +1,92 @@
+"""Planted faults are found, and data without faults gives no alarm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from scaleflow.data_checks.drift import DRIFT, FAULT, HINT, compare_sample, select_level
+from scaleflow.data_checks.rules import find_faults
+from scaleflow.data_checks.schema import make_schema
+from tests.data_checks.made import FAULTS, Splits, find_everything, make_pictures, make_table, make_texts, put
+
+#: Data without faults.
+CLEAN: dict[str, Callable[[int], Splits]] = {
+    "classes": make_table,
+    "values": lambda seed: make_table(seed, "values"),
+    "pictures": make_pictures,
+    "texts": make_texts,
+}
+
+
+def list_found(kind: str, seed: int) -> set[str]:
+    rule, make, plant = FAULTS[kind]
+    planted = find_everything(plant(make(seed), np.random.default_rng([seed, 1])))
+    assert rule not in {each.rule for each in find_everything(make(seed))}
+    return {each.rule for each in planted}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_planted_fault_is_found(kind: str) -> None:
+    assert FAULTS[kind][0] in list_found(kind, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_planted_fault_is_found_in_ten_data_sets(kind: str) -> None:
+    assert all(FAULTS[kind][0] in list_found(kind, seed) for seed in range(10))
+
+
+@pytest.mark.parametrize("kind", CLEAN)
+def test_clean_data_gives_no_alarm(kind: str) -> None:
+    assert [each for seed in range(5) for each in find_everything(CLEAN[kind](1000 + seed))] == []
+
+
+@pytest.mark.slow
+def test_clean_data_gives_an_alarm_in_at_most_one_of_twenty_runs() -> None:
+    runs = [find_everything(make(seed)) for make in CLEAN.values() for seed in range(50)]
+    assert sum(map(bool, runs)) <= len(runs) / 20
+
+
+def test_a_finding_names_its_column_its_figure_and_its_rule() -> None:
+    splits = put(make_table(3), "copy", "number", lambda each: each.columns["age"])
+    (finding,) = find_faults(splits["train"])
+    assert (finding.rule, finding.level, finding.columns) == ("duplicate columns", FAULT, ["age", "copy"])
+    assert finding.text == "copy is a copy of age"
+    assert finding.because == "equal in every row"
+
+
+def test_few_rows_are_not_judged() -> None:
+    splits = put(make_table(3, rows=20), "x", "number", lambda each: np.full(len(each), 1.0))
+    assert find_faults(splits["train"]) == []
+
+
+def test_unseen_categories_are_named_with_counts() -> None:
+    splits = make_table(5)
+    schema = make_schema(splits["train"])
+    towns = splits["test"].columns["town"].copy()
+    towns[:30], towns[30:33] = "Paris", "Rom"
+    changed = put(splits, "town", "category", lambda _: towns, "test")["test"]
+    (finding,) = [each for each in compare_sample(schema, changed) if each.rule == "unseen"]
+    assert finding.text.endswith("33 of 500 values are not in training: 'Paris' (30), 'Rom' (3)")
+    assert finding.level == DRIFT
+
+
+def test_levels_are_ordered() -> None:
+    found = find_everything(FAULTS["two units"][2](make_table(0), np.random.default_rng(0)))
+    assert {each.level for each in found} == {HINT}
+    assert select_level(found, HINT) == found
+    assert select_level(found, DRIFT) == select_level(found, FAULT) == []
+
+
+def test_a_schema_survives_json() -> None:
+    schema = make_schema(make_table(1)["train"])
+    again = json.loads(json.dumps(schema))
+    assert again == schema
+    assert schema["columns"]["town"]["values"]["Bern"] > 300
+    assert sum(schema["columns"]["age"]["counts"]) == schema["rows"] == 1000
+    assert schema["columns"]["share"]["missing"] == pytest.approx(0.05, abs=0.02)
+    assert schema["targets"]["target"]["distinct"] == 3

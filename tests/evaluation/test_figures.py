@@ -1,0 +1,297 @@
+"""Every figure of a report is what scikit-learn computes from the kept predictions."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn import metrics
+
+from scaleflow.evaluation.classes import (
+    choose_threshold,
+    find_label_errors,
+    measure_calibration,
+    rank_scores,
+    read_classes,
+)
+from scaleflow.evaluation.outputs import analyse_output
+from scaleflow.evaluation.predictions import Predictions
+from scaleflow.evaluation.resampling import Resamples
+from scaleflow.evaluation.values import find_error_quantiles
+from scaleflow.interfaces import Outputs
+from tests.evaluation.made import (
+    BINARY,
+    CLASSES,
+    LABELS,
+    PRICE,
+    TWO,
+    draw_predictions,
+    draw_values,
+    make_predictions,
+    report_in,
+)
+
+EXACT = {"rel": 1e-9, "abs": 1e-12}
+
+WEIGHTED = pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+
+
+def read_chances(predictions: Predictions, names: Any) -> Any:
+    return np.stack([predictions.column(f"probability_{name}") for name in names], axis=1).astype(np.float64)
+
+
+@WEIGHTED
+def test_figures_of_classes_are_scikit_learn_s(weighted: bool) -> None:
+    kept = draw_predictions(CLASSES, 500, weighted=weighted)
+    analysis = analyse_output(kept, "", CLASSES, 0)
+    target, predicted, w = kept.column("target"), kept.column("prediction"), kept.weights()
+    names, chances = list(CLASSES.names or ()), read_chances(kept, CLASSES.names)
+    found = {name: figure.value for name, figure in analysis.figures.items()}
+    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(target, predicted, sample_weight=w), **EXACT)
+    assert found["balanced_accuracy"] == pytest.approx(
+        metrics.balanced_accuracy_score(target, predicted, sample_weight=w), **EXACT
+    )
+    assert found["macro_f1"] == pytest.approx(
+        metrics.f1_score(target, predicted, average="macro", sample_weight=w), **EXACT
+    )
+    true = np.array([names.index(each) for each in target])
+    of_target = chances[np.arange(500), true]
+    assert found["log_loss"] == pytest.approx(np.average(-np.log(of_target), weights=w), **EXACT)
+    assert found["log_loss"] == pytest.approx(
+        metrics.log_loss(target, chances / chances.sum(axis=1, keepdims=True), sample_weight=w, labels=names), rel=1e-6
+    )
+    rates = metrics.precision_recall_fscore_support(target, predicted, labels=names, sample_weight=w, zero_division=0)
+    for n, row in enumerate(analysis.classes):
+        assert row["class"] == names[n]
+        for key, values in zip(("precision", "recall", "f1", "support"), rates, strict=True):
+            value = row[key] if key == "support" else row[key].value
+            assert value == pytest.approx(values[n], **EXACT), key
+        is_class = target == names[n]
+        assert row["roc_auc"].value == pytest.approx(
+            metrics.roc_auc_score(is_class, chances[:, n], sample_weight=w), **EXACT
+        )
+        assert row["average_precision"].value == pytest.approx(
+            metrics.average_precision_score(is_class, chances[:, n], sample_weight=w), **EXACT
+        )
+    confusion = metrics.confusion_matrix(target, predicted, labels=names, sample_weight=w)
+    pair = analysis.facts["confused"][0]
+    np.fill_diagonal(confusion, 0)
+    assert pair["examples"] == pytest.approx(confusion.max(), **EXACT)
+    assert confusion[names.index(pair["true"]), names.index(pair["predicted"])] == pytest.approx(confusion.max())
+
+
+@WEIGHTED
+def test_calibration_is_the_mean_gap_of_ten_bins(weighted: bool) -> None:
+    kept = draw_predictions(CLASSES, 400, weighted=weighted)
+    data = read_classes(kept, "", CLASSES)
+    w = np.ones(400) if kept.weights() is None else kept.weights()
+    error = 0.0
+    for low in np.arange(10) / 10:
+        inside = (data.confidence > low) & (data.confidence <= low + 0.1)
+        if inside.any():
+            gap = np.average(data.is_correct[inside], weights=w[inside]) - np.average(
+                data.confidence[inside], weights=w[inside]
+            )
+            error += abs(gap) * w[inside].sum() / w.sum()
+    found = measure_calibration(data.confidence, data.is_correct, Resamples(400, 0, kept.weights()))
+    assert found.value == pytest.approx(error, **EXACT)
+    assert math.isnan(found.low)
+
+
+def test_top_k_and_many_classes_need_no_probability_of_each() -> None:
+    many = Outputs("classification", (30,))
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(300, 30))
+    targets = random.integers(30, size=300)
+    logits[np.arange(300), targets] += 2
+    chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    of_target = chances[np.arange(300), targets]
+    values = {
+        "target": targets,
+        "prediction": chances.argmax(axis=1),
+        "probability": chances.max(axis=1),
+        "target_probability": of_target,
+        "target_rank": 1 + (chances > of_target[:, None]).sum(axis=1),
+    }
+    kept = make_predictions(many, {"": values})
+    found = analyse_output(kept, "", many, 0).figures
+    for k in (3, 5):
+        wanted = metrics.top_k_accuracy_score(targets, chances, k=k, labels=range(30))
+        assert found[f"top_{k}_accuracy"].value == pytest.approx(wanted, **EXACT)
+    assert "roc_auc" not in found
+
+
+@WEIGHTED
+def test_two_classes_have_areas_and_the_threshold_that_costs_least(weighted: bool) -> None:
+    kept = draw_predictions(BINARY, 300, weighted=weighted)
+    w, is_yes = kept.weights(), kept.column("target") == "yes"
+    chance = kept.column("probability_yes").astype(np.float64)
+    found = analyse_output(kept, "", BINARY, 0, miss_cost=3.0)
+    assert found.figures["roc_auc"].value == pytest.approx(
+        metrics.roc_auc_score(is_yes, chance, sample_weight=w), **EXACT
+    )
+    assert found.figures["average_precision"].value == pytest.approx(
+        metrics.average_precision_score(is_yes, chance, sample_weight=w), **EXACT
+    )
+    own = np.ones(300) if w is None else w
+    costs = {t: own[(chance >= t) & ~is_yes].sum() + 3 * own[(chance < t) & is_yes].sum() for t in np.unique(chance)}
+    threshold, cost = found.facts["threshold"]
+    assert cost == pytest.approx(min(costs.values()) / own.sum(), **EXACT)
+    assert costs[threshold] == min(costs.values())
+    curve = metrics.roc_curve(is_yes, chance, sample_weight=w, drop_intermediate=False)
+    ranking = rank_scores(chance, is_yes, Resamples(300, 0, w))
+    assert ranking.false_rate == pytest.approx(curve[0][1:], **EXACT)
+    assert ranking.true_rate == pytest.approx(curve[1][1:], **EXACT)
+
+
+def test_the_threshold_may_be_never() -> None:
+    ranking = rank_scores(np.array([0.9, 0.1]), np.array([False, True]), Resamples(2, 0))
+    assert choose_threshold(ranking, 1.0, 1.0, 0.5) == (1.0, 0.25)
+
+
+@WEIGHTED
+def test_figures_of_labels_are_scikit_learn_s(weighted: bool) -> None:
+    kept = draw_predictions(LABELS, 300, weighted=weighted)
+    w = kept.weights()
+    target, predicted = (
+        np.stack([kept.column(f"{column}_{name}") for name in "abc"], axis=1).astype(bool)
+        for column in ("target", "prediction")
+    )
+    found = analyse_output(kept, "", LABELS, 0)
+    assert found.figures["exact_match"].value == pytest.approx(
+        metrics.accuracy_score(target, predicted, sample_weight=w), **EXACT
+    )
+    assert found.figures["accuracy"].value == pytest.approx(
+        1 - metrics.hamming_loss(target, predicted, sample_weight=w), **EXACT
+    )
+    assert found.figures["macro_f1"].value == pytest.approx(
+        metrics.f1_score(target, predicted, average="macro", sample_weight=w), **EXACT
+    )
+    rates = metrics.precision_recall_fscore_support(target, predicted, sample_weight=w)
+    for n, row in enumerate(found.classes):
+        assert [row[key].value for key in ("precision", "recall", "f1")] == pytest.approx(
+            [each[n] for each in rates[:3]], **EXACT
+        )
+        chance = kept.column(f"probability_{row['class']}").astype(np.float64)
+        assert row["roc_auc"].value == pytest.approx(
+            metrics.roc_auc_score(target[:, n], chance, sample_weight=w), **EXACT
+        )
+
+
+@WEIGHTED
+def test_figures_of_values_are_scikit_learn_s(weighted: bool) -> None:
+    kept = draw_predictions(PRICE, 300, weighted=weighted)
+    w = kept.weights()
+    target, predicted = (kept.column(name).astype(np.float64) for name in ("target", "prediction"))
+    found = analyse_output(kept, "", PRICE, 0)
+    wanted = {
+        "mae": metrics.mean_absolute_error(target, predicted, sample_weight=w),
+        "rmse": metrics.root_mean_squared_error(target, predicted, sample_weight=w),
+        "r2": metrics.r2_score(target, predicted, sample_weight=w),
+        "bias": np.average(predicted - target, weights=w),
+    }
+    assert {name: figure.value for name, figure in found.figures.items()} == pytest.approx(wanted, **EXACT)
+    if w is None:
+        assert found.facts["quantiles"][0]["error"] == pytest.approx(
+            np.quantile(np.abs(predicted - target), 0.5, method="inverted_cdf")
+        )
+        assert found.facts["quantiles"][-1]["error"] == np.abs(predicted - target).max()
+    kept = draw_predictions(TWO, 200)
+    columns = [(kept.column(f"target_{n}"), kept.column(f"prediction_{n}")) for n in ("width", "height")]
+    found = analyse_output(kept, "", TWO, 0)
+    for row, (true, guess) in zip(found.classes, columns, strict=True):
+        assert row["r2"].value == pytest.approx(metrics.r2_score(true.astype(float), guess.astype(float)), **EXACT)
+    both = [np.stack(each, axis=1).astype(np.float64) for each in zip(*columns, strict=True)]
+    assert found.figures["mae"].value == pytest.approx(metrics.mean_absolute_error(*both), **EXACT)
+    assert found.figures["r2"].value == pytest.approx(metrics.r2_score(*both), **EXACT)
+
+
+def test_quantiles_of_errors_are_the_least_that_a_share_of_the_weight_has() -> None:
+    rows = find_error_quantiles(np.array([-3.0, 1.0, 2.0]), np.array([1.0, 8.0, 1.0]))
+    assert [(row["quantile"], row["error"]) for row in rows][:3] == [(0.5, 1.0), (0.75, 1.0), (0.9, 2.0)]
+
+
+def test_figures_of_positions_are_scikit_learn_s() -> None:
+    random = np.random.default_rng(0)
+    true, predicted = random.integers(3, size=(2, 40, 25))
+    predicted = np.where(random.random((40, 25)) < 0.6, true, predicted)
+    both = np.where(true == predicted, true, -1)
+    columns = {
+        "positions": np.full(40, 25, np.int32),
+        "loss": random.random(40).astype(np.float32),
+        "correct": (true == predicted).mean(axis=1).astype(np.float32),
+        **{
+            name: np.stack([(values == n).sum(axis=1) for n in range(3)], axis=1).astype(np.int32)
+            for name, values in (("true", true), ("predicted", predicted), ("both", both))
+        },
+    }
+    outputs = Outputs("classification", (5, 5, 3))
+    found = analyse_output(make_predictions(outputs, {"": columns}), "", outputs, 0)
+    wanted = metrics.jaccard_score(true.ravel(), predicted.ravel(), average=None)
+    assert [row["iou"].value for row in found.classes] == pytest.approx(wanted, **EXACT)
+    assert found.figures["mean_iou"].value == pytest.approx(wanted.mean(), **EXACT)
+    assert found.figures["accuracy"].value == pytest.approx((true == predicted).mean(), rel=1e-6)
+    assert [row["recall"].value for row in found.classes] == pytest.approx(
+        metrics.recall_score(true.ravel(), predicted.ravel(), average=None), **EXACT
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# Intervals
+# ---------------------------------------------------------------------------------------------
+
+
+def test_an_interval_is_the_percentiles_of_the_figure_of_each_resample() -> None:
+    kept = draw_predictions(CLASSES, 150)
+    data = read_classes(kept, "", CLASSES)
+    draws = Resamples(150, 300).draws[1:].astype(int)
+    samples = [np.repeat(np.arange(150), row) for row in draws]
+    assert all(len(sample) == 150 for sample in samples)
+    found = analyse_output(kept, "", CLASSES, 300)
+
+    def compare(figure: Any, compute: Any) -> None:
+        values = [compute(data.target[sample], data.predicted[sample]) for sample in samples]
+        assert [figure.low, figure.high] == pytest.approx(np.percentile(values, [2.5, 97.5]), rel=1e-5)
+
+    compare(found.figures["accuracy"], metrics.accuracy_score)
+    compare(found.figures["balanced_accuracy"], metrics.balanced_accuracy_score)
+    compare(found.figures["macro_f1"], lambda *each: metrics.f1_score(*each, average="macro"))
+    compare(found.classes[1]["recall"], lambda *each: metrics.recall_score(*each, average=None, labels=range(4))[1])
+    auc = [
+        metrics.roc_auc_score(data.target[sample] == 2, data.chances[sample, 2])  # type: ignore[index]
+        for sample in samples[:200]
+    ]
+    assert found.classes[2]["roc_auc"].low == pytest.approx(np.percentile(auc, 2.5), rel=1e-5)
+
+
+def test_95_of_100_intervals_hold_the_truth_also_if_a_part_is_resampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    for rows, most in ((300, 10_000), (3000, 500)):
+        monkeypatch.setattr("scaleflow.evaluation.resampling.MOST_ROWS", most)
+        hits = 0
+        for _ in range(200):
+            figure = Resamples(rows, 1000).mean((random.random(rows) < 0.8).astype(float))
+            hits += figure.low <= 0.8 <= figure.high
+        assert 180 <= hits <= 199, (rows, hits)
+
+
+def test_labels_that_were_swapped_are_suspected() -> None:
+    values = draw_values(CLASSES, 1000, skill=6.0)
+    swapped = np.random.default_rng(1).choice(1000, 40, replace=False)
+    values["target"][swapped] = (values["target"][swapped] + 1) % 4
+    suspects = find_label_errors(read_classes(make_predictions(CLASSES, {"": values}), "", CLASSES))
+    assert len(set(suspects.tolist()) & set(swapped.tolist())) >= 36
+    assert len(suspects) <= 60
+
+
+def test_rows_without_a_target_or_with_nan_do_not_count(tmp_path: Path) -> None:
+    outputs = Outputs("classification", (4,), names=CLASSES.names, ignore=-1)
+    values = draw_values(CLASSES, 100)
+    values["target"][:10] = -1
+    values["output"][10:15] = np.nan
+    report = report_in(tmp_path, make_predictions(outputs, {"": values}))
+    right = values["output"][15:].argmax(axis=1) == values["target"][15:]
+    assert report.figures["accuracy"].value == pytest.approx(right.mean(), **EXACT)

@@ -1,0 +1,48 @@
+"""Mean and deviation over the seeds of a sweep."""
+
+from __future__ import annotations
+
+from statistics import mean, stdev
+
+import pytest
+
+from scaleflow.interfaces.events import MetricsLogged, RunEnded, RunReady
+from scaleflow.runs.state import RunHistory
+from scaleflow.sweep.ledger import LedgerEntry
+from scaleflow.sweep.report import Report
+
+
+def make_job(
+    number: int, units: str, seed: str, accuracy: float, status: str = "FINISHED"
+) -> tuple[LedgerEntry, RunHistory]:
+    run = RunHistory()
+    run.apply(RunReady("run", params={"model.units": units, "seed": seed}, modes={"accuracy": "max"}))
+    values = {"val/accuracy": accuracy, "test/accuracy": accuracy + 0.01}
+    run.apply(MetricsLogged(1, {**values, "test/accuracy_low": 0.1, "test/accuracy_high": 0.9}))
+    run.apply(RunEnded(status))  # type: ignore[arg-type]
+    entry = LedgerEntry(number, str(number), [f"model.units={units}", f"seed={seed}"], str(number), status)
+    return entry, run
+
+
+JOBS = [
+    *(make_job(n, "8", str(n), value) for n, value in enumerate((0.6, 0.65, 0.7))),
+    *(make_job(3 + n, "64", str(n), value) for n, value in enumerate((0.8, 0.9))),
+    make_job(5, "64", "2", 0.1, "FAILED"),
+    make_job(6, "128", "0", 0.95),
+]
+
+
+def test_a_sweep_over_seeds_reports_the_mean_and_deviation_of_each_configuration() -> None:
+    report = Report(JOBS, ["model.units", "seed"], "val/accuracy", "max")
+    assert [(row["model.units"], row["seeds"]) for row in report.seeds] == [("64", 2), ("8", 3)]
+    assert report.seeds[1]["val/accuracy mean"] == pytest.approx(mean((0.6, 0.65, 0.7)))
+    assert report.seeds[1]["val/accuracy deviation"] == pytest.approx(stdev((0.6, 0.65, 0.7)))
+    assert "| model.units | seeds | val/accuracy mean | val/accuracy deviation |" in report.markdown()
+    assert not any("low" in column for column in report.columns)
+    assert [label for label, _ in report.list_best(2)] == ["model.units=128 seed=0", "model.units=64 seed=1"]
+
+
+def test_without_seeds_there_is_no_such_table() -> None:
+    assert Report(JOBS, ["model.units"], "val/accuracy", "max").seeds == []
+    one_each = [JOBS[0], JOBS[3]]
+    assert Report(one_each, ["model.units", "seed"], "val/accuracy", "max").seeds == []
