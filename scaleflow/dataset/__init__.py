@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         open_columns,
         read_inputs,
         read_parts,
-        take_rows,
+        sample_rows,
     )
     from scaleflow.dataset.pipeline.feed_factory import make_feed
     from scaleflow.dataset.pipeline.feeds import find_places
@@ -54,7 +54,7 @@ __all__ = [
     "read_parts",
     "read_targets",
     "repeat_first_batch",
-    "take_rows",
+    "sample_rows",
 ]
 
 #: The modules that define these names.

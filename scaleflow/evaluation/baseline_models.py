@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.runs.state import BOOSTING, LINEAR
+from scaleflow.interfaces import BOOSTING, LINEAR
 
 Array = np.ndarray[Any, Any]
 
@@ -59,7 +59,7 @@ def fit_baselines(data: BaselineData) -> dict[str, float]:
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):
-        found = [(name, measure(model, data)) for name, model in make_models(data.classes > 0).items()]
+        found = [(name, score_baseline(model, data)) for name, model in make_models(data.classes > 0).items()]
     return {f"{name}/{key}": value for name, each in found for key, value in each.items() if np.isfinite(value)}
 
 
@@ -73,7 +73,7 @@ def make_models(are_classes: bool) -> dict[str, Any]:
     return {LINEAR: Ridge(), BOOSTING: HistGradientBoostingRegressor(random_state=0)}
 
 
-def measure(model: Any, data: BaselineData) -> dict[str, float]:
+def score_baseline(model: Any, data: BaselineData) -> dict[str, float]:
     """Fits a model, and returns its metrics by the names that a run gives them."""
     import warnings
 

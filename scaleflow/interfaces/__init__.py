@@ -86,7 +86,10 @@ from scaleflow.interfaces.tracking import (
     Tracker,
 )
 from scaleflow.interfaces.training import (
+    BOOSTING,
+    FITTED,
     HELD_OUT,
+    LINEAR,
     MEMBERS,
     PREDICTION,
     READ_SCOPE,
@@ -111,10 +114,13 @@ from scaleflow.interfaces.training import (
 )
 
 __all__ = [
+    "BOOSTING",
     "BY_SIZE",
+    "FITTED",
     "FOLD",
     "HELD_OUT",
     "IDENTITY",
+    "LINEAR",
     "MEMBERS",
     "MOST_CONFUSION_CLASSES",
     "PREDICTION",

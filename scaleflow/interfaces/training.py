@@ -373,6 +373,9 @@ class Checkpoints(Protocol):
 #: are folds the weight of each member's loss [b, k], and the outputs of the members that did not train on an example.
 PREDICTION, MEMBERS, SHARES, HELD_OUT = "prediction", "members", "shares", "held_out"
 
+#: The baselines that are fitted, as metrics name them: `baseline/boosting/rmse`.
+FITTED = BOOSTING, LINEAR = "boosting", "linear"
+
 #: Name scopes in the graphs of the loop and of `fit`: a whole step, reading its batch, the sum over replicas. The
 #: profiler finds by them which operations of a trace belong to what.
 STEP_SCOPE, READ_SCOPE, SUM_SCOPE = "train_step", "read_batch", "sum_over_replicas"

@@ -1,13 +1,20 @@
-"""A thin ensemble of dense networks for tables, after RealMLP and TabM."""
+"""A thin ensemble of dense networks for tables, after RealMLP and TabM.
+
+RealMLP: Holzmueller et al. 2024, "Better by default". TabM: Gorishniy et al. 2025. Embeddings of numbers: Gorishniy et
+al. 2022. Small networks take most of their time in steps, not in products, so the members share no layer but what
+embeds categories and numbers: sharing would save little here, and without it each member can leave out a fold.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
+import numpy as np
 from keras import ops
+from keras.initializers import Initializer, RandomNormal, RandomUniform
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, InputStructure, Outputs, OutputStructure, label_leaf, map_named, name_leaves
@@ -15,19 +22,32 @@ from scaleflow.interfaces.options import Positive, Widths, check_options
 from scaleflow.model.layers import average, make_inputs, to_label, to_list
 from scaleflow.model.members import average_members, limit_values, name_members
 
+Array = np.ndarray[Any, Any]
+
 #: More categories than that, and words, are embedded.
 MOST_ONE_HOT = 9
 
 #: Each member leaves out one of so many folds of a small training split.
 FOLDS = 8
 
-#: Periodic functions of a number, and the numbers that they become.
-FREQUENCIES, EMBEDDING = 16, 3
+#: Periodic functions of a number, and the features that they become.
+FREQUENCIES, WAVE_FEATURES = 16, 3
+
+#: Pieces of a piecewise linear function of a number, between quantiles, and the features that they become.
+BINS, BIN_FEATURES = 16, 8
+
+#: The deviation of the first frequencies, in waves over the interquartile range.
+FREQUENCY = 0.1
+
+#: With Adam a weight learns as fast as the factor that is taken out of it: scales fast, frequencies slowly.
+FAST, SLOW = 6.0, 0.1
 
 
 def choose_sizes(inputs: InputStructure, examples: int) -> Mapping[str, Any]:
     """Returns the arguments that are `by_size`, from the features and the number of training examples."""
-    return {"units": [64, 64, 64], "members": 8}
+    width = 64 if examples <= 20_000 else 128 if examples <= 200_000 else 256
+    columns = len(name_leaves(inputs))
+    return {"units": [width] * 3, "members": 8 if columns <= 200 else 4}
 
 
 def count_folds(arguments: Mapping[str, Any]) -> int:
@@ -43,9 +63,22 @@ def build(
     outputs: OutputStructure,
     units: Widths = (64, 64, 64),
     members: Positive = 8,
+    numbers: Literal["both", "periodic", "piecewise", "plain"] = "both",
 ) -> keras.Model:
+    """Builds the ensemble; see the module.
+
+    Args:
+        inputs: of the dataset: numbers, words and categories, but no text.
+        outputs: of the dataset.
+        units: the width of each hidden layer of a member, or that of one.
+        members: how many are trained together. They share how features are embedded, and nothing else.
+        numbers: how a number becomes features. `both`: every second member gets the one, the others the other.
+
+    Raises:
+        ConfigError: for an input that is text.
+    """
     raw = make_inputs(inputs)
-    numbers, features = [], []
+    columns, features = [], []
     specs = name_leaves(inputs)
     for name, tensor in name_leaves(raw).items():
         spec = specs[name]
@@ -53,25 +86,43 @@ def build(
         if spec.quantiles is None:
             features.append(encode(name, tensor, spec))
             continue
-        numbers.append((tensor[:, :1], spec.quantiles))
+        columns.append((tensor[:, :1], spec.quantiles))
         if spec.shape[0] > 1:
             features.append(tensor[:, 1:])
-    if numbers:
-        features.insert(0, embed_numbers([x for x, _ in numbers], [quantiles for _, quantiles in numbers]))
-    x = keras.layers.Concatenate()(features) if len(features) > 1 else features[0]
-    x = weigh(x, "scales")
     described = name_leaves(outputs)
     activation = "mish" if all(each.kind == "regression" for each in described.values()) else "selu"
-    for number, width in enumerate(to_list(units), 1):
-        equation = "bkd,kdw->bkw" if number > 1 else "bd,kdw->bkw"
-        x = add_layer(x, equation, (members, width), f"hidden{number}", activation, bias_initializer="random_normal")
+    first, *later = to_list(units)
+    kinds = divide_members(members, numbers if columns else "plain")
+    hidden = []
+    for kind, count in kinds.items():
+        suffix = f"_{kind}" if len(kinds) > 1 else ""
+        x = join([*embed_numbers(columns, kind), *features])
+        x = weigh(x, f"scales{suffix}")
+        hidden.append(
+            add_layer(x, "bd,kdw->bkw", (count, first), f"hidden1{suffix}", normal(1.0), activation=activation)
+        )
+    x = join(hidden, axis=1)
+    for number, width in enumerate(later, 2):
+        x = add_layer(x, "bkd,kdw->bkw", (members, width), f"hidden{number}", normal(1.0), activation=activation)
 
     def add_head(name: str, each: Outputs) -> keras.KerasTensor:
         shape = (members, math.prod(each.shape))
         each_member = add_layer(x, "bkd,kdc->bkc", shape, name_members(name), dtype="float32")
+        each_member = keras.layers.Reshape((members, *each.shape))(each_member) if len(each.shape) != 1 else each_member
         return limit_values(average_members(each_member, each), each, is_scaled=True)
 
     return keras.Model(raw, map_named(add_head, outputs), name="tabular")
+
+
+def divide_members(members: int, numbers: str) -> dict[str, int]:
+    """Returns how many members get numbers in which form."""
+    if numbers != "both" or members == 1:
+        return {"periodic" if numbers == "both" else numbers: members}
+    return {"periodic": members - members // 2, "piecewise": members // 2}
+
+
+def join(tensors: Sequence[Any], axis: int = -1) -> Any:
+    return keras.layers.Concatenate(axis=axis)(list(tensors)) if len(tensors) > 1 else tensors[0]
 
 
 def check_column(name: str, spec: Inputs) -> None:
@@ -87,11 +138,16 @@ def encode(name: str, x: Any, spec: Inputs) -> Any:
         count = x.shape[-1]
         if count <= MOST_ONE_HOT + 1:
             return x
-        return keras.layers.Dense(embedding_width(count), use_bias=False, name=f"{to_label(name)}_embedding")(x)
+        return keras.layers.Dense(
+            embedding_width(count), use_bias=False, kernel_initializer=normal(0.5), name=f"{to_label(name)}_embedding"
+        )(x)
     if spec.vocabulary <= MOST_ONE_HOT + 1 and not spec.shape:
         return ops.one_hot(x, spec.vocabulary)
     embedded = keras.layers.Embedding(
-        spec.vocabulary, embedding_width(spec.vocabulary), name=f"{to_label(name)}_embedding"
+        spec.vocabulary,
+        embedding_width(spec.vocabulary),
+        embeddings_initializer=normal(0.5),
+        name=f"{to_label(name)}_embedding",
     )(x)
     return average(embedded, x) if spec.shape else embedded
 
@@ -100,30 +156,74 @@ def embedding_width(count: int) -> int:
     return min(64, round(1.6 * math.pow(count, 0.56)))
 
 
-def embed_numbers(numbers: Sequence[Any], quantiles: Sequence[Sequence[float]]) -> Any:
-    """Scales numbers [b, 1] each, and adds periodic functions of them: [b, numbers x (1 + EMBEDDING)]."""
-    scales, offsets = zip(*(find_scaling(each) for each in quantiles), strict=True)
-    x = keras.layers.Concatenate()(list(numbers)) if len(numbers) > 1 else numbers[0]
-    x = keras.layers.Rescaling(list(scales), offset=list(offsets))(x)
-    x = x / ops.sqrt(1 + ops.square(x / 3))
-    n = len(numbers)
+def embed_numbers(columns: Sequence[tuple[Any, Sequence[float]]], kind: str) -> list[Any]:
+    """Returns the features of numbers [b, 1] each, with their quantiles, as one tensor; none without numbers."""
+    if not columns:
+        return []
+    scales, offsets = zip(*(find_scaling(quantiles) for _, quantiles in columns), strict=True)
+    x = join([tensor for tensor, _ in columns])
+    x = bound(keras.layers.Rescaling(list(scales), offset=list(offsets))(x))
+    if kind == "plain":
+        return [x]
+    if kind == "periodic":
+        embedded = ops.concatenate([ops.expand_dims(x, -1), embed_by_waves(x)], axis=-1)
+    else:
+        quantiles = np.array([each for _, each in columns]) * np.array(scales)[:, None] + np.array(offsets)[:, None]
+        embedded = embed_by_bins(x, bound(quantiles))
+    return [keras.layers.Flatten()(embedded)]
+
+
+def bound(x: Any) -> Any:
+    """Keeps numbers within 3, smoothly: those near 0 stay what they are."""
+    return x / (1 + (x / 3) ** 2) ** 0.5
+
+
+def embed_by_waves(x: Any) -> Any:
+    """Returns numbers [b, n, WAVE_FEATURES] that are linear in cosines of numbers [b, n], of learned frequencies."""
+    n = x.shape[1]
     angle = keras.layers.EinsumDense(
         "bn,nf->bnf",
         (n, FREQUENCIES),
         bias_axes="nf",
-        kernel_initializer=keras.initializers.RandomNormal(stddev=0.1 * 2 * math.pi),
-        bias_initializer=keras.initializers.RandomUniform(-math.pi, math.pi),
+        kernel_initializer=normal(FREQUENCY / SLOW),
+        bias_initializer=uniform(0.5 / SLOW),
         name="frequencies",
     )(x)
-    periodic = keras.layers.EinsumDense(
+    width = FREQUENCIES**-0.5 / SLOW
+    features = keras.layers.EinsumDense(
         "bnf,nfe->bne",
-        (n, EMBEDDING),
+        (n, WAVE_FEATURES),
         bias_axes="ne",
-        kernel_initializer=keras.initializers.RandomUniform(-(FREQUENCIES**-0.5), FREQUENCIES**-0.5),
-        bias_initializer=keras.initializers.RandomUniform(-(FREQUENCIES**-0.5), FREQUENCIES**-0.5),
+        kernel_initializer=uniform(width),
+        bias_initializer=uniform(width),
         name="periodic",
-    )(ops.cos(angle))
-    return keras.layers.Flatten()(ops.concatenate([ops.expand_dims(x, -1), periodic], axis=-1))
+    )(ops.cos(angle * (2 * math.pi * SLOW)))
+    return features * SLOW
+
+
+def embed_by_bins(x: Any, quantiles: Array) -> Any:
+    """Returns numbers [b, n, BIN_FEATURES] that are piecewise linear in numbers [b, n], with knots at quantiles."""
+    knots = quantiles[:, np.linspace(0, quantiles.shape[1] - 1, BINS + 1).round().astype(int)]
+    low, widths = knots[:, :-1], np.diff(knots)
+    is_wide = widths > 0
+    shares = (ops.expand_dims(x, -1) - low) / np.where(is_wide, widths, 1.0)
+    shares = ops.where(is_wide, shares, ops.cast(ops.expand_dims(x, -1) >= low, x.dtype))
+    least, most = np.zeros(BINS), np.ones(BINS)
+    least[0], most[-1] = -1, 2  # beyond the range that was seen the line goes on for a while
+    shares = ops.clip(shares, least, most)
+    n = x.shape[1]
+    bent = keras.layers.EinsumDense(
+        "bnf,nfe->bne", (n, BIN_FEATURES), kernel_initializer=uniform(BINS**-0.5), name="piecewise"
+    )(shares)
+    straight = keras.layers.EinsumDense(
+        "bn,ne->bne",
+        (n, BIN_FEATURES),
+        bias_axes="ne",
+        kernel_initializer=uniform(1.0),
+        bias_initializer=uniform(1.0),
+        name="straight",
+    )(x)
+    return bent + straight
 
 
 def find_scaling(quantiles: Sequence[float]) -> tuple[float, float]:
@@ -136,22 +236,32 @@ def find_scaling(quantiles: Sequence[float]) -> tuple[float, float]:
     return scale, -median * scale
 
 
+def normal(deviation: float) -> Initializer:
+    return RandomNormal(stddev=deviation)
+
+
+def uniform(width: float) -> Initializer:
+    return RandomUniform(-width, width)
+
+
 def weigh(x: Any, name: str) -> Any:
-    """Multiplies each feature by a learned weight, which begins as 1."""
-    return keras.layers.EinsumDense("bd,d->bd", x.shape[1:], kernel_initializer="ones", name=name)(x)
+    """Multiplies each feature by a learned weight, which begins as 1 and learns `FAST` times as fast as others."""
+    kernel = keras.initializers.Constant(1 / FAST)
+    return keras.layers.EinsumDense("bd,d->bd", x.shape[1:], kernel_initializer=kernel, name=name)(x * FAST)
 
 
-def add_layer(x: Any, equation: str, shape: tuple[int, int], name: str, activation: Any = None, **options: Any) -> Any:
+def add_layer(x: Any, equation: str, shape: tuple[int, int], name: str, bias: Any = "zeros", **options: Any) -> Any:
     """Adds a dense layer for each member, [b, k, width]."""
-    return keras.layers.EinsumDense(
+    layer = keras.layers.EinsumDense(
         equation,
         shape,
         bias_axes=equation[-2:],
-        activation=activation,
-        kernel_initializer=keras.initializers.RandomNormal(stddev=x.shape[-1] ** -0.5),
+        kernel_initializer=normal(x.shape[-1] ** -0.5),
+        bias_initializer=bias,
         name=name,
         **options,
-    )(x)
+    )
+    return layer(x)
 
 
 build.choose_sizes, build.count_folds = choose_sizes, count_folds  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Literal, Self
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Status
+from scaleflow.interfaces import FITTED, Status
 from scaleflow.interfaces.events import (
     CheckpointSaved,
     EpochEnded,
@@ -37,9 +37,6 @@ INTERVAL = ("_low", "_high")
 
 #: Prefix of the metrics of a constant prediction.
 BASELINE = "baseline/"
-
-#: The baselines that are fitted, as metrics name them: `baseline/boosting/rmse`.
-FITTED = BOOSTING, LINEAR = "boosting", "linear"
 
 
 @dataclass

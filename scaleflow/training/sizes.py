@@ -16,7 +16,7 @@ STEPS_PER_EPOCH = 16
 EPOCHS = 64
 
 
-def fill_sizes(options: Training, examples: int, parts: int) -> Training:
+def choose_length_by_size(options: Training, examples: int, parts: int) -> Training:
     """Returns options with numbers in place of `by_size`.
 
     Args:

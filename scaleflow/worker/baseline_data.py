@@ -37,10 +37,10 @@ def write_baseline_data(splits: Splits, outputs: Any, files: RunFolder) -> None:
     classes = {"classification": outputs.shape[-1], "binary": 2}.get(outputs.kind, 0)
     if classes > MOST_CLASSES or len(splits.train) < FEWEST_ROWS:
         return
-    widths = count_features(splits.inputs)
+    widths = count_columns(splits.inputs)
     if (count := min(MOST_ROWS, MOST_VALUES // max(widths, 1))) < FEWEST_ROWS:
         return
-    rows, test_rows = (dataset.take_rows(each, count, splits.transforms) for each in (splits.train, test))
+    rows, test_rows = (dataset.sample_rows(each, count, splits.transforms) for each in (splits.train, test))
     if rows is None or test_rows is None:
         return
     (features, targets), tested = (to_matrix(each, splits.inputs, classes) for each in (rows, test_rows))
@@ -56,7 +56,7 @@ def is_table(inputs: Any) -> bool:
     return isinstance(inputs, Mapping) and all(len(each.shape) < 2 for each in name_leaves(inputs).values())
 
 
-def count_features(inputs: Any) -> int:
+def count_columns(inputs: Any) -> int:
     return sum(each.vocabulary or sum(each.shape) or 1 for each in name_leaves(inputs).values())
 
 

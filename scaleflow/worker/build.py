@@ -37,7 +37,7 @@ from scaleflow.worker.engine import find_table_warning, find_weight_doubts, make
 from scaleflow.worker.kept_predictions import KeptSplit, choose_kept_split
 from scaleflow.worker.metadata import RunMetadata, collect_metadata
 from scaleflow.worker.runtime import Runtime, compute_peak, is_chief
-from scaleflow.worker.sizes import fill_sizes, find_best
+from scaleflow.worker.sizes import choose_best_checkpoint, fill_sizes
 from scaleflow.worker.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     length = training.compute_length(plan.training, feeds.train)
     goal = make_run_objective(plan, splits, runtime, emit)
     validates = feeds.validation is not None and plan.evaluator != "elsewhere"
-    plan = find_best(plan, validates)
+    plan = choose_best_checkpoint(plan, validates)
     monitors = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
     for key, monitor in monitors.items():
         training.check_monitor(key, monitor, goal, validates)

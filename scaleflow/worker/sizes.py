@@ -29,7 +29,7 @@ def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapp
     examples = len(data.splits.train)
     batching = data.runtime.batching
     parts = batching.replicas * batching.accumulate * find_batch_multiple(plan)
-    options = training.fill_sizes(plan.training, examples, parts)
+    options = training.choose_length_by_size(plan.training, examples, parts)
     arguments = fill_arguments(plan, data, examples)
     target = replace(plan.model.target, arguments={**plan.model.target.arguments, **arguments})
     found: dict[str, Any] = {f"model.{key}": json.dumps(value) for key, value in arguments.items()}
@@ -55,7 +55,7 @@ def fill_arguments(plan: Plan, data: PreparedData, examples: int) -> dict[str, A
     return {name: known[name] for name in wanted}
 
 
-def find_best(plan: Plan, validates: bool) -> Plan:
+def choose_best_checkpoint(plan: Plan, validates: bool) -> Plan:
     """Replaces `auto` in `checkpoint.best`: without a validation split there is no best checkpoint."""
     checkpoint, best = plan.checkpoint, plan.checkpoint.best
     if best is None or best.monitor != "auto":

@@ -57,7 +57,7 @@ def locate_examples(examples: Examples, places: Array) -> tuple[list[str | None]
     return files, None if numbers.mask.all() else numbers
 
 
-def take_rows(examples: Examples, count: int, transforms: Transforms) -> Arrays | None:
+def sample_rows(examples: Examples, count: int, transforms: Transforms) -> Arrays | None:
     """Returns up to `count` examples that are spread over a split, after the preprocessing, without their weights.
 
     None, if they are neither in memory nor rows of a table.

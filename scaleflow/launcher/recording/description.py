@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 import yaml
 
 from scaleflow.config.words import quote_override
-from scaleflow.interfaces import name_command
+from scaleflow.interfaces import FITTED, name_command
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.trials import PARAM
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.provenance.tags import read_run_tags
-from scaleflow.runs.state import FITTED
 from scaleflow.tracking.uri import format_loading
 
 #: The most characters of a description that MLflow takes.
