@@ -36,6 +36,9 @@ FREQUENCIES, WAVE_FEATURES = 16, 3
 #: Pieces of a piecewise linear function of a number, between quantiles, and the features that they become.
 BINS, BIN_FEATURES = 16, 8
 
+#: The slope of a piece between equal quantiles.
+STEEP = 1e4
+
 #: The deviation of the first frequencies, in waves over the interquartile range.
 FREQUENCY = 0.1
 
@@ -43,11 +46,15 @@ FREQUENCY = 0.1
 FAST, SLOW = 6.0, 0.1
 
 
+#: Where members become wider, and fewer.
+MANY_ROWS, MANY_COLUMNS = 20_000, 200
+
+
 def choose_sizes(inputs: InputStructure, examples: int) -> Mapping[str, Any]:
     """Returns the arguments that are `by_size`, from the features and the number of training examples."""
-    width = 64 if examples <= 20_000 else 128 if examples <= 200_000 else 256
+    width = 64 if examples <= MANY_ROWS else 128
     columns = len(name_leaves(inputs))
-    return {"units": [width] * 3, "members": 8 if columns <= 200 else 4}
+    return {"units": [width] * 3, "members": 8 if columns <= MANY_COLUMNS else 4}
 
 
 def count_folds(arguments: Mapping[str, Any]) -> int:
@@ -106,9 +113,13 @@ def build(
         x = add_layer(x, "bkd,kdw->bkw", (members, width), f"hidden{number}", normal(1.0), activation=activation)
 
     def add_head(name: str, each: Outputs) -> keras.KerasTensor:
-        shape = (members, math.prod(each.shape))
-        each_member = add_layer(x, "bkd,kdc->bkc", shape, name_members(name), dtype="float32")
-        each_member = keras.layers.Reshape((members, *each.shape))(each_member) if len(each.shape) != 1 else each_member
+        count, label = math.prod(each.shape), name_members(name)
+        if count > 1 and len(each.shape) == 1:
+            each_member = add_layer(x, "bkd,kdc->bkc", (members, count), label, dtype="float32")
+        else:  # one value last would make its bias a column, whose sum LiteRT does not have
+            values = add_layer(x, "bkd,kdc->bck", (count, members), f"{label}_values", dtype="float32")
+            values = values if count == 1 else keras.layers.Permute((2, 1), dtype="float32")(values)
+            each_member = keras.layers.Reshape((members, *each.shape), dtype="float32", name=label)(values)
         return limit_values(average_members(each_member, each), each, is_scaled=True)
 
     return keras.Model(raw, map_named(add_head, outputs), name="tabular")
@@ -128,12 +139,15 @@ def join(tensors: Sequence[Any], axis: int = -1) -> Any:
 def check_column(name: str, spec: Inputs) -> None:
     if spec.dtype == "string":
         raise ConfigError(f"model=tabular: needs numbers, but the dataset's {label_leaf('inputs', name)} are text")
+    if len(spec.shape) > 1:
+        label = f"the dataset's {label_leaf('inputs', name)}"
+        raise ConfigError(f"model=tabular: is for columns of tables, but {label} have the shape {list(spec.shape)}")
 
 
 def encode(name: str, x: Any, spec: Inputs) -> Any:
     """Converts categories, words and other features to numbers [b, n]."""
     if spec.vocabulary is None:
-        x = keras.layers.Flatten()(x) if len(spec.shape) != 1 else x
+        x = x if spec.shape else keras.layers.Reshape((1,))(x)
         x = x if spec.scale is None else keras.layers.Rescaling(spec.scale)(x)
         count = x.shape[-1]
         if count <= MOST_ONE_HOT + 1:
@@ -205,12 +219,12 @@ def embed_by_bins(x: Any, quantiles: Array) -> Any:
     """Returns numbers [b, n, BIN_FEATURES] that are piecewise linear in numbers [b, n], with knots at quantiles."""
     knots = quantiles[:, np.linspace(0, quantiles.shape[1] - 1, BINS + 1).round().astype(int)]
     low, widths = knots[:, :-1], np.diff(knots)
-    is_wide = widths > 0
-    shares = (ops.expand_dims(x, -1) - low) / np.where(is_wide, widths, 1.0)
-    shares = ops.where(is_wide, shares, ops.cast(ops.expand_dims(x, -1) >= low, x.dtype))
-    least, most = np.zeros(BINS), np.ones(BINS)
+    is_step = (widths <= 0).astype(np.float32)  # a piece of no width: 0 below its place, else 1
+    slopes = np.where(widths > 0, 1 / np.where(widths > 0, widths, 1.0), STEEP).astype(np.float32)
+    least, most = np.zeros(BINS, np.float32), np.ones(BINS, np.float32)
     least[0], most[-1] = -1, 2  # beyond the range that was seen the line goes on for a while
-    shares = ops.clip(shares, least, most)
+    shares = (ops.expand_dims(x, -1) - low.astype(np.float32)) * slopes + is_step
+    shares = ops.minimum(ops.maximum(shares, least), most)
     n = x.shape[1]
     bent = keras.layers.EinsumDense(
         "bnf,nfe->bne", (n, BIN_FEATURES), kernel_initializer=uniform(BINS**-0.5), name="piecewise"

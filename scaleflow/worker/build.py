@@ -37,7 +37,7 @@ from scaleflow.worker.engine import find_table_warning, find_weight_doubts, make
 from scaleflow.worker.kept_predictions import KeptSplit, choose_kept_split
 from scaleflow.worker.metadata import RunMetadata, collect_metadata
 from scaleflow.worker.runtime import Runtime, compute_peak, is_chief
-from scaleflow.worker.sizes import choose_best_checkpoint, fill_sizes
+from scaleflow.worker.sizes import choose_best_checkpoint, describe_sizes, fill_sizes
 from scaleflow.worker.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
@@ -121,6 +121,8 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     from scaleflow import dataset, model, objective, optimizer, training
 
     plan, data, sizes = fill_sizes(plan, data)
+    if note := describe_sizes(sizes, data.splits):
+        emit(Note(note))
     runtime, source = data.runtime, data.source
     check_batch_size(plan.training, runtime.batching, len(data.splits.train))
     if plan.evaluator != "here":  # it does not train, and its batch is not the run's

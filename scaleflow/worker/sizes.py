@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scaleflow.config.plan import find_batch_multiple
 from scaleflow.config.targets import locate_target
@@ -13,6 +13,9 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import BY_SIZE, Plan
 from scaleflow.interfaces.recording_config import Best
 from scaleflow.worker.data import PreparedData
+
+if TYPE_CHECKING:
+    from scaleflow.dataset import Splits
 
 
 def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapping[str, Any]]:
@@ -39,6 +42,15 @@ def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapp
         found["training.batch_size"] = options.global_batch_size
         data = data.divide(options)
     return replace(plan, training=options, model=replace(plan.model, target=target)), data, found
+
+
+def describe_sizes(sizes: Mapping[str, Any], splits: Splits) -> str:
+    """Returns a note on the values that `fill_sizes` found, and on the folds; empty if there is nothing to say."""
+    chosen = ", ".join(f"{key}={value}" for key, value in sizes.items())
+    parts = [f"{len(splits.train):,} training examples get {chosen}"] if chosen else []
+    if splits.folds:
+        parts.append(f"each member leaves out one of {splits.folds} parts of them, and is validated on that")
+    return "; ".join(parts)
 
 
 def fill_arguments(plan: Plan, data: PreparedData, examples: int) -> dict[str, Any]:
