@@ -5,6 +5,7 @@ The modules that only a job needs are imported when it starts. So `--cfg`, `--he
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -39,6 +40,9 @@ FLAGS_WITH_VALUE = (
     *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--cfg", "-c", "--package", "-p"),
     *("--info", "-i", "--experimental-rerun"),
 )
+
+#: Errors of a standard output that goes to a file.
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
@@ -87,6 +91,8 @@ def run_words(words: list[str], began: float) -> int:
     except (ConfigError, BrokenPipeError):
         raise  # `run_command` and `end_with` handle them
     except Exception as error:  # Hydra raises arbitrary exceptions for words that it does not expect
+        if isinstance(error, OSError) and error.filename is None and error.errno in FULL_DISK:
+            return task.code  # the log of the command is full: the exit code says how the work ended
         is_from_hydra = isinstance(error, HydraException | OmegaConfBaseException) or not task.has_begun
         if "HYDRA_FULL_ERROR" in os.environ or not is_from_hydra:
             raise  # the user asked for the traceback, or the error is not Hydra's

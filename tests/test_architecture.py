@@ -52,8 +52,8 @@ WORKER_GROUPS = (
 )
 
 #: Other modules that import TensorFlow or Keras. The loader travels in each logged model; the probe is a process of the
-#: doctor's; the tracer is the worker's part of the profiler; formats are exported in the worker, or opened in a process of
-#: their own.
+#: doctor's; the tracer is the worker's part of the profiler. Formats are exported in the worker, and opened in another
+#: process.
 WORKER_MODULES = {
     "scaleflow.doctor.tensorflow_probe",
     "scaleflow.export.keras_file",

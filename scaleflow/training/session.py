@@ -156,7 +156,8 @@ class Session:
             self._log.emit(StageBegan("evaluating the test split"))
         model_step = self._restore_best() if self._checkpointing.ends_as_best else self._updates
         test = self._log.evaluate("test", self._feeds.test, model_step)
-        return SessionResult(self._updates, False, model_step, test, self._log.values)
+        train = {name: value for name, value in self._log.values.items() if name.startswith("train/")}
+        return SessionResult(self._updates, False, model_step, test, train)
 
     def finish_checkpoints(self) -> None:
         """Waits until the checkpoints are where they are kept; before the end of the run is reported."""

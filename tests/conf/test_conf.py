@@ -18,6 +18,7 @@ from scaleflow.interfaces import (
     Dataset,
     Debug,
     EvaluationOptions,
+    ExportOptions,
     Hardware,
     Model,
     ObjectiveOptions,
@@ -25,6 +26,7 @@ from scaleflow.interfaces import (
     Plan,
     Precision,
     Profiler,
+    PromotionOptions,
     Strategy,
     Target,
     Tracking,
@@ -52,6 +54,8 @@ WITHOUT_TARGET = {
     "objective": ObjectiveOptions,
     "training": Training,
     "evaluation": EvaluationOptions,
+    "export": ExportOptions,
+    "promotion": PromotionOptions,
     "checkpoint": Checkpoint,
     "profiler": Profiler,
     "tracking": Tracking,
@@ -60,13 +64,14 @@ WITHOUT_TARGET = {
 }
 
 #: Groups whose options have keys of their own beside the name.
-OPTIONS_DIFFER = ("strategy", "checkpoint", "evaluation", "profiler", "cluster")
+OPTIONS_DIFFER = ("strategy", "checkpoint", "evaluation", "promotion", "profiler", "cluster")
 
 #: What an option has another default of than the others.
 OTHER_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     ("cluster", "kubernetes"): {"start_seconds": 1800.0},
     ("evaluation", "full"): {"seconds": 60.0},
     ("checkpoint", "best"): {"every_epochs": None, "every_seconds": 30, "best": Best("auto"), "export": "best"},
+    ("promotion", "champion"): {"model": "???"},
 }
 
 WITH_TARGET = {"dataset": Dataset, "model": Model, "optimizer": Optimizer}
@@ -231,7 +236,8 @@ def test_every_option_has_the_same_keys_as_the_default(compose: Compose, path: P
 
 
 @pytest.mark.parametrize(
-    "group", ["strategy", "hardware", "precision", "checkpoint", "evaluation", "profiler", "tracking", "cluster"]
+    "group",
+    ["strategy", "hardware", "precision", "checkpoint", "evaluation", "promotion", "profiler", "tracking", "cluster"],
 )
 def test_an_option_is_named_as_its_file_and_there_is_one_for_each_name(compose: Compose, group: str) -> None:
     options = sorted(path.stem for path in OPTIONS if path.parts[0] == group)

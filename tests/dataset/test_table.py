@@ -597,8 +597,9 @@ def train(base: Path, plan: Plan) -> Any:
         "other index": given.set_index(given.index + 100),
         "example": None,
     }
-    found = {name: model.predict(model.input_example if each is None else each) for name, each in forms.items()}
-    found["from row 1"] = model.predict(given[1:])  # the first row has a missing value
+    inputs = {name: model.input_example if each is None else each for name, each in forms.items()}
+    found = {name: model.predict(each).to_numpy() for name, each in inputs.items()}
+    found["from row 1"] = model.predict(given[1:]).to_numpy()  # the first row has a missing value
     try:
         model.predict(given.drop(columns="town"))
     except mlflow.MlflowException as error:

@@ -133,19 +133,19 @@ def other_models(folder: str) -> dict[str, Any]:
 
     from scaleflow.model.export import write_saved_model
     from scaleflow.model.generation import WholeWindow, load_next_token, make_next_token
+    from scaleflow.model.parts import Parts
 
     def build(padding: str) -> Any:
         raw = keras.Input((8,), dtype="int32")
         x = keras.layers.Conv1D(16, 3, padding=padding)(keras.layers.Embedding(20, 8)(raw))
         return keras.Model(raw, keras.layers.Dense(20)(x))
 
-    import tensorflow as tf
-
     causal = build("causal")
     with pytest.raises(ConfigError) as refused:
         make_next_token(build("same"), 8, "int32")
     causal.save(f"{folder}/model.keras")
-    write_saved_model(causal, tf.TensorSpec([None, 8], tf.int32, name="inputs"), Path(f"{folder}/saved_model"))
+    tokens, following = Inputs((8,), "int32", vocabulary=20), Outputs("classification", (8, 20))
+    write_saved_model(causal, Parts(causal, {}, tokens, "float32"), following, Path(f"{folder}/saved_model"), {})
     with pytest.raises(ConfigError) as missing:
         load_next_token(Path(f"{folder}/none.keras"), 8, "int32")
     text = [3, 1, 4]

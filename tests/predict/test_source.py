@@ -360,6 +360,9 @@ class NanModel:
     def predict(self, arrays: dict[str, Any], name: Any) -> dict[str, Any]:
         return {"": np.where(arrays["x"] < 0, np.nan, arrays["x"])[:, None]}
 
+    def explain_failure(self, row: int) -> str:
+        return "the model computes NaN"
+
 
 def test_a_row_for_which_the_model_computes_nan_is_bad(tmp_path: Path) -> None:
     numbers, is_good = [1.0, None, -2.0, 3.0], np.array([True, False, True, True])

@@ -99,7 +99,9 @@ def train(plan: Plan) -> Values:
 
 
 def select_values(step: int, values: Mapping[str, float]) -> Values:
-    return {(step, name): value for name, value in values.items() if name.startswith(("train/", "val/", "test/"))}
+    """Returns the losses and metrics, without the limits that the report adds to those of the test split."""
+    names = [name for name in values if name.startswith(("train/", "val/", "test/"))]
+    return {(step, name): values[name] for name in names if not name.endswith(("_low", "_high"))}
 
 
 def assert_equal(found: Values, wanted: Values, precision: str = "float32") -> None:

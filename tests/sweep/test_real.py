@@ -168,14 +168,14 @@ def predict_all(folder: str, loading: str, snippet: str, described: dict[str, st
 
     os.chdir(folder)
     model = eval(loading, {"mlflow": mlflow})
-    told: dict[str, Any] = {"line": model.predict(model.input_example).tolist()}
+    told: dict[str, Any] = {"line": model.predict(model.input_example).to_numpy().tolist()}
     for name, code in described.items():
         names: dict[str, Any] = {}
         exec(code, names)
-        told[name] = names["outputs"].tolist()
+        told[name] = names["outputs"].to_numpy().tolist()
     names = {}
     exec(snippet, names)
-    told["docs"] = names["best"].predict(model.input_example).tolist()
+    told["docs"] = names["best"].predict(model.input_example).to_numpy().tolist()
     return {**told, "runs": list(names["runs"].run_id)}
 
 

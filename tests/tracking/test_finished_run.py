@@ -285,7 +285,7 @@ def test_the_terminal_has_a_line_an_epoch_and_says_where_to_look(finished: tuple
     ends = {line.split("  ")[0].strip(): line for line in lines}
     assert lines[0] == f"scaleflow {__version__}"
     assert format_number(run.data.metrics["test/accuracy"]) in ends["test accuracy"]
-    assert " (baseline 0." in ends["test accuracy"]
+    assert re.search(r" \(0\.\d+ to 0\.\d+; baseline 0\.\d+: always the most frequent class\)$", ends["test accuracy"])
     assert run.info.run_id in ends["run"]
     assert "mlflow ui" in ends["look at it"]
     assert "\x1b" not in finished[1].stdout
@@ -302,6 +302,7 @@ def test_the_worker_reports_what_it_does_before_and_after_the_training(finished:
         "saving the last checkpoint",
         "evaluating the test split",
         "exporting the model",
+        "making the report",
     ]
 
 
@@ -346,7 +347,8 @@ def logged(client: Any, run: Any) -> Any:
 def test_the_logged_model_has_what_was_measured_of_it(client: Any, run: Any, logged: Any) -> None:
     measured = {metric.key: metric.value for metric in logged.metrics}
     names = ("loss", "accuracy", "balanced_accuracy")
-    assert set(measured) == {f"{split}/{name}" for split in ("val", "test") for name in names}
+    limits = {f"test/{name}_{limit}" for name in names[1:] for limit in ("low", "high")}
+    assert set(measured) == {f"{split}/{name}" for split in ("val", "test") for name in names} | limits
     assert measured.items() <= run.data.metrics.items()
     assert len(client.get_metric_history(run.info.run_id, "test/loss")) == 1
     assert len(client.get_metric_history(run.info.run_id, "val/loss")) == EPOCHS

@@ -88,8 +88,9 @@ def test_fit_trains_as_the_loop_does(
     assert shapes(events) == shapes(wanted)
     assert values(events) == pytest.approx(values(wanted), abs=1e-5)
     assert far(found, wanted_weights) < 1e-4
-    assert dataclasses.replace(result, test={}) == dataclasses.replace(wanted_result, test={})
+    assert dataclasses.replace(result, test={}, train={}) == dataclasses.replace(wanted_result, test={}, train={})
     assert result.test == pytest.approx(wanted_result.test, abs=1e-5)
+    assert result.train == pytest.approx(wanted_result.train, abs=1e-5)
     assert result.steps >= 40
 
 

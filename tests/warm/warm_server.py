@@ -40,7 +40,8 @@ class Warm:
             "XDG_RUNTIME_DIR": str(runtime),
             "PYTHONPATH": str(ROOT),
         }
-        self.environment.pop(WARM_ENV, None)
+        for name in (WARM_ENV, "PYTHONDONTWRITEBYTECODE"):  # the second is a flag of the interpreter
+            self.environment.pop(name, None)
         self.sockets = runtime / f"scaleflow-{os.geteuid()}"
         self.sockets.mkdir(mode=0o700)
         self.files = ServerFiles(self.sockets, self.digest())

@@ -120,7 +120,7 @@ def run_binary_target() -> list[tuple[int, str]]:
 
 
 def shown(text: str, name: str) -> dict[str, float]:
-    """The metrics of an evaluation as they are printed, by the last part of their names."""
+    """The metrics of an evaluation as they are printed, by the last part of their names, without their intervals."""
     rows = (line.split() for line in text.splitlines() if line.startswith(f"evaluate/{name}"))
     return {key.rpartition("/")[2]: float(value) for key, value, *_ in rows}
 

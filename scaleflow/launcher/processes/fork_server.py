@@ -273,7 +273,7 @@ def take_environment(environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
-    open_streams(is_unbuffered="PYTHONUNBUFFERED" in environment)
+    open_streams(is_unbuffered=bool(environment.get("PYTHONUNBUFFERED")))
     tempfile.tempdir = None
     if "matplotlib" in sys.modules and "MPLBACKEND" in environment:
         sys.modules["matplotlib"].rcParams["backend"] = environment["MPLBACKEND"]

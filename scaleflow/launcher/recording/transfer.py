@@ -358,7 +358,8 @@ class EventTransfer:
                 self._log_setting(event)
             case ModelExported():
                 self._tracker.log_model(self._locate(event.path), event.step)
-                self._tracker.set_tags({WEIGHTS: event.weights} if event.weights else {})
+                if event.weights:
+                    self._tracker.set_tags({WEIGHTS: event.weights})
 
     def _take(self, offset: int) -> None:
         if offset != self.taken:
