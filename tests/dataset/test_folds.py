@@ -55,7 +55,7 @@ def test_folds_that_cannot_be_are_refused_in_words(changes: dict[str, Any], inpu
 
 
 def test_folds_are_equal_in_size_and_in_their_targets() -> None:
-    targets = np.random.default_rng(0).exponential(size=(83, 1)).astype("f")
+    targets = np.random.default_rng(0).uniform(size=(83, 1)).astype("f")
     numbered = number_folds(Arrays({"a": np.zeros((83, 1))}, targets), 8, seed=3)
     folds = numbered.inputs[FOLD]
     assert sorted(np.bincount(folds)) == [10] * 5 + [11] * 3
