@@ -3,47 +3,22 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.campaign.bench import Bench, empty_store
-from tests.case_command import folder_of, numbers, parse_options, tell, try_all
+from tests.campaign.bench import Bench
+from tests.case_command import RandomCases, run_random_cases
 from tests.chains.draw import SECONDS, draw_case
 from tests.chains.trial import REFUSED, RIGHT, Result, Trial
-from tests.processes import SESSION
 
 
-class Chains:
-    """Many cases, some at a time.
+class Chains(RandomCases[Result]):
+    name = "chains"
 
-    Args:
-        folder: for their folders.
-        seed: all is drawn from it.
-        keeps: whether a folder stays though nothing was wrong.
-    """
-
-    def __init__(self, folder: Path, seed: int, keeps: bool) -> None:
-        self._folder = folder
-        self._seed = seed
-        self._keeps = keeps
-        (folder / "empty").mkdir(parents=True)
-        self._store = empty_store(folder / "empty")
-
-    def try_out(self, number: int) -> Result:
-        folder = self._folder / f"case-{number}"
-        folder.mkdir()
+    def make_trial(self, number: int, folder: Path) -> Trial:
         shutil.copy(self._store, folder)
-        result = Trial(draw_case(self._seed, number), Bench(folder)).run()
-        if not (result.wrong or self._keeps):
-            shutil.rmtree(folder)
-        verdict = "WRONG" if result.wrong else result.outcome
-        again = [f"again: {sys.executable} -m tests.chains --seed {self._seed} --only {number}"] if result.wrong else []
-        said = [result.refusal] if result.refusal else []
-        tell(f"{verdict}: {result.case} ({result.seconds:.1f} s)", *result.wrong, *said, *again)
-        return result
+        return Trial(draw_case(self._seed, number), Bench(folder))
 
 
 def table(results: Sequence[Result], seed: int) -> str:
@@ -61,19 +36,5 @@ def table(results: Sequence[Result], seed: int) -> str:
     return "\n".join([*lines, "", f"Seed {seed}: {len(results)} chains."])
 
 
-def main() -> int:
-    options = parse_options("chains", f"{__doc__} The folders of --only stay.", 200)
-    if options.folder is None and options.only:
-        options.folder = Path(tempfile.mkdtemp(prefix="chains-")) / "cases"
-        tell(f"kept in {options.folder}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with SESSION:
-        with folder_of(options, "chains") as folder:
-            chains = Chains(folder, options.seed, keeps=bool(options.only))
-            results = list(try_all(chains.try_out, numbers(options), options))
-        print(table(results, options.seed))
-    return int(any(result.wrong for result in results))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_random_cases(Chains, __doc__, 200, table))

@@ -5,16 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.campaign.bench import Bench, Command, Hang
+from tests.campaign.bench import Bench, Command
 from tests.campaign.judge import events_in
+from tests.case_command import CaseTrial, Outcome
 from tests.chains.data import Data
 from tests.chains.draw import CHANGES, FORMS, Case
 from tests.chains.oracle import compute_metrics, compute_outputs, to_probabilities
@@ -30,48 +29,20 @@ NEAR, NEAR_MIXED = 1e-4, 0.05
 RIGHT, REFUSED = "right", "refused"
 
 
-@dataclass
-class Result:
-    """What came of a case.
-
-    Attributes:
-        outcome: `right` or `refused`.
-        refusal: its words.
-        wrong: what should not be, each in a line.
-        seconds: it took.
-    """
-
-    case: Case
-    outcome: str = ""
-    refusal: str = ""
-    wrong: list[str] = field(default_factory=list)
-    seconds: float = 0.0
+Result = Outcome
 
 
-class Trial:
-    """One case in a folder of its own.
-
-    Args:
-        case: what to try.
-        bench: its processes, and a store.
-    """
+class Trial(CaseTrial[Outcome]):
+    """One chain; its folder has a store."""
 
     def __init__(self, case: Case, bench: Bench) -> None:
-        self._case = case
-        self._bench = bench
+        super().__init__(bench, Result(case))
         self._folder = bench.folder
+        self._case = case
         self._near = NEAR_MIXED if "precision=mixed" in case.words else NEAR
-        self.result = Result(case)
 
-    def run(self) -> Result:
-        began = time.monotonic()
-        try:
-            self.result.wrong += self._try()
-        except Hang as hang:
-            self.result.wrong.append(f"hang: {hang}")
-        self.result.wrong += self._bench.close()
-        self.result.seconds = time.monotonic() - began
-        return self.result
+    def try_out(self) -> None:
+        self.result.wrong += self._try()
 
     def _try(self) -> Iterator[str]:
         case = self._case

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.campaign.bench import Bench, Command, Hang
+from tests.campaign.bench import Bench, Command
 from tests.campaign.judge import last_end, stored
+from tests.case_command import CaseTrial, Outcome
 from tests.random.draw import FILES, Case
 from tests.random.judge import (
     SAME,
@@ -36,53 +36,27 @@ TRAINED, REFUSED = "trained", "refused"
 
 
 @dataclass
-class Result:
+class Result(Outcome):
     """What came of a case.
 
     Attributes:
-        outcome: `trained` or `refused`.
         compared: whether its losses were those of one device.
         resumed: whether it was interrupted, and gone on with.
-        refusal: its words.
-        wrong: what should not be, each in a line.
-        seconds: it took.
     """
 
-    case: Case
-    outcome: str = ""
     compared: bool = False
     resumed: bool = False
-    refusal: str = ""
-    wrong: list[str] = field(default_factory=list)
-    seconds: float = 0.0
 
 
-class Trial:
-    """One case in a folder of its own.
-
-    Args:
-        case: what to try.
-        bench: its processes, and perhaps a store.
-        files: the folder of what datasets read.
-    """
+class Trial(CaseTrial[Result]):
+    """One case; its folder may have a store. Args: files: the folder of what datasets read."""
 
     def __init__(self, case: Case, bench: Bench, files: Path) -> None:
+        super().__init__(bench, Result(case))
         self._case = case
-        self._bench = bench
         self._files = files
-        self.result = Result(case)
 
-    def run(self) -> Result:
-        began = time.monotonic()
-        try:
-            self._try()
-        except Hang as hang:
-            self.result.wrong.append(f"hang: {hang}")
-        self.result.wrong += self._bench.close()
-        self.result.seconds = time.monotonic() - began
-        return self.result
-
-    def _try(self) -> None:
+    def try_out(self) -> None:
         case = self._case
         command = self._train("run", case.words)
         code = command.end(SECONDS)

@@ -116,10 +116,12 @@ def test_placement_goes_to_the_workers_log(command: Any) -> None:
     assert "(MatMul): /job:localhost/replica:0/task:0/device:CPU:0" in log.read_text()
 
 
-def overfitted() -> tuple[int, list[int], list[int]]:
+def overfitted() -> tuple[int, list[list[int]]]:
     import tensorflow as tf
 
     from scaleflow.dataset import Splits, repeat_first_batch
+    from scaleflow.dataset.pipeline.records import make_records
+    from scaleflow.dataset.pipeline.shuffle import ShuffledOrder
 
     stream = Stream(tf.data.Dataset.range(10).map(lambda i: (i, i)), 10)
     arrays = Arrays(np.arange(10), np.arange(10))
@@ -129,10 +131,14 @@ def overfitted() -> tuple[int, list[int], list[int]]:
     assert isinstance(from_stream.train, Stream)
     assert isinstance(from_arrays.train, Arrays)
     seen = [int(x) for x, _ in from_stream.train.dataset.as_numpy_iterator()]
-    return len(from_stream.train), seen, from_arrays.train.inputs.tolist()
+    in_memory = make_records(stream, (tf.range(10), tf.range(10)))
+    from_memory = repeat_first_batch(Splits(in_memory, None, None, *described), Batching(2, 2, 1)).train
+    read = ShuffledOrder(from_memory, None).examples(tf.constant(0, tf.int64), tf.constant(0, tf.int64), 12)
+    read_by_index = [int(x) for x, _ in read.as_numpy_iterator()]
+    return len(from_stream.train), [seen, read_by_index, from_arrays.train.inputs.tolist()]
 
 
 def test_a_stream_repeats_its_first_batch_as_arrays_do(isolated: Callable[..., Any]) -> None:
-    length, seen, arrays = isolated(overfitted)
-    assert length == len(seen) == 12
-    assert seen == arrays == [0, 1, 2, 3] * 3
+    length, examples = isolated(overfitted)
+    assert length == 12
+    assert examples == [[0, 1, 2, 3] * 3] * 3

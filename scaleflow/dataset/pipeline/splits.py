@@ -387,6 +387,8 @@ def repeat_first_batch(splits: Splits, batching: Batching) -> Splits:
 def repeat_examples(batch: Examples, times: int) -> Examples:
     if isinstance(batch, Arrays):
         return batch.map(lambda array: np.concatenate([array] * times))
+    if isinstance(batch, Records):
+        return batch.select(np.tile(np.arange(len(batch)), times))
     return replace(batch, dataset=batch.dataset.cache().repeat(times), length=times * len(batch))
 
 
