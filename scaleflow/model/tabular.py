@@ -145,7 +145,10 @@ def check_column(name: str, spec: Inputs) -> None:
 
 
 def encode(name: str, x: Any, spec: Inputs) -> Any:
-    """Converts categories, words and other features to numbers [b, n]."""
+    """Converts categories, words and other features to numbers [b, n].
+
+    Embeddings begin as 0, so that a word that no training row has says nothing.
+    """
     if spec.vocabulary is None:
         x = x if spec.shape else keras.layers.Reshape((1,))(x)
         x = x if spec.scale is None else keras.layers.Rescaling(spec.scale)(x)
@@ -153,14 +156,14 @@ def encode(name: str, x: Any, spec: Inputs) -> Any:
         if count <= MOST_ONE_HOT + 1:
             return x
         return keras.layers.Dense(
-            embedding_width(count), use_bias=False, kernel_initializer=normal(0.5), name=f"{to_label(name)}_embedding"
+            embedding_width(count), use_bias=False, kernel_initializer="zeros", name=f"{to_label(name)}_embedding"
         )(x)
     if spec.vocabulary <= MOST_ONE_HOT + 1 and not spec.shape:
         return ops.one_hot(x, spec.vocabulary)
     embedded = keras.layers.Embedding(
         spec.vocabulary,
         embedding_width(spec.vocabulary),
-        embeddings_initializer=normal(0.5),
+        embeddings_initializer="zeros",
         name=f"{to_label(name)}_embedding",
     )(x)
     return average(embedded, x) if spec.shape else embedded
