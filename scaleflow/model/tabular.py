@@ -103,12 +103,12 @@ def build(
     hidden = []
     for kind, count in kinds.items():
         suffix = f"_{kind}" if len(kinds) > 1 else ""
-        x = join([*embed_numbers(columns, kind), *features])
+        x = concatenate_all([*embed_numbers(columns, kind), *features])
         x = weigh(x, f"scales{suffix}")
         hidden.append(
             add_layer(x, "bd,kdw->bkw", (count, first), f"hidden1{suffix}", normal(1.0), activation=activation)
         )
-    x = join(hidden, axis=1)
+    x = concatenate_all(hidden, axis=1)
     for number, width in enumerate(later, 2):
         x = add_layer(x, "bkd,kdw->bkw", (members, width), f"hidden{number}", normal(1.0), activation=activation)
 
@@ -132,7 +132,7 @@ def divide_members(members: int, numbers: str) -> dict[str, int]:
     return {"periodic": members - members // 2, "piecewise": members // 2}
 
 
-def join(tensors: Sequence[Any], axis: int = -1) -> Any:
+def concatenate_all(tensors: Sequence[Any], axis: int = -1) -> Any:
     return keras.layers.Concatenate(axis=axis)(list(tensors)) if len(tensors) > 1 else tensors[0]
 
 
@@ -178,7 +178,7 @@ def embed_numbers(columns: Sequence[tuple[Any, Sequence[float]]], kind: str) -> 
     if not columns:
         return []
     scales, offsets = zip(*(find_scaling(quantiles) for _, quantiles in columns), strict=True)
-    x = join([tensor for tensor, _ in columns])
+    x = concatenate_all([tensor for tensor, _ in columns])
     x = bound(keras.layers.Rescaling(list(scales), offset=list(offsets))(x))
     if kind == "plain":
         return [x]
