@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scaleflow.api import Result, RunFailed, compose, run
+    from scaleflow.check import check_data
     from scaleflow.comparison.runs import compare_runs
     from scaleflow.convert import convert_model
     from scaleflow.errors import ConfigError
@@ -32,6 +33,7 @@ __all__ = [
     "SweepResult",
     "__version__",
     "best_run",
+    "check_data",
     "compare_runs",
     "compose",
     "convert_model",
@@ -48,6 +50,7 @@ _PLACES = {
     "RunFailed": "scaleflow.api",
     "SweepResult": "scaleflow.sweeps",
     "best_run": "scaleflow.sweeps",
+    "check_data": "scaleflow.check",
     "compare_runs": "scaleflow.comparison.runs",
     "compose": "scaleflow.api",
     "generate_text": "scaleflow.predict.texts",

@@ -18,7 +18,8 @@ CONF = ROOT / "conf"
 #: The modules at the top level: what users type or import.
 TOP_LEVEL = (
     *("__main__", "cli", "api", "errors", "testing"),
-    *("best", "clean", "convert", "diff", "evaluate", "find", "generate", "project", "rerun", "sweeps", "sync"),
+    *("best", "check", "clean", "convert", "diff", "evaluate", "find", "generate"),
+    *("project", "rerun", "sweeps", "sync"),
 )
 
 GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}

@@ -317,7 +317,7 @@ strategy=auto,mirrored | strategy=auto,mirrored | -m
 --config-dir plain | --config-dir plain | there is no such folder
 training.epochs=1 --config-dir conf model=mien | model=mien | did you mean mine?
 training.epochs 3 | training.epochs | KEY=VALUE in one word
-evalute abc | evalute: there is no such command; did you mean evaluate? (doctor, find,
+evalute abc | evalute: there is no such command; did you mean evaluate? (doctor, check, find,
 --config-dir conf evaluate abc | evaluate: a command is the first word; write scaleflow evaluate
 training.early_stopping.patience=2 | training.early_stopping is null | {patience: ...}
 training.epochs=1 strategy=mirrored,one_device | strategy=mirrored,one_device | several values need -m

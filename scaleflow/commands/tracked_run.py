@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from scaleflow.commands.parser import CommandParser
@@ -12,10 +14,11 @@ from scaleflow.config.compose import ComposedConfig, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Plan, Tracking, name_command
+from scaleflow.interfaces import LearnedState, Plan, Tracking, name_command
 from scaleflow.launcher.answer import to_printable
 from scaleflow.launcher.named_runs import locate_run
 from scaleflow.launcher.prepare import make_plan
+from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.tracking.model_uris import FORMS
 from scaleflow.tracking.tracked_runs import TrackedRun
 
@@ -83,6 +86,15 @@ def make_evaluation_plan(composed: ComposedConfig, store: Tracking, takes_all: b
     if plan.training.batch_size == "auto":
         raise ConfigError("training.batch_size=auto: an evaluation needs a number, such as training.batch_size=32")
     return replace(plan, tracking=store)
+
+
+def load_learned_state(tracker: Any, tracked: TrackedRun, store: Tracking) -> LearnedState | None:
+    """Returns what the run learned from its data; None if its model was logged before that was recorded."""
+    from scaleflow.tracking.saved_models import download_learned_state
+
+    with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
+        download_learned_state(tracker, tracked, store, Path(folder))
+        return read_learned_state(Path(folder))
 
 
 def format_model_rows(tracked: TrackedRun) -> list[tuple[str, str]]:

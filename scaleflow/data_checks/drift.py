@@ -136,7 +136,7 @@ class DriftCounter:
         index, limit = compute_stability(np.array(before, np.float64), counts.astype(np.float64))
         if index > limit:
             text = f"{name}: its distribution has changed (population stability index {index:.2f})"
-            because = f"an index above {limit:.2f}: 0.2, or more for few rows"
+            because = f"an index above {limit:.2f}{', since there are few rows' if limit > STABILITY else ''}"
             yield DataFinding("drift", DRIFT, text, because, [name])
         outside, total = self._outside[name], self._total[name]
         if "counts" in known and outside > max(FEWEST, SHARE * total, limit_by_chance(sum(known["counts"]), total)):
@@ -201,11 +201,11 @@ def compare_columns(schema: Mapping[str, Any], kinds: Mapping[str, str]) -> Iter
         kinds: of the new columns, by name.
     """
     known = schema.get("columns", {})
-    for name in known.keys() - kinds.keys():
+    for name in sorted(known.keys() - kinds.keys()):
         yield DataFinding("column", FAULT, f"{name}: the column is missing", "training had it", [name])
-    for name in kinds.keys() - known.keys():
+    for name in sorted(kinds.keys() - known.keys()):
         yield DataFinding("column", HINT, f"{name}: a new column", "training did not have it", [name])
-    for name in known.keys() & kinds.keys():
+    for name in sorted(known.keys() & kinds.keys()):
         before, now = known[name]["kind"], kinds[name]
         if (before == NUMBER) != (now == NUMBER):
             yield DataFinding("type", FAULT, f"{name}: is {now}, and was {before} in training", "another type", [name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
@@ -32,35 +33,36 @@ def find_duplicates(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
     lengths = [len(splits[name]) for name in names]
     owner = np.repeat(np.arange(len(names)), lengths)
     first = splits[names[0]]
-    pictures = first.list_kind(PICTURE)
+    pictures, chance = first.list_kind(PICTURE), 0.0
     if pictures:
         (column, *_) = pictures
         shown = [splits[name].columns[column] for name in names]
         yield from find_blank(names, shown)
         groups = group_pictures(np.concatenate([make_thumbnails(each) for each in shown]))
     elif is_telling(first):
-        groups = group_rows([splits[name] for name in names])
+        groups, chance = group_rows([splits[name] for name in names])
     else:
         return
     what = "pictures" if pictures else "texts" if len(first.columns) == 1 else "rows"
     for a, b in combinations(range(len(names)), 2):
         in_first = np.unique(groups[owner == a])
         count = int(np.isin(groups[owner == b], in_first).sum())
-        if count >= max(1, ACROSS * lengths[b]):
+        if count >= max(1, ACROSS * lengths[b]) and count > allow_for(chance * lengths[a] * lengths[b]):
             text = f"{count:,} of the {lengths[b]:,} {what} of {names[b]} are in {names[a]}, too"
             yield DataFinding("duplicates across splits", FAULT, text, "at least 1 %; of pictures nearly equal ones")
     own = groups[owner == 0]
     repeats = len(own) - len(np.unique(own))
-    if repeats >= WITHIN * len(own):
+    if repeats >= WITHIN * len(own) and repeats > allow_for(chance * len(own) ** 2 / 2):
         text = f"{repeats:,} of the {len(own):,} {what} of {names[0]} repeat others"
         yield DataFinding("duplicates", HINT, text, "at least 2 %")
-    yield from find_contradictions(splits, names, groups, what)
+    yield from find_contradictions(splits, names, (groups, chance), what)
 
 
 def find_contradictions(
-    splits: Mapping[str, SplitSample], names: list[str], groups: Array, what: str
+    splits: Mapping[str, SplitSample], names: list[str], grouped: tuple[Array, float], what: str
 ) -> Iterator[DataFinding]:
-    """Finds equal examples with different classes."""
+    """Finds equal examples with different classes. `grouped` is what `group_rows` returns."""
+    groups, chance = grouped
     for target in splits[names[0]].targets:
         answers = [splits[name].targets[target] for name in names if target in splits[name].targets]
         if len(answers) < len(names) or answers[0].dtype != object:
@@ -69,7 +71,7 @@ def find_contradictions(
         pairs = np.unique(np.stack([groups, classes], axis=1), axis=0)
         twice = np.flatnonzero(np.bincount(pairs[:, 0]) > 1)
         count = int(np.isin(groups, twice).sum())
-        if count >= max(2, 0.002 * len(groups)):
+        if count >= max(2, 0.002 * len(groups)) and count > 2 * allow_for(chance * len(groups) ** 2 / 2):
             example = sorted(set(np.concatenate(answers)[groups == twice[0]].tolist()))
             text = f"{count:,} {what} are equal to one of another class, such as {' and '.join(example[:2])}"
             yield DataFinding("contradicting labels", FAULT, text, "equal examples of different classes")
@@ -85,9 +87,19 @@ def is_telling(sample: SplitSample) -> bool:
     )
 
 
-def group_rows(splits: list[SplitSample]) -> Array:
-    """Returns a number for each example of all splits, in turn, that equal ones share: [n] int64."""
-    codes = []
+def allow_for(expected: float) -> float:
+    """Returns how many equal pairs may be chance if so many are expected of independent columns."""
+    return 2 * expected + 4 * math.sqrt(expected)
+
+
+def group_rows(splits: list[SplitSample]) -> tuple[Array, float]:
+    """Groups equal examples.
+
+    Returns:
+        A number for each example of all splits, in turn, that equal ones share: [n] int64; and the chance that two
+        examples are equal if their columns are independent; 0 for a single column.
+    """
+    codes, chance = [], 1.0
     for name in splits[0].columns:
         values = np.concatenate([split.columns[name] for split in splits])
         if values.dtype == object:
@@ -95,8 +107,12 @@ def group_rows(splits: list[SplitSample]) -> Array:
         elif values.ndim > 1:
             flat = np.ascontiguousarray(values.reshape(len(values), -1))
             values = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).ravel()
-        codes.append(np.unique(values, return_inverse=True)[1].reshape(len(values)))
-    return np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+        _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+        codes.append(places.reshape(len(values)))
+        pairs = float((counts * (counts - 1.0)).sum())
+        chance *= pairs / max(1.0, len(values) * (len(values) - 1.0))
+    groups = np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    return groups, chance if len(codes) > 1 else 0.0
 
 
 # ---------------------------------------------------------------------------------------------

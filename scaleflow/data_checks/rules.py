@@ -41,14 +41,11 @@ EMPTY = 0.005
 Array = np.ndarray[Any, Any]
 
 
-def find_faults(sample: SplitSample) -> list[DataFinding]:
-    """Returns the faults that a sample of the training split shows."""
+def find_faults(sample: SplitSample, with_hints: bool = True) -> list[DataFinding]:
+    """Returns the faults that a sample of the training split shows; without most of the level `hint` on demand."""
     if len(sample) < FEWEST_ROWS:
         return []
-    rules: tuple[Callable[[SplitSample], Iterable[DataFinding]], ...] = (
-        *(find_constant, find_copies, find_mostly_missing, find_ids, find_leaks, find_class_faults),
-        *(find_outliers, find_sentinels, find_correlated, find_variants, find_empty_texts),
-    )
+    rules = (*FAULT_RULES, *HINT_RULES) if with_hints else FAULT_RULES
     return [finding for rule in rules for finding in rule(sample)]
 
 
@@ -106,7 +103,8 @@ def find_ids(sample: SplitSample) -> Iterator[DataFinding]:
             span = float(values.max()) - float(values.min()) + 1
             is_id = bool((values == np.floor(values)).all()) and span <= 2 * max(count, sample.examples)
         if is_id:
-            text = f"{name}: a different value in each row, such as {values[0]}; drop it"
+            first = values[0] if values.dtype == object else f"{values[0]:g}"
+            text = f"{name}: a different value in each row, such as {first}; drop it"
             yield DataFinding("id column", FAULT, text, "all values differ", [name])
 
 
@@ -123,7 +121,7 @@ def find_leaks(sample: SplitSample) -> Iterator[DataFinding]:
                 figure = f"accuracy {score:.3f}" if is_class else f"mean absolute error {score:.4g}"
                 told = f"the target {target}".strip()
                 text = f"{name} alone tells {told}: {figure}, a constant {constant:.4g}"
-                because = "a model of one column leaves 5 % of the errors (values: 10 %)"
+                because = f"it leaves at most {LEFT_BY_LEAK[is_class]:.0%} of the errors of a constant"
                 yield DataFinding("leak", FAULT, text, because, [name])
 
 
@@ -242,4 +240,13 @@ def find_time_overlap(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding
         before, after = (sorted({each for each in part.tolist() if each}) for part in (values, tested))
         if len(before) > FEWEST_OF_CLASS and after and before[-1] > after[math.floor(0.05 * len(after))]:
             text = f"{name}: the training split goes to {before[-1]}, and the test split begins at {after[0]}"
-            yield DataFinding("time order", FAULT, text, "test rows that are earlier than training rows", [name])
+            yield DataFinding("time order", HINT, text, "test rows that are earlier than training rows", [name])
+
+
+#: The rules about the training split: those that find faults, and those that only find what is to be looked at.
+FAULT_RULES: tuple[Callable[[SplitSample], Iterable[DataFinding]], ...] = (
+    *(find_constant, find_copies, find_mostly_missing, find_ids, find_leaks, find_class_faults),
+)
+HINT_RULES: tuple[Callable[[SplitSample], Iterable[DataFinding]], ...] = (
+    *(find_outliers, find_sentinels, find_correlated, find_variants, find_empty_texts),
+)

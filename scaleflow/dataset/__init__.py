@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.blocks import check_shards, describe_shards
     from scaleflow.dataset.pipeline.cache import is_mapped
     from scaleflow.dataset.pipeline.chosen_examples import (
+        is_spread,
         locate_examples,
         open_columns,
         read_inputs,
         read_parts,
+        read_spread,
         sample_rows,
     )
     from scaleflow.dataset.pipeline.feed_factory import make_feed
@@ -23,13 +25,14 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.fingerprint import read_cheap_targets
     from scaleflow.dataset.pipeline.matched_source import match_source
     from scaleflow.dataset.pipeline.records import decode_records
-    from scaleflow.dataset.pipeline.splits import Splits, limit_evaluation, prepare_splits, repeat_first_batch
+    from scaleflow.dataset.pipeline.splits import LEFT_OUT, Splits, limit_evaluation, prepare_splits, repeat_first_batch
     from scaleflow.dataset.pipeline.targets import read_targets
     from scaleflow.dataset.pipeline.unreadable import UnreadableExample, explain_read_error, find_first_unreadable
     from scaleflow.dataset.pipeline.whole_source import WholeSource
     from scaleflow.dataset.reading.text import Text
 
 __all__ = [
+    "LEFT_OUT",
     "Splits",
     "Text",
     "UnreadableExample",
@@ -42,6 +45,7 @@ __all__ = [
     "find_first_unreadable",
     "find_places",
     "is_mapped",
+    "is_spread",
     "limit_evaluation",
     "locate_examples",
     "make_feed",
@@ -52,6 +56,7 @@ __all__ = [
     "read_cheap_targets",
     "read_inputs",
     "read_parts",
+    "read_spread",
     "read_targets",
     "repeat_first_batch",
     "sample_rows",

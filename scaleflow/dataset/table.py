@@ -116,6 +116,7 @@ class Table:
             names = choose_columns(self._files.names, target, columns, drop)
             names = [*(name for name in known if name in names), *(name for name in names if name not in known)]
             given = parse_column_kinds(names, {NUMBER: numeric, CATEGORY: categorical, TEXT: text})
+        unused = [name for name in self._files.names if name not in (*names, target)]
         self._files.use([*names, target])
         options = self._files, (*names, target), form.missing, learn_on
         self._read = partial(TableRows, *options, words=find_categories(known, earlier))
@@ -134,6 +135,7 @@ class Table:
         self._kinds, described = rows.recall("types", depends_on, learn)
         self.outputs: Outputs = parse_leaves([{"name": "", **described}], Outputs)
         self.reading = {"columns": self._kinds, "target": target, "format": self._files.format, **asdict(form)}
+        self.reading["unused"] = unused
         self.inputs = {
             name: Inputs((), "float32" if each == NUMBER else "string") for name, each in self._kinds.items()
         }
@@ -141,7 +143,8 @@ class Table:
             name: make_preprocessing(name, each, embed, vocabulary, tokens) for name, each in self._kinds.items()
         }
         self._rows = {rows.group: rows.describe(target, self._kinds, self.outputs)}
-        self.notes = tuple(describe_columns(self._kinds, target, self.outputs, rows))
+        new = [] if earlier is None or earlier.extends else find_new(unused, earlier.find_reading(self))
+        self.notes = (*describe_columns(self._kinds, target, self.outputs, rows), *new)
 
     @property
     def splits(self) -> Collection[str]:
@@ -358,6 +361,14 @@ def check_known_columns(known: Sequence[str], names: Sequence[str], data_dir: st
         f"dataset.data_dir={data_dir}: has no column {missing[0]}{more}, which the earlier run read"
         f"{f'; did you mean {similar[0]}? The' if similar else '; the'} columns are {', '.join(names)}"
     )
+
+
+def find_new(unused: Sequence[str], reading: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a line about the columns that an earlier run's table did not have; nothing if that is not known."""
+    new = [name for name in unused if name not in reading.get("unused", unused)]
+    if new:
+        more = f" and {len(new) - MOST_NAMED} more" if len(new) > MOST_NAMED else ""
+        yield f"new columns, which the data of the run did not have, are not used: {', '.join(new[:MOST_NAMED])}{more}"
 
 
 def describe_columns(kinds: Mapping[str, str], target: str, outputs: Outputs, rows: TableRows) -> Iterator[str]:

@@ -6,13 +6,15 @@ import math
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scaleflow.evaluation.outputs import OutputAnalysis
 from scaleflow.evaluation.resampling import interval_of_mean
 from scaleflow.interfaces.formatting import format_number
+
+if TYPE_CHECKING:
+    from scaleflow.evaluation.outputs import OutputAnalysis
 
 #: The fewest examples of a slice. TensorFlow Model Analysis has such a limit, too.
 FEWEST_EXAMPLES = 30

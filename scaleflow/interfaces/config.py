@@ -263,6 +263,9 @@ class Dataset:
             training split. It becomes part of the saved model. Numeric inputs without a preprocessing only. Default
             false.
         augment: random changes to the training examples. Default null: none.
+        check: what to do if a sample of the data has faults, or a resumed run's or an evaluation's data differ from
+            those of the training: `warn` says so in notes, `refuse` ends the command, `none` does not look. Default
+            `warn`.
     """
 
     target: Target
@@ -275,6 +278,7 @@ class Dataset:
     on_bad_example: Literal["raise", "skip"] = "raise"
     normalise: bool = False
     augment: Augment | None = None
+    check: Literal["warn", "refuse", "none"] = "warn"
 
 
 @dataclass(frozen=True)

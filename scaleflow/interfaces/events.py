@@ -88,6 +88,14 @@ class EvaluationReady(Event, event="evaluating"):
 
 
 @dataclass(frozen=True)
+class DataChecked(Event, event="checked"):
+    """`scaleflow.check` has looked at a dataset."""
+
+    findings: Sequence[Mapping[str, Any]]  # each with `rule`, `level`, `text`, `because` and `columns`, the worst first
+    splits: Mapping[str, Mapping[str, int]]  # by name, the number of `examples`, and of those that were `looked_at`
+
+
+@dataclass(frozen=True)
 class TagsSet(Event, event="tags"):
     """Tags of the run have new values."""
 

@@ -52,6 +52,8 @@ class LearnedState:
             the delimiter and so on.
         splits: by name, the number of examples and the digest of each split.
         pictures: the names of inputs that are read from encoded pictures, such as JPEG files.
+        schema: what each column and target looks like in a sample of the training split: kinds, ranges, categories,
+            histograms, as `data_checks.schema` describes them; empty if nobody looked at the data.
     """
 
     inputs: InputStructure
@@ -61,6 +63,7 @@ class LearnedState:
     reading: Mapping[str, Any] = field(default_factory=dict)
     splits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     pictures: Sequence[str] = ()
+    schema: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Converts the record to values that JSON can hold."""
@@ -73,6 +76,7 @@ class LearnedState:
             "reading": dict(self.reading),
             "splits": {name: dict(each) for name, each in self.splits.items()},
             "pictures": list(self.pictures),
+            "schema": dict(self.schema),
         }
 
     @classmethod
@@ -89,6 +93,7 @@ class LearnedState:
                 record["reading"],
                 record["splits"],
                 tuple(record.get("pictures", ())),
+                record.get("schema", {}),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"it is not a record of scaleflow ({error})") from error

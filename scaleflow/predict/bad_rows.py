@@ -12,6 +12,7 @@ from pyarrow import compute
 
 from scaleflow.errors import RunError
 from scaleflow.launcher.answer import to_printable
+from scaleflow.predict.drift import DriftWatch
 
 #: The most different values, and the most columns, that the last lines name.
 MOST_VALUES, MOST_COLUMNS = 5, 20
@@ -38,10 +39,12 @@ class RowReport:
 
     Args:
         on_bad: what is done with a bad row: `raise`, `skip` or `empty`.
+        watch: compares good rows with those of the training; None: nothing is known of these.
     """
 
-    def __init__(self, on_bad: str) -> None:
+    def __init__(self, on_bad: str, watch: DriftWatch | None = None) -> None:
         self.on_bad = on_bad
+        self.watch = watch or DriftWatch(None, ())
         self._bad: Counter[str] = Counter()
         self._first: dict[str, str] = {}
         self._missing: Counter[str] = Counter()
@@ -98,11 +101,14 @@ class RowReport:
         )
         yield from list_columns("unknown", map(self._describe_unknown, sorted(self._unknown)))
         yield from list_columns("imputed", map(self._describe_missing, sorted(self._missing)))
+        yield from list_columns("drift", (f"{each.text} ({each.because})" for each in self.watch.find()))
 
     def to_counts(self, bad: int) -> dict[str, Any]:
         """Returns the number of bad rows, and by column the counts that `describe` names."""
         unknown = {name: shown.total() + self._others[name] for name, shown in self._unknown.items()}
-        return {"bad rows": bad, "bad": dict(self._bad), "unknown": unknown, "imputed": dict(self._missing)}
+        drift = [{"rule": each.rule, "columns": each.columns, "text": each.text} for each in self.watch.find()]
+        found = {"bad rows": bad, "bad": dict(self._bad), "unknown": unknown, "imputed": dict(self._missing)}
+        return {**found, "drift": drift, "compared rows": self.watch.rows}
 
     def _describe_missing(self, column: str) -> str:
         is_new = self._has_missing[column] is False

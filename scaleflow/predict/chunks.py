@@ -56,6 +56,12 @@ class Task:
         """The columns that are read."""
         return list(dict.fromkeys([*(name for names in self.columns.values() for name in names), *self.keep]))
 
+    def list_new_columns(self) -> list[str]:
+        """Returns the columns that the table of the run did not have; none if its columns are not known."""
+        unused, target = self.reading.unused, self.reading.target
+        known = {*self.read, target, *(unused or ())}
+        return [] if unused is None else [name for name in self.source.schema.names if name not in known]
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -110,6 +116,7 @@ def read_chunks(task: Task, model: DistributedModel | PromptModel, report: RowRe
     for (shard, _), chunk in take_chunks(rows, places):
         parts = [convert_rows(model.inputs, task.columns, piece, task.reading, report, model.decode) for piece in chunk]
         inputs = {name: np.concatenate([arrays[name] for arrays, _ in parts]) for name in model.inputs}
+        report.watch.add(inputs)
         yield Chunk(shard, chunk, inputs, np.concatenate([is_good for _, is_good in parts]))
 
 

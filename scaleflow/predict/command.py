@@ -45,12 +45,18 @@ from typing import TYPE_CHECKING, Any
 
 from scaleflow.commands.frame import run_command
 from scaleflow.commands.parser import CommandParser
-from scaleflow.commands.tracked_run import add_run_id, answer_model, format_model_rows, make_one_process_plan
+from scaleflow.commands.tracked_run import (
+    add_run_id,
+    answer_model,
+    format_model_rows,
+    load_learned_state,
+    make_one_process_plan,
+)
 from scaleflow.config.compose import compose_config, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options, load_config
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.errors import ConfigError, first_line
-from scaleflow.interfaces import LearnedState, Plan, Tracking
+from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.events import Event, Note
 from scaleflow.interfaces.sampling import Sampling
 from scaleflow.launcher.answer import ANSWER, FINISHED, write_error
@@ -65,7 +71,6 @@ from scaleflow.predict.language_model import (
     read_sampling,
 )
 from scaleflow.predict.reading import describe_reading
-from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.tracking.tracked_runs import TrackedRun
 
 if TYPE_CHECKING:
@@ -187,6 +192,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     store_options = find_store_options(RerunCommand(typed.run_id, typed.overrides))
     store, tracker, tracked = find_named_run(typed.run_id, store_options)
     from scaleflow.predict.bad_rows import RowReport
+    from scaleflow.predict.drift import DriftWatch
     from scaleflow.tracking.saved_models import describe_model
 
     state = load_learned_state(tracker, tracked, store)
@@ -194,14 +200,15 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     options = options if isinstance(options, dict) else {}
     load: Callable[[Path], tuple[DistributedModel | PromptModel, str, list[Note]]]
     if state is not None and is_language_model(state):
-        sampling = sampling or Sampling()
+        sampling, watch = sampling or Sampling(), DriftWatch(None, ())
         task = make_text_task(typed, options.get("column"), output)
         load = partial(load_prompt_model, sampling, plan, tracker, tracked, store, state)
     elif sampling is not None:
         raise explain_no_language_model(tracked.run_id, state)
     else:
         description = describe_model(tracker, tracked, store, state)
-        task = make_task(typed, describe_reading(state, options, description.inputs), description, output)
+        reading = describe_reading(state, options, description.inputs)
+        task, watch = make_task(typed, reading, description, output), DriftWatch(state, reading.categories)
         load = partial(load_predictor, plan, tracker, tracked, store, typed.batch_size)
     with output.lock(), tempfile.TemporaryDirectory(prefix="scaleflow-predict-") as folder:
         manifest = describe_task(typed, tracked, task) | ({"sampling": asdict(sampling)} if sampling else {})
@@ -214,12 +221,13 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
             for note in [*notes, *([Note(NO_RECORD)] if state is None else [])]:
                 display.show_event(note)
             output.begin(manifest, first)
-            began, skipped, report = time.monotonic(), output.count_rows(first), RowReport(typed.on_bad)
+            began, skipped, report = time.monotonic(), output.count_rows(first), RowReport(typed.on_bad, watch)
             progress = Progress(display, task.source.count_rows())
             rows, bad = write_predictions(task, model, output, first, report, progress, stop.is_set)
             seconds = time.monotonic() - began
-    values = {**answer_model(tracked), "output": str(output.path)}
-    ANSWER.read = lambda: {**values, "rows": rows, "counts": {"there before": skipped, **report.to_counts(bad)}}
+    values, new = {**answer_model(tracked), "output": str(output.path)}, task.list_new_columns()
+    counts = {"there before": skipped, "new columns": new}
+    ANSWER.read = lambda: {**values, "rows": rows, "counts": {**counts, **report.to_counts(bad)}}
     if stop.is_set():
         done = f"; {output.count_finished()} shard(s) are whole, --resume continues" if output.is_folder else ""
         write_error(f"stopped by {stop.signal_name}{done}")
@@ -232,6 +240,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
                 "rows",
                 f"{rows:,}{f', after {skipped:,} that were there' if skipped else ''}, {rows / seconds:,.0f} rows/s",
             ),
+            *([("new columns", f"{', '.join(new)}: not in training, not used")] if new else []),
             *report.describe(bad, bool(skipped)),
             ("output", str(output.path)),
         ]
@@ -251,15 +260,6 @@ def make_prediction_plan(typed: argparse.Namespace) -> Plan:
             )
     composed = compose_config(typed.overrides)
     return make_one_process_plan(resolve_config(composed.config), composed, "predictions")
-
-
-def load_learned_state(tracker: Any, tracked: TrackedRun, store: Tracking) -> LearnedState | None:
-    """Returns what the run learned from its data; None if its model was logged before that was recorded."""
-    from scaleflow.tracking.saved_models import download_learned_state
-
-    with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
-        download_learned_state(tracker, tracked, store, Path(folder))
-        return read_learned_state(Path(folder))
 
 
 def make_task(typed: argparse.Namespace, reading: Reading, description: ModelDescription, output: Output) -> Task:

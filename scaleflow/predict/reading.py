@@ -30,6 +30,7 @@ class Reading:
         input: the column, array or feature that the run read its single input from; None if it is not known.
         features: `dataset.features` of TFRecord files.
         compression: of TFRecord files, as TensorFlow names it.
+        unused: the columns of the run's table that were no inputs; None: it is not known.
     """
 
     form: CsvForm = field(default_factory=CsvForm)
@@ -41,6 +42,7 @@ class Reading:
     input: str | None = None
     features: Mapping[str, Any] = field(default_factory=dict)
     compression: str = ""
+    unused: tuple[str, ...] | None = None
 
 
 def describe_reading(state: LearnedState | None, options: Mapping[str, Any], inputs: Collection[str]) -> Reading:
@@ -65,6 +67,7 @@ def describe_reading(state: LearnedState | None, options: Mapping[str, Any], inp
         input=to_word(found.get("input")) or to_word(found.get("inputs")),
         features=features if isinstance(features, dict) else {},
         compression="" if compression == "NONE" else compression,
+        unused=to_words(found.get("unused")),
     )
     if state is None:
         is_table = options.get("_target_") == TABLE

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from scaleflow.commands.tracked_run import load_learned_state
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.sampling import Sampling
 from scaleflow.launcher.display import IMPORTING, Display
 from scaleflow.launcher.named_runs import find_named_run
-from scaleflow.predict.command import hide_errors, load_learned_state, make_prediction_plan
+from scaleflow.predict.command import hide_errors, make_prediction_plan
 from scaleflow.predict.language_model import explain_no_language_model, is_language_model, load_language_model
 from scaleflow.tracking.tracked_runs import TrackedRun
 

@@ -7,7 +7,16 @@ MLflow.
 
 from scaleflow.runs.event_log import EventReader, EventWriter
 from scaleflow.runs.folder import RunFolder
-from scaleflow.runs.spec import ConversionSpec, EvaluationSpec, RunSpec
+from scaleflow.runs.spec import ConversionSpec, DataCheckSpec, EvaluationSpec, RunSpec
 from scaleflow.runs.state import RunState
 
-__all__ = ["ConversionSpec", "EvaluationSpec", "EventReader", "EventWriter", "RunFolder", "RunSpec", "RunState"]
+__all__ = [
+    "ConversionSpec",
+    "DataCheckSpec",
+    "EvaluationSpec",
+    "EventReader",
+    "EventWriter",
+    "RunFolder",
+    "RunSpec",
+    "RunState",
+]

@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from scaleflow.cluster.members import count_workers, process_name
 from scaleflow.files.object_store import is_store_address
@@ -43,6 +44,15 @@ class ConversionSpec:
 
 
 @dataclass(frozen=True)
+class DataCheckSpec:
+    """A look at a dataset."""
+
+    report: str  # the path of the page to write
+    examples: int  # the most that are looked at, of each split
+    schema: Mapping[str, Any] | None = None  # of the run with which the data are compared
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """The task of one process of a run."""
 
@@ -56,8 +66,8 @@ class RunSpec:
     environment: Mapping[str, str] = field(default_factory=dict)  # variables to add to the environment of the processes
     server: str | None = None  # the address of the fork server; None: the run starts its own
     tags: Mapping[str, str] = field(default_factory=dict)  # tags of the run, for the launcher
-    #: The model to evaluate, or to convert; None: train one
-    evaluation: EvaluationSpec | ConversionSpec | None = None
+    #: The model to evaluate or to convert, or the data to look at; None: train a model
+    evaluation: EvaluationSpec | ConversionSpec | DataCheckSpec | None = None
     trial: Trial | None = None  # the setting to look for; None: train a model
     repeats: Repetition = field(default_factory=Repetition)  # the run that this one repeats
 

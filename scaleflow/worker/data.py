@@ -29,6 +29,7 @@ from scaleflow.interfaces import (
     Training,
 )
 from scaleflow.interfaces.events import Emit, Note, StageBegan
+from scaleflow.worker.data_look import make_look
 from scaleflow.worker.earlier import find_changes, find_earlier, open_source
 from scaleflow.worker.metadata import RunMetadata, describe_data_name
 from scaleflow.worker.runtime import Runtime, divide_evaluation, setup_runtime
@@ -74,9 +75,9 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: P
     emit(StageBegan(f"reading {describe_data_name(plan)}"))
     earlier = find_earlier(plan, resumed, runtime.worker_sync)
     source = open_source(plan, earlier)
-    splits = dataset.prepare_splits(
-        source, plan.dataset, plan.seed, runtime.worker_sync, emit, earlier=earlier, folds=find_folds(plan)
-    )
+    look = make_look(plan, source, earlier, resumed is not None, runtime.worker_sync, emit)
+    options = plan.dataset, plan.seed, runtime.worker_sync, emit
+    splits = dataset.prepare_splits(source, *options, earlier=earlier, look=look, folds=find_folds(plan))
     assert splits.learned is not None
     return PreparedData(runtime, source, splits, find_changes(plan, splits.learned, emit))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +119,14 @@ def open_source(plan: Plan, earlier: EarlierState | None = None) -> Source:
         return make()  # type: ignore[no-any-return]
     given = {"earlier": earlier} if takes_earlier(locate_target(target)) else {}
     return dataset.match_source(make(**given), earlier)
+
+
+def take_whole(plan: Plan) -> Plan:
+    """Returns the plan without test and validation splits that would be drawn from the training split."""
+    target = plan.dataset.target
+    if target.path.startswith("scaleflow.") and "test" in inspect.signature(locate_target(target)).parameters:
+        target = replace(target, arguments={**target.arguments, "test": 0.0})
+    return replace(plan, dataset=replace(plan.dataset, target=target, validation=None))
 
 
 def takes_earlier(source_class: object) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +36,8 @@ from scaleflow.interfaces.structures import add_batch_dimension
 from scaleflow.runs import EvaluationSpec, RunFolder
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.worker.data import find_example_location, find_folds
-from scaleflow.worker.earlier import open_source
+from scaleflow.worker.data_look import tell_comparison
+from scaleflow.worker.earlier import open_source, take_whole
 from scaleflow.worker.kept_predictions import keep_predictions, make_kept_split
 from scaleflow.worker.metadata import describe_data, describe_data_name, report_confusion
 from scaleflow.worker.report import ReportThread
@@ -81,6 +81,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     described = data.splits["train" if is_whole else split]
     if earlier is not None and not is_whole and not spec.is_new:
         emit_change(split, earlier, described, emit)
+    tell_comparison(plan, earlier, source, splits.raw["train" if is_whole else split], splits.sample, emit)
     emit(StageBegan("loading the model"))
     with runtime.strategy.scope():
         model = load_model(spec, plan.trusted_modules or ())
@@ -154,10 +155,7 @@ def open_data(plan: Plan, spec: EvaluationSpec, earlier: EarlierState | None) ->
     is_whole = spec.split == ALL
     if not is_whole and not (spec.is_new and spec.split is None):
         return plan, open_source(plan, earlier), False
-    target = plan.dataset.target
-    if target.path.startswith("scaleflow.") and "test" in inspect.signature(locate_target(target)).parameters:
-        target = replace(target, arguments={**target.arguments, "test": 0.0})
-    whole = replace(plan, dataset=replace(plan.dataset, target=target, validation=None))
+    whole = take_whole(plan)
     source = open_source(whole, earlier)
     if is_whole or set(source.splits) == {"train"}:
         return whole, dataset.WholeSource(source), True

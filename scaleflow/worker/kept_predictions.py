@@ -201,14 +201,17 @@ class KeptSplit:
 
 
 def choose_kept_split(feeds: Feeds, splits: Splits, source: Source, options: EvaluationOptions) -> KeptSplit | None:
-    """Returns the test split, or without one the validation split; None if there is neither.
+    """Returns the test split, or without one the validation split; None if there is neither, or if its examples are
+    not the raw ones, with `debug=overfit`.
 
     Raises ConfigError if the data lacks a column that `options` name.
     """
     name = "test" if feeds.test is not None else "validation"
     feed = feeds.test or feeds.validation
-    kept = None if feed is None else make_kept_split(name, feed, splits.raw[name], source, options)
-    return kept and replace(kept, reader=replace(kept.reader, transforms=splits.transforms, has_folds=splits.folds > 0))
+    if feed is None or name not in splits.raw:
+        return None
+    kept = make_kept_split(name, feed, splits.raw[name], source, options)
+    return replace(kept, reader=replace(kept.reader, transforms=splits.transforms, has_folds=splits.folds > 0))
 
 
 def make_kept_split(name: str, feed: Feed, raw: Examples, source: Source, options: EvaluationOptions) -> KeptSplit:

@@ -28,7 +28,7 @@ from scaleflow.interfaces.events import (
 )
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.interfaces.trials import to_params
-from scaleflow.runs import EvaluationSpec, RunSpec, RunState
+from scaleflow.runs import DataCheckSpec, EvaluationSpec, RunSpec, RunState
 from scaleflow.runs.event_log import DeduplicatingEmitter
 from scaleflow.runs.learned_state import to_files, write_learned_state
 from scaleflow.runs.provenance.tags import mark_process
@@ -70,7 +70,7 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
     """Does the work of `run_worker`, which has set up the context for user code."""
     try:
         if spec.evaluation is not None:
-            work_on_model(spec, emit)
+            do_other_work(spec, emit)
             emit(RunEnded("FINISHED"))
             return True
         if spec.records:
@@ -115,10 +115,14 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
     return True
 
 
-def work_on_model(spec: RunSpec, emit: Emit) -> None:
-    """Does the work of a command that evaluates or converts a trained model."""
+def do_other_work(spec: RunSpec, emit: Emit) -> None:
+    """Does the work of a command that evaluates or converts a trained model, or looks at data."""
     if isinstance(spec.evaluation, EvaluationSpec):
         evaluate_model(spec.plan, spec.evaluation, spec.files, emit)
+    elif isinstance(spec.evaluation, DataCheckSpec):
+        from scaleflow.worker.check import look_at_dataset
+
+        look_at_dataset(spec.plan, spec.evaluation, emit)
     else:
         from scaleflow.worker.convert import convert_to_formats
 

@@ -8,10 +8,23 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from scaleflow.data_checks.drift import DRIFT, FAULT, HINT, compare_sample, select_level
+from scaleflow.data_checks.drift import DRIFT, FAULT, HINT, DataFinding, compare_sample, select_level
+from scaleflow.data_checks.duplicates import find_duplicates
+from scaleflow.data_checks.report import make_data_page, sort_findings
 from scaleflow.data_checks.rules import find_faults
+from scaleflow.data_checks.sample import CATEGORY, NUMBER, SplitSample
 from scaleflow.data_checks.schema import make_schema
-from tests.data_checks.made import FAULTS, Splits, find_everything, make_pictures, make_table, make_texts, put
+from tests.data_checks.made import (
+    FAULTS,
+    Splits,
+    copy_rows,
+    cut,
+    find_everything,
+    make_pictures,
+    make_table,
+    make_texts,
+    put,
+)
 
 #: Data without faults.
 CLEAN: dict[str, Callable[[int], Splits]] = {
@@ -90,3 +103,30 @@ def test_a_schema_survives_json() -> None:
     assert sum(schema["columns"]["age"]["counts"]) == schema["rows"] == 1000
     assert schema["columns"]["share"]["missing"] == pytest.approx(0.05, abs=0.02)
     assert schema["targets"]["target"]["distinct"] == 3
+
+
+def test_equal_rows_of_few_columns_may_be_chance() -> None:
+    random = np.random.default_rng(0)
+    age = random.normal(40, 10, 1200).round(2)
+    columns = {"age": age, "town": random.choice(np.array(["Bern", "Chur"], object), 1200)}
+    target = np.array(["no", "yes"], object)[random.integers(0, 2, 1200)]
+    kinds = {"age": NUMBER, "town": CATEGORY}
+    whole = SplitSample(columns, kinds, {"": target}, 1200, is_table=True)
+    splits = {"train": cut(whole, slice(0, 800)), "test": cut(whole, slice(800, 1200))}
+    assert list(find_duplicates(splits)) == []
+    copied = copy_rows(splits, random, "train", "test", 0.5)
+    assert "duplicates across splits" in {each.rule for each in find_duplicates(copied)}
+
+
+@pytest.mark.parametrize("kind", CLEAN)
+def test_a_page_shows_findings_columns_and_examples(kind: str) -> None:
+    splits = CLEAN[kind](7)
+    found = sort_findings([DataFinding("a", HINT, "the <first>", "x"), DataFinding("b", FAULT, "the second", "y")])
+    pictures = {"ant": splits["train"].columns["input"]} if kind == "pictures" else {}
+    page = make_data_page("Data: mine", "all", found, splits, pictures)
+    assert page.index("the second") < page.index("the &lt;first&gt;")
+    assert page.count('<img src="data:image/png;base64,') == len(pictures)
+    titles = "Distributions by split" if kind == "values" else "Distributions by class"
+    assert titles in page
+    assert all(f"<td>{name}</td>" in page for name in splits["train"].columns)
+    assert 'src="http' not in page

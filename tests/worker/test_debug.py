@@ -41,6 +41,7 @@ def test_overfit_trains_on_one_batch_and_validates_on_it(
     assert points(events, "val/accuracy")[-1] == (100, 1.0)
     assert points(events, "val/loss")[-1][1] < 0.05
     assert not points(events, "test/loss")
+    assert not points(events, "val/accuracy_low"), "no report of examples that are not those of the split"
 
 
 def test_fast_takes_one_step_of_everything(

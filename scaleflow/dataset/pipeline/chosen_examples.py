@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.blocks import Blocks
+from scaleflow.dataset.pipeline.blocks import Blocks, concatenate
 from scaleflow.dataset.pipeline.cache import Transforms, preprocess_arrays, refuse_unreadable
 from scaleflow.dataset.pipeline.records import Records, decode_records
 from scaleflow.dataset.pipeline.unreadable import number_records
@@ -24,6 +25,9 @@ NUMBERED = re.compile(r"(.*), (?:row|record|example) (\d+)", re.DOTALL)
 NAMING_SECONDS = 5.0
 
 BATCH = 1024
+
+#: The blocks of a table from which few examples are read.
+MOST_BLOCKS = 16
 
 Array = np.ndarray[Any, Any]
 
@@ -148,6 +152,37 @@ def read_parts(examples: Examples, places: Array) -> tuple[Any, ...]:
         batches = decode_records(examples, take_records(examples, places)).batch(BATCH)
     parts = list(batches.as_numpy_iterator())
     return tuple(map_leaves(lambda *arrays: np.concatenate(arrays), *each) for each in zip(*parts, strict=True))
+
+
+def read_spread(examples: Examples, count: int, reads_all: bool = False) -> tuple[Any, ...]:
+    """Returns up to `count` examples that are spread evenly over a split, as `read_parts` does.
+
+    Of a table that is not in memory they are the first rows of blocks all over its files. Of a stream whose records are
+    not in memory (`is_spread` says so) they are the first ones, unless the command `reads_all` of it.
+    """
+    places = np.unique(np.linspace(0, len(examples) - 1, min(count, len(examples))).astype(np.int64))
+    if isinstance(examples, Arrays | Records) or (reads_all and not isinstance(examples, Blocks)):
+        return read_parts(examples, places)
+    if not isinstance(examples, Blocks):
+        return read_parts(replace(examples, dataset=examples.dataset.take(len(places)), length=len(places)), places)
+    lengths = examples.lengths()
+    used = np.flatnonzero(lengths)
+    chosen = used[np.unique(np.linspace(0, len(used) - 1, max(MOST_BLOCKS, count // BATCH)).astype(int))]
+    parts, left = [], len(places)
+    for n, block in enumerate(sorted(map(int, chosen), key=lengths.__getitem__)):  # long ones make up for short ones
+        share = min(lengths[block], -(-left // (len(chosen) - n)))
+        is_read = len(examples.rows.sampled) == sum(examples.rows.lengths)  # all rows are in memory
+        spread = examples.rows.lengths[block] / lengths[block]  # of the rows, if only some are in the split
+        loaded = examples.load(block, None if is_read else int(2 * share * spread) + 64)
+        rows = np.unique(np.linspace(0, max(0, len(loaded) - 1), share).astype(int))[: len(loaded)]
+        parts.append((block, loaded.map(lambda array, rows=rows: array[rows])))  # type: ignore[misc]
+        left -= share
+    return concatenate([part for _, part in sorted(parts, key=lambda each: each[0])]).parts
+
+
+def is_spread(examples: Examples) -> bool:
+    """Returns whether `read_spread` returns examples from all over a split."""
+    return isinstance(examples, Arrays | Records | Blocks)
 
 
 def take_records(stream: Stream, places: Array) -> tf.data.Dataset:

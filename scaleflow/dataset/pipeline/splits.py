@@ -64,6 +64,9 @@ SMALL_RECORD_BYTES = 16 << 10
 #: Maximum number of bad examples that a message names.
 MAX_NAMED = 5
 
+#: The beginning of a note about examples that were left out.
+LEFT_OUT = "dataset.on_bad_example=skip: left out"
+
 
 @dataclass(frozen=True)
 class Splits:
@@ -118,6 +121,7 @@ def prepare_splits(
     preprocesses: bool = True,
     earlier: EarlierState | None = None,
     folds: int = 0,
+    look: Callable[[Splits], Mapping[str, Any]] | None = None,
 ) -> Splits:
     """Loads, checks and preprocesses the splits.
 
@@ -130,6 +134,8 @@ def prepare_splits(
         preprocesses: False leaves the inputs raw, for a saved model that preprocesses them itself.
         earlier: what an earlier run learned, which is not learned anew.
         folds: into how many the model can divide the training split, as for `choose_validation`.
+        look: looks at the raw splits, before their preprocessing, and returns the schema that is kept with what was
+            learned.
 
     Raises ConfigError if the source violates its interface, a named split is missing, or an example that is read at the
     start cannot be read.
@@ -163,6 +169,8 @@ def prepare_splits(
         reading=to_plain(getattr(source, "reading", {})),
         pictures=tuple(getattr(source, "decoders", {})),
     )
+    if look is not None:
+        learned = replace(learned, schema=look(raw))
     kept = {name: examples for name, examples in raw.by_name().items() if name != "train" or not preprocesses}
     raw = replace(raw, fingerprints=fingerprints, learned=learned, is_drawn_as_read=is_drawn, raw=kept)
     preprocessings = choose_preprocessing(source, options) if preprocesses else {}
@@ -185,11 +193,14 @@ def prepare_splits(
                 f"{MEMORY_BYTES >> 20} MiB, or more than a quarter of the free memory"
             )
         )
-    if not has_folds:
-        return cached
-    train = number_folds(cached.train, folds, seed)
-    test = None if cached.test is None else number_folds(cached.test, 0, seed)
-    return replace(cached, train=train, validation=train, test=test, folds=folds)
+    return divide_into_folds(cached, folds, seed) if has_folds else cached
+
+
+def divide_into_folds(splits: Splits, folds: int, seed: int) -> Splits:
+    """Makes the training split the validation split, too, with the number of a fold for each example."""
+    train = number_folds(splits.train, folds, seed)
+    test = None if splits.test is None else number_folds(splits.test, 0, seed)
+    return replace(splits, train=train, validation=train, test=test, folds=folds)
 
 
 def clean_split(source: Source, split: str, options: Dataset, workers: Workers, emit: Emit) -> Examples:
@@ -219,7 +230,7 @@ def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) ->
     """Returns the stream without unreadable examples; a note counts and names them."""
     if isinstance(stream, Blocks) and stream.rows.malformed and (split == "train" or stream.keep is None):
         shown = "; ".join(stream.rows.malformed[:MAX_NAMED])
-        emit(Note(f"dataset.on_bad_example=skip: left out {len(stream.rows.malformed)} rows of the files: {shown}"))
+        emit(Note(f"{LEFT_OUT} {len(stream.rows.malformed)} rows of the files: {shown}"))
     with refuse_unreadable(split, stream):
         indices = json.loads(workers.from_chief(lambda: json.dumps(find_unreadable(stream))))
     if not indices:
@@ -231,8 +242,8 @@ def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) ->
         )
     names = ", ".join(map(str, describe_examples(stream, indices[:MAX_NAMED])))
     more = f" and {len(indices) - MAX_NAMED} more" if len(indices) > MAX_NAMED else ""
-    skipped = f"left out {len(indices)} of the {len(stream)} examples of {split!r} that cannot be read"
-    emit(Note(f"dataset.on_bad_example=skip: {skipped}: {names}{more}"))
+    skipped = f"{len(indices)} of the {len(stream)} examples of {split!r} that cannot be read"
+    emit(Note(f"{LEFT_OUT} {skipped}: {names}{more}"))
     return drop_records(stream, indices)
 
 
@@ -376,12 +387,15 @@ def select_examples(examples: Arrays | Records, places: np.ndarray[Any, Any]) ->
 
 
 def repeat_first_batch(splits: Splits, batching: Batching) -> Splits:
-    """Replaces every training batch of an epoch by the first one; validates on it, too, and drops the test split."""
+    """Replaces every training batch of an epoch by the first one; validates on it, too, and drops the test split.
+
+    The validation examples are then none of the raw ones, so these are dropped, too.
+    """
     batch = limit_examples(splits.train, batching.global_size)
     if isinstance(batch, Blocks):
         batch = cache_split("train", batch, "memory", splits.transforms, SingleProcess())
     train = repeat_examples(batch, batching.steps(len(splits.train)))
-    return replace(splits, train=train, validation=None if splits.validation is None else batch, test=None)
+    return replace(splits, train=train, validation=None if splits.validation is None else batch, test=None, raw={})
 
 
 def repeat_examples(batch: Examples, times: int) -> Examples:

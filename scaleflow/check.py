@@ -1,0 +1,213 @@
+"""Looks at a dataset before training: its schema, its faults, and how its splits, or new data, differ.
+
+    scaleflow check dataset=csv dataset.data_dir=house.csv dataset.target=price
+    scaleflow check dataset=image_folder dataset.data_dir=photos --report photos.html
+    scaleflow check dataset=csv dataset.data_dir=new.csv dataset.target=price --against RUN_ID
+
+Type the words of the run after it, as for `scaleflow`: the dataset is read as the run reads it. The last lines have the
+findings, each with the rule behind it; the report is a page with these, all columns, histograms by class and examples.
+
+fault: constant, duplicate and mostly missing columns, ids, a column that tells the target, a target of nearly one
+class, the same examples in several splits or classes, blank pictures, examples that cannot be read, missing columns.
+drift: a split, or new data, that is distributed otherwise than the training split, or has other categories.
+hint: rare classes, outliers, numbers that mean missing, columns that say the same, spellings, dates in no order.
+
+With --against the data are compared with what a run has learned of its own: RUN_ID is the id of a run in MLflow, the
+folder of a run, or a model: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-... The run is looked up in
+`tracking.uri=...`, else in MLFLOW_TRACKING_URI, else in sqlite:///mlflow.db.
+
+Exit code: 0 nothing was found from --level on; 1 something was found; 2 the data cannot be read; 130 or 143
+interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.parser import CommandParser
+from scaleflow.commands.process import end_with
+from scaleflow.commands.supervision import supervise_worker
+from scaleflow.commands.tracked_run import load_learned_state, make_one_process_plan
+from scaleflow.config.compose import compose_config, resolve_config
+from scaleflow.config.from_mlflow import RerunCommand, find_store_options
+from scaleflow.config.hydra_errors import parse_overrides
+from scaleflow.config.words import split_overrides
+from scaleflow.dataset.launch_check import check_source_files
+from scaleflow.errors import ConfigError, RunError
+from scaleflow.interfaces import Plan, Tracking
+from scaleflow.interfaces.events import DataChecked
+from scaleflow.launcher.answer import ANSWER, FAILED, FINISHED, to_printable
+from scaleflow.launcher.display import Display, display_for
+from scaleflow.launcher.named_runs import find_named_run, locate_run
+from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
+from scaleflow.runs import DataCheckSpec, RunSpec
+from scaleflow.runs.learned_state import read_learned_state
+from scaleflow.tracking.model_uris import FORMS
+
+#: The levels of findings, the least first; those from the second one on make the exit code 1.
+LEVELS, LEVEL = ("hint", "drift", "fault"), "drift"
+
+#: The report in the current folder, and the most examples of a split, if the user does not say it.
+REPORT, EXAMPLES = "data_report.html", 20_000
+
+#: Reading data takes one process and no GPU.
+DEVICES = ("strategy=one_device", "hardware=cpu")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Returns:
+        0 nothing was found, 1 something was found, 2 the data cannot be read, 130 or 143 interrupted.
+    """
+    return run_command(check_words, argv)
+
+
+def check_words(words: list[str]) -> int:
+    parser = CommandParser("check", __doc__)
+    parser.add_overrides("a word of the run")
+    parser.add_argument("--against", metavar="RUN_ID", help=f"compare with what a run has learned: {FORMS}")
+    parser.add_argument(
+        "--level",
+        choices=LEVELS,
+        default=LEVEL,
+        help=f"the least level of findings that make the exit code 1 (default: {LEVEL})",
+    )
+    parser.add_argument("--report", default=REPORT, metavar="FILE", help=f"the page to write (default: {REPORT})")
+    parser.add_argument(
+        "--examples", type=int, default=EXAMPLES, metavar="N", help=f"of each split, at most (default: {EXAMPLES:,})"
+    )
+    typed = parser.parse_intermixed_args(split_overrides(words))
+    report = Path(typed.report)
+    if not report.absolute().parent.is_dir():
+        raise ConfigError(f"--report {report}: there is no folder {report.parent}; create it first")
+    if report.is_dir():
+        raise ConfigError(f"--report {report}: is a folder; name a file, such as {report / REPORT}")
+    with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:
+        plan = make_check_plan(typed.overrides, typed.config_dir, typed.examples)
+        schema = None if typed.against is None else read_schema_of_run(typed.against, typed.overrides, display)
+        checked = look_at_data(plan, schema, typed.examples, report, display, stop)
+        if checked is None:
+            return stop.exit_code
+        counted = [each for each in checked.findings if LEVELS.index(each["level"]) >= LEVELS.index(typed.level)]
+        ANSWER.read = lambda: {"findings": checked.findings, "splits": checked.splits, "report": str(report.absolute())}
+        ANSWER.error = f"{len(counted)} of the findings are a {typed.level} or worse" if counted else None
+        display.print_summary([*describe_checked(checked), ("report", str(report))])
+    return FAILED if counted else FINISHED
+
+
+def make_check_plan(overrides: Sequence[str], config_dirs: Sequence[str], examples: int) -> Plan:
+    """Makes the plan by which the data are read. Raises ConfigError if the config is wrong."""
+    if examples < 1:
+        raise ConfigError(f"--examples {examples}: expected at least 1")
+    typed = {str(each.key_or_group) for each in parse_overrides(overrides)}
+    added = [word for word in DEVICES if word.partition("=")[0] not in typed]
+    composed = compose_config([*added, *overrides], config_dirs)
+    plan = make_one_process_plan(resolve_config(composed.config), composed, "data checks")
+    check_source_files(plan.dataset.target)
+    return plan
+
+
+def read_schema_of_run(run_id: str, overrides: Sequence[str], display: Display) -> Mapping[str, Any]:
+    """Returns the schema that a run has learned. Raises ConfigError if there is no such run, or if it has none."""
+    state = read_learned_state(Path(run_id).expanduser())  # of a run's folder, tracked or not
+    if state is None:
+        locate_run(run_id, Tracking())
+        display.begin_stage("reading the run from MLflow")
+        store, tracker, tracked = find_named_run(run_id, find_store_options(RerunCommand(run_id, list(overrides))))
+        state = load_learned_state(tracker, tracked, store)
+    if state is None or not state.schema:
+        raise ConfigError(
+            f"--against {run_id}: the run kept no schema of its data: it was made with dataset.check=none, or by an "
+            "earlier version; train it again"
+        )
+    return state.schema
+
+
+def look_at_data(
+    plan: Plan,
+    schema: Mapping[str, Any] | None,
+    examples: int,
+    report: Path,
+    display: Display,
+    stop: StopRequest,
+) -> DataChecked | None:
+    """Looks at the dataset of a plan in a worker process, and writes the report; None if it was stopped.
+
+    Raises ConfigError if the data cannot be read.
+    """
+    with tempfile.TemporaryDirectory(prefix="scaleflow-check-") as folder:
+        page = Path(folder) / REPORT
+        spec = RunSpec(plan, Path(folder), time.time(), evaluation=DataCheckSpec(str(page), examples, schema))
+        try:
+            events = supervise_worker(spec, stop, display)
+        except RunError as error:
+            raise ConfigError(f"the data cannot be read: {error}") from error
+        if stop.is_set():
+            return None
+        try:
+            shutil.copyfile(page, report)
+        except OSError as error:
+            raise ConfigError(f"--report {report}: cannot be written ({error.strerror})") from error
+    return next(event for event in events if isinstance(event, DataChecked))
+
+
+def describe_checked(checked: DataChecked) -> list[tuple[str, str]]:
+    """Returns the last lines of the command, (label, text)."""
+    rows = [
+        (
+            split,
+            f"{each['looked_at']:,} of {each['examples']:,} examples"
+            if each["looked_at"] < each["examples"]
+            else f"{each['examples']:,} examples",
+        )
+        for split, each in checked.splits.items()
+    ]
+    found = [(each["level"], to_printable(f"{each['text']} ({each['because']})")) for each in checked.findings]
+    return [*rows, *(found or [("findings", "none")])]
+
+
+def check_data(
+    *overrides: str,
+    config_dir: Sequence[str] = (),
+    against: str | None = None,
+    examples: int = EXAMPLES,
+    report: str | Path | None = None,
+) -> dict[str, Any]:
+    """Looks at a dataset, as `scaleflow check` does.
+
+    Args:
+        overrides: the words of the run, such as "dataset=csv".
+        config_dir: folders with your own options.
+        against: a run, its folder or a model, with whose schema the data are compared.
+        examples: the most that are looked at, of each split.
+        report: the page to write; None: none.
+
+    Returns:
+        `findings`, a list of dicts with `rule`, `level`, `text`, `because` and `columns`, and `splits`.
+
+    Raises:
+        ConfigError: if the data cannot be read.
+    """
+    plan = make_check_plan(overrides, config_dir, examples)
+    with (
+        contextlib.closing(display_for(io.StringIO(), is_plain=True, is_chief=False)) as display,
+        tempfile.TemporaryDirectory(prefix="scaleflow-check-") as folder,
+    ):
+        schema = None if against is None else read_schema_of_run(against, overrides, display)
+        page = Path(folder) / REPORT if report is None else Path(report)
+        checked = look_at_data(plan, schema, examples, page, display, StopRequest())
+    assert checked is not None
+    return {"findings": checked.findings, "splits": checked.splits}
+
+
+if __name__ == "__main__":
+    end_with(main)

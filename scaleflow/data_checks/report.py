@@ -1,0 +1,206 @@
+"""Builds the page about data: findings, columns, distributions by class, examples. It loads nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from scaleflow.data_checks.drift import DRIFT, FAULT, HINT, LEVELS, DataFinding
+from scaleflow.data_checks.sample import CATEGORY, DATE, SplitSample
+from scaleflow.data_checks.schema import make_schema, reduce_values
+from scaleflow.evaluation.charts import shorten_name, text, wrap_svg
+from scaleflow.evaluation.mistakes import draw_sheet, shorten_value, to_data_address
+from scaleflow.evaluation.outputs import Drawing
+from scaleflow.evaluation.page import compose_section, make_charts, make_findings, make_page, make_table
+from scaleflow.interfaces.formatting import format_number
+
+#: The most columns with a chart, classes of a chart, and categories of a chart.
+MOST_CHARTS, MOST_CLASSES, MOST_BARS = 24, 6, 12
+
+#: Rows of the table of examples, and pictures of a class.
+SHOWN_ROWS, SHOWN_PICTURES = 10, 8
+
+#: What the levels of findings are called.
+HEADINGS = {FAULT: "Faults", DRIFT: "Drift", HINT: "To be looked at"}
+
+#: The ranges of a histogram, between these quantiles.
+RANGES, ENDS = 30, (0.005, 0.995)
+
+#: Pixels: the width of a chart, the space for labels beside it, and the height of a strip.
+WIDTH, LEFT, RIGHT, HEIGHT = 470, 130, 34, 34
+
+Array = np.ndarray[Any, Any]
+
+
+def make_data_page(
+    title: str,
+    about: str,
+    findings: Sequence[DataFinding],
+    samples: Mapping[str, SplitSample],
+    pictures: Mapping[str, Array],
+) -> str:
+    """Returns the page.
+
+    Args:
+        title: names the dataset.
+        about: a line about what was looked at.
+        findings: the worst first.
+        samples: by the name of the split, the training split first.
+        pictures: of each class, or of all examples: [n, height, width, channels] uint8.
+    """
+    train = next(iter(samples.values()))
+    schema = make_schema(train)
+    hidden = len(train.columns) - MOST_CHARTS
+    more = f"<p>{hidden:,} more columns are in the table only.</p>" if hidden > 0 else ""
+    by_class = pick_target(train)
+    caption = "by class" if by_class is not None else "by split" if len(samples) > 1 else ""
+    sheets = "".join(make_sheet(name, each) for name, each in pictures.items())
+    return make_page(
+        title,
+        about,
+        [
+            compose_section("Findings", *list_by_level(findings)),
+            compose_section("Splits", make_table([count_split(*each) for each in samples.items()])),
+            compose_section("Targets", make_charts(draw_targets(samples))),
+            compose_section("Columns", make_table([describe_row(*each) for each in schema["columns"].items()])),
+            compose_section(f"Distributions {caption}".strip(), make_charts(draw_columns(samples, by_class)), more),
+            compose_section("Examples", sheets, make_table(list_examples(train))),
+        ],
+    )
+
+
+def sort_findings(findings: Sequence[DataFinding]) -> list[DataFinding]:
+    """Returns the findings, the worst first."""
+    return sorted(findings, key=lambda each: -LEVELS.index(each.level))
+
+
+def list_by_level(findings: Sequence[DataFinding]) -> list[str]:
+    """Returns the lists of the findings, one for each level, each with its heading."""
+    listed = []
+    for level in reversed(LEVELS):
+        if found := [each for each in findings if each.level == level]:
+            listed.append(f"<h3>{HEADINGS[level]}</h3>{make_findings(found)}")
+    return listed or [make_findings([])]
+
+
+def pick_target(sample: SplitSample) -> str | None:
+    """Returns the first target with few classes; None if there is none."""
+    for name, values in sample.targets.items():
+        if values.dtype == object and len(set(values.tolist())) <= MOST_CLASSES:
+            return name
+    return None
+
+
+def count_split(name: str, sample: SplitSample) -> dict[str, Any]:
+    return {"split": name, "examples": sample.examples, "looked_at": len(sample)}
+
+
+def describe_row(name: str, column: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the row of a column: `column` is its entry of the schema."""
+    values = column.get("values", {})
+    shown = ", ".join(f"{shorten_name(each)} ({count:,})" for each, count in list(values.items())[:5])
+    row = {"column": name, "is": column["kind"], "shape": " x ".join(map(str, column.get("shape", ())))}
+    row |= {"missing": f"{column['missing']:.1%}" if column["missing"] else "", "distinct": column.get("distinct")}
+    row |= {key: column.get(key) for key in ("min", "mean", "max", "deviation")}
+    return row | {"most_frequent": shown + (", ..." if len(values) > 5 else "")}
+
+
+def list_examples(sample: SplitSample) -> list[dict[str, Any]]:
+    """Returns rows with the first examples: the columns with one value each, and the targets."""
+    rows = []
+    for n in range(min(SHOWN_ROWS, len(sample))):
+        values = {f"target {name}".strip(): each[n] for name, each in sample.targets.items()}
+        values |= {name: each[n] for name, each in sample.columns.items() if each.ndim == 1}
+        rows.append({name: shorten_value(value) for name, value in values.items()})
+    return rows if any(len(row) > len(sample.targets) for row in rows) else []
+
+
+def make_sheet(name: str, pictures: Array) -> str:
+    address = to_data_address(draw_sheet(pictures[:SHOWN_PICTURES]))
+    return make_charts([Drawing("", name, f'<img src="{address}" alt="">')])
+
+
+def draw_targets(samples: Mapping[str, SplitSample]) -> Iterator[Drawing]:
+    """Yields the distribution of each target, by split."""
+    for name in next(iter(samples.values())).targets:
+        groups = {split: each.targets[name] for split, each in samples.items() if name in each.targets}
+        kind = CATEGORY if next(iter(groups.values())).dtype == object else ""
+        yield from draw_column(f"target {name}".strip(), kind, groups)
+
+
+def draw_columns(samples: Mapping[str, SplitSample], by_class: str | None) -> Iterator[Drawing]:
+    """Yields the distribution of each column: by the classes of a target, or by split."""
+    train = next(iter(samples.values()))
+    for column, values in list(train.columns.items())[:MOST_CHARTS]:
+        kind = train.kinds[column]
+        if by_class is None:
+            groups = {split: each.columns[column] for split, each in samples.items() if column in each.columns}
+        else:
+            classes = train.targets[by_class]
+            groups = {each or "missing": values[classes == each] for each in sorted(set(classes.tolist()))}
+        if kind != DATE:
+            yield from draw_column(column, kind, groups)
+
+
+def draw_column(name: str, kind: str, groups: Mapping[str, Array]) -> Iterator[Drawing]:
+    if kind == CATEGORY:
+        counts = {group: Counter(map(str, values.tolist())) for group, values in groups.items()}
+        shown = [each for each, _ in sum(counts.values(), Counter[str]()).most_common(MOST_BARS)]
+        heights = {group: np.array([found[each] for each in shown]) / found.total() for group, found in counts.items()}
+        ticks = [((n + 0.5) / len(shown), shorten_name(each or "missing")) for n, each in enumerate(shown)]
+        yield Drawing("", name, draw_strips(name, heights, ticks, is_turned=True))
+        return
+    reduced = {
+        group: reduce_values(values, kind) if kind else values.astype(np.float64) for group, values in groups.items()
+    }
+    known = {group: values[np.isfinite(values)] for group, values in reduced.items()}
+    joined = np.concatenate(list(known.values()))
+    if not len(joined):
+        return
+    low, high = map(float, np.quantile(joined, ENDS))
+    edges = np.linspace(low, high if high > low else low + 1, RANGES + 1)
+    heights = {
+        group: np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0] / max(1, len(values))
+        for group, values in known.items()
+    }
+    ticks = [(place, format_number(low + place * (edges[-1] - low))) for place in (0.0, 0.5, 1.0)]
+    what = {"text": "characters", "picture": "mean brightness", "array": "mean"}.get(kind, "")
+    yield Drawing("", name, draw_strips(name, heights, ticks), what)
+
+
+def draw_strips(
+    title: str, groups: Mapping[str, Array], ticks: Sequence[tuple[float, str]], is_turned: bool = False
+) -> str:
+    """Draws a strip of bars for each group, the first at the top. All have one scale.
+
+    Args:
+        title: of the chart, read aloud.
+        groups: the heights [bars] by the name of the group.
+        ticks: the place from 0 to 1, and the label, of each mark of the axis.
+        is_turned: whether these labels are long.
+    """
+    top = max(float(heights.max()) for heights in groups.values()) or 1.0
+    width = WIDTH - LEFT - RIGHT
+    parts = []
+    for row, (name, heights) in enumerate(groups.items()):
+        bottom = (row + 1) * HEIGHT
+        step = width / len(heights)
+        parts.append(text(LEFT - 8, bottom - 8, shorten_name(name)[:18], "end"))
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{LEFT + width}" y1="{bottom}" y2="{bottom}"/>')
+        for n, share in enumerate(heights):
+            size = float(share) / top * (HEIGHT - 6)
+            box = f'x="{LEFT + n * step + 0.5:.1f}" y="{bottom - size:.1f}" width="{max(1, step - 1):.1f}"'
+            parts.append(f'<rect class="rest" {box} height="{size:.1f}"><title>{share:.1%}</title></rect>')
+    end = len(groups) * HEIGHT
+    for place, label in ticks:
+        x = LEFT + place * width
+        if is_turned:
+            turned = text(0, 0, label, "end", "faint")
+            parts.append(f'<g transform="translate({x + 4:.1f} {end + 12}) rotate(-35)">{turned}</g>')
+        else:
+            parts.append(text(x, end + 16, label, "middle", "faint"))
+    below = 20 + 4 * max(len(label) for _, label in ticks) if is_turned else 24
+    return wrap_svg(title, WIDTH, end + below, parts)

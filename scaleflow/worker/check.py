@@ -1,0 +1,118 @@
+"""The worker of `scaleflow.check`: looks at a dataset as a run reads it, and makes the report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.errors import ConfigError, first_line
+from scaleflow.interfaces import Plan, Source, name_leaves
+from scaleflow.interfaces.events import DataChecked, Emit, Event, Note, StageBegan
+from scaleflow.runs import DataCheckSpec
+from scaleflow.worker.data_look import sample_split
+from scaleflow.worker.earlier import open_source, take_whole
+from scaleflow.worker.kept_predictions import has_pixels, to_pixels
+from scaleflow.worker.metadata import describe_data_name
+from scaleflow.worker.runtime import setup_runtime
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from scaleflow.data_checks.drift import DataFinding
+    from scaleflow.data_checks.sample import SplitSample
+    from scaleflow.dataset import Splits
+
+#: The most values of the examples of a split, so that they fit in memory.
+MOST_VALUES = 1 << 26
+
+#: The most classes of which the report shows pictures.
+MOST_SHOWN = 12
+
+
+def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
+    """Looks at the splits of a dataset, writes the report, and reports what was found.
+
+    Raises ConfigError if the dataset cannot be read, or its examples cannot be put side by side.
+    """
+    sys.path[:0] = [each for each in plan.search if each not in sys.path]
+    from scaleflow import dataset
+    from scaleflow.data_checks.report import make_data_page, sort_findings
+
+    setup_runtime(plan, emit)
+    name = describe_data_name(plan)
+    emit(StageBegan(f"reading {name}"))
+    left_out: list[str] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Note) and event.text.startswith(dataset.LEFT_OUT):
+            left_out.append(event.text.removeprefix(dataset.LEFT_OUT).strip())
+        else:
+            emit(event)
+
+    plan = plan if spec.schema is None else take_whole(plan)
+    validation = plan.dataset.validation if isinstance(plan.dataset.validation, str) else None
+    options = replace(plan.dataset, validation=validation, on_bad_example="skip", cache="none", shards=1)
+    source = open_source(plan)
+    splits = dataset.prepare_splits(source, options, plan.seed, emit=listen, preprocesses=False)
+    samples = sample_splits(name, source, splits, spec.examples)
+    emit(StageBegan(f"looking at {name}"))
+    findings = sort_findings(find_in_samples(samples, left_out, spec.schema))
+    looked = ", ".join(f"{len(each):,} of {each.examples:,} examples of {split}" for split, each in samples.items())
+    pictures = pick_pictures(source, samples["train"])
+    Path(spec.report).write_text(make_data_page(f"Data: {name}", looked, findings, samples, pictures), encoding="utf-8")
+    counts = {split: {"examples": each.examples, "looked_at": len(each)} for split, each in samples.items()}
+    emit(DataChecked([asdict(each) for each in findings], counts))
+
+
+def sample_splits(name: str, source: Source, splits: Splits, examples: int) -> dict[str, SplitSample]:
+    """Returns examples of each split, by name, the training split first."""
+    samples = {}
+    for split, each in splits.raw.items():
+        try:
+            samples[split] = sample_split(source, each, splits.sample, (examples, MOST_VALUES), reads_all=True)
+        except (ValueError, AttributeError) as error:
+            raise ConfigError(
+                f"dataset={name}: examples of the split {split!r} cannot be put side by side, as scaleflow check does "
+                f"({first_line(error)}); it needs inputs and targets of one shape"
+            ) from error
+    return samples
+
+
+def find_in_samples(
+    samples: Mapping[str, SplitSample], left_out: list[str], schema: Mapping[str, Any] | None
+) -> list[DataFinding]:
+    """Returns everything that is found.
+
+    Args:
+        samples: by the name of the split, the training split first.
+        left_out: what was left out because it cannot be read.
+        schema: of the run with which the data are compared; None: other splits are compared with the training split.
+    """
+    from scaleflow.data_checks.drift import FAULT, DataFinding, compare_sample
+    from scaleflow.data_checks.duplicates import find_duplicates
+    from scaleflow.data_checks.rules import find_faults, find_time_overlap
+    from scaleflow.data_checks.schema import make_schema
+
+    train = samples["train"]
+    found = [DataFinding("unreadable", FAULT, each, "none may be left out") for each in left_out]
+    known = make_schema(train) if schema is None else schema
+    for split, sample in samples.items():
+        if schema is not None or split != "train":
+            found += compare_sample(known, sample, f"{split}: " if len(samples) > 1 else "")
+    return [*found, *find_faults(train), *find_duplicates(samples), *find_time_overlap(samples)]
+
+
+def pick_pictures(source: Source, sample: SplitSample) -> dict[str, np.ndarray[Any, Any]]:
+    """Returns some pictures of each class, [n, height, width, channels] uint8, or of the first examples."""
+    for name, described in name_leaves(source.inputs).items():
+        if has_pixels(described):
+            pictures = to_pixels(sample.columns[name or "input"][:2000], described.scale)
+            target = next(iter(sample.targets.values()), None)
+            if target is None or target.dtype != object:
+                return {"first examples": pictures[:MOST_SHOWN]}
+            classes = target[: len(pictures)]
+            return {each: pictures[classes == each] for each in sorted(set(classes.tolist()))[:MOST_SHOWN] if each}
+    return {}
