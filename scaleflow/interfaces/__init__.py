@@ -17,7 +17,9 @@ checkers, so that the command starts fast.
 
 from scaleflow.interfaces.command_names import is_console_script, name_command
 from scaleflow.interfaces.config import (
+    AUTO,
     BY_SIZE,
+    OUT_OF_FOLD,
     Augment,
     ClassWeight,
     Cluster,
@@ -114,6 +116,7 @@ from scaleflow.interfaces.training import (
 )
 
 __all__ = [
+    "AUTO",
     "BOOSTING",
     "BY_SIZE",
     "FITTED",
@@ -123,6 +126,7 @@ __all__ = [
     "LINEAR",
     "MEMBERS",
     "MOST_CONFUSION_CLASSES",
+    "OUT_OF_FOLD",
     "PREDICTION",
     "READ_SCOPE",
     "SHARES",

@@ -16,6 +16,10 @@ from typing import Any, Final, Literal
 BY_SIZE: Final = "by_size"
 
 
+#: Values of `dataset.validation` that are no names of splits.
+NO_SPLITS = AUTO, OUT_OF_FOLD = "auto", "out_of_fold"
+
+
 @dataclass(frozen=True)
 class Target:
     """A class or function that a config names with `_target_`, and its arguments.
@@ -279,6 +283,11 @@ class Dataset:
     normalise: bool = False
     augment: Augment | None = None
     check: Literal["warn", "refuse", "none"] = "warn"
+
+    @property
+    def validation_split(self) -> str | None:
+        """The split that `validation` names, if it does."""
+        return self.validation if isinstance(self.validation, str) and self.validation not in NO_SPLITS else None
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import FOLD, Arrays, Dataset, Examples, InputStructure
+from scaleflow.interfaces import AUTO, FOLD, OUT_OF_FOLD, Arrays, Dataset, Examples, InputStructure
 
 Array = np.ndarray[Any, Any]
-
-#: Values of `dataset.validation` that are no names of splits.
-AUTO, OUT_OF_FOLD = "auto", "out_of_fold"
 
 #: The fraction that `auto` holds out, if there are no folds.
 HELD_OUT = 0.1

@@ -16,7 +16,7 @@ from scaleflow.dataset.pipeline.blocks import MEMORY_BYTES, Blocks, draw_rows
 from scaleflow.dataset.pipeline.cache import Transforms, cache_blocks, cache_split, refuse_unreadable
 from scaleflow.dataset.pipeline.contract import check_cached_targets, check_contract, check_examples, check_ids
 from scaleflow.dataset.pipeline.fingerprint import Fingerprint, fingerprint_split
-from scaleflow.dataset.pipeline.folds import AUTO, OUT_OF_FOLD, choose_validation, number_folds
+from scaleflow.dataset.pipeline.folds import choose_validation, number_folds
 from scaleflow.dataset.pipeline.preprocessing import (
     Preprocessings,
     choose_preprocessing,
@@ -144,8 +144,7 @@ def prepare_splits(
         emit(Note(note))
     check_contract(source)
     workers = workers or SingleProcess()
-    named = options.validation if options.validation not in (AUTO, OUT_OF_FOLD) else None
-    names = ["train", *([named] if isinstance(named, str) else [])]
+    names = ["train", *([options.validation_split] if options.validation_split else [])]
     names += ["test"] if "test" in source.splits else []
     splits = {name: clean_split(source, name, options, workers, emit) for name in dict.fromkeys(names)}
     if "validation" in source.splits and "validation" not in splits:
