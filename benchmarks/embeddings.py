@@ -35,6 +35,7 @@ STRATEGIES = {
 OPTIMIZERS = {
     "SGD": ("optimizer=sgd", "optimizer.momentum=0.0"),
     "Adagrad": ("optimizer=adagrad",),
+    "lazy Adam": ("optimizer=lazy_adam",),
 }
 
 

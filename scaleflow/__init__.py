@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from scaleflow.convert import convert_model
     from scaleflow.errors import ConfigError
     from scaleflow.predict.texts import generate_text
+    from scaleflow.promote import PromotionResult, promote_model
     from scaleflow.runs.user_metrics import log_metric
     from scaleflow.sweeps import JobResult, SweepResult, best_run, run_sweep
 
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ConfigError",
     "JobResult",
+    "PromotionResult",
     "Result",
     "RunFailed",
     "SweepResult",
@@ -39,6 +41,7 @@ __all__ = [
     "convert_model",
     "generate_text",
     "log_metric",
+    "promote_model",
     "run",
     "run_sweep",
 ]
@@ -46,6 +49,7 @@ __all__ = [
 _PLACES = {
     "ConfigError": "scaleflow.errors",
     "JobResult": "scaleflow.sweeps",
+    "PromotionResult": "scaleflow.promote",
     "Result": "scaleflow.api",
     "RunFailed": "scaleflow.api",
     "SweepResult": "scaleflow.sweeps",
@@ -56,6 +60,7 @@ _PLACES = {
     "generate_text": "scaleflow.predict.texts",
     "convert_model": "scaleflow.convert",
     "log_metric": "scaleflow.runs.user_metrics",
+    "promote_model": "scaleflow.promote",
     "run": "scaleflow.api",
     "run_sweep": "scaleflow.sweeps",
 }

@@ -102,6 +102,19 @@ seed=-1 | expected an integer, at least 0
 seed=2147483648 | at most 2147483647
 seed=1.5 | expected an integer
 debug.inline=maybe | expected true or false
+# Exports and promotion
+'export.formats=[onx]' | export.formats: there is no format onx; did you mean onnx?
+'export.formats=[keras,keras]' | export.formats: keras is there twice; leave one of them out
+export.tolerance=0 | expected a number, above 0.0, or null
+export.calibration_examples=0 | expected an integer, at least 1
+promotion=champion promotion.model=a/b | promotion.model=a/b: expected a name without / : % and quotes
+promotion=champion promotion.model=m promotion.confidence=1 | expected a number, above 0.5, below 1.0
+promotion=champion promotion.model=m promotion.at_least=3 | expected {NAME: a number}, or null
+promotion=champion promotion.model=m promotion.environment=new | expected one of here, clean
+promotion=champion promotion.model=m tracking=none
+    | promotion=champion with tracking=none: there is no store with registered models; use tracking=mlflow
+promotion=champion promotion.model=m tracking.register_as=m tracking.alias=champion
+    | the run would move the alias before the promotion decides; leave tracking.alias out
 # Keys that a strategy's processes cannot follow
 strategy=mirrored cluster.workers=2 | cluster.workers=2 with strategy=mirrored: this strategy runs in one process
 strategy=multi_worker cluster.servers=2 | cluster.servers=2 with strategy=multi_worker: this strategy has no

@@ -53,6 +53,7 @@ COMMANDS = {
         Command("evaluate", "evaluate a tracked model on a dataset: RUN_ID", "scaleflow.evaluate", MODELS),
         Command("generate", "let a language model continue a text: RUN_ID --prompt TEXT", "scaleflow.generate", MODELS),
         Command("convert", "export it in more formats: RUN_ID export.formats=[onnx]", "scaleflow.convert", MODELS),
+        Command("promote", "make it the champion if it is better: RUN_ID --model NAME", "scaleflow.promote", MODELS),
         Command(
             "predict",
             "write its predictions for a table: RUN_ID --input FILE --output FILE",

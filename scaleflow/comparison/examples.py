@@ -12,13 +12,11 @@ from scaleflow.comparison.loading import ComparedRun
 from scaleflow.errors import ConfigError
 from scaleflow.evaluation.collector import EXAMPLE
 from scaleflow.evaluation.predictions import ID, PREDICTIONS, Predictions, load_predictions
+from scaleflow.evaluation.resampling import Resamples
 from scaleflow.interfaces import Outputs, name_leaves
 
-#: The number of resamples, and of drawn examples in all of them, so that a million examples take seconds.
-RESAMPLES, DRAWS = 1000, 200_000_000
-
-#: An interval contains the difference with this probability.
-CONFIDENCE = 0.95
+#: The number of resamples.
+RESAMPLES = 1000
 
 #: A metric of the kept predictions is taken for the one that a run reports if it differs by no more, relatively.
 SAME = 1e-3
@@ -40,28 +38,28 @@ class ExampleValues:
     weights: Array
     finish: Callable[[Array], Array]
 
-    def compute(self, rows: Array | slice = slice(None)) -> float:
-        """Returns the metric of some examples; one that is drawn twice counts twice."""
+    def compute(self) -> float:
+        """Returns the metric of all examples."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            weights = self.weights[rows]
-            return float(self.finish((self.values[rows] * weights).sum(axis=0) / weights.sum(axis=0)))
+            return float(self.finish((self.values * self.weights).sum(axis=0) / self.weights.sum(axis=0)))
+
+    def resample(self, resamples: Resamples) -> Array:
+        """Returns the metric of the draws, [1 + resamples]; an example that is drawn twice counts twice."""
+        weights = np.broadcast_to(self.weights, self.values.shape)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            sums, totals = (resamples.sum_columns(each)[1] for each in (self.values * weights, weights))
+            return np.asarray(self.finish(sums / totals))
 
 
-def compare_examples(first: ExampleValues, second: ExampleValues, seed: int = 0) -> tuple[float, float]:
+def compare_examples(first: ExampleValues, second: ExampleValues) -> tuple[float, float]:
     """Returns the bounds of the difference between two models' metrics (second - first) on the same examples.
 
-    A paired bootstrap: each resample draws the same examples for both.
+    A paired bootstrap: each resample draws the same examples for both. The interval is one of 95 %.
     """
-    count = len(first.values)
-    random = np.random.default_rng(seed)
-    resamples = max(100, min(RESAMPLES, DRAWS // max(1, count)))
-    found = np.empty(resamples)
-    for n in range(resamples):
-        rows = random.integers(count, size=count)
-        found[n] = second.compute(rows) - first.compute(rows)
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.nanquantile(found, [tail, 1 - tail])
-    return float(low), float(high)
+    resamples = Resamples(len(first.values), RESAMPLES)
+    before, now = (each.resample(resamples) for each in (first, second))
+    found = resamples.figure(second.compute() - first.compute(), now - before)
+    return found.low, found.high
 
 
 class PairedPredictions:

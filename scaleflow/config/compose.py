@@ -142,6 +142,16 @@ def check_single_run(config: DictConfig) -> None:
             )
 
 
+def check_job(config: DictConfig) -> None:
+    """Raises `ConfigError` if a job of a sweep sets an option that is only for a single run."""
+    promotion = config.get("promotion")
+    if isinstance(promotion, DictConfig) and promotion.get("name") == "champion":
+        raise ConfigError(
+            "promotion=champion: of many jobs the best may be better by chance; leave it out, and promote the best job "
+            f"afterwards with {name_command('promote')} RUN_ID"
+        )
+
+
 def check_overrides_only(words: Sequence[str], flags: Sequence[str]) -> None:
     """Raises `ConfigError` for a flag among the words, an override with several values, or a missing folder."""
     refuse_flags(words)

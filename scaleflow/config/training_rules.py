@@ -355,4 +355,20 @@ TRAINING_RULES: Sequence[Rule] = (
         "there is no validation split",
         "set dataset.validation=0.1, or monitor train/loss",
     ),
+    Rule(
+        ("promotion", "tracking"),
+        lambda p: p.promotion.name == "champion" and p.tracking.name == "none",
+        "there is no store with registered models",
+        "use tracking=mlflow, or promotion=none",
+    ),
+    Rule(
+        ("promotion.model", "tracking.register_as", "tracking.alias"),
+        lambda p: (
+            p.promotion.name == "champion"
+            and p.tracking.register_as == p.promotion.model
+            and p.tracking.alias in ("champion", "challenger")
+        ),
+        "the run would move the alias before the promotion decides",
+        "leave tracking.alias out",
+    ),
 )

@@ -37,13 +37,15 @@ class Resamples:
         rows: the number of examples.
         count: of resamples; 0: there are no intervals.
         weights: of the examples, [rows]; None: 1 each.
+        ends: the percentiles that are the ends of an interval.
 
     Attributes:
         weights: [rows].
         draws: [1 + count, m] float32 for m of the examples; the first row has their weights, as if each was drawn once.
     """
 
-    def __init__(self, rows: int, count: int, weights: Array | None = None) -> None:
+    def __init__(self, rows: int, count: int, weights: Array | None = None, ends: tuple[float, float] = ENDS) -> None:
+        self._ends = ends
         random = np.random.default_rng([rows, count])
         size = min(rows, MOST_ROWS)
         self.weights = np.ones(rows) if weights is None else weights.astype(np.float64)
@@ -91,7 +93,7 @@ class Resamples:
         with np.errstate(invalid="ignore"):
             ends = np.full((2, len(values)), np.nan)
             is_known = np.isfinite(deviations).any(axis=0)
-            ends[:, is_known] = np.nanpercentile(deviations[:, is_known], ENDS, axis=0)
+            ends[:, is_known] = np.nanpercentile(deviations[:, is_known], self._ends, axis=0)
         if self._chosen is None:  # the percentiles themselves
             ends += resampled[0]
         else:

@@ -156,7 +156,7 @@ class PromotionOptions:
         tolerance: the lower end of the interval must be above this. Below 0, a model that may be slightly worse is
             promoted, too. Default 0.
         at_least: metrics of the run, such as `test/accuracy`, and what they must be at least; errors and losses, at
-            most. A slice of the report is `slice/COLUMN=VALUE`. Default null: no floors.
+            most. A slice of the report is `slice/COLUMN/VALUE`. Default null: no floors.
         environment: where the model is served before the alias moves: `here`, in a process with the packages of this
             one, or `clean`, with the packages of its own requirements, which are installed. Default `here`.
         most_ms: the most that an answer may take, in ms: the median of single requests over HTTP. Above 0. Default

@@ -9,7 +9,7 @@ from typing import Any
 
 from scaleflow.interfaces.secret_masking import mask_secrets
 
-FINISHED, FAILED, REFUSED, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+FINISHED, FAILED, REFUSED, NOT_PROMOTED, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
 
 #: The flag of every command that asks for one JSON object as the last line of standard output.
 JSON = "--json"

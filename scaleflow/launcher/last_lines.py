@@ -15,6 +15,7 @@ from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.formatting import format_duration, format_number, format_with_interval
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.recording.monitor import RunMonitor
+from scaleflow.launcher.run_promotion import promote_run
 from scaleflow.runs import RunSpec, RunState
 
 #: The constant prediction whose metric the baseline is.
@@ -40,6 +41,7 @@ def finish_run(monitor: RunMonitor) -> None:
     if spec.plan.tracking.name != "none" and spec.records:
         display.begin_stage("recording the run in MLflow")
     is_recorded = recorder.finish(patience, lambda: monitor.stop.times > signals)
+    promoted = promote_run(monitor, is_recorded)
     if is_recorded:
         display.end_stage()
     display.close()
@@ -54,6 +56,7 @@ def finish_run(monitor: RunMonitor) -> None:
     rows += describe_continuation(state, folder)
     if is_recorded:
         rows += recorder.describe_links()
+    rows += promoted
     display.print_summary(rows)
     if not is_recorded:
         display.print_error(

@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.cluster.engines import find_engine
-from scaleflow.config.compose import check_single_run
+from scaleflow.config.compose import check_job, check_single_run
 from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_config import check_folder_writable, composed_from_hydra, read_typed_overrides
 from scaleflow.config.words import quote_override
@@ -84,6 +84,8 @@ def run_job(config: DictConfig, started: float) -> int:
     composed = composed_from_hydra(config)
     may_submit = HydraConfig.get().mode is not RunMode.MULTIRUN
     try:
+        if not may_submit:
+            check_job(config)
         if config.get("resume") is None:
             check_single_run(config)
         run = prepare_run(RunCommand(composed, read_typed_overrides(), started, may_submit=may_submit))

@@ -34,7 +34,7 @@ from scaleflow.runs.code_record import refuse_changed_code
 from scaleflow.runs.run_name import label_overrides
 from scaleflow.runs.split_digest import Repetition
 from scaleflow.tracking.tensorboard import check_tensorboard
-from scaleflow.tracking.uri import resolve_store
+from scaleflow.tracking.uri import check_model_name, resolve_store
 
 
 @dataclass(frozen=True)
@@ -216,6 +216,8 @@ def probe(plan: Plan) -> Plan:
     find_engine(plan.cluster).check_reachable(plan.cluster)
     check_tensorboard(plan.tracking.tensorboard)
     check_formats(plan.export.formats)
+    if plan.promotion.model is not None:
+        check_model_name("promotion.model=", plan.promotion.model)
     if plan.task and not port_is_free(plan.task.peers[plan.task.worker]):
         raise ConfigError(
             f"TF_CONFIG: the port of {plan.task.peers[plan.task.worker]}, the address of this process, is in use; "

@@ -16,7 +16,7 @@ from scaleflow.model.make import (
 )
 from scaleflow.model.members import expose_members
 from scaleflow.model.parts import name_arguments
-from scaleflow.model.row_lookup import describe_large_table, list_tables, read_rows_in_take
+from scaleflow.model.row_lookup import describe_large_table, list_table_variables, list_tables, read_rows_in_take
 from scaleflow.model.weight_mapping import SavedWeights
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "keep_names",
     "keras_file_doubt",
     "keras_file_fault",
+    "list_table_variables",
     "list_tables",
     "loads_weights",
     "make_inputs",

@@ -40,6 +40,9 @@ ON_RAW_INPUTS = "_on_raw_inputs"
 
 EXAMPLE, EXAMPLES = "input_example.npy", "input_example.npz"
 
+#: The file with the trained model's outputs for the example, and the name of a single one there.
+ANSWERS, SINGLE = "example_outputs.npz", "outputs"
+
 #: An encoded picture, in place of the array that an input is decoded to.
 PICTURE = Inputs((), "string")
 
@@ -74,7 +77,8 @@ def write_model(
 
     The folder then holds `model.keras` (`model.weights.h5` if Keras cannot write a Keras file), `saved_model/`,
     `signature.json` and `input_example.npy`, or for a dict of inputs `input_example.npz` with an array for each name.
-    A picture in an example is the base64 text of a PNG file.
+    A picture in an example is the base64 text of a PNG file. `example_outputs.npz` has the trained model's outputs for
+    the example, by which a served model is checked.
 
     The SavedModel has one endpoint `serve` from raw inputs [batch, *inputs.shape] to [batch, *outputs.shape] float32,
     or from and to dicts with the keys of `inputs` and `outputs`, and the signatures of `write_saved_model`.
@@ -103,8 +107,9 @@ def write_model(
     write_saved_model(whole, Parts(model, layers, inputs, policy), outputs, folder / SAVED_MODEL, raw.decoders)
     model = whole
     with tf.device("CPU:0") if on_host else contextlib.nullcontext():
-        check_export(model, batch, TOLERANCE[policy], folder)
+        outputs_of = check_export(model, batch, TOLERANCE[policy], folder)
     write_example(inputs, batch, folder, raw.decoders)
+    write_arrays(folder / ANSWERS, {name or SINGLE: values[:2] for name, values in outputs_of.items()})
     signature = {
         "inputs": map_leaves(lambda each: {"dtype": each.dtype, "shape": [-1, *each.shape]}, inputs),
         "outputs": map_leaves(lambda each: {"dtype": "float32", "shape": [-1, *each.shape]}, outputs),
@@ -142,10 +147,15 @@ def write_example(inputs: InputStructure, batch: Any, folder: Path, pictures: Co
     if "" in examples:
         np.save(folder / EXAMPLE, examples[""])
     else:
-        with zipfile.ZipFile(folder / EXAMPLES, "w") as archive:  # `np.savez` takes no array with the name `file`
-            for name, values in examples.items():
-                with archive.open(f"{name}.npy", "w") as file:
-                    np.lib.format.write_array(file, np.asarray(values), allow_pickle=False)
+        write_arrays(folder / EXAMPLES, examples)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Writes arrays as `np.savez` does, which takes no array with the name `file`."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, values in arrays.items():
+            with archive.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array(file, np.asarray(values), allow_pickle=False)
 
 
 def write_saved_model(
@@ -253,8 +263,8 @@ def to_numpy_strings(batch: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.array(words).reshape(batch.shape)
 
 
-def check_export(model: keras.Model, batch: Any, tolerance: float, folder: Path) -> None:
-    """Compares the outputs of the SavedModel, loaded from disk, with the live model's."""
+def check_export(model: keras.Model, batch: Any, tolerance: float, folder: Path) -> dict[str, Any]:
+    """Compares the outputs of the SavedModel, loaded from disk, with the live model's; returns the latter by name."""
     tensors = tf.nest.map_structure(tf.constant, batch)
     live = name_leaves(tf.function(lambda x: model(x, training=False))(tensors))
     loaded = tf.saved_model.load(str(folder / SAVED_MODEL))  # keeps its variables alive
@@ -267,3 +277,4 @@ def check_export(model: keras.Model, batch: Any, tolerance: float, folder: Path)
                 f"the SavedModel's {label_leaf('outputs', name)} differ from the trained model's by {difference:.3g}, "
                 f"and only {tolerance * largest:.3g} is allowed; its folder is {folder}"
             )
+    return live

@@ -51,6 +51,16 @@ def list_tables(model: keras.Model) -> list[keras.layers.Embedding]:
     return [layer for layer in layers if any(variable.trainable for variable in layer.variables)]
 
 
+def list_table_variables(model: keras.Model) -> set[int]:
+    """Returns the ids of the trained variables with a row for each number that a layer looks up."""
+    return {
+        id(variable)
+        for layer in list_tables(model)
+        for variable in layer.variables
+        if variable.shape[0] == layer.input_dim
+    }
+
+
 def describe_large_table(model: keras.Model) -> str | None:
     """Describes the rows of the model's largest table for a message; None if it has fewer than `LARGE` rows."""
     largest = max(list_tables(model), key=lambda layer: layer.input_dim, default=None)

@@ -32,6 +32,8 @@ class EvaluationSpec:
     command: str = ""  # the command that trusts the user's code which the run used
     is_new: bool = False  # whether the data are others than those of the run
     counts_unknown: bool = False  # whether an example of an unknown class counts as wrong; else it is an error
+    #: The plan of the run that trained the model, if the examples that it was trained on are to be found in the split
+    trained: Plan | None = None
 
 
 @dataclass(frozen=True)

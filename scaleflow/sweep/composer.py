@@ -18,7 +18,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from scaleflow.config.compose import HYDRA_LOCK, resolve_config
+from scaleflow.config.compose import HYDRA_LOCK, check_job, resolve_config
 from scaleflow.config.hydra_config import composed_from_hydra, read_typed_overrides
 from scaleflow.config.hydra_errors import override_key, parse_overrides
 from scaleflow.config.parse import flatten_config
@@ -116,6 +116,7 @@ class JobComposer:
                     f"training.batch_size=auto: each job of a sweep would find its own; run {name_command('find')} "
                     "batch_size with the words of a job, and add the word that it prints"
                 )
+            check_job(config)
             if not is_resumed:
                 return prepare_run(RunCommand(composed, request.overrides, time.time()))
             changes = [override for override in request.overrides if is_under(override_key(override), IGNORED_KEYS)]

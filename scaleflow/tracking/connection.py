@@ -46,9 +46,14 @@ def migration_lock(uri: str) -> FileLock:
         lock = Path(f"{file}.lock")
         if os.access(lock if lock.exists() else lock.parent, os.W_OK):
             return FileLock(lock, timeout=MIGRATION_SECONDS, mode=0o666)
-    public = re.sub(r"//[^/]*@", "//", uri.partition("?")[0])  # the query of some stores contains a password
+    return FileLock(name_lock(uri.partition("?")[0]), timeout=MIGRATION_SECONDS, mode=0o600)
+
+
+def name_lock(uri: str) -> Path:
+    """Returns a file of this user in the temporary folder, named after a digest of a URI without credentials."""
+    public = re.sub(r"//[^/]*@", "//", uri)  # the query of some stores contains a password, too
     name = f"scaleflow-{os.getuid()}-{hashlib.sha256(public.encode()).hexdigest()[:16]}.lock"
-    return FileLock(Path(tempfile.gettempdir(), name), timeout=MIGRATION_SECONDS, mode=0o600)
+    return Path(tempfile.gettempdir(), name)
 
 
 @contextlib.contextmanager

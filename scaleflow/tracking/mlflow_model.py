@@ -40,7 +40,7 @@ from scaleflow.serving.answers import make_prediction_columns
 SERVING, NEEDED = "scaleflow.serving", ("mlflow-skinny", "numpy", "pandas")
 
 #: What of the exported folder becomes part of the logged model. `export.formats` have folders of their own.
-DATA = ("model.*", "learned_state.*", "saved_model", "formats/*")
+DATA = ("model.*", "learned_state.*", "example_outputs.npz", "saved_model", "formats/*")
 
 #: The inference parameter that chooses what the model returns (`serving/loader.py`).
 PARAMS = ParamSchema([ParamSpec("output", DataType.string, "prediction")])

@@ -1,10 +1,20 @@
-"""Registers a logged model as a new version of a registered model. Repeated calls have no further effect."""
+"""Registers a logged model as a new version of a registered model, and moves the aliases of those in use."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from scaleflow.tracking.connection import use_store
+from filelock import FileLock, Timeout
+
+from scaleflow.errors import ConfigError
+from scaleflow.tracking.connection import name_lock, use_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -13,8 +23,8 @@ if TYPE_CHECKING:
 def register_model(client: MlflowClient, name: str, alias: str | None, run_id: str, model_id: str) -> str:
     """Creates the version if it is missing, and moves the alias to it unless the alias points to a newer version.
 
-    Also creates the registered model if it is missing. The client's store is the registry, unless MLFLOW_REGISTRY_URI
-    names another. Returns the version.
+    Also creates the registered model if it is missing. Repeated calls have no further effect. The client's store is the
+    registry, unless MLFLOW_REGISTRY_URI names another. Returns the version.
     """
     from mlflow.exceptions import MlflowException
 
@@ -34,3 +44,144 @@ def register_model(client: MlflowClient, name: str, alias: str | None, run_id: s
         if current is None or int(current) < int(version.version):
             client.set_registered_model_alias(name, alias, version.version)
     return str(version.version)
+
+
+#: The aliases of the model in use, and of the last candidate that did not replace it.
+CHAMPION, CHALLENGER = "champion", "challenger"
+
+#: The tags of a version: the decision about it, and the version that was the champion before it.
+DECISION, BEFORE = "scaleflow.promotion", "scaleflow.promotion.before"
+
+#: The tag of a registered model in which a command claims that it alone moves the alias; for stores on servers.
+CLAIM = "scaleflow.promotion.claim"
+
+#: Seconds to wait for another command of this machine that moves the alias of the same model.
+LOCK_SECONDS = 60.0
+
+#: Seconds after which a claim is read again, more than a request takes; and after which nobody can have it any more.
+CLAIM_SECONDS, STALE_SECONDS = 1.0, 30.0
+
+
+@dataclass(frozen=True)
+class ChampionRegistry:
+    """The versions of a registered model, and the alias `champion`.
+
+    Moving the alias is one request, and the last of a promotion: whatever stops a command before it leaves the champion
+    that there was.
+
+    Attributes:
+        client: of the store.
+        name: of the registered model.
+    """
+
+    client: MlflowClient
+    name: str
+
+    def find_aliases(self) -> Mapping[str, str]:
+        """Returns the versions by their aliases; empty if there is no such registered model."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return {alias: str(each) for alias, each in self.client.get_registered_model(self.name).aliases.items()}
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return {}
+
+    def find_champion(self) -> str | None:
+        """Returns the version in use; None if there is none."""
+        return self.find_aliases().get(CHAMPION)
+
+    def find_model(self, version: str) -> str:
+        """Returns the ID of the logged model of a version."""
+        found = self.client.get_model_version(self.name, version)
+        return str(found.model_id or str(found.source).removeprefix("models:/"))
+
+    def add_version(self, run_id: str, model_id: str) -> str:
+        """Makes a logged model a version, unless it is one, and returns it. No alias moves."""
+        with self._exclude_here():
+            return register_model(self.client, self.name, None, run_id, model_id)
+
+    def keep_challenger(self, version: str, decision: Mapping[str, Any]) -> None:
+        """Records that a version does not become the champion."""
+        self._tag(version, DECISION, json.dumps(decision))
+        self.client.set_registered_model_alias(self.name, CHALLENGER, version)
+
+    def promote(self, version: str, before: str | None, decision: Mapping[str, Any]) -> bool:
+        """Makes a version the champion, if the champion is still `before`. Returns whether it is."""
+        with self._exclude_all():
+            if self.find_champion() != before:
+                return False
+            self._tag(version, DECISION, json.dumps(decision))
+            self._tag(version, BEFORE, before or "")
+            self.client.set_registered_model_alias(self.name, CHAMPION, version)
+        self.remove_challenger(version)
+        return True
+
+    def remove_challenger(self, version: str) -> None:
+        """Removes the alias `challenger` of a version that is the champion."""
+        if self.find_aliases().get(CHALLENGER) == version:
+            self.client.delete_registered_model_alias(self.name, CHALLENGER)
+
+    def roll_back(self) -> tuple[str, str]:
+        """Moves the alias back to the version before, and returns both: (from, to).
+
+        Raises ConfigError if there is no champion, or no version before it.
+        """
+        with self._exclude_all():
+            now = self.find_champion()
+            if now is None:
+                raise ConfigError(f"--rollback: the model {self.name} has no alias {CHAMPION}")
+            before = self.client.get_model_version(self.name, now).tags.get(BEFORE)
+            known = {str(each.version) for each in self.client.search_model_versions(f"name = '{self.name}'")}
+            if not before or before not in known:
+                reason = "was the first one" if before == "" else "says nothing of a version before it"
+                raise ConfigError(f"--rollback: version {now} of {self.name} {reason}; set the alias with MLflow")
+            self.client.set_registered_model_alias(self.name, CHAMPION, before)
+        return now, before
+
+    def _tag(self, version: str, key: str, value: str) -> None:
+        self.client.set_model_version_tag(self.name, version, key, value)
+
+    @contextlib.contextmanager
+    def _exclude_here(self) -> Iterator[None]:
+        """Excludes other commands of this machine that change the registered model while the block lasts."""
+        lock = FileLock(name_lock(f"{self.client.tracking_uri}#{self.name}"), timeout=LOCK_SECONDS, mode=0o600)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise ConfigError(f"--model {self.name}: another command is promoting it; try again later") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextlib.contextmanager
+    def _exclude_all(self) -> Iterator[None]:
+        """Excludes other commands that move the alias while the block lasts, on all machines."""
+        is_file = self.client.tracking_uri.startswith("sqlite:") and not os.environ.get("MLFLOW_REGISTRY_URI")
+        with self._exclude_here():
+            if not is_file:
+                self.claim(uuid.uuid4().hex)
+            try:
+                yield
+            finally:
+                if not is_file:
+                    self.client.delete_registered_model_tag(self.name, CLAIM)
+
+    def claim(self, token: str) -> None:
+        """Writes a tag of the registered model that keeps commands on other machines waiting, until it is deleted.
+
+        The algorithm is Fischer's: wait until there is no claim, write one, wait longer than a request takes, and see
+        whether it is still there. A claim that does not change for `STALE_SECONDS` is of a command that was killed.
+        """
+        seen, since = "", time.monotonic()
+        while True:
+            found = self.client.get_registered_model(self.name).tags.get(CLAIM, "")
+            if found == token:
+                return
+            if found != seen:
+                seen, since = found, time.monotonic()
+            if not found or time.monotonic() - since > STALE_SECONDS:
+                self.client.set_registered_model_tag(self.name, CLAIM, token)
+            time.sleep(CLAIM_SECONDS)

@@ -23,7 +23,7 @@ from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.tracking.connection import migration_lock, set_mlflow_defaults
 from scaleflow.tracking.keys import MAX_KEY, MetricKeys, to_distinct_keys
-from scaleflow.tracking.registry import register_model
+from scaleflow.tracking.registry import ChampionRegistry, register_model
 from scaleflow.tracking.uri import sqlite_file
 
 if TYPE_CHECKING:
@@ -296,6 +296,10 @@ class MlflowTracker:
 
     def log_artifact(self, path: Path, folder: str | None) -> None:
         self._client.log_artifact(self._run, str(path), folder)
+
+    def open_registry(self, name: str) -> ChampionRegistry:
+        """Returns the versions of a registered model. The store has been opened."""
+        return ChampionRegistry(self._client, name)
 
     def log_model_file(self, model_id: str, path: Path, folder: str) -> None:
         """Adds a file to a logged model."""

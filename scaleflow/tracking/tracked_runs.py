@@ -52,6 +52,7 @@ class TrackedRun:
     steps: int  # number of updates of the model; 0 if there is none
     model_id: str | None  # ID of the logged model that is named, or is the run's result; None if there is none
     command: str = ""  # the command line that began it
+    is_result: bool = True  # whether the model is the run's result
 
     @property
     def model_uri(self) -> str:
@@ -103,6 +104,7 @@ def find_run(named: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
         model.step,
         model.model_id,
         run.data.tags.get("scaleflow.command", ""),
+        model.model_id == choose_result(run).model_id,
     )
     return tracker, tracked
 

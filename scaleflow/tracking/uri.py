@@ -49,14 +49,20 @@ def resolve_store(tracking: Tracking) -> Tracking:
 def check_registered_name(tracking: Tracking) -> None:
     """Raises ConfigError for a registered model's name or alias that MLflow would reject at the end of the run."""
     name, alias = tracking.register_as, tracking.alias
-    if name is not None and (not name.strip() or set(name) & set("/:'\"%\n") or name.startswith("..") or name == "."):
-        raise ConfigError(f"tracking.register_as={name}: expected a name without / : % and quotes, such as digits-mlp")
+    if name is not None:
+        check_model_name("tracking.register_as=", name)
     if alias is None:
         return
     if not re.fullmatch(r"[\w\-]{1,255}", alias):
         raise ConfigError(f"tracking.alias={alias}: expected letters, digits, _ and -, such as newest, or null")
     if alias.lower() == "latest" or re.match(r"[vV]\d+$", alias):
         raise ConfigError(f"tracking.alias={alias}: MLflow reserves this name; choose another, such as newest")
+
+
+def check_model_name(key: str, name: str) -> None:
+    """Raises ConfigError for a name of a registered model that MLflow would reject; the message begins with a key."""
+    if not name.strip() or set(name) & set("/:'\"%\n") or name.startswith("..") or name == ".":
+        raise ConfigError(f"{key}{name}: expected a name without / : % and quotes, such as digits-mlp")
 
 
 def sqlite_file(uri: str) -> Path | None:

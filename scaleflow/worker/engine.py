@@ -255,7 +255,7 @@ def make_custom_update_loop(
         outputs=outputs,
         own=bind_target(step)(),
         name=step.path,
-        make_optimizer=make_optimizer_maker(plan, runtime, run.total),
+        make_optimizer=make_optimizer_maker(plan, runtime, run.total, net),
     )
 
 
@@ -302,6 +302,10 @@ def make_optimizer(
     new_optimizer = optimizer.create_optimizer(
         bind_target(options.target), rate, loss_scaling=scaled, takes_summed=takes_summed, ema=options.ema
     )
+    tables = model.list_table_variables(net)
+    optimizer.mark_tables(
+        new_optimizer, [id(v) in tables for v in net.trainable_variables for _ in training.list_shards([v])]
+    )
     if takes_rows and can_update_by_rows(net, new_optimizer):
         optimizer.update_by_rows(new_optimizer)  # before the factors, which are to scale these updates, too
     if options.rate_factors is not None:
@@ -311,9 +315,9 @@ def make_optimizer(
     return new_optimizer
 
 
-def make_optimizer_maker(plan: Plan, runtime: Runtime, steps: int) -> MakeOptimizer:
+def make_optimizer_maker(plan: Plan, runtime: Runtime, steps: int, net: keras.Model) -> MakeOptimizer:
     """Returns the function for user training steps that makes optimizers. These sum gradients over the replicas."""
-    from scaleflow import optimizer
+    from scaleflow import model, optimizer
 
     def make(variables: Sequence[Any], rate_factor: float = 1.0) -> keras.optimizers.Optimizer:
         options = dataclasses.replace(plan.optimizer, learning_rate=plan.optimizer.learning_rate * rate_factor)
@@ -321,6 +325,7 @@ def make_optimizer_maker(plan: Plan, runtime: Runtime, steps: int) -> MakeOptimi
         new_optimizer = optimizer.create_optimizer(
             bind_target(plan.optimizer.target), rate, loss_scaling=False, takes_summed=False
         )
+        optimizer.mark_tables(new_optimizer, [id(each) in model.list_table_variables(net) for each in variables])
         new_optimizer.build(list(variables))
         return new_optimizer
 
@@ -370,6 +375,7 @@ def find_table_warning(plan: Plan, runtime: Runtime, engine: Engine) -> str | No
     if table is None or cause is None:
         return None
     return (
-        f"{cause}: each step updates {table}, not only those of its batch; optimizer=adagrad, and optimizer=sgd "
-        "optimizer.momentum=0, update only those, with training.engine=loop on other strategies than pipeline"
+        f"{cause}: each step updates {table}, not only those of its batch; optimizer=lazy_adam, optimizer=adagrad, and "
+        "optimizer=sgd optimizer.momentum=0 update only those, with training.engine=loop on other strategies than "
+        "pipeline"
     )

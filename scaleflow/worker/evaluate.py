@@ -88,6 +88,11 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         check_dataset_fits(model, source, plan, spec)
         if spec.precision:
             set_precision(model, runtime.policy)
+    if spec.trained is not None:
+        from scaleflow.worker.trained_rows import write_seen
+
+        assert earlier is not None
+        write_seen(splits.raw[split], plan, spec.trained, earlier, runtime, files.seen, emit)
     feed = dataset.make_feed(
         examples,
         make_evaluation_batching(runtime.batching, runtime.kind),

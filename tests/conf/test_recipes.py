@@ -22,6 +22,7 @@ SHORT = ("training.max_steps=2", "training.epochs=1", "dataset.limit=40", "track
 SMALL = {
     "cifar10_mirrored": ("dataset.data_dir={}", "training.batch_size=4"),
     "custom_step": ("training.batch_size=4",),
+    "deliver": ("tracking=mlflow", "training.batch_size=4"),
     "digits_mirrored": ("training.batch_size=4",),
     "finetune_image": (
         *("dataset.data_dir={}/photos", "dataset.size=[32,32]", "dataset.limit=8", "training.batch_size=4"),

@@ -164,8 +164,14 @@ def test_model_that_keras_cannot_write_is_exported_as_weights_and_saved_model(
 ) -> None:
     found = isolated(exported_without_a_keras_file, tmp_path)
     assert found["fault"].startswith("NotImplementedError: Object Untold was created by passing non-serializable")
-    assert found["files"] == ["input_example.npy", "model.weights.h5", "saved_model", "signature.json"]
-    assert found["data"] == ["model.weights.h5", "saved_model"]
+    assert found["files"] == [
+        "example_outputs.npz",
+        "input_example.npy",
+        "model.weights.h5",
+        "saved_model",
+        "signature.json",
+    ]
+    assert found["data"] == ["example_outputs.npz", "model.weights.h5", "saved_model"]
     live, *others = found["outputs"]
     for other in others:
         np.testing.assert_allclose(other, live, atol=1e-6)

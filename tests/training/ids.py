@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 from scaleflow.interfaces import Arrays, Inputs, Outputs
+from scaleflow.optimizer.lazy_adam import LazyAdam
 
 
 class Ids:
@@ -44,6 +45,11 @@ def build_normalized(inputs: Inputs, outputs: Outputs, **unused: object) -> kera
 @keras.saving.register_keras_serializable("tests")
 class DenseSGD(keras.optimizers.SGD):  # type: ignore[misc]  # keras has no types
     """SGD as a user's own class, which gets dense gradients."""
+
+
+@keras.saving.register_keras_serializable("tests")
+class DenseLazyAdam(LazyAdam):
+    """LazyAdam as a user's own class, which gets dense gradients, and leaves rows alone all the same."""
 
 
 @keras.saving.register_keras_serializable("tests")

@@ -23,6 +23,7 @@ BASE = (
 BY_ROWS = {
     "SGD": ("optimizer=sgd", "optimizer.momentum=0.0"),
     "Adagrad": ("optimizer=adagrad",),
+    "LazyAdam": ("optimizer=lazy_adam",),
 }
 TWO = ("strategy=mirrored", "hardware.logical_devices=2")
 CASES = [
@@ -30,6 +31,8 @@ CASES = [
     ("Adagrad", "strategy=one_device", "training.clip_norm=0.05"),
     ("Adagrad", *TWO, "training.accumulate=2", "training.clip_norm=0.05"),
     ("Adagrad", "strategy=one_device", "optimizer.rate_factors={words: 0.1}"),
+    ("LazyAdam", "strategy=one_device", "optimizer.rate_factors={words: 0.1}"),
+    ("LazyAdam", *TWO, "training.accumulate=2", "training.clip_norm=0.05"),
     pytest.param(
         ("Adagrad", *TWO, "training.accumulate=2", "model._target_=tests.training.ids.build_normalized"),
         marks=pytest.mark.slow,
@@ -112,14 +115,18 @@ def test_a_step_computes_nothing_of_the_size_of_the_table(
     assert [ROWS, WIDTH] in of_all
 
 
-def test_training_by_rows_resumes_bit_for_bit(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
-    whole, resumed = isolated(resume, plan(*BASE, *BY_ROWS["Adagrad"], "strategy=one_device"))
+@pytest.mark.parametrize("optimizer", ["Adagrad", "LazyAdam"])
+def test_training_by_rows_resumes_bit_for_bit(
+    isolated: Callable[..., Any], plan: Callable[..., Any], optimizer: str
+) -> None:
+    whole, resumed = isolated(resume, plan(*BASE, *BY_ROWS[optimizer], "strategy=one_device"))
     assert all((a == b).all() for a, b in zip(whole, resumed, strict=True))
 
 
 #: Optimizers, and why they update all rows.
 REASONS = {
     ("optimizer=adagrad",): None,
+    ("optimizer=lazy_adam",): None,
     ("optimizer=adam",): "Adam",
     ("optimizer=sgd",): "SGD with momentum",
     ("optimizer=adagrad", "training.engine=fit"): "training.engine=fit",

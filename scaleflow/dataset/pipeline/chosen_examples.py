@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -183,6 +183,20 @@ def read_spread(examples: Examples, count: int, reads_all: bool = False) -> tupl
 def is_spread(examples: Examples) -> bool:
     """Returns whether `read_spread` returns examples from all over a split."""
     return isinstance(examples, Arrays | Records | Blocks)
+
+
+def read_input_batches(examples: Examples) -> Iterator[Any]:
+    """Yields the raw inputs of all examples in their order, in batches: arrays [b, ...], or dicts of them."""
+    if isinstance(examples, Arrays):
+        for first in range(0, len(examples), BATCH):
+            yield map_leaves(lambda array, first=first: np.asarray(array[first : first + BATCH]), examples.inputs)
+        return
+    if isinstance(examples, Blocks):
+        batches = examples.slabs()
+    else:
+        batches = decode_records(examples, examples.dataset.take(len(examples))).batch(BATCH)
+    for inputs, *_ in batches.as_numpy_iterator():
+        yield inputs
 
 
 def take_records(stream: Stream, places: Array) -> tf.data.Dataset:

@@ -1,0 +1,408 @@
+"""Decides about the promotion of a tracked model, and carries the decision out."""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scaleflow.commands.promotion_page import make_decision_page
+from scaleflow.commands.supervision import supervise_worker
+from scaleflow.commands.tracked_run import make_evaluation_plan
+from scaleflow.config.from_mlflow import (
+    RerunCommand,
+    complete_command,
+    find_config_dirs,
+    find_store_options,
+    load_config,
+    reuse_config,
+)
+from scaleflow.config.words import quote_override
+from scaleflow.errors import ConfigError, RunError
+from scaleflow.evaluation.comparison import PairedScores, pair_scores
+from scaleflow.evaluation.predictions import FILE, PREDICTIONS, ROW, Predictions, load_predictions
+from scaleflow.interfaces import LearnedState, Plan, PromotionOptions, Tracking, name_leaves
+from scaleflow.launcher.display import Display
+from scaleflow.launcher.named_runs import find_named_run
+from scaleflow.launcher.processes.stop import StopRequest
+from scaleflow.promotion.decision import (
+    LONGEST,
+    SLICE,
+    Condition,
+    Decision,
+    ScoreComparison,
+    check_floor,
+    describe_comparison,
+    make_record,
+)
+from scaleflow.promotion.smoke import SmokeTest, check_served_model
+from scaleflow.runs import EvaluationSpec, RunFolder, RunSpec
+from scaleflow.runs.learned_state import read_learned_state
+from scaleflow.sweep.ranking import guess_mode
+from scaleflow.tracking.registry import DECISION, ChampionRegistry
+from scaleflow.tracking.saved_models import find_model
+from scaleflow.tracking.store import MlflowTracker
+from scaleflow.tracking.tracked_runs import (
+    TrackedRun,
+    choose_store,
+    download_artifact,
+    download_model,
+    download_predictions,
+)
+from scaleflow.tracking.uri import check_model_name
+
+Array = np.ndarray[Any, Any]
+
+#: The fewest examples on which models are compared.
+FEWEST_EXAMPLES = 30
+
+#: The sections of a tracked config that a promotion uses.
+SECTIONS = ("dataset", "objective", "precision", "seed", "evaluation", "promotion")
+
+#: The split on which models are compared.
+SPLIT = "test"
+
+#: The slices of a run's report among its artifacts.
+SLICES = "evaluation/slices.csv"
+
+#: How often a candidate is compared again, because another command has changed the champion meanwhile.
+TRIES = 3
+
+ALREADY = "it is the champion already"
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """What came of a promotion.
+
+    Attributes:
+        run: of the candidate.
+        name: of the registered model.
+        champion: the version that was the champion before; None if there was none.
+        version: of the candidate; None if nothing was changed.
+        decision: the decision.
+    """
+
+    run: TrackedRun
+    name: str
+    champion: str | None
+    version: str | None
+    decision: Decision
+
+
+class Stopped(Exception):
+    """A signal has asked for the end of the command."""
+
+
+def open_registry(name: str, overrides: Sequence[str]) -> ChampionRegistry:
+    """Returns a registered model of the store that `tracking.uri` names, or of the usual one."""
+    check_model_name("--model ", name)
+    tracker = MlflowTracker(choose_store(find_store_options(RerunCommand("", overrides))))
+    tracker.connect()
+    return tracker.open_registry(name)
+
+
+def promote(
+    words: RerunCommand, name: str | None, is_dry: bool, display: Display, stop: StopRequest
+) -> Promotion | None:
+    """Promotes a tracked model if every condition holds; None if a signal has stopped the command.
+
+    Args:
+        words: the run, and overrides.
+        name: of the registered model; None: `promotion.model` of the run.
+        is_dry: whether to change nothing.
+        display: shows what is done.
+        stop: the request to stop.
+
+    Raises:
+        ConfigError: if that cannot work.
+        RunError: if it failed.
+    """
+    if name is not None:
+        check_model_name("--model ", name)
+    display.begin_stage("reading the run and its model from MLflow")
+    options = find_store_options(words)
+    store, tracker, tracked = find_named_run(words.run_id, options)
+    words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
+    words, name = complete_promotion(words, tracked, name)
+    plan = make_evaluation_plan(reuse_config(tracked.config, tracked.params, words, SECTIONS), store)
+    with tempfile.TemporaryDirectory(prefix="scaleflow-promote-") as folder:
+        try:
+            return Candidate(words, plan, (store, tracker, tracked), name, display, stop, Path(folder)).promote(is_dry)
+        except Stopped:
+            return None
+
+
+def complete_promotion(words: RerunCommand, tracked: TrackedRun, name: str | None) -> tuple[RerunCommand, str]:
+    """Returns the command with `promotion=champion` and the name of the registered model, and this name."""
+    section = load_config(tracked.config, tracked.run_id).get("promotion")
+    known = section if isinstance(section, dict) and section.get("name") == "champion" else None
+    name = name or (known or {}).get("model")
+    if not name:
+        raise ConfigError("--model: name the registered model whose champion this model may become")
+    added = [quote_override("promotion.model", name)]
+    if known is None and not any(each.startswith("promotion=") for each in words.overrides):
+        added = ["promotion=champion", *added]
+    return replace(words, overrides=[*added, *words.overrides]), name
+
+
+class Candidate:
+    """A model that may become the champion.
+
+    Args:
+        words: the command.
+        plan: with the data of the candidate's run, and the options of `promotion`.
+        found: the store, a tracker that is connected to the candidate's run, and the run.
+        name: of the registered model.
+        display: shows what is done.
+        stop: the request to stop.
+        folder: for files.
+
+    Raises:
+        ConfigError: if the model cannot be served and compared.
+    """
+
+    def __init__(
+        self,
+        words: RerunCommand,
+        plan: Plan,
+        found: tuple[Tracking, MlflowTracker, TrackedRun],
+        name: str,
+        display: Display,
+        stop: StopRequest,
+        folder: Path,
+    ) -> None:
+        self.words, self.plan, self.name = words, plan, name
+        self.store, self.tracker, self.run = found
+        self.display, self.stop, self.folder = display, stop, folder
+        logged = download_artifact(find_model(self.tracker, self.run), str(self.store.uri), folder / "logged")
+        if logged is None or not (logged / "data" / "example_outputs.npz").is_file():
+            raise ConfigError(
+                f"{self.run.run_id}: its model {self.run.model_id} has no recorded outputs to compare a served model "
+                "with; train it again"
+            )
+        self.logged = logged
+
+    @property
+    def options(self) -> PromotionOptions:
+        return self.plan.promotion
+
+    def promote(self, is_dry: bool) -> Promotion:
+        """Decides and, unless it is a dry run, carries the decision out; the alias moves last."""
+        registry = self.tracker.open_registry(self.name)
+        floors = self.check_floors()
+        predictions: Predictions | None = None
+        smoke: SmokeTest | None = None
+        for _ in range(TRIES):
+            champion = registry.find_champion()
+            conditions, comparison = [], None
+            if champion is not None:
+                if registry.find_model(champion) == self.run.model_id:
+                    if not is_dry:  # what a command that was killed may have left
+                        registry.remove_challenger(champion)
+                        self.tracker.set_tags({DECISION: f"{self.name}, version {champion}: champion"})
+                    return Promotion(self.run, self.name, champion, champion, Decision([Condition(ALREADY, True)]))
+                predictions = predictions or self.read_predictions()
+                other, is_seen = self.predict_with(champion, predictions)
+                comparison = compare_models(predictions, other, is_seen, self.options)
+                conditions.append(describe_comparison(comparison, self.options))
+            smoke = smoke or self.test_service()
+            self.check_stop()
+            decision = Decision([*conditions, *floors, *smoke.conditions], comparison, smoke.values)
+            found = Promotion(self.run, self.name, champion, None, decision)
+            if is_dry:
+                return found
+            self.display.begin_stage("recording the decision in MLflow")
+            if (done := carry_out(registry, self.tracker, found, self.folder)) is not None:
+                return done
+        raise RunError(
+            f"--model {self.name}: other commands have changed the champion {TRIES} times meanwhile; try again"
+        )
+
+    def check_stop(self) -> None:
+        if self.stop.is_set():
+            raise Stopped
+
+    def test_service(self) -> SmokeTest:
+        policy = self.run.params.get("resolved.precision", "float32")
+        return check_served_model(self.logged, self.options, policy, self.folder, self.display.begin_stage)
+
+    def check_floors(self) -> list[Condition]:
+        """Returns the conditions of `promotion.at_least`. Raises ConfigError if the run does not have a metric."""
+        floors = self.options.at_least or {}
+        if floors and not self.run.is_result:
+            raise ConfigError(
+                f"promotion.at_least: {self.run.model_id} is not the result of its run {self.run.run_id}, and the "
+                "metrics are those of its result"
+            )
+        metrics: Mapping[str, float] = self.tracker.fetch_run().data.metrics if floors else {}
+        slices = self.read_slices() if any(key.startswith(SLICE) for key in floors) else {}
+        found = []
+        for key, floor in floors.items():
+            known: Mapping[str, Any] = (
+                slices if key.startswith(SLICE) else {name: (value, name) for name, value in metrics.items()}
+            )
+            if key not in known:
+                shown = ", ".join(sorted(name for name in known if name.startswith(("test/", SLICE)))[:20])
+                raise ConfigError(f"promotion.at_least: the run has no {key}; it has {shown or 'none'}")
+            value, metric = known[key]
+            found.append(check_floor(key, value, floor, guess_mode(f"/{metric}") == "min"))
+        return found
+
+    def read_slices(self) -> dict[str, tuple[float, str]]:
+        """Returns the value and the metric of each slice of the run's report, by `slice/COLUMN/VALUE`.
+
+        With several outputs, it is `slice/OUTPUT/COLUMN/VALUE`.
+        """
+        path = download_artifact(f"runs:/{self.run.run_id}/{SLICES}", str(self.store.uri), self.folder)
+        if path is None:
+            return {}
+        with path.open(newline="", encoding="utf-8") as file:
+            return {
+                SLICE + "/".join(filter(None, (row["output"], row["column"], row["slice"]))): (
+                    float(row["value"]),
+                    row["metric"],
+                )
+                for row in csv.DictReader(file)
+            }
+
+    def read_predictions(self) -> Predictions:
+        """Returns the candidate's predictions for its test split: those that its run has kept, or new ones."""
+        kept = self.read_kept(self.run, "candidate")
+        found = kept or self.evaluate(self.tracker, self.run, None, self.folder / "candidate-evaluation")
+        if found.split != SPLIT:
+            raise ConfigError(
+                f"{self.run.run_id}: its predictions are of the {found.split} split, and a test split is needed"
+            )
+        return found
+
+    def read_kept(self, run: TrackedRun, label: str) -> Predictions | None:
+        """Returns the predictions that a run has kept, if they are those of the model that is named."""
+        folder = self.folder / label
+        folder.mkdir(exist_ok=True)
+        path = download_predictions(run, self.store, folder) if run.is_result else None
+        return None if path is None else load_predictions(path)
+
+    def predict_with(self, champion: str, candidate: Predictions) -> tuple[Predictions, Array]:
+        """Returns the champion's predictions for the candidate's test split, and which rows it was trained on."""
+        _, tracker, run = find_named_run(f"models:/{self.name}/{champion}", self.store)
+        kept = self.read_kept(run, f"champion-{champion}")
+        if kept is not None and candidate.digest and (kept.split, kept.digest) == (SPLIT, candidate.digest):
+            return kept, np.zeros(candidate.examples, bool)  # its own test split
+        words = replace(self.words, run_id=run.run_id, overrides=[], tracked_dirs=find_config_dirs(run.command))
+        trained = make_evaluation_plan(reuse_config(run.config, run.params, words, SECTIONS), self.store)
+        folder = self.folder / f"champion-{champion}-evaluation"
+        found = self.evaluate(tracker, run, trained, folder)
+        check_same_rows(candidate, found)
+        return found, np.load(RunFolder(folder).seen)
+
+    def evaluate(self, tracker: MlflowTracker, run: TrackedRun, trained: Plan | None, folder: Path) -> Predictions:
+        """Returns the predictions of a run's model for the candidate's test split, computed by a worker in `folder`.
+
+        With the plan that the model was `trained` with, the worker also says which rows it was trained on.
+        """
+        folder.mkdir()
+        options = replace(self.plan.evaluation, name="default", slices=None, worst=0, intervals=0, importance=0)
+        model = download_model(tracker, run, self.store, folder)
+        counts_unknown = has_unknown_classes(read_learned_state(self.logged / "data"), read_learned_state(model.parent))
+        config = load_config(self.run.config, self.run.run_id)
+        command = complete_command(config, self.plan.trusted_modules or (), self.words)
+        spec = EvaluationSpec(str(model), run.model_uri, SPLIT, False, command, True, counts_unknown, trained)
+        run_spec = RunSpec(replace(self.plan, evaluation=options), folder, time.time(), evaluation=spec)
+        supervise_worker(run_spec, self.stop, self.display)
+        self.check_stop()
+        return load_predictions(run_spec.files.evaluation / PREDICTIONS)
+
+
+def carry_out(registry: ChampionRegistry, tracker: MlflowTracker, found: Promotion, folder: Path) -> Promotion | None:
+    """Makes the candidate a version, records the decision, and moves an alias; returns what came of it.
+
+    The alias `champion` moves in one request, when the page and the version's tag are there. A command that is killed
+    before leaves the champion that there was; after it, the same command again completes the rest. Returns None if
+    another command has changed the champion since the decision.
+    """
+    decision, run = found.decision, found.run
+    version = registry.add_version(run.run_id, str(run.model_id))
+    models = [{"model": "candidate", "version": version, "logged model": run.model_id}]
+    if found.champion is not None:
+        known = registry.find_model(found.champion)
+        models.append({"model": "champion", "version": found.champion, "logged model": known})
+    page = folder / f"{found.name}.html"
+    title = f"{found.name}, version {version}: the conditions {'hold' if decision.is_promoted else 'do not hold'}"
+    page.write_text(make_decision_page(title, models, decision), encoding="utf-8")
+    tracker.log_artifact(page, "promotion")
+    record = make_record(decision, str(run.model_id), found.champion)
+    if not decision.is_promoted:
+        registry.keep_challenger(version, record)
+    elif not registry.promote(version, found.champion, record):
+        return None
+    reasons = "; ".join(decision.reasons)
+    end = f"challenger: {reasons}" if reasons else "champion"
+    tracker.set_tags({DECISION: f"{found.name}, version {version}: {end}"[:LONGEST]})
+    return replace(found, version=version)
+
+
+def compare_models(
+    candidate: Predictions, champion: Predictions, is_seen: Array, options: PromotionOptions
+) -> ScoreComparison:
+    """Compares the predictions of two models by `promotion.metric`.
+
+    Args:
+        candidate, champion: their predictions for the candidate's split.
+        is_seen: which examples of the split the champion was trained on, [examples] bool; they are left out.
+        options: the metric and the confidence.
+
+    Raises:
+        ConfigError: if the models do not have the metric, or too few examples are left.
+    """
+    pair = choose_pair(pair_scores(candidate, champion), options.metric)
+    is_used = ~is_seen[pair.examples]
+    count, left_out = int(is_used.sum()), int((~is_used).sum())
+    if count < FEWEST_EXAMPLES:
+        why = f"; the champion was trained on {left_out:,} others" if left_out else ""
+        raise ConfigError(
+            f"the champion and the candidate can be compared on {count:,} examples{why}; at least {FEWEST_EXAMPLES} "
+            "are needed: use a larger test split"
+        )
+    used = pair.select(is_used)
+    candidate_mean, champion_mean = (
+        float(np.average(each, weights=used.weights)) for each in (used.scores, used.others)
+    )
+    gain, low, high = used.measure_gain(options.confidence)
+    better, worse = int((used.gains > 0).sum()), int((used.gains < 0).sum())
+    return ScoreComparison(
+        pair.metric, pair.is_error, count, left_out, candidate_mean, champion_mean, gain, low, high, better, worse
+    )
+
+
+def choose_pair(pairs: Sequence[PairedScores], metric: str | None) -> PairedScores:
+    """Returns the scores of a metric; the first ones for None. Raises ConfigError if there is no such metric."""
+    names = [each.metric for each in pairs]
+    if metric is not None and metric not in names:
+        raise ConfigError(f"promotion.metric={metric}: the models are compared by {', '.join(names)}")
+    return pairs[0 if metric is None else names.index(metric)]
+
+
+def has_unknown_classes(candidate: LearnedState | None, champion: LearnedState | None) -> bool:
+    """Returns whether the candidate has classes that the champion does not know."""
+    if candidate is None or champion is None:
+        return False
+    known = name_leaves(champion.outputs)
+    pairs = [(each, known[name]) for name, each in name_leaves(candidate.outputs).items() if name in known]
+    return any(own.is_one_class and set(own.names or ()) - set(other.names or ()) for own, other in pairs)
+
+
+def check_same_rows(candidate: Predictions, champion: Predictions) -> None:
+    """Raises ConfigError if the predictions of two models are not of the same rows."""
+    column = next((each for each in (ROW, FILE) if candidate.has(each) and champion.has(each)), None)
+    if column is None or len(candidate.table) != len(champion.table):
+        return
+    rows = [[Path(str(each)).name for each in found.table[column].to_pylist()] for found in (candidate, champion)]
+    if rows[0] != rows[1]:
+        raise ConfigError("the data of the candidate's run has changed: its test split has other rows; train it again")

@@ -1,0 +1,164 @@
+"""Makes a tracked model the champion of a registered model, if it is better than today's on the same examples.
+
+    scaleflow promote RUN_ID --model house
+    scaleflow promote RUN_ID --model house promotion.at_least={test/accuracy:0.9} promotion.environment=clean
+    scaleflow promote RUN_ID --model house --dry-run
+    scaleflow promote --rollback --model house
+
+The model becomes a version of the registered model. It gets the alias champion if every condition holds:
+
+- it is better than today's champion by promotion.metric on the candidate's test split, without rows that the champion
+  was trained on: the lower end of the interval of a paired bootstrap is above promotion.tolerance;
+- metrics of its run, and slices of its report, are at least promotion.at_least; errors and losses are at most that;
+- served in a process of its own, it answers as the trained model, within promotion.most_ms and promotion.most_mb.
+
+Without a champion the last two count. Otherwise the version gets the alias challenger. The decision is a tag of the
+version and of the run, and a page among the run's artifacts. --rollback moves the alias back to the version before.
+RUN_ID is the id of a run in MLflow, the folder of a run, or a model: models:/NAME/VERSION, models:/NAME@ALIAS or
+models:/m-... A run stands for the model that is its result.
+The run is looked up in `tracking.uri=...`, else in MLFLOW_TRACKING_URI, else in sqlite:///mlflow.db.
+
+Exit code: 0 promoted (or with --dry-run: it would be); 3 not promoted; 1 failed; 2 the command cannot work; 130 or 143
+interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.process import end_with
+from scaleflow.commands.promotion import Promotion, open_registry, promote
+from scaleflow.commands.tracked_run import answer_model, make_run_parser
+from scaleflow.config.from_mlflow import RerunCommand
+from scaleflow.config.words import split_overrides
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Tracking, name_command
+from scaleflow.launcher.answer import ANSWER, FINISHED, NOT_PROMOTED
+from scaleflow.launcher.display import display_for
+from scaleflow.launcher.named_runs import locate_run
+from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
+
+
+@dataclass(frozen=True)
+class PromotionResult:
+    """What came of a promotion.
+
+    Attributes:
+        is_promoted: whether the model is the champion; with `dry_run`, whether it would be.
+        version: of the registered model; None with `dry_run`.
+        champion: the version that was the champion before; None if there was none.
+        conditions: each condition with its figures, and whether it holds.
+        comparison: with the champion, as in `scaleflow.promotion.decision.ScoreComparison`; None without a champion.
+        smoke: what was measured of the served model.
+    """
+
+    is_promoted: bool
+    version: str | None
+    champion: str | None
+    conditions: Sequence[tuple[str, bool]]
+    comparison: Mapping[str, Any] | None
+    smoke: Mapping[str, float]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Returns:
+        0 promoted, 3 not promoted, 1 failed, 2 refused, 130 or 143 interrupted.
+    """
+    return run_command(promote_words, argv)
+
+
+def promote_words(typed: list[str]) -> int:
+    parser = make_run_parser("promote", __doc__)
+    parser.add_argument("--model", metavar="NAME", help="the registered model (default: promotion.model of the run)")
+    parser.add_argument("--dry-run", action="store_true", help="decide, and change nothing in the store")
+    parser.add_argument("--rollback", action="store_true", help="move the alias champion to the version before")
+    words = split_overrides(typed)
+    if "--rollback" in words:
+        return roll_back(words)
+    flags = parser.parse_intermixed_args(words)
+    locate_run(flags.run_id, Tracking())  # refuses another word before anything is imported
+    line = [*name_command("promote").split(), *words]
+    command = RerunCommand(flags.run_id, flags.overrides, flags.config_dir, flags.trust, line)
+    with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:
+        done = promote(command, flags.model, flags.dry_run, display, stop)
+        if done is None:
+            return stop.exit_code
+        ANSWER.read = lambda: {**answer_model(done.run), **asdict(to_result(done))}
+        display.print_summary(describe_promotion(done))
+    return FINISHED if done.decision.is_promoted else NOT_PROMOTED
+
+
+def roll_back(words: list[str]) -> int:
+    parser = argparse.ArgumentParser("scaleflow promote", allow_abbrev=False)
+    parser.add_argument("--rollback", action="store_true")
+    parser.add_argument("--model")
+    flags, rest = parser.parse_known_args(words)
+    overrides = [word for word in rest if "=" in word and not word.startswith("-")]
+    if not flags.model or overrides != rest:
+        raise ConfigError("--rollback: takes --model NAME, and no run; write scaleflow promote --rollback --model NAME")
+    before, now = open_registry(flags.model, overrides).roll_back()
+    ANSWER.read = lambda: {"registered": flags.model, "version": now, "before": before}
+    display_for().print_summary([("champion", f"models:/{flags.model}/{now}, before it was version {before}")])
+    return FINISHED
+
+
+def describe_promotion(done: Promotion) -> list[tuple[str, str]]:
+    """Returns the last lines of the command."""
+    name, decision = done.name, done.decision
+    if done.version is None:
+        end = f"dry run: it would {'' if decision.is_promoted else 'not '}become the champion of {name}"
+    elif decision.is_promoted:
+        end = f"models:/{name}/{done.version} is the champion"
+    else:
+        end = f"no: models:/{name}/{done.version} has the alias challenger"
+    before = "none" if done.champion is None else f"models:/{name}/{done.champion}"
+    texts = [f"{'yes' if each.holds else 'no'}: {each.text}" for each in decision.conditions]
+    marks = [("" if n else "because", text) for n, text in enumerate(texts)]
+    rows = [
+        ("run", f"{done.run.name}  ({done.run.run_id})"),
+        ("model", done.run.model_uri),
+        ("champion before", before),
+    ]
+    return [*rows, *marks, ("promoted", end)]
+
+
+def to_result(done: Promotion) -> PromotionResult:
+    decision = done.decision
+    comparison = None if decision.comparison is None else asdict(decision.comparison)
+    conditions = [(each.text, each.holds) for each in decision.conditions]
+    return PromotionResult(decision.is_promoted, done.version, done.champion, conditions, comparison, decision.smoke)
+
+
+def promote_model(
+    run_id: str, model: str | None = None, *overrides: str, dry_run: bool = False, trust: Sequence[str] = ()
+) -> PromotionResult:
+    """Makes a tracked model the champion of a registered model if it is better, as `scaleflow promote` does.
+
+    Args:
+        run_id: a run, its folder or a model, as on the command line.
+        model: the registered model; None: `promotion.model` of the run.
+        overrides: such as "promotion.environment=clean".
+        dry_run: decide, and change nothing.
+        trust: modules whose code may run, as `--trust`.
+
+    Raises:
+        ConfigError: if the command cannot work.
+        RunError: if it failed.
+    """
+    command = RerunCommand(run_id, list(overrides), (), list(trust))
+    with contextlib.closing(display_for(io.StringIO(), is_plain=True, is_chief=False)) as display:
+        done = promote(command, model, dry_run, display, StopRequest())
+    assert done is not None
+    return to_result(done)
+
+
+if __name__ == "__main__":
+    end_with(main)

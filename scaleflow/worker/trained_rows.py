@@ -1,0 +1,116 @@
+"""Finds the examples of a split that another run was trained on, by the identity of rows."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import EarlierState, Examples, Plan, name_leaves
+from scaleflow.interfaces.events import Emit, StageBegan
+from scaleflow.worker.earlier import open_source
+from scaleflow.worker.metadata import describe_data_name
+
+if TYPE_CHECKING:
+    from scaleflow.worker.runtime import Runtime
+
+Array = np.ndarray[Any, Any]
+
+
+def write_seen(
+    examples: Examples, plan: Plan, trained: Plan, earlier: EarlierState, runtime: Runtime, path: Path, emit: Emit
+) -> None:
+    """Writes which examples of a split are among those that a run was trained on.
+
+    An example is identified by the column `evaluation.id`, if both configs have the same, otherwise by the raw inputs
+    that both runs have, as they read them; numbers by their float32.
+
+    Args:
+        examples: the split, before its preprocessing.
+        plan: that it was read with.
+        trained: the plan of the run that was trained.
+        earlier: what that run learned.
+        runtime: of this process.
+        path: of the file, [examples] bool.
+        emit: receives stages.
+
+    Raises:
+        ConfigError: if the data of the run cannot be read any more.
+    """
+    from scaleflow import dataset
+
+    sys.path[:0] = [each for each in trained.search if each not in sys.path]
+    emit(StageBegan(f"reading {describe_data_name(trained)}, which the champion was trained on"))
+    column = plan.evaluation.id if plan.evaluation.id == trained.evaluation.id else None
+    try:
+        source = open_source(trained, earlier)
+        options = replace(trained.dataset, shards=1, augment=None)
+        splits = dataset.prepare_splits(source, options, trained.seed, runtime.worker_sync, emit, preprocesses=False)
+        raw = splits.raw["train"]
+        names = [] if column else find_common_inputs(examples, raw)
+        known = set(identify(raw, column, names))
+    except ConfigError as error:
+        raise ConfigError(
+            f"the rows that the champion was trained on cannot be read, so they cannot be left out: {error}"
+        ) from error
+    np.save(path, np.array([each in known for each in identify(examples, column, names)], bool))
+
+
+def find_common_inputs(examples: Examples, others: Examples) -> list[str]:
+    """Returns the names of the inputs of one kind and shape in both. Raises ConfigError if there are none."""
+    from scaleflow import dataset
+
+    kinds = []
+    for each in (examples, others):
+        inputs = name_leaves(next(iter(dataset.read_input_batches(each)), {}))
+        kinds.append({(name, has_text(values), np.shape(values)[1:]) for name, values in inputs.items()})
+    if not (common := kinds[0] & kinds[1]):
+        raise ConfigError(
+            "the runs have no inputs in common; train both with evaluation.id=COLUMN, which names their rows"
+        )
+    return sorted(name for name, *_ in common)
+
+
+def has_text(values: Any) -> bool:
+    return np.asarray(values).dtype.kind in "OSU"
+
+
+def identify(examples: Examples, column: str | None, names: Sequence[str]) -> Iterator[bytes]:
+    """Yields what identifies each example, in the order of the split: a column, or its inputs of some names."""
+    from scaleflow import dataset
+
+    if column is not None:
+        places = np.arange(len(examples))
+        (values,) = dataset.open_columns(examples, [column], "evaluation.id")(places).values()
+        yield from (str(value).encode() for value in np.asarray(values).tolist())
+        return
+    for inputs in dataset.read_input_batches(examples):
+        named = name_leaves(inputs)
+        yield from digest_rows([np.asarray(named[name]) for name in names])
+
+
+def digest_rows(columns: Sequence[Array]) -> Iterator[bytes]:
+    """Yields a digest of each row of some columns, [b, ...] each; texts may be `str` or `bytes`."""
+    encoders = [encode_texts if has_text(each) else encode_numbers for each in columns]
+    for row in zip(*columns, strict=True):
+        digest = hashlib.blake2b(digest_size=16)
+        for encode, value in zip(encoders, row, strict=True):
+            digest.update(encode(value))
+        yield digest.digest()
+
+
+def encode_numbers(value: Any) -> bytes:
+    """Returns the bytes of numbers: a column of integers may be read as floats, if another file has a missing value."""
+    return np.asarray(value).astype(np.float32).tobytes()
+
+
+def encode_texts(value: Any) -> bytes:
+    """Returns the bytes of a text, or of an array of texts, each after its length."""
+    texts = [each.encode() if isinstance(each, str) else bytes(each) for each in np.ravel(np.asarray(value, object))]
+    return b"".join(len(text).to_bytes(8, "little") + text for text in texts)

@@ -1,0 +1,116 @@
+"""`scaleflow promote`, and `promotion=champion` in a run: real runs, models that are served, a registry in SQLite."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import Command
+
+
+def read_versions(folder: Path, name: str, run_id: str) -> tuple[dict[str, str], Any, str, list[str]]:
+    """The aliases, the decision about the version of a run, the tag of the run, and the pages of the run."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    aliases = {alias: str(version) for alias, version in client.get_registered_model(name).aliases.items()}
+    versions = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
+    tags = client.get_model_version(name, versions[0].version).tags if versions else {}
+    pages = [each.path for each in client.list_artifacts(run_id, "promotion")]
+    tag = client.get_run(run_id).data.tags.get("scaleflow.promotion", "")
+    return aliases, json.loads(tags.get("scaleflow.promotion", "null")), tag, pages
+
+
+def answer_of(done: Any, code: int = 0) -> dict[str, Any]:
+    assert done.returncode == code, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_a_better_model_becomes_the_champion(command: Command, isolated: Callable[..., Any]) -> None:
+    done = command("--json", "dataset=digits", "training.max_steps=3", "promotion=champion", "promotion.model=digits")
+    first = answer_of(done)
+    assert done.stdout.splitlines()[-2].split() == ["promoted", "models:/digits/1", "is", "the", "champion"]
+    aliases, decision, tag, pages = isolated(read_versions, command.folder, "digits", first["run_id"])
+    assert (aliases, tag, pages) == ({"champion": "1"}, "digits, version 1: champion", ["promotion/digits.html"])
+    assert (decision["is_good"], decision["comparison"], decision["compared_with"]) == (True, None, None)
+    assert decision["smoke"]["difference"] < 1e-5
+    second = answer_of(command("--json", "dataset=digits", "training.epochs=5"))
+
+    def promote(*words: str, code: int = 0) -> dict[str, Any]:
+        return answer_of(command.python("-m", "scaleflow.promote", "--json", *words), code)
+
+    named = (second["run_id"], "--model", "digits")
+    tried = promote(*named, "--dry-run", "promotion.at_least={test/accuracy:0.999}", "promotion.most_mb=1", code=3)
+    assert isolated(read_versions, command.folder, "digits", second["run_id"])[0] == {"champion": "1"}
+    assert (tried["is_promoted"], tried["version"], tried["champion"]) == (False, None, "1")
+    (better, is_better), (floor, is_enough), *smoke = tried["conditions"]
+    assert (is_better, is_enough, [holds for _, holds in smoke]) == (True, False, [True, True, False])
+    assert better.startswith("accuracy 0.9")
+    assert floor.endswith("at least 0.999 is needed")
+    assert "MB of memory, at most 1 is needed" in smoke[-1][0]
+    comparison = tried["comparison"]
+    assert (comparison["examples"], comparison["left_out"]) == (359, 0)
+    assert 0 < comparison["low"] < comparison["gain"] < comparison["high"]
+
+    promoted = promote(*named)
+    assert (promoted["is_promoted"], promoted["version"], promoted["champion"]) == (True, "2", "1")
+    aliases, decision, _, pages = isolated(read_versions, command.folder, "digits", second["run_id"])
+    assert (aliases, decision["comparison"], pages) == ({"champion": "2"}, comparison, ["promotion/digits.html"])
+    again = promote(*named)
+    assert again["conditions"] == [["it is the champion already", True]]
+    assert promote("--rollback", "--model", "digits")["version"] == "1"
+    assert isolated(read_versions, command.folder, "digits", second["run_id"])[0] == {"champion": "1"}
+
+
+REFUSED = [
+    ((), "RUN_ID"),
+    (("nowhere", "--model", "m"), "nowhere: expected"),
+    (("a" * 32, "--model", "a/b"), "--model a/b: expected a name without / : % and quotes"),
+    (("--rollback",), "--rollback: takes --model NAME, and no run"),
+    (("--rollback", "--model", "m", "a" * 32), "--rollback: takes --model NAME, and no run"),
+    (("--rollback", "--model", "m"), "there is no such store; set tracking.uri=..."),
+]
+
+
+def test_what_cannot_be_promoted_is_refused(command: Command) -> None:
+    for words, text in REFUSED:
+        done = command.python("-m", "scaleflow.promote", *words)
+        assert (done.returncode, text in done.stderr) == (2, True), done.stderr
+
+
+def write_houses(folder: Path) -> None:
+    random = np.random.default_rng(0)
+    with (folder / "h.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["area", "town", "size"])
+        for area, town in zip(random.uniform(20, 200, 600).round(2), random.choice(["Aa", "Bb"], 600), strict=True):
+            writer.writerow([area, town, "big" if area > 110 else "small"])
+
+
+@pytest.mark.slow
+def test_rows_that_the_champion_was_trained_on_are_left_out(command: Command) -> None:
+    write_houses(command.folder)
+    table = ("dataset=table", "dataset.data_dir=h.csv", "dataset.target=size", "evaluation.slices=[town]")
+    promotion = ("promotion=champion", "promotion.model=house")
+    assert command(*table, *promotion, "training.max_steps=1", "dataset.validation=null").returncode == 0
+    words = ("dataset.split_seed=7", "training.epochs=30", "dataset.validation=null")
+    second = answer_of(command("--json", *table, *words, "promotion.at_least={slice/town/Aa:0.5}", *promotion))
+    assert second["status"] == "FINISHED"
+    done = command.python("-m", "scaleflow.promote", second["run_id"], "--json", "--dry-run")
+    assert done.returncode == 2, done.stderr
+    assert "the champion and the candidate can be compared on 2" in done.stderr
+    assert "others; at least 30 are needed" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_model_is_served_with_its_requirements_alone(command: Command) -> None:
+    words = ("dataset=digits", "training.max_steps=3", "promotion=champion", "promotion.model=digits")
+    done = command("--json", *words, "promotion.environment=clean", timeout=900)
+    assert answer_of(done)["status"] == "FINISHED"
+    assert "models:/digits/1 is the champion" in done.stdout

@@ -1,0 +1,131 @@
+"""The conditions of a promotion, as plain Python."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from scaleflow.commands.promotion import compare_models
+from scaleflow.config.compose import check_job
+from scaleflow.errors import ConfigError
+from scaleflow.evaluation.comparison import PairedScores
+from scaleflow.evaluation.predictions import Predictions
+from scaleflow.interfaces import PromotionOptions
+from scaleflow.promotion.decision import (
+    Condition,
+    Decision,
+    ScoreComparison,
+    check_floor,
+    describe_comparison,
+    make_record,
+)
+from tests.evaluation.made import CLASSES, PRICE, draw_values, make_predictions
+
+OPTIONS = PromotionOptions(name="champion", model="m")
+
+
+def make_models(count: int, shift: float = 2.0) -> tuple[Predictions, Predictions]:
+    """A candidate that is better, and the champion."""
+    values = draw_values(CLASSES, count)
+    better = {**values, "output": values["output"].copy()}
+    better["output"][np.arange(count), values["target"]] += shift
+    return make_predictions(CLASSES, {"": better}), make_predictions(CLASSES, {"": values})
+
+
+def test_a_candidate_is_compared_on_examples_that_the_champion_was_not_trained_on() -> None:
+    candidate, champion = make_models(200)
+    is_seen = np.arange(200) < 150
+    found = compare_models(candidate, champion, is_seen, OPTIONS)
+    right = [(each.column("target") == each.column("prediction"))[150:] for each in (candidate, champion)]
+    assert (found.metric, found.examples, found.left_out) == ("accuracy", 50, 150)
+    assert [found.candidate, found.champion] == pytest.approx([each.mean() for each in right])
+    assert found.gain == pytest.approx(right[0].mean() - right[1].mean())
+    assert found.low < found.gain < found.high
+    assert (found.better, found.worse) == ((right[0] & ~right[1]).sum(), (right[1] & ~right[0]).sum())
+    condition = describe_comparison(found, OPTIONS)
+    assert condition.holds
+    assert condition.text.endswith("on 50 examples, without 150 that the champion was trained on")
+    assert not describe_comparison(compare_models(champion, candidate, is_seen, OPTIONS), OPTIONS).holds
+    strict = describe_comparison(found, replace(OPTIONS, tolerance=found.high))
+    assert strict.text.endswith(f"the lower end is not above {found.high:g}")
+    with pytest.raises(ConfigError, match="on 29 examples; the champion was trained on 171 others; at least 30 are"):
+        compare_models(candidate, champion, np.arange(200) < 171, OPTIONS)
+    with pytest.raises(ConfigError, match=r"promotion.metric=auc: the models are compared by accuracy"):
+        compare_models(candidate, champion, is_seen, replace(OPTIONS, metric="auc"))
+
+
+def test_models_of_other_classes_are_compared_by_the_names_of_classes() -> None:
+    values = draw_values(CLASSES, 100)
+    other = replace(CLASSES, names=("dog", "cat", "bee", "ant"))
+    mirrored = {"target": 3 - values["target"], "output": values["output"][:, ::-1]}
+    pair = make_predictions(CLASSES, {"": values}), make_predictions(other, {"": mirrored})
+    found = compare_models(*pair, np.zeros(100, bool), OPTIONS)
+    assert (found.candidate, found.better, found.worse) == (found.champion, 0, 0)
+    with pytest.raises(ConfigError, match="the models have other outputs"):
+        compare_models(pair[0], make_predictions(PRICE, {"": draw_values(PRICE, 100)}), np.zeros(100, bool), OPTIONS)
+
+
+def test_a_smaller_error_is_better() -> None:
+    values = draw_values(PRICE, 100)
+    closer = {**values, "output": (values["output"] + values["target"]) / 2}
+    pair = [make_predictions(PRICE, {"": each}) for each in (closer, values)]
+    found = compare_models(*pair, np.zeros(100, bool), OPTIONS)
+    assert (found.metric, found.is_error, found.better, found.worse) == ("mae", True, 100, 0)
+    assert found.gain == pytest.approx(found.champion - found.candidate)
+    assert describe_comparison(found, OPTIONS).holds
+
+
+def draw_noise(random: Any, count: int, kind: str) -> PairedScores:
+    """The scores of two models that are equally good: what differs is chance."""
+    if kind == "error":
+        scores, others = random.gamma(1.0, size=(2, count))
+        return PairedScores("mae", True, np.arange(count), scores, others, None)
+    differs = random.random(count) < float(kind)  # examples on which one of them is right
+    first = random.random(count) < 0.5
+    return PairedScores("accuracy", False, np.arange(count), differs * first * 1.0, differs * ~first * 1.0, None)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("0.2", 100), ("0.1", 40), ("error", 60)])
+def test_of_a_hundred_candidates_that_are_no_better_at_most_five_are_promoted(kind: str, count: int) -> None:
+    random, trials = np.random.default_rng(5), 200
+    promoted = 0
+    for _ in range(trials):
+        pair = draw_noise(random, count, kind)
+        gain, low, high = pair.measure_gain(0.95)
+        better, worse = int((pair.gains > 0).sum()), int((pair.gains < 0).sum())
+        found = ScoreComparison("m", pair.is_error, count, 0, 0.5, 0.5, gain, low, high, better, worse)
+        promoted += describe_comparison(found, OPTIONS).holds
+    assert promoted <= 0.05 * trials
+
+
+def test_a_few_examples_that_differ_decide_nothing() -> None:
+    found = ScoreComparison("accuracy", False, 100, 0, 0.94, 0.9, 0.04, 0.01, 0.08, 4, 0)
+    condition = describe_comparison(found, OPTIONS)
+    assert (condition.holds, condition.text[-40:]) == (False, " only 4 of them differ, and 5 are needed")
+    assert describe_comparison(replace(found, better=5), OPTIONS).holds
+    assert describe_comparison(found, replace(OPTIONS, tolerance=-0.01)).holds  # a model may be slightly worse
+
+
+def test_floors_are_the_least_of_a_metric_and_the_most_of_an_error() -> None:
+    assert check_floor("test/accuracy", 0.9, 0.9, False) == Condition("test/accuracy 0.9, at least 0.9", True)
+    low = check_floor("slice/town/Aa", 0.5, 0.8, False)
+    assert low == Condition("slice/town/Aa 0.5, at least 0.8 is needed", False)
+    assert check_floor("test/mae", 2.0, 1.5, True) == Condition("test/mae 2, at most 1.5 is needed", False)
+    assert not check_floor("test/accuracy", math.nan, 0.0, False).holds
+    decision = Decision([Condition("a", True), low], smoke={"ms": 3.0})
+    assert (decision.is_promoted, decision.reasons) == (False, [low.text])
+    assert make_record(decision, "m-1", "7") == {
+        "is_good": False, "reasons": low.text, "model": "m-1", "compared_with": "7", "comparison": None,
+        "smoke": {"ms": 3.0},
+    }  # fmt: skip
+
+
+def test_jobs_of_a_sweep_do_not_promote() -> None:
+    check_job(OmegaConf.create({"promotion": {"name": "none"}}))
+    with pytest.raises(ConfigError, match="promotion=champion: of many jobs the best may be better by chance"):
+        check_job(OmegaConf.create({"promotion": {"name": "champion", "model": "m"}}))
