@@ -24,15 +24,15 @@ from tests.training.fake_engine import ignore, run_apart
 #: Refused when the words are parsed. A message about one key begins with it.
 BY_THE_CONFIG = """
 # Wrong values
-training.epochs=abc | expected an integer, at least 1
-training.epochs=true | expected an integer, at least 1
-training.epochs=1.5 | expected an integer, at least 1
-training.epochs=null | expected an integer, at least 1
-training.epochs=0 | expected an integer, at least 1
-training.epochs=-1 | expected an integer, at least 1
-'training.epochs=[1]' | expected an integer, at least 1
-'training.epochs={a: 1}' | expected an integer, at least 1
-training.batch_size=0 | expected an integer, at least 1 or auto
+training.epochs=abc | expected an integer, at least 1 or by_size
+training.epochs=true | expected an integer, at least 1 or by_size
+training.epochs=1.5 | expected an integer, at least 1 or by_size
+training.epochs=null | expected an integer, at least 1 or by_size
+training.epochs=0 | expected an integer, at least 1 or by_size
+training.epochs=-1 | expected an integer, at least 1 or by_size
+'training.epochs=[1]' | expected an integer, at least 1 or by_size
+'training.epochs={a: 1}' | expected an integer, at least 1 or by_size
+training.batch_size=0 | expected an integer, at least 1 or one of auto, by_size
 training.batch_size=2147483648 | expected an integer, at most 2147483647
 'hardware.devices=[99999999999]' | expected an integer, at most 2147483647
 training.accumulate=-2 | expected an integer, at least 1

@@ -59,6 +59,7 @@ class CheckpointManager:
         self._has_readers = has_readers
         self._is_restart = is_restart
         self._best: int | None = None
+        self._held: Snapshot | None = None
         self._writer = BackgroundWriter(self._write, options.write_seconds, self._store.folder)
         self._noted_write = 0.0
         self._remote = RemoteStore(options.folder) if is_store_address(options.folder) and options.folder else None
@@ -81,11 +82,21 @@ class CheckpointManager:
         return every is not None and epoch % every == 0
 
     def save(self, snapshot: Snapshot, is_best: bool = False) -> None:
+        held, self._held = self._held, None
         if is_best:
             self._best = snapshot.step
+        elif held is not None and held.step != snapshot.step:
+            self.save(held, is_best=True)
         if self._writes and self._options.name != "none":
             self._writer.put(snapshot, replaceable=not is_best)
             self._report_slow_writing()
+
+    def hold(self, snapshot: Snapshot) -> None:
+        options = self._options
+        if options.every_epochs is options.every_steps is options.every_seconds is None:
+            self.save(snapshot, is_best=True)
+        else:
+            self._best, self._held = snapshot.step, snapshot
 
     def _report_slow_writing(self) -> None:
         """Emits one note per checkpoint that takes longer than `NOTE_SECONDS` to write."""
@@ -179,6 +190,8 @@ class CheckpointManager:
         return is_seen
 
     def drop_from(self, step: int) -> None:
+        if self._held is not None and self._held.step >= step:
+            self._held = None
         for later in [saved for saved in self._store.steps() if saved >= step] if self._writes else []:
             self._store.delete(later)
         if self._uploader is not None:

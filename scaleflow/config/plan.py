@@ -18,7 +18,7 @@ from scaleflow.config.rules import check_rules
 from scaleflow.config.trust import check_trusted_targets
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address, split_address
-from scaleflow.interfaces import Batching, Cluster, Plan, Strategy, Training, name_command
+from scaleflow.interfaces import BY_SIZE, Batching, Cluster, Plan, Strategy, Training, name_command
 from scaleflow.interfaces.trials import FIRST_BATCH_SIZE, RateTest, Trial, choose_first_size
 
 
@@ -96,9 +96,10 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
         plan = set_batch_size(plan, choose_first_size(find_batch_multiple(plan), FIRST_BATCH_SIZE))
     check_averaged_weights(plan)
     check_checkpoint_address(plan.checkpoint.folder)
-    if plan.strategy.is_pipeline:
+    is_known = not has_batch_by_size(plan.training)  # else the worker rounds it to what replicas can share
+    if plan.strategy.is_pipeline and is_known:
         check_pipeline_batch(plan.training, plan.strategy, is_resumed=plan.resume is not None)
-    if plan.hardware.name == "cpu":
+    if plan.hardware.name == "cpu" and is_known:
         local = plan.hardware.logical_devices if plan.strategy.name in ("auto", "mirrored") else 1
         make_batching(plan.training, local * count_synchronous_workers(plan), is_resumed=plan.resume is not None)
     if plan.cluster.submit is not None and not may_submit:
@@ -113,6 +114,11 @@ def set_batch_size(plan: Plan, size: int) -> Plan:
     training = {**plan.config.get("training", {}), "batch_size": size}
     typed = dataclasses.replace(plan.training, batch_size=size)
     return dataclasses.replace(plan, training=typed, config={**plan.config, "training": training})
+
+
+def has_batch_by_size(training: Training) -> bool:
+    """Whether the global batch is known only after the training examples are counted."""
+    return training.global_batch_size is None and training.batch_size == BY_SIZE
 
 
 def find_batch_multiple(plan: Plan) -> int:
@@ -240,6 +246,8 @@ def make_batching(training: Training, replicas: int, is_resumed: bool = False) -
     ConfigError if `global_batch_size` is not divisible by replicas x `accumulate`.
     """
     if training.global_batch_size is None:
+        if training.batch_size == BY_SIZE:
+            return Batching(1, training.accumulate, replicas)  # until the examples are counted
         if training.batch_size == "auto":
             raise ConfigError("training.batch_size=auto: this command needs a number, such as training.batch_size=32")
         return Batching(training.batch_size, training.accumulate, replicas)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         read_inputs,
         read_parts,
         read_spread,
+        sample_rows,
     )
     from scaleflow.dataset.pipeline.feed_factory import make_feed
     from scaleflow.dataset.pipeline.feeds import find_places
@@ -60,6 +61,7 @@ __all__ = [
     "read_spread",
     "read_targets",
     "repeat_first_batch",
+    "sample_rows",
 ]
 
 #: The modules that define these names.

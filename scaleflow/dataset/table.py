@@ -20,7 +20,7 @@ from scaleflow.dataset.tables.columns import Category, Date, Number, WordBag
 from scaleflow.dataset.tables.files import TableFiles, open_tables
 from scaleflow.dataset.tables.kinds import SampleColumns, check_column_types, choose_kind
 from scaleflow.dataset.tables.options import choose_columns, find_columns, parse_column_kinds
-from scaleflow.dataset.tables.targets import describe_known_target
+from scaleflow.dataset.tables.targets import describe_known_target, find_limits
 from scaleflow.dataset.tables.values import (
     CATEGORY,
     CONVERSIONS,
@@ -126,11 +126,12 @@ class Table:
             sample = rows.sample_columns
             check_column_types(sample, {name: each for name, each in given.items() if name not in known}, most_values)
             outputs = describe_known_target(sample, target, kind, most_values, scale_target, earlier)
+            outputs = find_limits(outputs, sample.columns[target], ~self._draw_test(rows)[rows.sampled], earlier)
             taken = {**known, **given}
             return {name: taken.get(name) or choose_kind(sample, name, most_values) for name in names}, asdict(outputs)
 
         learned = earlier and (earlier.find_outputs(), earlier.extends)
-        depends_on = [given, kind, most_values, scale_target, known, learned]
+        depends_on = [given, kind, most_values, scale_target, known, learned, test, split_seed]
         self._kinds, described = rows.recall("types", depends_on, learn)
         self.outputs: Outputs = parse_leaves([{"name": "", **described}], Outputs)
         self.reading = {"columns": self._kinds, "target": target, "format": self._files.format, **asdict(form)}
@@ -157,8 +158,14 @@ class Table:
         rows = self._rows[group]
         if group == split:
             return make_blocks(rows)
-        is_test = draw_rows(sum(rows.lengths), self._test, self._seed, 0x7E57)
+        is_test = self._draw_test(rows)
         return make_blocks(rows, is_test if split == "test" else ~is_test)
+
+    def _draw_test(self, rows: TableRows) -> Array:
+        """Returns which rows are drawn for the test split, [n] bool: none, if files are named after the splits."""
+        count = sum(rows.lengths)
+        is_whole = rows.group == ALL
+        return draw_rows(count, self._test, self._seed, 0x7E57) if is_whole else np.zeros(count, bool)
 
 
 class TableRows:

@@ -17,6 +17,9 @@ checkers, so that the command starts fast.
 
 from scaleflow.interfaces.command_names import is_console_script, name_command
 from scaleflow.interfaces.config import (
+    AUTO,
+    BY_SIZE,
+    OUT_OF_FOLD,
     Augment,
     ClassWeight,
     Cluster,
@@ -34,6 +37,7 @@ from scaleflow.interfaces.config import (
     Training,
 )
 from scaleflow.interfaces.data import (
+    FOLD,
     MOST_CONFUSION_CLASSES,
     Arrays,
     Examples,
@@ -84,7 +88,14 @@ from scaleflow.interfaces.tracking import (
     Tracker,
 )
 from scaleflow.interfaces.training import (
+    BOOSTING,
+    FITTED,
+    HELD_OUT,
+    LINEAR,
+    MEMBERS,
+    PREDICTION,
     READ_SCOPE,
+    SHARES,
     STEP_SCOPE,
     SUM_SCOPE,
     Batching,
@@ -105,9 +116,20 @@ from scaleflow.interfaces.training import (
 )
 
 __all__ = [
+    "AUTO",
+    "BOOSTING",
+    "BY_SIZE",
+    "FITTED",
+    "FOLD",
+    "HELD_OUT",
     "IDENTITY",
+    "LINEAR",
+    "MEMBERS",
     "MOST_CONFUSION_CLASSES",
+    "OUT_OF_FOLD",
+    "PREDICTION",
     "READ_SCOPE",
+    "SHARES",
     "STEP_SCOPE",
     "SUM_SCOPE",
     "Arrays",

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+#: The value of a key that the number of training examples decides, before the event `ready`.
+BY_SIZE: Final = "by_size"
+
+
+#: Values of `dataset.validation` that are no names of splits.
+NO_SPLITS = AUTO, OUT_OF_FOLD = "auto", "out_of_fold"
 
 
 @dataclass(frozen=True)
@@ -277,6 +284,11 @@ class Dataset:
     augment: Augment | None = None
     check: Literal["warn", "refuse", "none"] = "warn"
 
+    @property
+    def validation_split(self) -> str | None:
+        """The split that `validation` names, if it does."""
+        return self.validation if isinstance(self.validation, str) and self.validation not in NO_SPLITS else None
+
 
 @dataclass(frozen=True)
 class Lora:
@@ -407,9 +419,12 @@ class Training:
     """`training`: how long the run trains, and how its batches are divided. A step is one optimizer update.
 
     Attributes:
-        epochs: the number of passes over the training split. At least 1. Default 20.
+        epochs: the number of passes over the training split. At least 1. `by_size`: from the number of training
+            examples (`training/sizes.py`). Default 20.
         batch_size: examples of one micro-batch on one replica; unused if `global_batch_size` is set. At least 1.
-            `auto`: a search before the run finds it, and the run's own config has the number. Default 32.
+            `auto`: a search before the run finds it, and the run's own config has the number. `by_size`: the global
+            batch follows from the number of training examples, rounded up to what replicas and `accumulate` can share.
+            Default 32.
         global_batch_size: examples of one update, over all replicas. It must be divisible by replicas x
             `accumulate`. At least 1. Default null: replicas x `accumulate` x `batch_size`.
         accumulate: the number of micro-batches of one update on each replica. At least 1. Default 1.
@@ -433,8 +448,8 @@ class Training:
         nan_rollbacks: rollback: the most rollbacks of a run. At least 1. Default 3.
     """
 
-    epochs: int = field(default=20, metadata={"at_least": 1})
-    batch_size: int | Literal["auto"] = field(default=32, metadata={"at_least": 1})
+    epochs: int | Literal["by_size"] = field(default=20, metadata={"at_least": 1})
+    batch_size: int | Literal["auto", "by_size"] = field(default=32, metadata={"at_least": 1})
     global_batch_size: int | None = field(default=None, metadata={"at_least": 1})
     accumulate: int = field(default=1, metadata={"at_least": 1})
     clip_norm: float | None = field(default=None, metadata={"above": 0.0})

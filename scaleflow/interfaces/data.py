@@ -23,6 +23,10 @@ Standardize = Literal["lower_and_strip_punctuation", "lower", "strip_punctuation
 MOST_CONFUSION_CLASSES = 1000
 
 
+#: The key of an input that only training and evaluations have: the fold of an example, from 0; -1: it is in none.
+FOLD = "__fold__"
+
+
 @dataclass(frozen=True)
 class Inputs:
     """One example's input, as the dataset gives it and as the saved model takes it.
@@ -35,12 +39,15 @@ class Inputs:
         vocabulary: for text as numbers (dtype int32, 0 is padding): every number is below this. None: no such text.
             Numbers that are in memory before the training are checked. Those of a stream that is read while training,
             or of a mapped file, are not: XLA takes one that is too large for the last one.
+        quantiles: of the first number of `shape` in the training split, at evenly spaced shares from its least to its
+            greatest value. None: they are not known, or it is no quantity.
     """
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     scale: float | None = None
     vocabulary: int | None = None
+    quantiles: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,8 @@ class Outputs:
             deviation 1, and a last layer without weights returns them in the unit of the targets. The loss of the kind
             is computed on such values, when it is minimised and when it is reported. Metrics such as `mae` and `rmse`
             are in the unit of the targets. None: no scaling.
+        limits: for `regression`: the least and the greatest target of the training split, for a model that predicts
+            nothing beyond them. None: they are not known.
     """
 
     kind: Kind
@@ -71,6 +80,7 @@ class Outputs:
     names: tuple[str, ...] | None = None
     ignore: int | None = None
     scaling: tuple[float, float] | None = None
+    limits: tuple[float, float] | None = None
 
     @property
     def target_shape(self) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ class Best:
     """`checkpoint.best`: the value by which the best checkpoint is chosen, at the end of each epoch.
 
     Attributes:
-        monitor: the watched value, as in `EarlyStopping`. Default `val/loss`.
+        monitor: the watched value, as in `EarlyStopping`. `auto`: `val/loss`, and without a validation split there is
+            no best checkpoint. Default `val/loss`.
         mode: whether a smaller (`min`) or larger (`max`) value is better. Default `auto`, as in `EarlyStopping`.
     """
 
@@ -26,7 +27,8 @@ class Checkpoint:
     A run also saves at its end and when it is stopped.
 
     Attributes:
-        name: `default` saves checkpoints; `none` saves none, and the run cannot be resumed. Default `default`.
+        name: `default` saves checkpoints; `best` saves by time, and tests and exports the best epoch's; `none` saves
+            none, and the run cannot be resumed. Default `default`.
         every_epochs: save after this many epochs. At least 1. Default 1. null: not at the ends of epochs.
         every_steps: save after this many steps; calls of the compiled loop end there. At least 1. Default null: never.
         every_seconds: save after this many seconds of training since the last save. Checked after each call of the
@@ -45,7 +47,7 @@ class Checkpoint:
             its end waits for uploads to an object store, before it ends without them. Above 0. Default 600.
     """
 
-    name: Literal["default", "none"] = "default"
+    name: Literal["default", "best", "none"] = "default"
     every_epochs: int | None = field(default=1, metadata={"at_least": 1})
     every_steps: int | None = field(default=None, metadata={"at_least": 1})
     every_seconds: float | None = field(default=None, metadata={"above": 0.0})

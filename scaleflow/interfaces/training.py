@@ -155,7 +155,10 @@ class Objective:
         loss: (targets, outputs float32) -> [b] float32: what is minimised.
         measures: what is reported besides the loss, of training and of evaluations.
         evaluation_measures: what is reported of evaluations only.
-        reported_loss: the loss without class weights, in the same form, which is what is reported. None: `loss`.
+        reported_loss: the loss without class weights, of what `report` returns, which is what is reported. None:
+            `loss`.
+        report: (what the model returns, whether in an evaluation) -> the outputs that everything else is computed from.
+            They differ in an ensemble, whose members have a loss each.
         is_weighted: whether examples have weights. Reported values are then weighted means.
         modes: name of a value -> `min` or `max`, which is better, as far as it is known.
         replaced: names of metrics of the kind of target that metrics of the config replace.
@@ -168,6 +171,7 @@ class Objective:
     measures: Sequence[Measure] = ()
     evaluation_measures: Sequence[Measure] = ()
     reported_loss: Callable[[Any, Any], tf.Tensor] | None = None
+    report: Callable[[Any, bool], Any] = field(default=lambda outputs, evaluates: outputs)
     is_weighted: bool = False
     modes: Mapping[str, Literal["min", "max"]] = field(default_factory=dict)
     replaced: Set[str] = frozenset()
@@ -328,6 +332,13 @@ class Checkpoints(Protocol):
             CheckpointError: if this or an earlier one could not be written.
         """
 
+    def hold(self, snapshot: Snapshot) -> None:
+        """Keeps the best snapshot in memory, and writes it before the next one that is saved.
+
+        So a run whose epochs take less time than a checkpoint writes only what is due. If none will be due before the
+        end of the run, it is saved at once.
+        """
+
     def wait(self) -> None:
         """Waits until everything is written.
 
@@ -357,6 +368,13 @@ class Checkpoints(Protocol):
     def drop_from(self, step: int) -> None:
         """Deletes the snapshots at `step` and later: the run continues from an earlier one."""
 
+
+#: Keys of what an ensemble returns in training: its outputs, those of its members [b, k, *Outputs.shape], and if there
+#: are folds the weight of each member's loss [b, k], and the outputs of the members that did not train on an example.
+PREDICTION, MEMBERS, SHARES, HELD_OUT = "prediction", "members", "shares", "held_out"
+
+#: The baselines that are fitted, as metrics name them: `baseline/boosting/rmse`.
+FITTED = BOOSTING, LINEAR = "boosting", "linear"
 
 #: Name scopes in the graphs of the loop and of `fit`: a whole step, reading its batch, the sum over replicas. The
 #: profiler finds by them which operations of a trace belong to what.

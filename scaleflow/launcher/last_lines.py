@@ -94,14 +94,16 @@ def describe_found(state: RunState) -> list[tuple[str, str]]:
 
 
 def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
-    """Returns rows with the last metrics of the run, each beside the baseline, which jobs of a sweep leave out."""
-    baseline = {} if spec.parent else (RunState.read(spec.folder) if spec.is_resumed else state).baseline
+    """Returns rows with the last metrics of the run, each beside the baselines, which jobs of a sweep leave out."""
+    known = RunState.read(spec.folder) if spec.is_resumed else state
+    baseline = {} if spec.parent else known.baseline
     rows = []
     for name in state.results:
-        reference = baseline.get(name)
-        why = f": {PREDICTIONS[metric]}" if (metric := name.rpartition("/")[2]) in PREDICTIONS else ""
-        beside = "" if reference is None else f"baseline {format_number(reference)}{why}"
-        rows.append((name.replace("/", " "), format_with_interval(state.metrics, name, beside)))
+        reference, metric = baseline.get(name), name.rpartition("/")[2]
+        why = f": {PREDICTIONS[metric]}" if metric in PREDICTIONS else ""
+        parts = [] if reference is None else [f"baseline {format_number(reference)}{why}"]
+        parts += [f"{model} {format_number(each)}" for model, each in known.find_fitted_baselines(name).items()]
+        rows.append((name.replace("/", " "), format_with_interval(state.metrics, name, "; ".join(parts))))
     return rows
 
 

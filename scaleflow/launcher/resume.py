@@ -7,6 +7,8 @@ that the run has already taken must keep their meaning, so only some keys may ch
 from __future__ import annotations
 
 import copy
+import functools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +17,10 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from scaleflow.config.hydra_errors import parse_overrides
-from scaleflow.config.parse import every_key, format_value, parse_section, suggest
+from scaleflow.config.parse import every_key, flatten_config, format_value, parse_section, suggest
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Tracking, name_command
+from scaleflow.interfaces import BY_SIZE, Tracking, name_command
 from scaleflow.interfaces.secret_masking import MASK, find_secrets, mask_secrets, remember_secrets
 from scaleflow.interfaces.trials import PARAM
 from scaleflow.runs import RunFolder, RunState
@@ -94,6 +96,8 @@ def find_resumed_run(named: str, composed: Config, choices: Mapping[str, str], o
     if config["training"].get("batch_size") == "auto":  # the run keeps the one that was found when it began
         config["training"]["batch_size"] = saved["training"]["batch_size"]
     check_changes(saved, config, keys, folder)
+    for each in (saved, config):
+        keep_sizes(each, state.params)
     keep_batching(config, state.params)
     keep_store(config, files)
     config["resume"] = str(folder)
@@ -217,6 +221,14 @@ def find_differences(saved: Any, config: Any, key: str = "") -> Iterator[tuple[s
             yield from find_differences(saved.get(name), config.get(name), f"{key}.{name}" if key else str(name))
     elif saved != config:
         yield key, saved, config
+
+
+def keep_sizes(config: Config, params: Mapping[str, str]) -> None:
+    """Replaces `by_size` by the values that the number of training examples gave when the run began."""
+    for key, value in flatten_config(config).items():
+        if value == BY_SIZE and (known := params.get(f"resolved.{key}")) is not None:
+            *parents, leaf = key.split(".")
+            functools.reduce(lambda section, name: section[name], parents, config)[leaf] = json.loads(known)
 
 
 def keep_batching(config: Config, params: Mapping[str, str]) -> None:

@@ -14,6 +14,7 @@ from scaleflow.model.make import (
     keras_file_doubt,
     make_model,
 )
+from scaleflow.model.members import expose_members
 from scaleflow.model.parts import name_arguments
 from scaleflow.model.row_lookup import describe_large_table, list_table_variables, list_tables, read_rows_in_take
 from scaleflow.model.weight_mapping import SavedWeights
@@ -26,6 +27,7 @@ __all__ = [
     "describe_large_table",
     "digest_weights",
     "entry",
+    "expose_members",
     "find_batch_norm_warnings",
     "find_freeze_warning",
     "find_graph",

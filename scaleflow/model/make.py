@@ -13,6 +13,7 @@ from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import (
     Batching,
     InputStructure,
+    Outputs,
     OutputStructure,
     describe_keys,
     label_leaf,
@@ -155,16 +156,17 @@ def scale_outputs(model: keras.Model, inputs: Any, returned: Any, outputs: Outpu
     The layers of a functional model stay layers of the result, so that they can be named, frozen and divided.
     """
     described = name_leaves(outputs)
-
-    def scale(name: str, tensor: keras.KerasTensor) -> keras.KerasTensor:
-        scaling = described[name].scaling
-        if scaling is None:
-            return cast_to_float32(name, tensor)
-        mean, deviation = scaling
-        return keras.layers.Rescaling(deviation, offset=mean, dtype="float32")(tensor)
-
     inputs, returned = find_graph(model) or (inputs, returned)
-    return keras.Model(inputs, map_named(scale, returned), name=model.name)
+    scaled = map_named(lambda name, tensor: scale_output(name, tensor, described[name]), returned)
+    return keras.Model(inputs, scaled, name=model.name)
+
+
+def scale_output(name: str, tensor: keras.KerasTensor, described: Outputs) -> keras.KerasTensor:
+    """Converts an output, or that of each member of an ensemble, to float32 in the unit of the targets."""
+    if described.scaling is None:
+        return cast_to_float32(name, tensor)
+    mean, deviation = described.scaling
+    return keras.layers.Rescaling(deviation, offset=mean, dtype="float32")(tensor)
 
 
 def find_logits_warning(model: keras.Model, outputs: OutputStructure) -> str | None:

@@ -67,6 +67,8 @@ class RunFolder:
     seen = FolderEntry("seen.npy")  # which examples of an evaluated split the model's run was trained on
     profile = FolderEntry("profile")  # the folder of traces and of their analysis
     plots = FolderEntry("plots")
+    baseline_data = FolderEntry("baseline_data.npz")  # rows for the baselines, until these are fitted
+    baselines = FolderEntry("baselines.json")  # their metrics
     evaluation = FolderEntry("evaluation")  # the folder of kept predictions, and of the report made of them
     learning_rates = FolderEntry("learning_rates.csv")  # the loss at each learning rate of a test
     batch_sizes = FolderEntry(

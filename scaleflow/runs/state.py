@@ -9,7 +9,7 @@ from statistics import median
 from typing import Literal, Self
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Status
+from scaleflow.interfaces import FITTED, Status
 from scaleflow.interfaces.events import (
     CheckpointSaved,
     EpochEnded,
@@ -159,6 +159,16 @@ class RunState:
                 prefix = "test/" if name.startswith(of_test) or not has_validation else "val/"
                 values[prefix + name.removeprefix(BASELINE).removeprefix("test/")] = value
         return values
+
+    def find_fitted_baselines(self, name: str) -> dict[str, float]:
+        """Returns the values of a metric, such as `test/rmse`, of the models that the launcher has fitted, by model.
+
+        They are of the split that the run's results are of.
+        """
+        split, _, metric = name.partition("/")
+        values = {model: self.metrics.get(f"{BASELINE}{model}/{metric}") for model in FITTED}
+        is_result = next(iter(self.results), "").startswith(f"{split}/")
+        return {model: value for model, value in values.items() if value is not None and is_result}
 
     @property
     def results(self) -> dict[str, float]:

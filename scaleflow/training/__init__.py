@@ -14,6 +14,7 @@ from scaleflow.training.metrics_log import MetricsLog
 from scaleflow.training.monitor import check_monitor
 from scaleflow.training.parameter_server_loop import ParameterServerLoop, list_shards
 from scaleflow.training.session import Feeds, Length, Session, SessionResult, compute_length
+from scaleflow.training.sizes import choose_length_by_size
 from scaleflow.training.step import CustomUpdateLoop, add_checks, check_own_updates
 from scaleflow.training.worker_sync import WorkerSync
 from scaleflow.training.xla import check_xla, choose_xla
@@ -41,6 +42,7 @@ __all__ = [
     "check_monitor",
     "check_own_updates",
     "check_xla",
+    "choose_length_by_size",
     "choose_steps_per_execution",
     "choose_xla",
     "compute_length",

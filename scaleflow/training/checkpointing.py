@@ -49,14 +49,24 @@ class Checkpointing:
         """Returns whether a checkpoint is due at the end of an epoch, counted from 1."""
         return self.checkpoints is not None and self.checkpoints.is_due_after(epoch)
 
-    def save(self, position: tuple[int, int], make_snapshot: Callable[[], Snapshot], is_best: bool = False) -> None:
+    def save(
+        self,
+        position: tuple[int, int],
+        make_snapshot: Callable[[], Snapshot],
+        is_best: bool = False,
+        is_due: bool = True,
+    ) -> None:
         """Saves a checkpoint of a position (epoch, step), unless there is one already.
 
-        A position that is the best is saved again: a checkpoint from before its evaluation does not contain that.
+        A position that is the best is saved again: a checkpoint from before its evaluation does not contain that. If it
+        `is_due` for no other reason, it may be kept in memory until the next one.
         """
         if self.checkpoints is None or (self.saved_position == position and not is_best):
             return
         snapshot = make_snapshot()
+        if not is_due:
+            self.checkpoints.hold(snapshot)
+            return
         self.saved_position = position
         self._unsaved_seconds = 0.0
         self.checkpoints.save(snapshot, is_best)

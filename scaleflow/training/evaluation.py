@@ -20,7 +20,7 @@ class Evaluation:
 
     Args:
         strategy: its replicas share the batches.
-        forward: maps inputs [b, ...] to outputs [b, ...].
+        forward: maps inputs [b, ...] to outputs [b, ...], which `Objective.report` takes.
         objective: the loss and the metrics.
 
     Attributes:
@@ -36,6 +36,7 @@ class Evaluation:
         self.overlaps = not any(devices)  # each batch takes memory of the device
         self._strategy = strategy
         self._forward = forward
+        self._report = objective.report
         self._metric_sums = MetricSums(objective, evaluates=True)
         self._decide = objective.decide
         self._classes = objective.classes
@@ -87,7 +88,7 @@ class Evaluation:
 
             @tf.function(autograph=False, reduce_retracing=True)
             def compute(inputs: Any) -> Any:
-                outputs = self._strategy.run(self._forward, args=(inputs,))
+                outputs = self._report(self._strategy.run(self._forward, args=(inputs,)), False)
                 return tf.nest.map_structure(lambda each: self._strategy.experimental_local_results(each)[0], outputs)
 
             self._predict = compute
@@ -158,7 +159,7 @@ class Evaluation:
         first = tf.constant(0, tf.int64)
         with tf.name_scope(READ_SCOPE):
             inputs, targets, mask, *own = feed.micro_batch(fetched, first, step, replica, first)
-        outputs = self._forward(inputs)
+        outputs = self._report(self._forward(inputs), True)
         new_counts = tuple(count + self._count_confusion(targets, outputs, mask, count.dtype) for count in counts)
         new_sums = self._metric_sums.compute(targets, outputs, None, mask, own[0] if own else mask)
         kept: dict[str, tf.Tensor] = {}

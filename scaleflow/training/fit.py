@@ -58,6 +58,7 @@ class FitEngine(Engine):
     Args:
         strategy: one device or mirrored.
         model, objective: as for `Engine`.
+        trained: what steps train: the model, or for an ensemble the model of the same layers that `objective` takes.
         optimizer: sums its gradients over the replicas, as Keras's optimizers do by default.
         steps_per_execution: steps per call of Keras's compiled function.
     """
@@ -67,12 +68,14 @@ class FitEngine(Engine):
         *,
         strategy: tf.distribute.Strategy,
         model: keras.Model,
+        trained: keras.Model,
         optimizer: keras.optimizers.Optimizer,
         objective: Objective,
         steps_per_execution: int = 1,
     ) -> None:
-        evaluation = Evaluation(strategy, functools.partial(model, training=False), objective)
+        evaluation = Evaluation(strategy, functools.partial(trained, training=False), objective)
         super().__init__(strategy, model, optimizer, objective, evaluation, model.trainable_variables)
+        self._trained = trained
         self._per_execution = steps_per_execution
         self._restored: dict[str, np.ndarray[Any, Any]] = {}
 
@@ -80,7 +83,7 @@ class FitEngine(Engine):
         with self.strategy.scope():
             self._sums = EpochSums(self._metric_sums)
         # Made outside the scope: inside it `fit` would rebuild it from the mean of a batch, which text does not have.
-        self._fitted = FitModel(self.model, self.objective, self._sums)
+        self._fitted = FitModel(self._trained, self.objective, self._sums)
         with self.strategy.scope():
             self._fitted.compile(self.optimizer, steps_per_execution=self._per_execution, jit_compile=False)
             batches = self.strategy.experimental_distribute_dataset(add_mask_weights(feed.batches(1, 1)))
@@ -185,6 +188,7 @@ class FitModel(keras.Model):  # type: ignore[misc]  # keras has no types
         super().__init__()
         self._model = model
         self._loss_of = objective.loss
+        self._report = objective.report
         self._sums = sums
         self.built = True
 
@@ -205,7 +209,7 @@ class FitModel(keras.Model):  # type: ignore[misc]  # keras has no types
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         mask, weights, _ = sample_weight
-        self._sums.update_state(y, y_pred, self._loss_of(y, y_pred), mask, weights)
+        self._sums.update_state(y, self._report(y_pred, False), self._loss_of(y, y_pred), mask, weights)
         return self.get_metrics_result()
 
     @property

@@ -320,7 +320,8 @@ class Loop(Engine):
         weights = own[0] if own else mask
         parts = feed.batching.accumulate * feed.batching.replicas
         loss, outputs, gradients = self.passes.backward((inputs, targets), weights * weight, parts, self._scale_loss)
-        return gradients, self._metric_sums.compute(targets, outputs, loss / weight, mask, weights)
+        reported = self.objective.report(outputs, False)
+        return gradients, self._metric_sums.compute(targets, reported, loss / weight, mask, weights)
 
     def _scale_loss(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies by the loss scale, if there is one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -30,8 +29,8 @@ class ParameterServerLoop(Loop):
         strategy, model, optimizer, objective, clip_norm: as for `Loop`.
         passes: the forward and backward pass, for the variables that `list_shards` lists.
         workers: the number of workers.
-        whole: the same model in this process, unpartitioned; it is evaluated and exported with the servers' weights.
-        here: the strategy under which `whole` was made.
+        whole: the same model in this process, unpartitioned; it is exported with the servers' weights.
+        evaluation: evaluates splits with the variables of `whole`.
     """
 
     def __init__(
@@ -44,9 +43,8 @@ class ParameterServerLoop(Loop):
         passes: ForwardBackward,
         workers: int,
         whole: keras.Model,
-        here: tf.distribute.Strategy,
+        evaluation: Evaluation,
     ) -> None:
-        evaluation = Evaluation(here, functools.partial(whole, training=False), objective)
         super().__init__(strategy, model, optimizer, objective, clip_norm, passes=passes, evaluation=evaluation)
         count_every_update(optimizer)
         self._applied = tf.Variable(0, dtype=tf.int64, trainable=False, name="applied")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scaleflow.errors import ConfigError, NotFinite
-from scaleflow.interfaces import Feed, Snapshot, Tracer, Training
+from scaleflow.interfaces import BY_SIZE, Feed, Snapshot, Tracer, Training
 from scaleflow.interfaces.events import EpochEnded, MetricsLogged, Note, RolledBack, StageBegan
 from scaleflow.training.call_tracing import CallTracing
 from scaleflow.training.callbacks import Callbacks, to_keras_logs
@@ -67,6 +67,7 @@ def compute_length(options: Training, feed: Feed, surplus: int = 0) -> Length:
             f"training.steps_per_epoch={per_epoch}: the training split's {feed.examples} examples make {available} "
             f"steps of {feed.batching.global_size}; use at most {available}"
         )
+    assert options.epochs != BY_SIZE, "the worker fills it in"
     total = options.epochs * per_epoch + surplus
     total = min(total, options.max_steps or total)
     return Length(math.ceil((total - surplus) / per_epoch), per_epoch, total, surplus)
@@ -289,8 +290,8 @@ class Session:
             "examples_a_step": self._feeds.train.batching.global_size,
         }
 
-    def _save(self, is_best: bool = False) -> None:
-        self._checkpointing.save((self.epoch, self.step), self.snapshot, is_best)
+    def _save(self, is_best: bool = False, is_due: bool = True) -> None:
+        self._checkpointing.save((self.epoch, self.step), self.snapshot, is_best, is_due)
 
     # The Host interface, documented there ----------------------------------------------------
 
@@ -367,8 +368,9 @@ class Session:
         is_best = self._checkpointing.best.update(values, self.step)
         if self.first == self.steps_per_epoch:  # else the run ends within the epoch
             self.epoch = done
-        if is_best or self._checkpointing.is_due_after(done):
-            self._save(is_best)
+        is_due = self._checkpointing.is_due_after(done)
+        if is_best or is_due:
+            self._save(is_best, is_due)
         if is_over:
             self._log.emit(Note(f"stopped early after epoch {done}: {self._patience.reason}"))
             return False

@@ -19,7 +19,9 @@ from scaleflow.interfaces import (
     Source,
 )
 from scaleflow.interfaces.events import Emit, Note, StageBegan
+from scaleflow.runs import RunFolder
 from scaleflow.runs.learned_state import write_learned_state
+from scaleflow.worker.baseline_data import write_baseline_data
 from scaleflow.worker.data import (
     PreparedData,
     add_digests,
@@ -35,6 +37,7 @@ from scaleflow.worker.engine import find_table_warning, find_weight_doubts, make
 from scaleflow.worker.kept_predictions import KeptSplit, choose_kept_split
 from scaleflow.worker.metadata import RunMetadata, collect_metadata
 from scaleflow.worker.runtime import Runtime, compute_peak, is_chief
+from scaleflow.worker.sizes import choose_best_checkpoint, describe_sizes, fill_sizes
 from scaleflow.worker.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
@@ -73,14 +76,17 @@ class TrainingSetup:
     """Everything that a run needs, checked and traced.
 
     Attributes:
+        plan: of the run, with numbers in place of what its data decides.
         outputs: of the dataset.
         export: writes the trained model, or with a second argument the model as it is now, to a folder, and returns
             the digest of its weights.
         callbacks: the user's callbacks.
         explain: turns an error of the training into one that names the example that caused it, if one did.
+        write_baseline_data: writes what baselines are fitted to into the run's folder.
         kept: the split whose predictions are kept; None if none are.
     """
 
+    plan: Plan
     strategy: tf.distribute.Strategy
     engine: Engine
     feeds: Feeds
@@ -88,6 +94,7 @@ class TrainingSetup:
     export: Callable[..., str]
     callbacks: Sequence[Any]
     explain: Callable[[Exception], Exception]
+    write_baseline_data: Callable[[RunFolder], None]
     facts: RunFacts
     kept: KeptSplit | None = None
 
@@ -113,6 +120,9 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     """Builds and traces what depends on the batch size, too. Raises what `build_training` raises."""
     from scaleflow import dataset, model, objective, optimizer, training
 
+    plan, data, sizes = fill_sizes(plan, data)
+    if note := describe_sizes(sizes, data.splits):
+        emit(Note(note))
     runtime, source = data.runtime, data.source
     check_batch_size(plan.training, runtime.batching, len(data.splits.train))
     if plan.evaluator != "here":  # it does not train, and its batch is not the run's
@@ -124,12 +134,15 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     emit(StageBegan("building the model"))
     length = training.compute_length(plan.training, feeds.train)
     goal = make_run_objective(plan, splits, runtime, emit)
-    monitors = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
     validates = feeds.validation is not None and plan.evaluator != "elsewhere"
+    plan = choose_best_checkpoint(plan, validates)
+    monitors = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
     for key, monitor in monitors.items():
         training.check_monitor(key, monitor, goal, validates)
     make_model = make_model_maker(plan, splits.inputs, source.outputs, emit, data.changes)
-    engine, stage_notes = make_engine(plan, runtime, make_model, source.outputs, goal, length, feeds.train)
+    engine, stage_notes = make_engine(
+        plan, runtime, make_model, source.outputs, goal, length, feeds.train, splits.folds
+    )
     if plan.hardware.xla is True:
         training.check_xla(engine.model, splits.inputs, runtime.strategy)
     kept = keep_outputs(plan, runtime, engine, feeds, source, splits, emit)
@@ -162,6 +175,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         "steps_per_epoch": length.steps_per_epoch,
         "epochs": length.epochs,
         "parameters": engine.model.count_params(),
+        **sizes,
         "trainable_parameters": sum(math.prod(each.shape) for each in engine.model.trainable_variables),
     }
 
@@ -189,6 +203,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         doubts,
     )
     return TrainingSetup(
+        plan,
         runtime.strategy,
         engine,
         feeds,
@@ -196,6 +211,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         export,
         callbacks=[training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()],
         explain=functools.partial(dataset.explain_read_error, splits=splits.by_name()),
+        write_baseline_data=functools.partial(write_baseline_data, splits, source.outputs),
         facts=facts,
         kept=kept,
     )

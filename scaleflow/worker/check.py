@@ -53,8 +53,9 @@ def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
             emit(event)
 
     plan = plan if spec.schema is None else take_whole(plan)
-    validation = plan.dataset.validation if isinstance(plan.dataset.validation, str) else None
-    options = replace(plan.dataset, validation=validation, on_bad_example="skip", cache="none", shards=1)
+    options = replace(
+        plan.dataset, validation=plan.dataset.validation_split, on_bad_example="skip", cache="none", shards=1
+    )
     source = open_source(plan)
     splits = dataset.prepare_splits(source, options, plan.seed, emit=listen, preprocesses=False)
     samples = sample_splits(name, source, splits, spec.examples)

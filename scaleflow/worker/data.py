@@ -76,11 +76,18 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: P
     earlier = find_earlier(plan, resumed, runtime.worker_sync)
     source = open_source(plan, earlier)
     look = make_look(plan, source, earlier, resumed is not None, runtime.worker_sync, emit)
-    splits = dataset.prepare_splits(
-        source, plan.dataset, plan.seed, runtime.worker_sync, emit, earlier=earlier, look=look
-    )
+    options = plan.dataset, plan.seed, runtime.worker_sync, emit
+    splits = dataset.prepare_splits(source, *options, earlier=earlier, look=look, folds=find_folds(plan))
     assert splits.learned is not None
     return PreparedData(runtime, source, splits, find_changes(plan, splits.learned, emit))
+
+
+def find_folds(plan: Plan) -> int:
+    """Returns into how many folds the model's members can divide the training split, as its function's `count_folds`
+    says; 0 without one. A training step of the user's knows no folds.
+    """
+    count = getattr(locate_target(plan.model.target), "count_folds", None)
+    return 0 if count is None or plan.training.step is not None else count(plan.model.target.arguments)
 
 
 def check_batch_size(options: Training, batching: Batching, examples: int) -> None:

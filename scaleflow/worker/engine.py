@@ -16,6 +16,7 @@ from scaleflow.interfaces import (
     ForwardBackward,
     InputStructure,
     LearnedChanges,
+    LossStep,
     MakeOptimizer,
     Objective,
     OutputStructure,
@@ -76,8 +77,9 @@ def make_engine(
     goal: Objective,
     run: Length,
     feed: Feed,
+    folds: int = 0,
 ) -> tuple[Engine, list[str]]:
-    """Makes the engine, a loop or Keras's `fit`, and the model in the strategy's scope.
+    """Makes the engine, a loop or Keras's `fit`, and the model in the strategy's scope. `folds` is `Splits.folds`.
 
     Returns:
         The engine, and notes for the user on how the model is divided into stages.
@@ -87,19 +89,19 @@ def make_engine(
     engine: Engine
     notes: list[str] = []
     if runtime.strategy_name == "parameter_server":
-        engine = make_parameter_server_loop(plan, runtime, make_model, outputs, goal, run)
-        engine.remat = apply_remat(plan, runtime, engine.model) or engine.remat
-        return engine, notes
+        return make_parameter_server_loop(plan, runtime, make_model, outputs, goal, run, folds), notes
     with runtime.strategy.scope():
         with strategy.variable_scope(runtime.strategy_name):
             net = make_model()
-        remat = apply_remat(plan, runtime, net)
+        trained, goal = find_trained(plan, net, outputs, goal, folds)
+        remat = apply_remat(plan, runtime, trained)
         if plan.training.step is not None and is_class_target(plan.training.step):
             engine = make_custom_update_loop(plan, runtime, net, outputs, goal, run)
         elif plan.training.engine == "fit":
-            engine = make_fit_engine(plan, runtime, net, goal, run)
+            engine = make_fit_engine(plan, runtime, net, trained, goal, run)
         else:
-            engine, notes = make_loop(plan, runtime, net, outputs, goal, run, feed)
+            loss = choose_step(plan, outputs, goal)
+            engine, notes = make_loop(plan, runtime, net, (trained, goal, loss), run, feed)
     engine.remat = remat or engine.remat
     return engine, notes
 
@@ -131,24 +133,32 @@ def count_of(count: int, noun: str) -> str:
 
 
 def make_loop(
-    plan: Plan, runtime: Runtime, net: keras.Model, outputs: OutputStructure, goal: Objective, run: Length, feed: Feed
+    plan: Plan,
+    runtime: Runtime,
+    net: keras.Model,
+    trains: tuple[keras.Model, Objective, LossStep],
+    run: Length,
+    feed: Feed,
 ) -> tuple[Loop, list[str]]:
-    """Makes the loop for a whole model, or for one in stages. Returns it with notes for the user."""
+    """Makes the loop for a whole model, or for one in stages. Returns it with notes for the user.
+
+    `trains` has what a step trains, as `find_trained` returns it, and the loss of a batch.
+    """
     from scaleflow import optimizer, strategy, training
 
     model_optimizer = make_optimizer(plan, runtime, run.total, net, takes_rows=not runtime.is_divided)
     passes: ForwardBackward
+    trained, goal, loss = trains
     if runtime.is_divided:
         optimizer.update_in_place(model_optimizer)
         is_recomputed = plan.hardware.remat is True
         pipeline, notes = strategy.build_pipeline(
-            net, goal, runtime.devices, plan.strategy, runtime.batching.share, is_recomputed
+            trained, goal, runtime.devices, plan.strategy, runtime.batching.share, is_recomputed
         )
         passes = pipeline
     else:
         by_rows = can_update_by_rows(net, model_optimizer)
-        loss = choose_step(plan, outputs, goal)
-        passes, notes = training.TapeForwardBackward(net, loss, keeps_rows=by_rows), []
+        passes, notes = training.TapeForwardBackward(trained, loss, keeps_rows=by_rows), []
     facts = runtime.strategy_name, runtime.kind, runtime.policy
     choice = training.choose_xla(plan, facts, net, feed, keeps_rows=passes.keeps_rows, steps=run.total)
     options = plan.training.clip_norm, plan.hardware.xla is True
@@ -160,6 +170,19 @@ def make_loop(
     return loop, notes
 
 
+def find_trained(
+    plan: Plan, net: keras.Model, outputs: OutputStructure, goal: Objective, folds: int
+) -> tuple[keras.Model, Objective]:
+    """Returns the model and the objective of a training step. Each member of an ensemble has a loss of its own.
+
+    `folds` are those of the training split, `Splits.folds`.
+    """
+    from scaleflow import model, objective
+
+    ensemble = None if plan.training.step is not None else model.expose_members(net, outputs, folds)
+    return (net, goal) if ensemble is None else (ensemble, objective.average_losses(goal))
+
+
 def make_parameter_server_loop(
     plan: Plan,
     runtime: Runtime,
@@ -167,6 +190,7 @@ def make_parameter_server_loop(
     outputs: OutputStructure,
     goal: Objective,
     run: Length,
+    folds: int,
 ) -> Loop:
     """Makes the loop of a coordinator, which has the model twice: on the servers, and unpartitioned in its process.
 
@@ -185,27 +209,34 @@ def make_parameter_server_loop(
         )
     with runtime.evaluation_strategy.scope():
         local = make_model()
+        evaluated, local_goal = find_trained(plan, local, outputs, goal, folds)
+        forward = functools.partial(evaluated, training=False)
+        evaluation = training.Evaluation(runtime.evaluation_strategy, forward, local_goal)
     keras.utils.set_random_seed(plan.seed)  # so that both models have the same initial weights
     with runtime.strategy.scope():
         served = make_model()
         check_no_constraints(served)
         model_optimizer = make_optimizer(plan, runtime, run.total, served, takes_rows=True)
-        return training.ParameterServerLoop(
+        trained, goal = find_trained(plan, served, outputs, goal, folds)
+        remat = apply_remat(plan, runtime, trained)
+        loop = training.ParameterServerLoop(
             runtime.strategy,
             served,
             model_optimizer,
             goal,
             plan.training.clip_norm,
             passes=training.TapeForwardBackward(
-                served,
+                trained,
                 choose_step(plan, outputs, goal),
                 training.list_shards(served.trainable_variables),
                 keeps_rows=can_update_by_rows(served, model_optimizer),
             ),
             workers=count_workers(plan),
             whole=local,
-            here=runtime.evaluation_strategy,
+            evaluation=evaluation,
         )
+        loop.remat = remat or loop.remat
+        return loop
 
 
 def make_custom_update_loop(
@@ -228,13 +259,16 @@ def make_custom_update_loop(
     )
 
 
-def make_fit_engine(plan: Plan, runtime: Runtime, net: keras.Model, goal: Objective, run: Length) -> FitEngine:
+def make_fit_engine(
+    plan: Plan, runtime: Runtime, net: keras.Model, trained: keras.Model, goal: Objective, run: Length
+) -> FitEngine:
     from scaleflow import training
 
     per_execution = training.choose_steps_per_execution(plan.training.steps_per_loop, run.steps_per_epoch, run.total)
     return training.FitEngine(
         strategy=runtime.strategy,
         model=net,
+        trained=trained,
         optimizer=make_optimizer(plan, runtime, run.total, net, takes_summed=False),
         objective=goal,
         steps_per_execution=per_execution,

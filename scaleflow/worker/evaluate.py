@@ -35,7 +35,7 @@ from scaleflow.interfaces.events import Emit, EvaluationReady, MetricsLogged, No
 from scaleflow.interfaces.structures import add_batch_dimension
 from scaleflow.runs import EvaluationSpec, RunFolder
 from scaleflow.runs.learned_state import read_learned_state
-from scaleflow.worker.data import find_example_location
+from scaleflow.worker.data import find_example_location, find_folds
 from scaleflow.worker.data_look import tell_comparison
 from scaleflow.worker.earlier import open_source, take_whole
 from scaleflow.worker.kept_predictions import keep_predictions, make_kept_split
@@ -74,7 +74,8 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     earlier = find_record(spec, emit)
     with hint_at_counting(spec):
         plan, source, is_whole = open_data(plan, spec, earlier)
-        splits = dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit, preprocesses=False)
+        options = plan.dataset, plan.seed, runtime.worker_sync, emit
+        splits = dataset.prepare_splits(source, *options, preprocesses=False, folds=find_folds(plan))
     split, examples = (ALL, splits.train) if is_whole else choose_split(splits.by_name(), spec.split)
     data = describe_data(plan, source.outputs, splits)
     described = data.splits["train" if is_whole else split]

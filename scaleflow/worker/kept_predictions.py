@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.interfaces import (
+    FOLD,
     EvaluationOptions,
     Examples,
     Feed,
@@ -87,12 +88,14 @@ class ExampleReader:
         inputs: of the dataset.
         read_slices: reads the columns `evaluation.slices`; None if there are none.
         transforms: the preprocessing, by the name of an input.
+        has_folds: whether the model of a training also takes the number of a fold, which these have none of.
     """
 
     raw: Examples
     inputs: InputStructure
     read_slices: Callable[[Array], Mapping[str, Any]] | None = None
     transforms: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    has_folds: bool = False
 
     def read_examples(self, examples: Array) -> tuple[Any, Any]:
         """Returns raw inputs and targets, [n, ...] each."""
@@ -110,7 +113,10 @@ class ExampleReader:
                 return values
             return np.asarray(self.transforms[name](values.astype(object) if values.dtype.kind in "SU" else values))
 
-        return map_named(convert, inputs)
+        converted = map_named(convert, inputs)
+        if not self.has_folds:
+            return converted
+        return {**converted, FOLD: np.full(len(next(iter(converted.values()))), -1, np.int32)}
 
     def read_columns(self, examples: Array) -> Mapping[str, Array]:
         """Returns the inputs with one value each, and the columns of `evaluation.slices`, by name: [n]."""
@@ -205,7 +211,7 @@ def choose_kept_split(feeds: Feeds, splits: Splits, source: Source, options: Eva
     if feed is None or name not in splits.raw:
         return None
     kept = make_kept_split(name, feed, splits.raw[name], source, options)
-    return replace(kept, reader=replace(kept.reader, transforms=splits.transforms))
+    return replace(kept, reader=replace(kept.reader, transforms=splits.transforms, has_folds=splits.folds > 0))
 
 
 def make_kept_split(name: str, feed: Feed, raw: Examples, source: Source, options: EvaluationOptions) -> KeptSplit:

@@ -35,6 +35,7 @@ from scaleflow.runs.provenance.tags import mark_process
 from scaleflow.runs.run_name import make_run_name
 from scaleflow.runs.user_metrics import user_metrics
 from scaleflow.worker import keras_import
+from scaleflow.worker.baseline_data import report_baselines
 from scaleflow.worker.build import TrainingSetup, build_training
 from scaleflow.worker.data_changes import (
     explain_changed_data,
@@ -82,6 +83,7 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
             return run_trial(spec, trial, emit)
         check_object_store(spec, emit)
         setup = build_training(spec.plan, emit, startup_timer, spec.folder if spec.is_resumed else None)
+        spec = replace(spec, plan=setup.plan)
         if spec.plan.evaluator == "here":
             return evaluate_checkpoints(spec, setup, emit, should_stop)
         try_formats(spec, setup, emit, should_stop)
@@ -357,6 +359,11 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
     params |= {f"resolved.{key}": str(value) for key, value in resolved.items()}
     params |= {f"resolved.examples.{split}": str(count) for split, count in setup.facts.counts.items()}
     params = params if spec.trial is None else to_params(spec.trial, params)
+    is_new = setup.facts.metadata is not None and spec.records and not spec.is_resumed
+    if (
+        is_new and spec.trial is None and spec.parent is None and not plan.debug.fast
+    ):  # jobs of a sweep share their data
+        setup.write_baseline_data(spec.files)
     emit(
         RunReady(
             name=make_run_name(plan, resolved, spec.trial.label if spec.trial else spec.label),
@@ -371,7 +378,7 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
             resumed=step if spec.is_resumed else None,
         )
     )
-    if setup.facts.metadata is not None and spec.records and not spec.is_resumed:
+    if is_new and setup.facts.metadata is not None:
         report_metadata(setup.facts.metadata, spec.files, emit)
         write_data_files(plan, spec.files, setup.facts.metadata.data, emit)
         report_other_data(spec.repeats.splits, setup.facts.metadata.data.splits, emit)
@@ -411,6 +418,8 @@ def train_and_export(
         report.finish(result.model_step, result.test, "test/", emit)
     emit(ModelExported(str(spec.files.model), result.model_step, weights))
     session.finish_checkpoints()
+    if spec.records:
+        report_baselines(spec.files, emit)
     emit(RunEnded("FINISHED"))
     # No worker may end before the chief has finished: it would look like a worker that died.
     worker_sync.leave()

@@ -137,6 +137,7 @@ class RateTrial(TrialHost):
         length = replace(plan.training, epochs=test.steps, max_steps=test.steps)  # also of the choice of XLA
         plan = replace(plan, optimizer=optimizer, training=length)
         self.setup = build_training(plan, emit, startup_timer)
+        plan = self.setup.plan
         if self.setup.engine.optimizer is None:
             raise ConfigError(
                 f"training.step._target_={plan.training.step and plan.training.step.path}: its update applies its own "
@@ -331,7 +332,7 @@ class BatchSizeTrial:
         from scaleflow import training
 
         built = self._built if self._built is not None else self._build()
-        options, feed = self._spec.plan.training, built.feeds.train
+        options, feed = built.plan.training, built.feeds.train
         length = training.compute_length(options, feed)
         fixed = None if options.steps_per_loop == "auto" else options.steps_per_loop
         if options.engine == "fit":

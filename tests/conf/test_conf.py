@@ -12,6 +12,7 @@ import yaml
 from scaleflow.cluster.engines import list_engines
 from scaleflow.config.parse import parse_section
 from scaleflow.interfaces import (
+    Best,
     Checkpoint,
     Cluster,
     Dataset,
@@ -69,6 +70,7 @@ OPTIONS_DIFFER = ("strategy", "checkpoint", "evaluation", "promotion", "profiler
 OTHER_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     ("cluster", "kubernetes"): {"start_seconds": 1800.0},
     ("evaluation", "full"): {"seconds": 60.0},
+    ("checkpoint", "best"): {"every_epochs": None, "every_seconds": 30, "best": Best("auto"), "export": "best"},
     ("promotion", "champion"): {"model": "???"},
 }
 

@@ -39,11 +39,11 @@ def refused(plan: Make) -> Callable[..., str]:
 
 
 def test_a_number_in_quotes_is_shown_as_the_text_that_it_is(refused: Callable[..., str]) -> None:
-    assert refused("training.epochs='3'") == "training.epochs='3': expected an integer, at least 1"
+    assert refused("training.epochs='3'") == "training.epochs='3': expected an integer, at least 1 or by_size"
 
 
 def test_a_number_that_became_a_fraction_on_the_way_is_not_taken_for_an_integer(refused: Callable[..., str]) -> None:
-    assert refused("training.epochs=1e2") == "training.epochs=100.0: expected an integer, at least 1"
+    assert refused("training.epochs=1e2") == "training.epochs=100.0: expected an integer, at least 1 or by_size"
 
 
 def test_a_whole_number_is_good_where_a_fraction_is_expected(plan: Make) -> None:

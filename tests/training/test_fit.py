@@ -167,8 +167,8 @@ def fit_of(parts: Parts, per_execution: int = 1) -> Any:
     with parts.strategy.scope():
         optimizer = create_optimizer(type(loop.optimizer), 0.1, False, takes_summed=False)
         engine = training.FitEngine(
-            strategy=parts.strategy, model=loop.model, optimizer=optimizer, objective=loop.objective,
-            steps_per_execution=per_execution,
+            strategy=parts.strategy, model=loop.model, trained=loop.model, optimizer=optimizer,
+            objective=loop.objective, steps_per_execution=per_execution,
         )  # fmt: skip
     engine.trace(parts.feed)
     return engine

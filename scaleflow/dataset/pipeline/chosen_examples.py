@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.pipeline.blocks import Blocks, concatenate
+from scaleflow.dataset.pipeline.cache import Transforms, preprocess_arrays, refuse_unreadable
 from scaleflow.dataset.pipeline.records import Records, decode_records
 from scaleflow.dataset.pipeline.unreadable import number_records
 from scaleflow.errors import ConfigError
@@ -58,6 +59,20 @@ def locate_examples(examples: Examples, places: Array) -> tuple[list[str | None]
         [int(match[2]) if match else 0 for _, match in matches], mask=[not match for _, match in matches]
     )
     return files, None if numbers.mask.all() else numbers
+
+
+def sample_rows(examples: Examples, count: int, transforms: Transforms) -> Arrays | None:
+    """Returns up to `count` examples that are spread over a split, after the preprocessing, without their weights.
+
+    None, if they are neither in memory nor rows of a table.
+    """
+    if isinstance(examples, Arrays):
+        places = np.unique(np.linspace(0, len(examples) - 1, min(count, len(examples))).astype(int))
+        return Arrays(examples.inputs, examples.targets).map(lambda array: array[places])
+    if isinstance(examples, Blocks):
+        with refuse_unreadable("train", examples):
+            return preprocess_arrays(examples.spread(count), transforms)
+    return None
 
 
 def locate_rows(blocks: Blocks, rows: Array) -> tuple[list[str | None], Array]:

@@ -16,6 +16,7 @@ from scaleflow.dataset.pipeline.blocks import MEMORY_BYTES, Blocks, draw_rows
 from scaleflow.dataset.pipeline.cache import Transforms, cache_blocks, cache_split, refuse_unreadable
 from scaleflow.dataset.pipeline.contract import check_cached_targets, check_contract, check_examples, check_ids
 from scaleflow.dataset.pipeline.fingerprint import Fingerprint, fingerprint_split
+from scaleflow.dataset.pipeline.folds import choose_validation, number_folds
 from scaleflow.dataset.pipeline.preprocessing import (
     Preprocessings,
     choose_preprocessing,
@@ -86,6 +87,7 @@ class Splits:
     is_drawn_as_read: bool = False  # whether the validation split is drawn from a stream while its records are read
     #: By name, the splits before their preprocessing, without that for training if it is preprocessed
     raw: Mapping[str, Examples] = field(default_factory=dict)
+    folds: int = 0  # if above 0, the validation split is the training split, and both have the input `FOLD`
 
     @property
     def is_weighted(self) -> bool:
@@ -118,6 +120,7 @@ def prepare_splits(
     emit: Emit = ignore_event,
     preprocesses: bool = True,
     earlier: EarlierState | None = None,
+    folds: int = 0,
     look: Callable[[Splits], Mapping[str, Any]] | None = None,
 ) -> Splits:
     """Loads, checks and preprocesses the splits.
@@ -130,6 +133,7 @@ def prepare_splits(
         emit: receives notes about what was left out.
         preprocesses: False leaves the inputs raw, for a saved model that preprocesses them itself.
         earlier: what an earlier run learned, which is not learned anew.
+        folds: into how many the model can divide the training split, as for `choose_validation`.
         look: looks at the raw splits, before their preprocessing, and returns the schema that is kept with what was
             learned.
 
@@ -140,16 +144,19 @@ def prepare_splits(
         emit(Note(note))
     check_contract(source)
     workers = workers or SingleProcess()
-    names = ["train", *([options.validation] if isinstance(options.validation, str) else [])]
+    names = ["train", *([options.validation_split] if options.validation_split else [])]
     names += ["test"] if "test" in source.splits else []
     splits = {name: clean_split(source, name, options, workers, emit) for name in dict.fromkeys(names)}
     if "validation" in source.splits and "validation" not in splits:
         emit(Note("the dataset's split 'validation' is not used; set dataset.validation=validation to use it"))
     train, validation, is_drawn = splits["train"], None, False
-    if isinstance(options.validation, str):
-        validation = splits[options.validation]
+    chosen, folds = choose_validation(options, source.inputs, len(train), folds)
+    if isinstance(chosen, str):
+        validation = splits[chosen]
+    elif folds:
+        validation = train if preprocesses else None  # a model without its folds has seen all of it
     else:
-        train, validation, is_drawn = hold_out_examples(train, options.validation or 0.0, seed, emit)
+        train, validation, is_drawn = hold_out_examples(train, chosen or 0.0, seed, emit)
     sample = first_inputs(train, 8)
     check_ids(source.inputs, "train", sample)
     raw = Splits(train, validation, splits.get("test"), source.inputs, source.outputs, sample)
@@ -171,6 +178,8 @@ def prepare_splits(
     for note in cache_of_source.notes if isinstance(cache_of_source, LearnedCache) else ():
         emit(Note(note))
     cache = options.cache if options.shards == 1 else "none"  # each worker would keep the rows of all
+    has_folds = folds > 0 and preprocesses
+    cache = "memory" if has_folds else cache  # a stream has no place for the number of a fold
     cached = cache_splits(preprocessed, cache, workers)
     for name, examples in cached.by_name().items():
         if isinstance(examples, Arrays):
@@ -183,7 +192,14 @@ def prepare_splits(
                 f"{MEMORY_BYTES >> 20} MiB, or more than a quarter of the free memory"
             )
         )
-    return cached
+    return divide_into_folds(cached, folds, seed) if has_folds else cached
+
+
+def divide_into_folds(splits: Splits, folds: int, seed: int) -> Splits:
+    """Makes the training split the validation split, too, with the number of a fold for each example."""
+    train = number_folds(splits.train, folds, seed)
+    test = None if splits.test is None else number_folds(splits.test, 0, seed)
+    return replace(splits, train=train, validation=train, test=test, folds=folds)
 
 
 def clean_split(source: Source, split: str, options: Dataset, workers: Workers, emit: Emit) -> Examples:

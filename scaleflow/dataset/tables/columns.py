@@ -6,7 +6,7 @@ Everything is built from Keras's layers and operations, so a saved model takes r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -25,6 +25,9 @@ END, BLANK, T, POINT = -2, CHARACTERS.index(" "), CHARACTERS.index("T"), CHARACT
 FORM = [CHARACTERS.index(character) for character in "0000-00-00T00:00:00"]
 LONGEST = 29
 
+#: How many quantiles of a column of numbers are learned, the least and the greatest value among them.
+QUANTILES = 49
+
 #: Days from the day that Julian day numbers count from to 1970-01-01.
 EPOCH_DAY = 2440588
 DAY = 86400
@@ -37,7 +40,7 @@ class Number:
     """
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, Any]:
-        """Returns the mean, the deviation, and whether some numbers are missing, from batches [b]."""
+        """Returns the mean, the deviation, the quantiles, and whether some are missing, of batches [b]."""
         return describe_numbers(batch.astype(np.float64) for batch in batches)
 
     def extend(self, learned: Any, new: Any) -> dict[str, Any]:
@@ -46,7 +49,7 @@ class Number:
 
     def features(self, learned: Any) -> Inputs:
         """Describes the features: [1] float32, or [2] with an indicator."""
-        return Inputs((2 if learned["missing"] else 1,))
+        return Inputs((2 if learned["missing"] else 1,), quantiles=standardise_quantiles(learned))
 
     def layer(self, learned: Any) -> keras.Model:
         """Builds the model numbers [b] float32 -> [b, 1] or [b, 2] float32."""
@@ -144,7 +147,7 @@ class Date:
     """
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, Any]:
-        """Returns the mean and the deviation of the seconds since 1970, and whether some dates are missing."""
+        """Returns the mean, the deviation and the quantiles of the seconds since 1970, and whether some are missing."""
         dates = (np.array(to_text(batch), "datetime64[s]") for batch in batches)
         return describe_numbers(np.where(np.isnat(each), np.nan, each.astype(np.float64)) for each in dates)
 
@@ -154,7 +157,7 @@ class Date:
 
     def features(self, learned: Any) -> Inputs:
         """Describes the features: [7] float32, or [8] with an indicator."""
-        return Inputs((8 if learned["missing"] else 7,))
+        return Inputs((8 if learned["missing"] else 7,), quantiles=standardise_quantiles(learned))
 
     def layer(self, learned: Any) -> keras.Model:
         """Builds the model dates [b] as strings -> [b, 7] or [b, 8] float32."""
@@ -176,11 +179,20 @@ class Date:
 
 
 def describe_numbers(batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, Any]:
-    """Returns the mean and the deviation (1 for a constant) of numbers [b], and whether some are missing (NaN)."""
+    """Returns the mean, the deviation (1 for a constant) and the quantiles of numbers [b], and whether some are NaN."""
     numbers = np.concatenate(list(batches))
     present = numbers[~np.isnan(numbers)]
-    mean, deviation = (float(present.mean()), float(present.std())) if len(present) else (0.0, 0.0)
-    return {"mean": mean, "deviation": deviation or 1.0, "missing": len(present) < len(numbers)}
+    is_known = len(present) > 0
+    mean, deviation = (float(present.mean()), float(present.std())) if is_known else (0.0, 0.0)
+    quantiles = np.quantile(present, np.linspace(0, 1, QUANTILES)).tolist() if is_known else [0.0] * QUANTILES
+    is_missing = len(present) < len(numbers)
+    return {"mean": mean, "deviation": deviation or 1.0, "missing": is_missing, "quantiles": quantiles}
+
+
+def standardise_quantiles(learned: Mapping[str, Any]) -> tuple[float, ...] | None:
+    """Returns the quantiles of standardised numbers; None if an earlier version of scaleflow learned."""
+    found = learned.get("quantiles")
+    return found and tuple((value - learned["mean"]) / learned["deviation"] for value in found)
 
 
 def to_text(batch: np.ndarray[Any, Any]) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from scaleflow.dataset.reading.class_names import IS_NUMBER, OneKind, describe_outputs
 from scaleflow.dataset.tables.kinds import SampleColumns
-from scaleflow.dataset.tables.values import is_numeric, to_classes, to_numbers
+from scaleflow.dataset.tables.values import Array, is_numeric, to_classes, to_numbers
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState, Outputs, extend_classes
 
@@ -61,6 +62,22 @@ def describe_known_target(
             f"({', '.join(extended.names or ())}); leave dataset.kind out, or use model.init_from_preprocessing=new"
         )
     return extended
+
+
+def find_limits(outputs: Outputs, column: Any, is_seen: Array, earlier: EarlierState | None) -> Outputs:
+    """Returns regression outputs with the range of their targets; a run that is extended widens that of the first one.
+
+    Args:
+        outputs: of the table.
+        column: the target, as `clean_column` returns it.
+        is_seen: which of the rows are not those of the test split, [n] bool.
+        earlier: what an earlier run learned.
+    """
+    if outputs.kind != "regression" or (earlier is not None and not earlier.extends):
+        return outputs
+    numbers, is_bad = to_numbers(column)
+    values = [*numbers[is_seen & ~is_bad & ~np.isnan(numbers)].tolist(), *(outputs.limits or ())]
+    return replace(outputs, limits=(min(values), max(values)) if values else None)
 
 
 def find_classes(rows: SampleColumns, target: str, most: int) -> list[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import yaml
 
 from scaleflow.config.words import quote_override
-from scaleflow.interfaces import name_command
+from scaleflow.interfaces import FITTED, name_command
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.trials import PARAM
 from scaleflow.runs import RunFolder, RunState
@@ -27,6 +27,11 @@ MOST_METRICS, MOST_NAMED = 20, 3
 
 #: Space between two columns of a table.
 SPACE = "&emsp;"
+
+BASELINE_NOTE = (
+    "The baseline is the best constant prediction: the most frequent class, or the mean. Boosting is scikit-learn's "
+    "HistGradientBoosting, linear its logistic or ridge regression, fitted to the same rows."
+)
 
 LEFT_OUT = "*The rest is omitted: MLflow accepts at most 8,000 characters.*"
 
@@ -124,12 +129,13 @@ def format_results(state: RunState) -> str:
     values = state.metrics_of("test") | state.metrics_of("val") or state.metrics_of("train")
     if not values:
         return ""
-    baselines = {name: state.baseline.get(name) for name in values}
-    rows = [["metric", "value", "baseline"]]
-    rows += [[name, format_number(value), format_optional(baselines[name])] for name, value in values.items()]
-    note = "The baseline is the best constant prediction: the most frequent class, or the mean."
-    if all(value is None for value in baselines.values()):
-        rows, note = [row[:2] for row in rows], ""
+    columns: dict[str, Mapping[str, float | None]] = {"baseline": state.baseline}
+    columns |= {model: {name: state.find_fitted_baselines(name).get(model) for name in values} for model in FITTED}
+    known = {title: each for title, each in columns.items() if any(each.get(name) is not None for name in values)}
+    rows = [["metric", "value", *known]]
+    for name, value in values.items():
+        rows.append([name, format_number(value), *(format_optional(column.get(name)) for column in known.values())])
+    note = BASELINE_NOTE if "baseline" in known else ""
     more = f"and {len(values) - MOST_METRICS} more metrics" if len(values) > MOST_METRICS else ""
     return "\n\n".join(filter(None, [format_table(pad_cells(rows[: MOST_METRICS + 1])), more, note]))
 

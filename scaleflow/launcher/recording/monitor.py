@@ -22,6 +22,7 @@ from scaleflow.interfaces.events import (
     SystemMetrics,
 )
 from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
+from scaleflow.launcher.baselines import begin_baselines
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.processes.worker_process import EndReason
@@ -106,6 +107,8 @@ class RunMonitor:
             self.display.show_event(event)
             if self._on_event is not None:
                 self._on_event(event)
+            if isinstance(event, RunReady) and self.spec.records:
+                begin_baselines(self.spec.files)
 
     def _apply(self, event: Event) -> None:
         if not isinstance(event, SystemMetrics):  # these come from the launcher itself

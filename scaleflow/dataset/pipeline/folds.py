@@ -1,0 +1,68 @@
+"""Validation without held-out rows: each member of an ensemble leaves out one fold, and is evaluated on that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import AUTO, FOLD, OUT_OF_FOLD, Arrays, Dataset, Examples, InputStructure
+
+Array = np.ndarray[Any, Any]
+
+#: The fraction that `auto` holds out, if there are no folds.
+HELD_OUT = 0.1
+
+#: `auto` uses folds up to this many training examples. Of more, a tenth is enough to choose an epoch by.
+MOST_EXAMPLES = 10_000
+
+
+def choose_validation(
+    options: Dataset, inputs: InputStructure, examples: int, folds: int
+) -> tuple[str | float | None, int]:
+    """Returns the fraction or the split to validate on, and the number of folds, 0 for none.
+
+    Args:
+        options: the config group `dataset`.
+        inputs: of the dataset.
+        examples: of the training split.
+        folds: into how many the model can divide them; 0: it has no members that could leave out one.
+
+    Raises:
+        ConfigError: for `out_of_fold`, if that is not possible.
+    """
+    if options.validation not in (AUTO, OUT_OF_FOLD):
+        return options.validation, 0
+    obstacles = {
+        "the model has no members that leave out a fold each; use model=tabular": not folds,
+        "the dataset has a single input": not isinstance(inputs, Mapping),
+        "dataset.augment mixes examples of several folds": options.augment is not None,
+        f"dataset.cache={options.cache} keeps no examples in memory": options.cache in ("none", "file"),
+        "dataset.shards reads while training": options.shards > 1,
+    }
+    obstacle = next((why for why, applies in obstacles.items() if applies), None)
+    if options.validation == OUT_OF_FOLD and obstacle is not None:
+        raise ConfigError(f"dataset.validation={OUT_OF_FOLD}: {obstacle}; or use dataset.validation={HELD_OUT}")
+    if obstacle is None and 2 * folds <= examples and (options.validation == OUT_OF_FOLD or examples <= MOST_EXAMPLES):
+        return None, folds
+    return HELD_OUT, 0
+
+
+def number_folds(examples: Examples, folds: int, seed: int) -> Arrays:
+    """Returns examples with the number of a fold as a further input; `folds=0`: that of no fold, -1.
+
+    The folds have nearly the same number of examples, and nearly the same targets.
+    """
+    assert isinstance(examples, Arrays)
+    numbers = np.full(len(examples), -1, np.int32)
+    if folds:
+        random = np.random.default_rng([seed, 2])
+        order = random.permutation(len(examples))
+        if isinstance(examples.targets, np.ndarray) and examples.targets[0].size == 1:
+            order = order[np.argsort(np.ravel(examples.targets)[order], kind="stable")]
+        drawn = random.permuted(np.tile(np.arange(folds, dtype=np.int32), (-(-len(examples) // folds), 1)), axis=1)
+        numbers[order] = np.ravel(drawn)[: len(examples)]
+    return replace(examples, inputs={**examples.inputs, FOLD: numbers})

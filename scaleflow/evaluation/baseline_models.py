@@ -1,0 +1,105 @@
+"""Baselines that learn: gradient boosting and a linear model of scikit-learn, on the features that the model gets.
+
+They are fitted beside the training, in the launcher, so this module imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scaleflow.interfaces import BOOSTING, LINEAR
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class BaselineData:
+    """What baselines are fitted to and compared on.
+
+    Attributes:
+        features: of training rows, [n, features] float32.
+        targets: of them, [n]: classes as integers from 0, or values.
+        test_features, test_targets: the same of the test split, or without one of the validation split.
+        classes: the number of classes; 0 for values.
+        unit: what values are divided by in the loss.
+    """
+
+    features: Array
+    targets: Array
+    test_features: Array
+    test_targets: Array
+    classes: int
+    unit: float = 1.0
+
+    def save(self, path: Path) -> None:
+        """Writes the data into a file. A reader never sees a part of it. Raises OSError if it cannot be written."""
+        part = path.with_suffix(".part")
+        with part.open("wb") as file:
+            np.savez(file, **asdict(self))
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> BaselineData:
+        """Reads what `save` wrote."""
+        with np.load(path) as arrays:
+            values = dict(arrays)
+        return cls(**{**values, "classes": int(values["classes"]), "unit": float(values["unit"])})
+
+
+def fit_baselines(data: BaselineData) -> dict[str, float]:
+    """Fits the models on one processor core, and returns their metrics on the test rows, `boosting/rmse`.
+
+    The loss is the one of the kind of target; a class that no training row has makes it infinite, and leaves it out.
+    """
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):
+        found = [(name, score_baseline(model, data)) for name, model in make_models(data.classes > 0).items()]
+    return {f"{name}/{key}": value for name, each in found for key, value in each.items() if np.isfinite(value)}
+
+
+def make_models(are_classes: bool) -> dict[str, Any]:
+    """Makes the models, with scikit-learn's defaults."""
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    if are_classes:
+        return {LINEAR: LogisticRegression(max_iter=1000), BOOSTING: HistGradientBoostingClassifier(random_state=0)}
+    return {LINEAR: Ridge(), BOOSTING: HistGradientBoostingRegressor(random_state=0)}
+
+
+def score_baseline(model: Any, data: BaselineData) -> dict[str, float]:
+    """Fits a model, and returns its metrics by the names that a run gives them."""
+    import warnings
+
+    from sklearn import metrics
+
+    true = data.test_targets
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as of a fit that has not converged after its most iterations
+        model.fit(data.features, data.targets)
+    if not data.classes:
+        predicted = model.predict(data.test_features)
+        squared = float(metrics.mean_squared_error(true, predicted))
+        mae, r2 = metrics.mean_absolute_error(true, predicted), metrics.r2_score(true, predicted)
+        return {"loss": squared / data.unit**2, "mae": float(mae), "rmse": squared**0.5, "r2": float(r2)}
+    shares = np.zeros((len(true), data.classes))
+    shares[:, model.classes_] = model.predict_proba(data.test_features)
+    with np.errstate(divide="ignore"):
+        loss = -np.log(shares[np.arange(len(true)), true]).mean()
+    best = shares.argmax(axis=1)
+    found = [np.mean(best[true == each] == each) for each in np.unique(true)]
+    return {"loss": float(loss), "accuracy": float(np.mean(best == true)), "balanced_accuracy": float(np.mean(found))}
+
+
+def lower_priority() -> None:
+    """Lets the processes that train go first; for a thread of Linux."""
+    if hasattr(os, "setpriority"):
+        import threading
+
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)

@@ -1,0 +1,33 @@
+"""Fits the baselines of a run in the launcher, while its workers train."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+from scaleflow.runs import RunFolder
+
+
+def begin_baselines(files: RunFolder) -> None:
+    """Begins to fit baselines to the rows that the worker has written, if there are some, in a thread of its own.
+
+    The worker reports the metrics when it ends the run, if they are there by then.
+    """
+    if files.baseline_data.exists():
+        threading.Thread(target=fit_and_write, args=(files,), name="baselines", daemon=True).start()
+
+
+def fit_and_write(files: RunFolder) -> None:
+    """Fits the baselines, writes their metrics, and deletes the rows. A failure leaves the run without baselines."""
+    from scaleflow.evaluation.baseline_models import BaselineData, fit_baselines, lower_priority
+
+    lower_priority()
+    try:
+        values = fit_baselines(BaselineData.load(files.baseline_data))
+        part = files.baselines.with_suffix(".part")
+        part.write_text(json.dumps(values), encoding="utf-8")
+        part.replace(files.baselines)
+    except (OSError, ValueError):  # the folder is gone, the disk is full, or scikit-learn cannot fit this table
+        pass
+    finally:
+        files.baseline_data.unlink(missing_ok=True)

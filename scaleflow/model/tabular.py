@@ -1,0 +1,284 @@
+"""A thin ensemble of dense networks for tables, after RealMLP and TabM.
+
+RealMLP: Holzmueller et al. 2024, "Better by default". TabM: Gorishniy et al. 2025. Embeddings of numbers: Gorishniy et
+al. 2022. Small networks take most of their time in steps, not in products, so the members share no layer but what
+embeds categories and numbers: sharing would save little here, and without it each member can leave out a fold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import keras
+import numpy as np
+from keras import ops
+from keras.initializers import Initializer, RandomNormal, RandomUniform
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Inputs, InputStructure, Outputs, OutputStructure, label_leaf, map_named, name_leaves
+from scaleflow.interfaces.options import Positive, Widths, check_options
+from scaleflow.model.layers import average, make_inputs, to_label, to_list
+from scaleflow.model.members import average_members, limit_values, name_members
+
+Array = np.ndarray[Any, Any]
+
+#: More categories than that, and words, are embedded.
+MOST_ONE_HOT = 9
+
+#: Each member leaves out one of so many folds of a small training split.
+FOLDS = 8
+
+#: Periodic functions of a number, and the features that they become.
+FREQUENCIES, WAVE_FEATURES = 16, 3
+
+#: Pieces of a piecewise linear function of a number, between quantiles, and the features that they become.
+BINS, BIN_FEATURES = 16, 8
+
+#: The slope of a piece between equal quantiles.
+STEEP = 1e4
+
+#: The deviation of the first frequencies, in waves over the interquartile range.
+FREQUENCY = 0.1
+
+#: With Adam a weight learns as fast as the factor that is taken out of it: scales fast, frequencies slowly.
+FAST, SLOW = 6.0, 0.1
+
+
+#: Where members become wider, and fewer.
+MANY_ROWS, MANY_COLUMNS = 20_000, 200
+
+
+def choose_sizes(inputs: InputStructure, examples: int) -> Mapping[str, Any]:
+    """Returns the arguments that are `by_size`, from the features and the number of training examples."""
+    width = 64 if examples <= MANY_ROWS else 128
+    columns = len(name_leaves(inputs))
+    return {"units": [width] * 3, "members": 8 if columns <= MANY_COLUMNS else 4}
+
+
+def count_folds(arguments: Mapping[str, Any]) -> int:
+    """Returns how many folds the members can leave out, one each; 0 if there is a single member."""
+    members = arguments.get("members")
+    count = min(FOLDS, members) if isinstance(members, int) else FOLDS
+    return count if count > 1 else 0
+
+
+@check_options("model")
+def build(
+    inputs: InputStructure,
+    outputs: OutputStructure,
+    units: Widths = (64, 64, 64),
+    members: Positive = 8,
+    numbers: Literal["both", "periodic", "piecewise", "plain"] = "both",
+) -> keras.Model:
+    """Builds the ensemble; see the module.
+
+    Args:
+        inputs: of the dataset: numbers, words and categories, but no text.
+        outputs: of the dataset.
+        units: the width of each hidden layer of a member, or that of one.
+        members: how many are trained together. They share how features are embedded, and nothing else.
+        numbers: how a number becomes features. `both`: every second member gets the one, the others the other.
+
+    Raises:
+        ConfigError: for an input that is text.
+    """
+    raw = make_inputs(inputs)
+    columns, features = [], []
+    specs = name_leaves(inputs)
+    for name, tensor in name_leaves(raw).items():
+        spec = specs[name]
+        check_column(name, spec)
+        if spec.quantiles is None:
+            features.append(encode(name, tensor, spec))
+            continue
+        columns.append((tensor[:, :1], spec.quantiles))
+        if spec.shape[0] > 1:
+            features.append(tensor[:, 1:])
+    described = name_leaves(outputs)
+    activation = "mish" if all(each.kind == "regression" for each in described.values()) else "selu"
+    first, *later = to_list(units)
+    kinds = divide_members(members, numbers if columns else "plain")
+    hidden = []
+    for kind, count in kinds.items():
+        suffix = f"_{kind}" if len(kinds) > 1 else ""
+        x = concatenate_all([*embed_numbers(columns, kind), *features])
+        x = weigh(x, f"scales{suffix}")
+        hidden.append(
+            add_layer(x, "bd,kdw->bkw", (count, first), f"hidden1{suffix}", normal(1.0), activation=activation)
+        )
+    x = concatenate_all(hidden, axis=1)
+    for number, width in enumerate(later, 2):
+        x = add_layer(x, "bkd,kdw->bkw", (members, width), f"hidden{number}", normal(1.0), activation=activation)
+
+    def add_head(name: str, each: Outputs) -> keras.KerasTensor:
+        count, label = math.prod(each.shape), name_members(name)
+        if count > 1 and len(each.shape) == 1:
+            each_member = add_layer(x, "bkd,kdc->bkc", (members, count), label, dtype="float32")
+        else:  # one value last would make its bias a column, whose sum LiteRT does not have
+            values = add_layer(x, "bkd,kdc->bck", (count, members), f"{label}_values", dtype="float32")
+            values = values if count == 1 else keras.layers.Permute((2, 1), dtype="float32")(values)
+            each_member = keras.layers.Reshape((members, *each.shape), dtype="float32", name=label)(values)
+        return limit_values(average_members(each_member, each), each, is_scaled=True)
+
+    return keras.Model(raw, map_named(add_head, outputs), name="tabular")
+
+
+def divide_members(members: int, numbers: str) -> dict[str, int]:
+    """Returns how many members get numbers in which form."""
+    if numbers != "both" or members == 1:
+        return {"periodic" if numbers == "both" else numbers: members}
+    return {"periodic": members - members // 2, "piecewise": members // 2}
+
+
+def concatenate_all(tensors: Sequence[Any], axis: int = -1) -> Any:
+    return keras.layers.Concatenate(axis=axis)(list(tensors)) if len(tensors) > 1 else tensors[0]
+
+
+def check_column(name: str, spec: Inputs) -> None:
+    if spec.dtype == "string":
+        raise ConfigError(f"model=tabular: needs numbers, but the dataset's {label_leaf('inputs', name)} are text")
+    if len(spec.shape) > 1:
+        label = f"the dataset's {label_leaf('inputs', name)}"
+        raise ConfigError(f"model=tabular: is for columns of tables, but {label} have the shape {list(spec.shape)}")
+
+
+def encode(name: str, x: Any, spec: Inputs) -> Any:
+    """Converts categories, words and other features to numbers [b, n].
+
+    Embeddings begin as 0, so that a word that no training row has says nothing.
+    """
+    if spec.vocabulary is None:
+        x = x if spec.shape else keras.layers.Reshape((1,))(x)
+        x = x if spec.scale is None else keras.layers.Rescaling(spec.scale)(x)
+        count = x.shape[-1]
+        if count <= MOST_ONE_HOT + 1:
+            return x
+        return keras.layers.Dense(
+            embedding_width(count), use_bias=False, kernel_initializer="zeros", name=f"{to_label(name)}_embedding"
+        )(x)
+    if spec.vocabulary <= MOST_ONE_HOT + 1 and not spec.shape:
+        return ops.one_hot(x, spec.vocabulary)
+    embedded = keras.layers.Embedding(
+        spec.vocabulary,
+        embedding_width(spec.vocabulary),
+        embeddings_initializer="zeros",
+        name=f"{to_label(name)}_embedding",
+    )(x)
+    return average(embedded, x) if spec.shape else embedded
+
+
+def embedding_width(count: int) -> int:
+    return min(64, round(1.6 * math.pow(count, 0.56)))
+
+
+def embed_numbers(columns: Sequence[tuple[Any, Sequence[float]]], kind: str) -> list[Any]:
+    """Returns the features of numbers [b, 1] each, with their quantiles, as one tensor; none without numbers."""
+    if not columns:
+        return []
+    scales, offsets = zip(*(find_scaling(quantiles) for _, quantiles in columns), strict=True)
+    x = concatenate_all([tensor for tensor, _ in columns])
+    x = bound(keras.layers.Rescaling(list(scales), offset=list(offsets))(x))
+    if kind == "plain":
+        return [x]
+    if kind == "periodic":
+        embedded = ops.concatenate([ops.expand_dims(x, -1), embed_by_waves(x)], axis=-1)
+    else:
+        quantiles = np.array([each for _, each in columns]) * np.array(scales)[:, None] + np.array(offsets)[:, None]
+        embedded = embed_by_bins(x, bound(quantiles))
+    return [keras.layers.Flatten()(embedded)]
+
+
+def bound(x: Any) -> Any:
+    """Keeps numbers within 3, smoothly: those near 0 stay what they are."""
+    return x / (1 + (x / 3) ** 2) ** 0.5
+
+
+def embed_by_waves(x: Any) -> Any:
+    """Returns numbers [b, n, WAVE_FEATURES] that are linear in cosines of numbers [b, n], of learned frequencies."""
+    n = x.shape[1]
+    angle = keras.layers.EinsumDense(
+        "bn,nf->bnf",
+        (n, FREQUENCIES),
+        bias_axes="nf",
+        kernel_initializer=normal(FREQUENCY / SLOW),
+        bias_initializer=uniform(0.5 / SLOW),
+        name="frequencies",
+    )(x)
+    width = FREQUENCIES**-0.5 / SLOW
+    features = keras.layers.EinsumDense(
+        "bnf,nfe->bne",
+        (n, WAVE_FEATURES),
+        bias_axes="ne",
+        kernel_initializer=uniform(width),
+        bias_initializer=uniform(width),
+        name="periodic",
+    )(ops.cos(angle * (2 * math.pi * SLOW)))
+    return features * SLOW
+
+
+def embed_by_bins(x: Any, quantiles: Array) -> Any:
+    """Returns numbers [b, n, BIN_FEATURES] that are piecewise linear in numbers [b, n], with knots at quantiles."""
+    knots = quantiles[:, np.linspace(0, quantiles.shape[1] - 1, BINS + 1).round().astype(int)]
+    low, widths = knots[:, :-1], np.diff(knots)
+    is_step = (widths <= 0).astype(np.float32)  # a piece of no width: 0 below its place, else 1
+    slopes = np.where(widths > 0, 1 / np.where(widths > 0, widths, 1.0), STEEP).astype(np.float32)
+    least, most = np.zeros(BINS, np.float32), np.ones(BINS, np.float32)
+    least[0], most[-1] = -1, 2  # beyond the range that was seen the line goes on for a while
+    shares = (ops.expand_dims(x, -1) - low.astype(np.float32)) * slopes + is_step
+    shares = ops.minimum(ops.maximum(shares, least), most)
+    n = x.shape[1]
+    bent = keras.layers.EinsumDense(
+        "bnf,nfe->bne", (n, BIN_FEATURES), kernel_initializer=uniform(BINS**-0.5), name="piecewise"
+    )(shares)
+    straight = keras.layers.EinsumDense(
+        "bn,ne->bne",
+        (n, BIN_FEATURES),
+        bias_axes="ne",
+        kernel_initializer=uniform(1.0),
+        bias_initializer=uniform(1.0),
+        name="straight",
+    )(x)
+    return bent + straight
+
+
+def find_scaling(quantiles: Sequence[float]) -> tuple[float, float]:
+    """Returns scale and offset such that the median becomes 0 and the interquartile range 1."""
+    middle = len(quantiles) // 2
+    median, spread = quantiles[middle], quantiles[-1 - middle // 2] - quantiles[middle // 2]
+    if not spread:
+        spread = (quantiles[-1] - quantiles[0]) / 2
+    scale = 1 / spread if spread else 0.0
+    return scale, -median * scale
+
+
+def normal(deviation: float) -> Initializer:
+    return RandomNormal(stddev=deviation)
+
+
+def uniform(width: float) -> Initializer:
+    return RandomUniform(-width, width)
+
+
+def weigh(x: Any, name: str) -> Any:
+    """Multiplies each feature by a learned weight, which begins as 1 and learns `FAST` times as fast as others."""
+    kernel = keras.initializers.Constant(1 / FAST)
+    return keras.layers.EinsumDense("bd,d->bd", x.shape[1:], kernel_initializer=kernel, name=name)(x * FAST)
+
+
+def add_layer(x: Any, equation: str, shape: tuple[int, int], name: str, bias: Any = "zeros", **options: Any) -> Any:
+    """Adds a dense layer for each member, [b, k, width]."""
+    layer = keras.layers.EinsumDense(
+        equation,
+        shape,
+        bias_axes=equation[-2:],
+        kernel_initializer=normal(x.shape[-1] ** -0.5),
+        bias_initializer=bias,
+        name=name,
+        **options,
+    )
+    return layer(x)
+
+
+build.choose_sizes, build.count_folds = choose_sizes, count_folds  # type: ignore[attr-defined]

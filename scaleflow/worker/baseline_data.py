@@ -1,0 +1,86 @@
+"""What the launcher fits baselines to, and what it has found when the run ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.interfaces import Arrays, Inputs, Outputs, name_leaves
+from scaleflow.interfaces.events import Emit, MetricsLogged
+from scaleflow.runs import RunFolder
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from scaleflow.dataset import Splits
+
+    Array = np.ndarray[Any, Any]
+
+#: The most rows of a split, and the most values of all its features.
+MOST_ROWS, MOST_VALUES = 10_000, 10_000_000
+
+#: Fewer training rows say nothing, and with more classes boosting takes minutes.
+FEWEST_ROWS, MOST_CLASSES = 20, 50
+
+
+def write_baseline_data(splits: Splits, outputs: Any, files: RunFolder) -> None:
+    """Writes the rows of a table, or a sample of many, for the baselines. Other data has none."""
+    test = splits.test or (None if splits.folds else splits.validation)
+    if test is None or not is_table(splits.inputs) or not isinstance(outputs, Outputs) or outputs.ignore is not None:
+        return
+    if not (outputs.is_one_class or (outputs.kind == "regression" and outputs.shape == (1,))):
+        return
+    from scaleflow import dataset
+    from scaleflow.evaluation.baseline_models import BaselineData
+
+    classes = {"classification": outputs.shape[-1], "binary": 2}.get(outputs.kind, 0)
+    if classes > MOST_CLASSES or len(splits.train) < FEWEST_ROWS:
+        return
+    widths = count_columns(splits.inputs)
+    if (count := min(MOST_ROWS, MOST_VALUES // max(widths, 1))) < FEWEST_ROWS:
+        return
+    rows, test_rows = (dataset.sample_rows(each, count, splits.transforms) for each in (splits.train, test))
+    if rows is None or test_rows is None:
+        return
+    (features, targets), tested = (to_matrix(each, splits.inputs, classes) for each in (rows, test_rows))
+    unit = 1.0 if outputs.scaling is None else outputs.scaling[1]
+    try:
+        BaselineData(features, targets, *tested, classes, unit).save(files.baseline_data)
+    except OSError:  # a full disk, which the run itself will meet
+        files.baseline_data.unlink(missing_ok=True)
+
+
+def is_table(inputs: Any) -> bool:
+    """Whether examples are rows: several inputs by name, each a value or a list of them."""
+    return isinstance(inputs, Mapping) and all(len(each.shape) < 2 for each in name_leaves(inputs).values())
+
+
+def count_columns(inputs: Any) -> int:
+    return sum(each.vocabulary or sum(each.shape) or 1 for each in name_leaves(inputs).values())
+
+
+def to_matrix(rows: Arrays, inputs: Any, classes: int) -> tuple[Array, Array]:
+    """Returns the features of rows as [n, features] float32, with a place for each word and category, and targets."""
+    import numpy as np
+
+    def to_columns(values: Array, spec: Inputs) -> Array:
+        if spec.vocabulary is None:
+            return np.reshape(values, [len(values), -1]).astype(np.float32)
+        places = np.zeros([len(values), spec.vocabulary], np.float32)
+        np.put_along_axis(places, np.reshape(values, [len(values), -1]), 1, axis=1)
+        return places
+
+    values = name_leaves(rows.inputs)
+    features = [to_columns(values[name], spec) for name, spec in name_leaves(inputs).items()]
+    targets = np.ravel(rows.targets)
+    return np.concatenate(features, axis=1), targets.astype(np.int64) if classes else targets
+
+
+def report_baselines(files: RunFolder, emit: Emit) -> None:
+    """Reports the metrics of the baselines, if the launcher has them already: the end of a run does not wait."""
+    try:
+        values = json.loads(files.baselines.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    emit(MetricsLogged(0, {f"baseline/{name}": value for name, value in values.items()}))

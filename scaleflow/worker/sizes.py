@@ -1,0 +1,77 @@
+"""Fills in what depends on the training split: `by_size`, and the monitor of the best checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.config.plan import find_batch_multiple
+from scaleflow.config.targets import locate_target
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import BY_SIZE, Plan
+from scaleflow.interfaces.recording_config import Best
+from scaleflow.worker.data import PreparedData
+
+if TYPE_CHECKING:
+    from scaleflow.dataset import Splits
+
+
+def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapping[str, Any]]:
+    """Replaces `by_size` in the plan. All workers get the same numbers.
+
+    Returns:
+        The plan, the data in global batches of its size, and the values for the `resolved.` params by key.
+
+    Raises:
+        ConfigError: if the model's function has no rule for an argument that is `by_size`.
+    """
+    from scaleflow import training
+
+    examples = len(data.splits.train)
+    batching = data.runtime.batching
+    parts = batching.replicas * batching.accumulate * find_batch_multiple(plan)
+    options = training.choose_length_by_size(plan.training, examples, parts)
+    arguments = fill_arguments(plan, data, examples)
+    target = replace(plan.model.target, arguments={**plan.model.target.arguments, **arguments})
+    found: dict[str, Any] = {f"model.{key}": json.dumps(value) for key, value in arguments.items()}
+    if plan.training.epochs == BY_SIZE:
+        found["training.epochs"] = options.epochs
+    if options.global_batch_size != plan.training.global_batch_size:
+        found["training.batch_size"] = options.global_batch_size
+        data = data.divide(options)
+    return replace(plan, training=options, model=replace(plan.model, target=target)), data, found
+
+
+def describe_sizes(sizes: Mapping[str, Any], splits: Splits) -> str:
+    """Returns a note on the values that `fill_sizes` found, and on the folds; empty if there is nothing to say."""
+    chosen = ", ".join(f"{key}={value}" for key, value in sizes.items())
+    parts = [f"{len(splits.train):,} training examples get {chosen}"] if chosen else []
+    if splits.folds:
+        parts.append(f"each member leaves out one of {splits.folds} parts of them, and is validated on that")
+    return "; ".join(parts)
+
+
+def fill_arguments(plan: Plan, data: PreparedData, examples: int) -> dict[str, Any]:
+    """Returns the numbers for the model's arguments that are `by_size`, which its function's `choose_sizes` knows."""
+    target = plan.model.target
+    wanted = [name for name, value in target.arguments.items() if value == BY_SIZE]
+    if not wanted:
+        return {}
+    choose = getattr(locate_target(target), "choose_sizes", None)
+    known = {} if choose is None else choose(data.splits.inputs, examples)
+    for name in wanted:
+        if name not in known:
+            raise ConfigError(f"model.{name}={BY_SIZE}: {target.path} has no rule for it; set a number")
+    return {name: known[name] for name in wanted}
+
+
+def choose_best_checkpoint(plan: Plan, validates: bool) -> Plan:
+    """Replaces `auto` in `checkpoint.best`: without a validation split there is no best checkpoint."""
+    checkpoint, best = plan.checkpoint, plan.checkpoint.best
+    if best is None or best.monitor != "auto":
+        return plan
+    if validates:
+        return replace(plan, checkpoint=replace(checkpoint, best=replace(best, monitor=Best.monitor)))
+    return replace(plan, checkpoint=replace(checkpoint, best=None, export="last"))

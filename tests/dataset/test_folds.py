@@ -1,0 +1,66 @@
+"""Validation out of fold: which rows each member leaves out, and when it is possible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.dataset.pipeline.folds import choose_validation, number_folds
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import FOLD, Arrays, Augment, Dataset, Inputs, Target
+
+TABLE = {"a": Inputs((1,)), "b": Inputs((1,))}
+
+
+def options(**changes: Any) -> Dataset:
+    return Dataset(Target("dataset", ""), **{"validation": "auto", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "inputs", "examples", "folds", "chosen"),
+    [
+        ({}, TABLE, 500, 8, (None, 8)),
+        ({}, TABLE, 20_000, 8, (0.1, 0)),
+        ({"validation": "out_of_fold"}, TABLE, 20_000, 8, (None, 8)),
+        ({}, TABLE, 500, 0, (0.1, 0)),
+        ({}, TABLE, 10, 8, (0.1, 0)),
+        ({}, Inputs((2,)), 500, 8, (0.1, 0)),
+        ({"cache": "none"}, TABLE, 500, 8, (0.1, 0)),
+        ({"validation": 0.3}, TABLE, 500, 8, (0.3, 0)),
+        ({"validation": "validation"}, TABLE, 500, 8, ("validation", 0)),
+        ({"validation": None}, TABLE, 500, 8, (None, 0)),
+    ],
+)
+def test_folds_are_chosen_where_members_rows_and_memory_allow(
+    changes: dict[str, Any], inputs: Any, examples: int, folds: int, chosen: tuple[Any, int]
+) -> None:
+    assert choose_validation(options(**changes), inputs, examples, folds) == chosen
+
+
+@pytest.mark.parametrize(
+    ("changes", "inputs", "folds", "why"),
+    [
+        ({}, TABLE, 0, "use model=tabular"),
+        ({}, Inputs((2,)), 8, "a single input"),
+        ({"cache": "none"}, TABLE, 8, "dataset.cache=none keeps no examples in memory"),
+        ({"shards": 2}, TABLE, 8, "dataset.shards reads while training"),
+        ({"augment": Augment(mixup=0.2)}, TABLE, 8, "mixes examples of several folds"),
+    ],
+)
+def test_folds_that_cannot_be_are_refused_in_words(changes: dict[str, Any], inputs: Any, folds: int, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        choose_validation(options(validation="out_of_fold", **changes), inputs, 500, folds)
+
+
+def test_folds_are_equal_in_size_and_in_their_targets() -> None:
+    targets = np.random.default_rng(0).uniform(size=(83, 1)).astype("f")
+    numbered = number_folds(Arrays({"a": np.zeros((83, 1))}, targets), 8, seed=3)
+    folds = numbered.inputs[FOLD]
+    assert sorted(np.bincount(folds)) == [10] * 5 + [11] * 3
+    means = [targets[folds == fold].mean() for fold in range(8)]
+    assert np.std(means) < 0.5 * targets.std() / np.sqrt(10), "much less than in folds drawn at random"
+    again = number_folds(Arrays({"a": np.zeros((83, 1))}, targets), 8, seed=3).inputs[FOLD]
+    assert (folds == again).all()
+    assert (number_folds(Arrays({"a": np.zeros((4, 1))}, targets[:4]), 0, seed=3).inputs[FOLD] == -1).all()

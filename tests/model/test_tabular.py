@@ -1,0 +1,198 @@
+"""`model=tabular`: its layers, its members, and what they promise of a whole run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Inputs, Outputs
+from tests.conftest import Command
+
+QUANTILES = tuple(np.linspace(-2, 2, 49).tolist())
+COLUMNS = {
+    "age": Inputs((2,), quantiles=QUANTILES),
+    "constant": Inputs((1,), quantiles=(0.0,) * 49),
+    "town": Inputs((30,)),
+    "user": Inputs((), "int32", vocabulary=20),
+    "kind": Inputs((4,)),
+}
+
+
+def rows(count: int) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    age = np.stack([random.normal(size=count), np.zeros(count)], axis=1).astype("f")
+    town, kind = (np.eye(n, dtype="f")[random.integers(0, n, count)] for n in (30, 4))
+    return {
+        "age": age,
+        "constant": np.zeros((count, 1), "f"),
+        "town": town,
+        "user": random.integers(0, 20, count).astype("i"),
+        "kind": kind,
+    }
+
+
+def build_each(file: str) -> dict[str, Any]:
+    import tensorflow as tf
+
+    from scaleflow.interfaces import HELD_OUT, MEMBERS, PREDICTION, SHARES
+    from scaleflow.model.make import scale_outputs
+    from scaleflow.model.members import expose_members
+    from scaleflow.model.tabular import build
+
+    found: dict[str, Any] = {}
+    batch = rows(6)
+    for numbers in ("both", "periodic", "piecewise", "plain"):
+        net = build(COLUMNS, Outputs("classification", (3,)), units=[8, 8], members=4, numbers=numbers)
+        found[numbers] = np.asarray(net(batch)).shape, net.count_params()
+    price = Outputs("regression", (1,), scaling=(100.0, 10.0), limits=(95.0, 110.0))
+    net = build(COLUMNS, price, units=8, members=3)
+    whole = scale_outputs(net, net.inputs, net.outputs, price)
+    whole.save(file)
+    found["loaded"] = np.asarray(tf.keras.models.load_model(file)(batch)).ravel()
+    exposed = expose_members(whole, price, folds=3)
+    answer = exposed({**batch, "__fold__": np.array([0, 1, 2, 0, -1, 1], "i")})
+    found["members"] = np.asarray(answer[MEMBERS]).reshape(6, 3)
+    found["prediction"] = np.asarray(answer[PREDICTION]).ravel()
+    found["held out"] = np.asarray(answer[HELD_OUT]).ravel()
+    found["shares"] = np.asarray(answer[SHARES])
+    far = {**batch, "age": np.array([[1e6, 0]] * 6, "f")}
+    found["far"] = np.asarray(whole(far)).ravel()
+    found["no members"] = expose_members(tf.keras.Sequential([tf.keras.layers.Dense(1)]), price)
+    return found
+
+
+def test_members_predict_apart_and_their_average_is_the_prediction(
+    isolated: Callable[..., Any], tmp_path: Path
+) -> None:
+    found = isolated(build_each, str(tmp_path / "model.keras"))
+    assert [found[kind][0] for kind in ("both", "periodic", "piecewise", "plain")] == [(6, 3)] * 4
+    assert len({found[kind][1] for kind in ("both", "periodic", "piecewise", "plain")}) == 4
+    members, limits = found["members"], (95.0, 110.0)
+    assert members.std(axis=1).min() > 0.01, "members begin at different weights"
+    np.testing.assert_allclose(found["prediction"], np.clip(members.mean(axis=1), *limits), rtol=1e-5)
+    np.testing.assert_array_equal(found["loaded"], found["prediction"])
+    left_out = [members[0, 0], members[1, 1], members[2, 2], members[3, 0], members[4].mean(), members[5, 1]]
+    np.testing.assert_allclose(found["held out"], np.clip(left_out, *limits), rtol=1e-5)
+    expected = np.full((6, 3), 1.5)
+    expected[[0, 1, 2, 3, 5], [0, 1, 2, 0, 1]] = 0
+    np.testing.assert_allclose(found["shares"], expected)
+    assert (found["far"] >= 95).all()
+    assert (found["far"] <= 110).all()
+    assert found["no members"] is None
+
+
+def average_each() -> Any:
+    from scaleflow.model.members import average_members
+
+    random = np.random.default_rng(1)
+    logits = random.normal(size=(4, 3, 5)).astype("f")
+    classes = np.asarray(average_members(logits, Outputs("classification", (5,))))
+    binary = np.asarray(average_members(logits, Outputs("binary", (5,))))
+    return logits, classes, binary
+
+
+def test_probabilities_are_averaged_and_not_logits(isolated: Callable[..., Any]) -> None:
+    logits, classes, binary = isolated(average_each)
+    exponents = np.exp(logits)
+    wanted = (exponents / exponents.sum(axis=-1, keepdims=True)).mean(axis=1)
+    found = np.exp(classes)
+    np.testing.assert_allclose(found / found.sum(axis=-1, keepdims=True), wanted, rtol=1e-5)
+    np.testing.assert_allclose(1 / (1 + np.exp(-binary)), (1 / (1 + 1 / exponents)).mean(axis=1), rtol=1e-5)
+
+
+def test_the_median_becomes_0_and_the_interquartile_range_1() -> None:
+    from scaleflow.model.tabular import bound, find_scaling
+
+    scale, offset = find_scaling(np.linspace(10, 30, 49).tolist())
+    assert (20 * scale + offset, 25 * scale + offset) == pytest.approx((0, 0.5))
+    mostly = [0.0] * 40 + [4.0] * 9  # no interquartile range
+    assert find_scaling(mostly)[0] == pytest.approx(0.5)
+    assert find_scaling([7.0] * 49)[0] == 0
+    assert bound(np.array([0.1, 1e9])) == pytest.approx([0.1, 3], rel=1e-3)
+
+
+def test_sizes_follow_from_rows_and_columns_and_folds_from_members() -> None:
+    from scaleflow.model.tabular import build
+
+    few, many = ({str(n): Inputs(()) for n in range(count)} for count in (3, 300))
+    assert build.choose_sizes(few, 500) == {"units": [64] * 3, "members": 8}
+    assert build.choose_sizes(few, 50_000)["units"] == [128] * 3
+    assert build.choose_sizes(many, 500)["members"] == 4
+    assert [build.count_folds({"members": count}) for count in (1, 3, 20, "by_size")] == [0, 3, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"name": Inputs((), "string")}, "name.* are text"),
+        ({"picture": Inputs((8, 8, 1))}, r"picture.* have the shape \[8, 8, 1\]"),
+    ],
+)
+def test_other_inputs_are_refused(inputs: Any, message: str) -> None:
+    from scaleflow.model.tabular import build
+
+    with pytest.raises(ConfigError, match=message):
+        build(inputs, Outputs("regression", (1,)))
+
+
+WORDS = ("dataset=table", "dataset.data_dir=noise.csv", "dataset.target=y", "tracking=none", "hardware=cpu")
+
+
+def write_noise(folder: Path) -> None:
+    """Writes a table whose target follows from nothing: what a model learns of it is by heart."""
+    random = np.random.default_rng(0)
+    lines = [",".join(f"{value:.4f}" for value in row) for row in random.normal(size=(200, 5))]
+    (folder / "noise.csv").write_text("\n".join(["a,b,c,d,y", *lines, ""]))
+
+
+def read_values(folder: Path) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for line in (folder / "events.jsonl").read_text().splitlines():
+        values |= json.loads(line).get("values", {}) or {}
+    return values
+
+
+def test_a_run_of_a_table_validates_out_of_fold_and_ends_with_baselines(tmp_path: Path) -> None:
+    write_noise(tmp_path)
+    command = Command(tmp_path)
+    long = ("training.epochs=40", "evaluation.importance=50", "checkpoint.every_epochs=10")
+    done = command(*WORDS, *long, "hydra.run.dir=run", "training.steps_per_loop=5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert "training.batch_size=32" in said
+    assert "model.members=8" in said
+    assert "each member leaves out one of 8 parts" in said
+    values = read_values(tmp_path / "run")
+    assert values["train/loss"] < 0.75 * values["val/loss"], "validation is of rows that a member has not seen"
+    assert values["val/loss"] > 0.9
+    assert values["test/loss"] < values["val/loss"], "the best epoch is tested"
+    assert re.search(r"test rmse .*; boosting [\d.]+; linear [\d.]+", said), said
+    assert {f"baseline/{name}/rmse" for name in ("boosting", "linear")} <= set(values)
+    assert not (tmp_path / "run" / "baseline_data.npz").exists()
+    assert "cannot be measured" not in said
+    assert "cannot write" not in said, "as a .keras file"
+    assert "table-tabular" in said
+
+
+def test_a_resumed_run_takes_the_same_sizes_and_gets_the_same_numbers(tmp_path: Path) -> None:
+    write_noise(tmp_path)
+    command = Command(tmp_path)
+    fast = ("training.epochs=6", "optimizer.schedule=constant", "training.steps_per_loop=5", "evaluation=none")
+    for words in (
+        (*WORDS, *fast, "hydra.run.dir=whole"),
+        (*WORDS, *fast, "hydra.run.dir=part", "training.max_steps=15"),
+        ("resume=part", "training.max_steps=null"),
+    ):
+        done = command(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+    whole, part = (read_values(tmp_path / name) for name in ("whole", "part"))
+    names = [name for name in whole if name.startswith(("train/", "val/", "test/"))]
+    assert "test/rmse" in names
+    assert {name: part[name] for name in names} == {name: whole[name] for name in names}
