@@ -11,7 +11,7 @@ from scaleflow.runs import RunFolder
 def begin_baselines(files: RunFolder) -> None:
     """Begins to fit baselines to the rows that the worker has written, if there are some, in a thread of its own.
 
-    The worker reports the metrics when it ends the run, if they are there by then.
+    The worker reports the metrics when it ends the run.
     """
     if files.baseline_data.exists():
         threading.Thread(target=fit_and_write, args=(files,), name="baselines", daemon=True).start()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.interfaces import Arrays, Inputs, Outputs, name_leaves
-from scaleflow.interfaces.events import Emit, MetricsLogged
+from scaleflow.interfaces.events import Emit, MetricsLogged, Note
 from scaleflow.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 #: The most rows of a split, and the most values of all its features.
 MOST_ROWS, MOST_VALUES = 10_000, 10_000_000
+
+#: Seconds for which the end of a run waits until the launcher has fitted the baselines.
+BASELINE_SECONDS = 20.0
 
 #: Fewer training rows say nothing, and with more classes boosting takes minutes.
 FEWEST_ROWS, MOST_CLASSES = 20, 50
@@ -78,7 +82,13 @@ def to_matrix(rows: Arrays, inputs: Any, classes: int) -> tuple[Array, Array]:
 
 
 def report_baselines(files: RunFolder, emit: Emit) -> None:
-    """Reports the metrics of the baselines, if the launcher has them already: the end of a run does not wait."""
+    """Reports the metrics of the baselines, for which the end of a run waits a little: they do not depend on time."""
+    deadline = time.monotonic() + BASELINE_SECONDS
+    while files.baseline_data.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if files.baseline_data.exists():
+        emit(Note(f"boosting and the linear model, to compare with, were not fitted within {BASELINE_SECONDS:g} s"))
+        return
     try:
         values = json.loads(files.baselines.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -360,9 +360,8 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
     params |= {f"resolved.examples.{split}": str(count) for split, count in setup.facts.counts.items()}
     params = params if spec.trial is None else to_params(spec.trial, params)
     is_new = setup.facts.metadata is not None and spec.records and not spec.is_resumed
-    if (
-        is_new and spec.trial is None and spec.parent is None and not plan.debug.fast
-    ):  # jobs of a sweep share their data
+    is_job = spec.trial is not None or spec.parent is not None  # jobs of a sweep share their data
+    if is_new and not is_job and not plan.debug.fast:
         setup.write_baseline_data(spec.files)
     emit(
         RunReady(

@@ -92,7 +92,7 @@ def test_an_earlier_state_says_what_an_unknown_class_becomes() -> None:
     assert EarlierState(SEVERAL).find_reading(SINGLE) == {}
     assert name_class(SINGLE) == "scaleflow.interfaces.learned_state.LearnedState"
     assert to_plain({"a": (1, Inputs((2,)))}) == {
-        "a": [1, {"shape": [2], "dtype": "float32", "scale": None, "vocabulary": None}]
+        "a": [1, {"shape": [2], "dtype": "float32", "scale": None, "vocabulary": None, "quantiles": None}]
     }
 
 

@@ -25,6 +25,9 @@ VARIABLES = re.compile(
     r"(TF_|XLA_|KERAS_|OMP_|MKL_|KMP_|OPENBLAS_|DNNL_|ONEDNN_|CUDA_|CUDNN_|CUBLAS_|NVIDIA_|PYTHONHASHSEED$)\w*"
 )
 
+#: Those that scikit-learn sets when it is imported.
+SET_BY_LIBRARIES = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
+
 #: The flags of a CPU that decide which instructions TensorFlow computes with.
 CPU_FEATURES = re.compile(r"sse4_\d|avx\w*|fma|f16c|amx_\w+|asimd\w*|sve\w*|bf16|i8mm")
 
@@ -137,4 +140,5 @@ def describe_machine() -> dict[str, str]:
 
 def list_relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment variables that can change results, with secrets masked."""
-    return {name: mask_secrets(value, name) for name, value in sorted(environment.items()) if VARIABLES.match(name)}
+    names = sorted(name for name in environment if VARIABLES.match(name) and name not in SET_BY_LIBRARIES)
+    return {name: mask_secrets(environment[name], name) for name in names}
