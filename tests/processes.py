@@ -314,7 +314,8 @@ def load_work(path: Path) -> Any:
 def become_command(module: str, words: Sequence[str]) -> NoReturn:
     """Runs `python -m MODULE WORDS...`, and ends as Python does."""
     sys.argv = [module, *words]
-    sys.modules.pop("scaleflow.__main__", None)  # the warm server's, about which `runpy` would warn
+    for imported in ("scaleflow.__main__", module):  # by the server, about which `runpy` would warn
+        sys.modules.pop(imported, None)
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:

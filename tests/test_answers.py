@@ -109,7 +109,7 @@ def test_a_registered_model_is_loaded_in_another_program(command: Command) -> No
     (words,) = commands(text)
     train(command, *words)
     code = "import numpy as np\n\nbatch = np.zeros([3, 8, 8, 1], 'float32')\n" + python_code(text)
-    assert run_code(command, code + "print(outputs.shape)") == "(3, 10)\n"
+    assert run_code(command, code + "print(len(rows), *rows.columns[:3])") == "3 prediction probability probability_0\n"
 
 
 @pytest.mark.slow  # a run, and a model that is loaded
@@ -122,9 +122,10 @@ def test_a_model_of_own_text_writes(command: Command) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "val/bits_per_byte" in {key for event in command.events() for key in event.get("values", {})}
     (model,) = re.findall(r"^model +(models:/\S+)$", ended.stdout, re.M)
-    code = python_code(section("language-models", "Let the model write")).replace("models:/MODEL_ID", model)
-    code = code.replace("length=200, ", "length=20, ")
-    assert run_code(command, code + "print(len(tokens), tokens[:4] == list(b'The '))").endswith("24 True\n")
+    code = python_code(section("language-models", "Let the model write")).replace("RUN_ID", model)
+    code = code.replace("tokens=300", "tokens=20")
+    printed = run_code(command, code + "print(len(text) >= 20)")
+    assert printed.endswith("True\n")
 
 
 def test_a_parquet_file_trains(command: Command) -> None:

@@ -56,7 +56,7 @@ def test_a_script_without_a_guard_trains_and_gets_the_result(command: Command) -
     ended = command.python("scripts/train.py")
     assert ended.returncode == 0, ended.stderr + ended.stdout
     refused, run_id, status, folder, metrics, model_uri = json.loads(ended.stdout.splitlines()[-1])
-    assert refused == "training.epochs=0: expected an integer, at least 1"
+    assert refused == "training.epochs=0: expected an integer, at least 1 or by_size"
     assert (status, folder) == ("FINISHED", str(command.folder / "out"))
     from mlflow import MlflowClient
 

@@ -30,7 +30,7 @@ TRAINED = {
     "my_objects.as_tf_data": 0.85,
     "dataset=pumps training": 0.85,
     "dataset=reviews": 0.85,
-    "model=tickets": 0.9,
+    "model=desk": 0.9,
     "model=sound": 0.85,
     "model=houses": 0.9,
     "model=tagger": 0.8,

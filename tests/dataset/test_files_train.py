@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,8 @@ def trained(base: Path, plans: dict[str, Plan]) -> dict[str, Any]:
                 raw = dict(arrays)
         else:
             raw = np.load(base / "exported" / name / "input_example.npy", allow_pickle=True)
+        if name == "image_folder":  # the example has the files, as text
+            raw = saved.decode(tf.constant([base64.b64decode(each) for each in raw]))
         served = saved.serve(tf.nest.map_structure(tf.constant, raw)).numpy()
         found[name] = losses, served, tf.nest.flatten(raw), built.facts.counts
     return found

@@ -142,7 +142,14 @@ def test_other_inputs_are_refused(inputs: Any, message: str) -> None:
         build(inputs, Outputs("regression", (1,)))
 
 
-WORDS = ("dataset=table", "dataset.data_dir=noise.csv", "dataset.target=y", "tracking=none", "hardware=cpu")
+WORDS = (
+    "model=tabular",
+    "dataset=table",
+    "dataset.data_dir=noise.csv",
+    "dataset.target=y",
+    "tracking=none",
+    "hardware=cpu",
+)
 
 
 def write_noise(folder: Path) -> None:
