@@ -47,7 +47,14 @@ STEPS = 2 * FILES * ROWS // GLOBAL  # two epochs
 WORDS = (
     *("dataset=table", "dataset._target_=spy.Rows", "dataset.data_dir=rows", "dataset.target=price"),
     *("dataset.kind=regression", "dataset.cache=none", "dataset.learn_on=16", "dataset.validation=validation"),
-    *("dataset.shards=2", f"dataset.shuffle={2 * ROWS}", "model=linear", "tracking=none", "dataset.check=none"),
+    *(
+        "dataset.shards=2",
+        f"dataset.shuffle={2 * ROWS}",
+        "model=linear",
+        "tracking=none",
+        "dataset.check=none",
+        "evaluation=none",
+    ),
     *(f"training.global_batch_size={GLOBAL}", "training.steps_per_loop=1", *CPU),
 )
 

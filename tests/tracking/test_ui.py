@@ -95,7 +95,7 @@ def test_the_sweep_is_described_by_its_table_and_its_best_model(swept: Swept, pa
     pages.open(swept.link)
     best = swept.rows[0]
     pages.sees(f"Best: #{best['job']} model.units={best['model.units']}, val/loss", "Load the model of the best job")
-    pages.sees("Metrics (6)", f"val/loss {float(best['val/loss']):.5g}"[:14], "test/accuracy")  # of the best job
+    pages.sees("Metrics (10)", f"val/loss {float(best['val/loss']):.5g}"[:14], "test/accuracy")  # of the best job
     pages.click("button", "Show more")
     pages.sees("val/accuracy", *(f"{row['job']} {row['model.units']} FINISHED" for row in swept.rows))
     pages.sees("mlflow.pyfunc.load_model(", "The command:", f"hydra.sweep.dir={swept.folder}")
@@ -182,10 +182,10 @@ def test_the_reports_pictures_are_shown(swept: Swept, pages: Pages, name: str) -
 
 def test_the_model_has_its_signature(swept: Swept, pages: Pages) -> None:
     pages.open("models/digits/versions/3")
-    pages.sees("Schema", "Inputs (1)", "Outputs (1)", "newest")
-    for part in ("Inputs (1)", "Outputs (1)"):
+    pages.sees("Schema", "Inputs (1)", "Outputs (12)", "newest")
+    for part in ("Inputs (1)", "Outputs (12)"):
         pages.click("[role=row] [role=cell]", part)
-    pages.sees("Tensor (dtype: float32, shape: [-1,10])")
+    pages.sees("Tensor (dtype: float32, shape: [-1,8,8,1])", "probability_9")
     pages.photograph("model")
     pages.click("a", "model")
-    pages.sees("About this logged model", "Ready", "Metrics (6)", NAME)
+    pages.sees("About this logged model", "Ready", "Metrics (10)", NAME)
