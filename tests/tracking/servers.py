@@ -37,9 +37,12 @@ NOT_FORWARDED = {"host", "connection", "transfer-encoding", "keep-alive"}
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port below those that the kernel hands out, so that no other process gets it before the server does."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no port is free")
 
 
 class Server:
@@ -77,7 +80,7 @@ class Server:
         assert self._process.poll() is None, (self._folder / "server.log").read_text()
         try:
             return urllib.request.urlopen(f"{self.uri}/health", timeout=2).status == 200
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return False
 
     def stop(self) -> None:
@@ -197,9 +200,11 @@ def weather(seed: int) -> Callable[[], Fault]:
 def serving(folder: Path, store: Path) -> Iterator[Server]:
     """A server that is there until the end, whoever stopped it in between."""
     server = Server(folder, store)
-    server.start()
-    yield server
-    server.stop()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
 
 
 @contextlib.contextmanager
