@@ -104,6 +104,8 @@ def reuse_config(
         if key not in groups and (sections is None or key in sections)
     }
     clear_keys(raw, [str(o.key_or_group) for o in overrides])
+    if sections is not None:
+        params = {key: value for key, value in params.items() if key != "promotion"}  # it is of runs, and takes a model
     base = compose_base(params, groups, words, options)
     default = to_container(base.config)
     tracked, local_keys = resolve_separately(raw, default)

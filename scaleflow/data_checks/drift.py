@@ -207,7 +207,7 @@ def compare_columns(schema: Mapping[str, Any], kinds: Mapping[str, str]) -> Iter
         yield DataFinding("column", HINT, f"{name}: a new column", "training did not have it", [name])
     for name in sorted(known.keys() & kinds.keys()):
         before, now = known[name]["kind"], kinds[name]
-        if (before == NUMBER) != (now == NUMBER):
+        if any((before == kind) != (now == kind) for kind in (NUMBER, DATE)):
             yield DataFinding("type", FAULT, f"{name}: is {now}, and was {before} in training", "another type", [name])
 
 

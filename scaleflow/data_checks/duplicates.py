@@ -37,7 +37,7 @@ def find_duplicates(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
     if pictures:
         (column, *_) = pictures
         shown = [splits[name].columns[column] for name in names]
-        yield from find_blank(names, shown)
+        yield from find_blank(shown)
         groups = group_pictures(np.concatenate([make_thumbnails(each) for each in shown]))
     elif is_telling(first):
         groups, chance = group_rows([splits[name] for name in names])
@@ -120,7 +120,7 @@ def group_rows(splits: list[SplitSample]) -> tuple[Array, float]:
 # ---------------------------------------------------------------------------------------------
 
 
-def find_blank(names: list[str], pictures: list[Array]) -> Iterator[DataFinding]:
+def find_blank(pictures: list[Array]) -> Iterator[DataFinding]:
     """Finds pictures of one colour."""
     top = max(float(each.max()) - float(each.min()) for each in pictures if len(each))
     count = sum(int((measure_spread(each) <= BLANK * top).sum()) for each in pictures if len(each))

@@ -22,9 +22,6 @@ BINS = 10
 #: Ranking figures take a sort and two running sums for each class: fewer resamples are enough for their intervals.
 RANKED_RESAMPLES = 200
 
-#: The most points of a curve.
-MOST_POINTS = 200
-
 Array = np.ndarray[Any, Any]
 
 

@@ -120,14 +120,16 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
             values = evaluate(feed)
         except Exception as error:
             raise dataset.explain_read_error(error, splits=splits.by_name()) from error
-    emit(MetricsLogged(0, objective.count_as_wrong(values, plan.objective.loss_weights or {})))
+    counted = objective.count_as_wrong(values, plan.objective.loss_weights or {})
+    emit(MetricsLogged(0, counted))
     report_confusion(evaluate, {"test": feed}, source.outputs, files, emit)
     if kept is not None:
         predictions = keep_predictions(kept, files.evaluation, runtime.worker_sync, 0, {split: described}, emit)
         title = f"{spec.origin} on {describe_data_name(plan)}"
         if predictions is not None:
             report = ReportThread(predictions, kept, plan.evaluation, None, files.evaluation, title)
-            report.finish(0, values, "", emit)
+            known = {name: value for name, value in values.items() if counted.get(name) == value}
+            report.finish(0, known, "", emit)  # the report has no examples of unknown classes
     if plan.profiler.windows:
         facts = {**runtime.to_values(), "input": find_example_location(examples), "memory": training.measure_peaks()}
         tracer = StepTracer(plan.profiler, files.profile, "worker-0", emit, lambda: facts)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from scaleflow.data_checks.drift import DRIFT, FAULT, HINT, DataFinding, compare_sample, select_level
+from scaleflow.data_checks.drift import DRIFT, FAULT, HINT, DataFinding, compare_columns, compare_sample, select_level
 from scaleflow.data_checks.duplicates import find_duplicates
 from scaleflow.data_checks.report import make_data_page, sort_findings
 from scaleflow.data_checks.rules import find_faults
@@ -86,6 +86,14 @@ def test_unseen_categories_are_named_with_counts() -> None:
     (finding,) = [each for each in compare_sample(schema, changed) if each.rule == "unseen"]
     assert finding.text.endswith("33 of 500 values are not in training: 'Paris' (30), 'Rom' (3)")
     assert finding.level == DRIFT
+
+
+@pytest.mark.parametrize(("before", "now"), [("date", "category"), ("category", "date"), ("number", "category")])
+def test_a_column_of_another_type_is_a_fault(before: str, now: str) -> None:
+    schema = {"columns": {"day": {"kind": before}}}
+    (finding,) = compare_columns(schema, {"day": now})
+    assert (finding.level, finding.text) == (FAULT, f"day: is {now}, and was {before} in training")
+    assert not list(compare_columns(schema, {"day": before}))
 
 
 def test_levels_are_ordered() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,7 @@ def test_a_table_is_read_as_the_run_read_its_own(isolated: Callable[..., Any], t
     assert counted["unknown_classes"] == 10
     assert counted["accuracy"] == pytest.approx(new["accuracy"] - 1 / 3, abs=0.04)
     assert counted["loss"] < 2 * new["loss"]
+    assert not re.search(r"/accuracy +\S+ \(", text), "an interval of the known classes alone would be wrong"
     assert "note: the test split is not that of the run" in told["changed"][1]
     assert len({key.split("/")[1] for key in metrics if key.startswith("evaluate/")}) == 4
     if is_broad:

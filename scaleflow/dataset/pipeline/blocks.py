@@ -146,14 +146,6 @@ class Blocks(Stream):
                 break
         return concatenate(parts).map(lambda array: array[:count])
 
-    def spread(self, count: int, most_blocks: int = 8) -> Arrays:
-        """Returns up to `count` rows, the first ones of some blocks that are spread evenly."""
-        filled = np.flatnonzero(self.lengths())
-        chosen = filled[np.unique(np.linspace(0, len(filled) - 1, most_blocks).astype(int))]
-        each = -(-count // len(chosen))
-        parts = [self.load(int(block), 2 * each).map(lambda array: array[:each]) for block in chosen]
-        return concatenate(parts).map(lambda array: array[:count])
-
     @cached_property
     def pool_rows(self) -> int:
         """The number of rows that fit in `POOL_BYTES`, estimated from the first ones."""

@@ -71,7 +71,7 @@ def sample_rows(examples: Examples, count: int, transforms: Transforms) -> Array
         return Arrays(examples.inputs, examples.targets).map(lambda array: array[places])
     if isinstance(examples, Blocks):
         with refuse_unreadable("train", examples):
-            return preprocess_arrays(examples.spread(count), transforms)
+            return preprocess_arrays(spread_rows(examples, min(count, len(examples))), transforms)
     return None
 
 
@@ -165,19 +165,24 @@ def read_spread(examples: Examples, count: int, reads_all: bool = False) -> tupl
         return read_parts(examples, places)
     if not isinstance(examples, Blocks):
         return read_parts(replace(examples, dataset=examples.dataset.take(len(places)), length=len(places)), places)
-    lengths = examples.lengths()
+    return spread_rows(examples, len(places)).parts
+
+
+def spread_rows(blocks: Blocks, count: int) -> Arrays:
+    """Returns up to `count` rows of a table, the first ones of blocks all over its files."""
+    lengths = blocks.lengths()
     used = np.flatnonzero(lengths)
     chosen = used[np.unique(np.linspace(0, len(used) - 1, max(MOST_BLOCKS, count // BATCH)).astype(int))]
-    parts, left = [], len(places)
+    parts, left = [], count
     for n, block in enumerate(sorted(map(int, chosen), key=lengths.__getitem__)):  # long ones make up for short ones
         share = min(lengths[block], -(-left // (len(chosen) - n)))
-        is_read = len(examples.rows.sampled) == sum(examples.rows.lengths)  # all rows are in memory
-        spread = examples.rows.lengths[block] / lengths[block]  # of the rows, if only some are in the split
-        loaded = examples.load(block, None if is_read else int(2 * share * spread) + 64)
+        is_read = len(blocks.rows.sampled) == sum(blocks.rows.lengths)  # all rows are in memory
+        spread = blocks.rows.lengths[block] / lengths[block]  # of the rows, if only some are in the split
+        loaded = blocks.load(block, None if is_read else int(2 * share * spread) + 64)
         rows = np.unique(np.linspace(0, max(0, len(loaded) - 1), share).astype(int))[: len(loaded)]
         parts.append((block, loaded.map(lambda array, rows=rows: array[rows])))  # type: ignore[misc]
         left -= share
-    return concatenate([part for _, part in sorted(parts, key=lambda each: each[0])]).parts
+    return concatenate([part for _, part in sorted(parts, key=lambda each: each[0])])
 
 
 def is_spread(examples: Examples) -> bool:
