@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,10 +22,10 @@ from scaleflow.config.compose import as_command, compose_sweep
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Status, Tracking
-from scaleflow.interfaces.events import RunReady, TagsSet
 from scaleflow.launcher.answer import FINISHED, REFUSED
-from scaleflow.runs import EventReader, RunFolder
+from scaleflow.runs import RunFolder
 from scaleflow.runs.state import RunHistory
+from scaleflow.sweep.best_job import read_sweep_tags
 from scaleflow.sweep.history import JobHistory
 from scaleflow.sweep.ledger import Ledger, LedgerEntry
 from scaleflow.tracking.model_uris import RUN_OR_MODEL
@@ -150,15 +149,6 @@ def find_best_job(parent: str, uri: str | None = None) -> BestJob:
         result = replace(result, history=read_result(found.folder).history)
     overrides = tuple(shlex.split(found.tags[BEST_OVERRIDES]))
     return BestJob(JobResult(int(found.tags[BEST]), overrides, result), found.tags[BEST_METRIC], found.store)
-
-
-def read_sweep_tags(folder: Path) -> Mapping[str, str]:
-    """Returns the tags of the run of the sweep in a folder."""
-    tags: dict[str, str] = {}
-    for event in EventReader(RunFolder(folder).events).read():
-        if isinstance(event, RunReady | TagsSet):
-            tags |= event.tags if isinstance(event, RunReady) else event.values
-    return tags
 
 
 def read_sweep(folder: Path, is_finished: bool) -> SweepResult:

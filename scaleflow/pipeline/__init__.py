@@ -1,0 +1,1 @@
+"""Pipelines: the commands around a run, declared as stages in one config."""

@@ -1,0 +1,388 @@
+"""Reads a pipeline: `pipeline/NAME.yaml` in a folder of options, as Hydra composes it."""
+
+from __future__ import annotations
+
+import graphlib
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hydra
+import yaml
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import scaleflow
+from scaleflow.config.compose import config_dir_flags, list_options, preserve_hydra_state
+from scaleflow.config.hydra_errors import (
+    CONF,
+    check_config_dirs,
+    explain_error,
+    parse_overrides,
+    search_path_overrides,
+    shorten_error,
+)
+from scaleflow.config.parse import suggest
+from scaleflow.errors import ConfigError
+from scaleflow.pipeline.references import (
+    Condition,
+    ReadOutput,
+    flatten_list,
+    resolve_values,
+    rewrite_references,
+    split_reference,
+)
+from scaleflow.pipeline.stage_commands import COMMON, STAGE_COMMANDS, StageCommand
+
+GROUP = "pipeline"
+
+#: A name of a stage, and of one of those that `foreach` makes.
+STAGE_NAME, MEMBER_NAME = re.compile(r"[A-Za-z][\w-]*"), re.compile(r"[\w-]+")
+
+#: Keys of the file that are not the user's.
+OWN_KEYS = ("overrides", "stages")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a pipeline.
+
+    Attributes:
+        name: such as `fit`, or `adapt.berlin` of a stage with `foreach`.
+        command: what it runs.
+        values: its keys besides the common ones, with interpolations.
+        variables: those of `foreach`.
+        after: the stages that come before it, though it does not refer to them.
+        condition: whether it runs; None: always.
+        place: where it is written, for messages.
+    """
+
+    name: str
+    command: StageCommand
+    values: Mapping[str, Any]
+    variables: Mapping[str, Any]
+    after: tuple[str, ...]
+    condition: Condition | None
+    place: str
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline.
+
+    Attributes:
+        name: the name of its file.
+        config_dirs: absolute paths of the folders with the user's options.
+        text: the composed file, as YAML.
+        overrides: of all stages that compose a config, with interpolations.
+        values: the user's own keys, with interpolations.
+        stages: by name, in an order in which they can run.
+        needs: by stage, those that have to be over before it begins.
+    """
+
+    name: str
+    config_dirs: tuple[str, ...]
+    text: str
+    overrides: Sequence[Any]
+    values: Mapping[str, Any]
+    stages: Mapping[str, Stage]
+    needs: Mapping[str, frozenset[str]]
+
+    def resolve(self, stage: Stage, read: ReadOutput) -> dict[str, Any]:
+        """Returns a stage's keys without interpolations; `overrides` has the pipeline's own first, and no lists inside.
+
+        Raises ConfigError, which says where the stage is written, if a reference cannot be resolved.
+        """
+        values = dict(stage.values)
+        if stage.command.composes:
+            values["overrides"] = [*self.overrides, *(values.get("overrides") or [])]
+        try:
+            resolved = resolve_values(values, self._make_root(stage), self.split_reference, read)
+            if "overrides" in resolved:
+                resolved["overrides"] = check_words(flatten_list(resolved["overrides"]))
+        except ConfigError as refusal:
+            raise ConfigError(f"{stage.place}: {refusal}") from refusal
+        return resolved
+
+    def holds(self, stage: Stage, read: ReadOutput) -> bool:
+        """Whether a stage's condition is true. Raises ConfigError if it cannot be told."""
+        if stage.condition is None:
+            return True
+        try:
+            values = {"when": stage.condition.interpolations}
+            resolved = resolve_values(values, self._make_root(stage), self.split_reference, read)
+            return stage.condition.holds(resolved["when"])
+        except ConfigError as refusal:
+            raise ConfigError(f"{stage.place}: {refusal}") from refusal
+
+    def _make_root(self, stage: Stage) -> dict[str, Any]:
+        return {**self.values, **stage.variables}
+
+    def split_reference(self, path: str) -> tuple[str, list[str]]:
+        """Returns the stage and the output that a reference names. Raises ConfigError if there is none."""
+        commands = {name: stage.command.name for name, stage in self.stages.items()}
+        return split_reference(path, commands, group_members(self.stages))
+
+    def select(self, names: Sequence[str], flag: str) -> list[str]:
+        """Returns the stages that a flag names; that of a stage with `foreach` stands for all that it makes."""
+        members = group_members(self.stages)
+        unknown = [name for name in names if name not in self.stages and name not in members]
+        if unknown:
+            hint = suggest(unknown[0], [*self.stages, *members], "")
+            raise ConfigError(f"{flag} {unknown[0]}: there is no such stage{hint} ({', '.join(self.stages)})")
+        return [each for name in names for each in ([name] if name in self.stages else members[name])]
+
+    def find_dependents(self, name: str) -> set[str]:
+        """Returns the stages that come after one, because they refer to it, or to one that does."""
+        found = {name}
+        for each, needs in self.needs.items():  # in the order in which they run
+            if needs & found:
+                found.add(each)
+        return found - {name}
+
+
+def group_members(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
+    """Returns the stages that each stage with `foreach` makes."""
+    members: dict[str, list[str]] = {}
+    for name, stage in stages.items():
+        if stage.variables:
+            members.setdefault(name.partition(".")[0], []).append(name)
+    return members
+
+
+def check_words(words: Sequence[Any]) -> list[str]:
+    for word in words:
+        if not isinstance(word, str):
+            raise ConfigError(f"overrides: {word}: expected words KEY=VALUE in quotes")
+    return list(words)
+
+
+def load_pipeline(name: str, config_dirs: Sequence[str], words: Sequence[str] = ()) -> Pipeline:
+    """Reads a pipeline and checks it, as far as that is possible without the configs of its stages.
+
+    Args:
+        name: of the file, without its folder and `.yaml`.
+        config_dirs: the folders of `--config-dir`.
+        words: `STAGE.KEY=VALUE`, which adds an override to a stage; `KEY=VALUE` for a key of the user's in the file.
+
+    Raises ConfigError, which names the line of the file, if it cannot work.
+    """
+    config = compose_pipeline(name, config_dirs)
+    text = OmegaConf.to_yaml(config)
+    raw: Any = rewrite_references(OmegaConf.to_container(config, resolve=False))
+    places = Places(name, config_dirs)
+    values = {str(key): value for key, value in raw.items() if key not in OWN_KEYS}
+    sections = raw.get("stages")
+    if not isinstance(sections, dict) or not sections:
+        raise ConfigError(f"{places.find()}: has no stages; write stages: {{NAME: {{command: COMMAND}}}}")
+    overrides = raw.get("overrides") or []
+    if not isinstance(overrides, list):
+        raise ConfigError(f"{places.find('overrides')}: overrides: expected a list of words KEY=VALUE")
+    stages: dict[str, Stage] = {}
+    for key, section in sections.items():
+        place = f"{places.find('stages', str(key))}: stage {key}"
+        try:
+            stages |= read_stages(str(key), section, values, place)
+        except ConfigError as refusal:
+            raise ConfigError(f"{place}: {refusal}") from refusal
+    dirs = tuple(str(Path(each).absolute()) for each in config_dirs)
+    pipeline = Pipeline(name, dirs, text, overrides, values, stages, {})
+    return order_stages(apply_words(pipeline, words))
+
+
+def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
+    """Composes the file, whose content is the root."""
+    flags = config_dir_flags(config_dirs)
+    check_config_dirs(flags)
+    known = list_options(config_dirs).get(GROUP, [])
+    if name not in known:
+        raise ConfigError(
+            f"{name}: there is no such pipeline{suggest(name, known, '')} ({', '.join(known)}); it is a file "
+            f"{GROUP}/NAME.yaml in the folder of --config-dir"
+        )
+    words = [*search_path_overrides(flags), f"+{GROUP}@_global_={name}"]
+    try:
+        with preserve_hydra_state(), hydra.initialize_config_module(CONF, version_base="1.3"):
+            return hydra.compose(overrides=words)
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(explain_error(error, flags)) from error
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(f"{GROUP}/{name}.yaml: {shorten_error(error)}") from error
+
+
+class Places:
+    """Where the keys of a pipeline's file are written.
+
+    Args:
+        name: of the pipeline.
+        config_dirs: the folders of `--config-dir`.
+    """
+
+    def __init__(self, name: str, config_dirs: Sequence[str]) -> None:
+        self._name = f"{GROUP}/{name}.yaml"
+        folders = [Path(scaleflow.__file__).parent / "conf", *map(Path, config_dirs)]
+        paths = (folder / self._name for folder in folders)
+        file = next((path for path in paths if path.is_file()), None)
+        self._tree = yaml.compose(file.read_text()) if file else None
+
+    def find(self, *keys: str) -> str:
+        """Returns the file, with the line of a key if it is in this file."""
+        node, line = self._tree, 0
+        for key in keys:
+            pairs = node.value if isinstance(node, yaml.MappingNode) else []
+            found = next((pair for pair in pairs if pair[0].value == key), None)
+            if found is None:
+                return self._name
+            line, node = found[0].start_mark.line + 1, found[1]
+        return f"{self._name}, line {line}" if line else self._name
+
+
+def read_stages(key: str, section: Any, values: Mapping[str, Any], place: str) -> dict[str, Stage]:
+    """Reads a stage, or those that its `foreach` makes. Raises ConfigError if it is wrong."""
+    if not STAGE_NAME.fullmatch(key):
+        raise ConfigError("its name must be of letters, digits, _ and -, and begin with a letter")
+    if not isinstance(section, dict) or not isinstance(section.get("command"), str):
+        raise ConfigError(f"expected {{command: COMMAND, ...}}, one of {', '.join(STAGE_COMMANDS)}")
+    command = STAGE_COMMANDS.get(section["command"])
+    if command is None:
+        hint = suggest(section["command"], STAGE_COMMANDS, "")
+        raise ConfigError(f"command: {section['command']}: is no command of a stage{hint} ({', '.join(STAGE_COMMANDS)})")
+    for each in section:
+        if each not in command.keys:
+            hint = suggest(str(each), command.keys, "")
+            raise ConfigError(f"{each}: is no key of {command.name}{hint} ({', '.join(command.keys)})")
+    for each in command.required:
+        if section.get(each) is None:
+            raise ConfigError(f"{each}: is missing; {command.name} needs {', '.join(command.required)}")
+    own = {str(each): value for each, value in section.items() if each not in COMMON and value is not None}
+    check_values(command, own)
+    after, when = section.get("after") or [], section.get("when")
+    after = tuple(map(str, after if isinstance(after, list) else [after]))
+    condition = None if when is None else Condition(str(when))
+    if condition is not None and not condition.interpolations and not condition.holds([]):
+        raise ConfigError(f"when: {when}: is never true, so that the stage could never run")
+    make = partial(Stage, command=command, values=own, after=after, condition=condition, place=place)
+    if section.get("foreach") is None:
+        return {key: make(key, variables={})}
+    stages = [make(".".join([key, *map(str, v.values())]), variables=v) for v in list_variables(section["foreach"], values)]
+    return {stage.name: stage for stage in stages}
+
+
+def check_values(command: StageCommand, values: Mapping[str, Any]) -> None:
+    """Checks the types and the written-out choices of a stage's own keys."""
+    for key, value in values.items():
+        choices = command.flags.get(key, ())
+        text = str(value).lower() if isinstance(value, bool) else value
+        if choices and not (isinstance(text, str) and (text in choices or "${" in text)):
+            raise ConfigError(f"{key}: {value}: expected {' or '.join(choices)}")
+        if key == "overrides" and not isinstance(value, list):
+            raise ConfigError(f"overrides: {value}: expected a list of words KEY=VALUE")
+        if key == "arguments" and not isinstance(value, dict):
+            raise ConfigError(f"arguments: {value}: expected {{NAME: VALUE}}")
+        if key in ("run", "target") and not isinstance(value, str):
+            raise ConfigError(f"{key}: {value}: expected a text")
+
+
+def list_variables(foreach: Any, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the variables of each stage that `foreach` makes: all combinations of its values."""
+    resolved = resolve_values({"foreach": foreach}, values, refuse_reference, lambda *_: None)["foreach"]
+    if not isinstance(resolved, dict) or not resolved:
+        raise ConfigError(f"foreach: {resolved}: expected {{VARIABLE: [VALUE, ...]}}")
+    for name, each in resolved.items():
+        if not isinstance(each, list) or not each:
+            raise ConfigError(f"foreach: {name}: {each}: expected a list of values")
+        for value in each:
+            if not MEMBER_NAME.fullmatch(str(value)):
+                raise ConfigError(
+                    f"foreach: {name}: {value}: becomes a part of the stage's name, so it must be of letters, digits, _ "
+                    "and -"
+                )
+        if len({str(value) for value in each}) < len(each):
+            raise ConfigError(f"foreach: {name}: {each}: names a value twice")
+    return [dict(zip(resolved, row, strict=True)) for row in itertools.product(*resolved.values())]
+
+
+def refuse_reference(path: str) -> tuple[str, list[str]]:
+    raise ConfigError(f"foreach: ${{stages.{path}}}: the stages must be known before any of them has run")
+
+
+def apply_words(pipeline: Pipeline, words: Sequence[str]) -> Pipeline:
+    """Adds the words of the command: overrides of stages, and values of the user's keys."""
+    stages, values = dict(pipeline.stages), OmegaConf.create(dict(pipeline.values))
+    members = group_members(stages)
+    for word in words:
+        key, equals, _ = word.partition("=")
+        heads = [head for head in (*stages, *members) if key.startswith(f"{head}.")]
+        if heads and equals:
+            head = max(heads, key=len)
+            for name in [head] if head in stages else members[head]:
+                if not (stages[name].command.composes or stages[name].command.takes_run):
+                    raise ConfigError(f"{word}: the stage {name}, a function of Python, takes no overrides")
+                own = [*(stages[name].values.get("overrides") or []), word.removeprefix(f"{head}.")]
+                stages[name] = replace(stages[name], values={**stages[name].values, "overrides": own})
+            continue
+        if not equals or key.partition(".")[0] not in pipeline.values:
+            known = [*stages, *members, *pipeline.values]
+            hint = suggest(key.partition(".")[0], known, "")
+            raise ConfigError(
+                f"{word}: expected STAGE.KEY=VALUE{', or KEY=VALUE of the file' if pipeline.values else ''}{hint} "
+                f"({', '.join(known)})"
+            )
+        (override,) = parse_overrides([word])
+        OmegaConf.update(values, key, override.value(), merge=True)
+    raw: Any = OmegaConf.to_container(values, resolve=False)
+    return replace(pipeline, stages=stages, values=raw)
+
+
+def order_stages(pipeline: Pipeline) -> Pipeline:
+    """Finds out which stages depend on which, and orders them. Raises ConfigError if they depend on each other."""
+    members = group_members(pipeline.stages)
+    needs: dict[str, set[str]] = {}
+    for name, stage in pipeline.stages.items():
+        found = needs[name] = set[str]()
+        for each in stage.after:
+            if each not in pipeline.stages and each not in members:
+                hint = suggest(each, [*pipeline.stages, *members], "")
+                raise ConfigError(f"{stage.place}: after: {each}: there is no such stage{hint}")
+            found |= {each} if each in pipeline.stages else set(members[each])
+
+        def note(other: str, path: Sequence[str], found: set[str] = found) -> str:
+            found.add(other)
+            return ""
+
+        pipeline.resolve(stage, note)
+        if stage.condition is not None:
+            values = {"when": stage.condition.interpolations}
+            try:
+                resolve_values(values, {**pipeline.values, **stage.variables}, pipeline.split_reference, note)
+            except ConfigError as refusal:
+                raise ConfigError(f"{stage.place}: {refusal}") from refusal
+    try:
+        order = [*graphlib.TopologicalSorter(needs).static_order()]
+    except graphlib.CycleError as error:
+        circle = [*reversed(error.args[1])]
+        raise ConfigError(
+            f"{pipeline.stages[circle[0]].place}: depends on itself: {' -> '.join(circle)} (each needs the next)"
+        ) from error
+    place = {name: n for n, name in enumerate(pipeline.stages)}
+    order = sort_stages(needs, place, order)
+    return replace(
+        pipeline,
+        stages={name: pipeline.stages[name] for name in order},
+        needs={name: frozenset(needs[name]) for name in order},
+    )
+
+
+def sort_stages(needs: Mapping[str, set[str]], place: Mapping[str, int], order: Sequence[str]) -> list[str]:
+    """Orders stages so that each comes after those that it needs, and otherwise as they are written."""
+    rest, done = sorted(order, key=lambda name: place[name]), list[str]()
+    while rest:
+        first = next(name for name in rest if needs[name] <= {*done})
+        rest.remove(first)
+        done.append(first)
+    return done

@@ -1,0 +1,195 @@
+"""The commands that a stage can be, with their options and outputs. A new one is an entry in `STAGE_COMMANDS`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scaleflow.launcher.answer import FINISHED, NOT_PROMOTED
+from scaleflow.sweep.best_job import read_best_entry
+from scaleflow.sweep.history import JobHistory
+
+#: The keys that every stage may have.
+COMMON = ("command", "after", "when", "foreach")
+
+#: The outputs of the stages that have a run of their own, and of those that are about one.
+OF_A_RUN = ("run_id", "model", "metrics", "folder")
+
+#: The page of a check in the stage's folder, and the predictions of one that names no output.
+REPORT, PREDICTIONS = "data_report.html", "predictions.parquet"
+
+#: Values of options with a dash in the flag.
+Choices = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StageCommand:
+    """A command that a stage can be.
+
+    Attributes:
+        name: of the command.
+        composes: whether its overrides are those of a new run, after the pipeline's own.
+        takes_run: whether it is about a tracked run, its key `run`.
+        flags: its options, as keys of the stage with `_` for `-`; each with the values that it takes, () for any.
+        required: the keys that it cannot do without.
+        outputs: what others can refer to.
+        good: the exit codes after which the stage has finished.
+    """
+
+    name: str
+    composes: bool = False
+    takes_run: bool = False
+    flags: Mapping[str, Choices] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = OF_A_RUN
+    good: tuple[int, ...] = (FINISHED,)
+
+    @property
+    def has_own_run(self) -> bool:
+        """Whether the command itself records a run: that of a training or of a sweep."""
+        return self.name in ("train", "sweep")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that such a stage may have."""
+        own = ("overrides",) if self.composes or self.takes_run else ()
+        return (*COMMON, *own, *(("run",) if self.takes_run else ()), *self.flags)
+
+
+STAGE_COMMANDS = {
+    each.name: each
+    for each in (
+        StageCommand(
+            "check",
+            composes=True,
+            flags={"against": (), "level": ("hint", "drift", "fault"), "examples": ()},
+            outputs=("metrics", "report", "folder"),
+        ),
+        StageCommand("sweep", composes=True, outputs=(*OF_A_RUN, "best")),
+        StageCommand("train", composes=True),
+        StageCommand(
+            "evaluate",
+            takes_run=True,
+            flags={
+                "split": ("test", "validation", "train", "all"),
+                "unknown_classes": ("refuse", "count"),
+                "trust": (),
+            },
+            required=("run",),
+        ),
+        StageCommand(
+            "predict",
+            takes_run=True,
+            flags={
+                **dict.fromkeys(("input", "output", "keep", "columns", "delimiter", "batch_size", "trust"), ()),
+                "on_bad": ("raise", "skip", "empty"),
+                "probabilities": ("true", "false"),
+                "logits": ("true", "false"),
+            },
+            required=("run", "input"),
+            outputs=("run_id", "model", "file", "folder"),
+        ),
+        StageCommand("convert", takes_run=True, flags={"trust": ()}, required=("run",)),
+        StageCommand(
+            "promote",
+            takes_run=True,
+            flags={"model": (), "trust": ()},
+            required=("run", "model"),
+            outputs=("run_id", "model", "promoted", "version", "folder"),
+            good=(FINISHED, NOT_PROMOTED),
+        ),
+        StageCommand("python", flags={"target": (), "arguments": ()}, required=("target",), outputs=("result", "folder")),
+    )
+}
+
+#: The outputs of a sweep's best job.
+BEST = ("overrides", "run_id", "model", "metrics", "folder")
+
+
+def make_words(command: StageCommand, values: Mapping[str, Any], folder: Path, config_dirs: tuple[str, ...]) -> list[str]:
+    """Returns the words of a stage's command, after `scaleflow`.
+
+    Args:
+        command: the command.
+        values: the stage's keys, resolved; `overrides` is a list of words.
+        folder: the stage's folder.
+        config_dirs: the folders with the user's options.
+    """
+    if command.name == "python":
+        return ["python", str(values["target"]), json.dumps(values.get("arguments") or {}), str(folder / "result.json")]
+    dirs = [word for each in config_dirs for word in ("--config-dir", each)]
+    overrides = [str(each) for each in values.get("overrides") or ()]
+    if command.name == "train":
+        return [*dirs, *overrides, f"hydra.run.dir='{folder}'"]
+    if command.name == "sweep":
+        return ["-m", *dirs, *overrides, f"hydra.sweep.dir='{folder}'"]
+    words = [command.name, *([str(values["run"])] if command.takes_run else []), *overrides, *dirs]
+    if command.name == "check":
+        words += ["--report", str(folder / REPORT)]
+    if command.name == "predict":
+        words += ["--overwrite", *([] if values.get("output") else ["--output", str(folder / PREDICTIONS)])]
+    for key in command.flags:
+        flag, value = f"--{key.replace('_', '-')}", values.get(key)
+        if value is None or value is False:
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            words += [flag] if each is True else [flag, str(each)]
+    return words
+
+
+def make_resuming_words(folder: Path, config_dirs: tuple[str, ...]) -> list[str]:
+    """Returns the words that continue the training in a stage's folder."""
+    return [*(word for each in config_dirs for word in ("--config-dir", each)), f"resume='{folder}'"]
+
+
+def read_outputs(command: StageCommand, answer: Mapping[str, Any], values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns the outputs of a stage that has finished.
+
+    Args:
+        command: the command.
+        answer: what it answered to `--json`.
+        values: the stage's keys, resolved.
+        folder: the stage's folder.
+    """
+    known = {**answer, "folder": str(folder)}
+    match command.name:
+        case "check":
+            levels = [each["level"] for each in answer["findings"]]
+            known["metrics"] = {f"{level}s": levels.count(level) for level in command.flags["level"]}
+        case "sweep":
+            known["best"] = read_best_job(folder)
+            known |= {"metrics": known["best"].get("metrics", {}), "model": known["best"].get("model")}
+        case "evaluate":
+            start = f"evaluate/{answer['name']}"
+            known["metrics"] = {**answer["metrics"], **shorten_names(answer["metrics"], start)}
+        case "predict":
+            known["file"] = str(values.get("output") or folder / PREDICTIONS)
+        case "convert":
+            known["metrics"] = {
+                f"{each['name']}/{key}": value for each in answer["formats"] for key, value in each["values"].items()
+            }
+        case "promote":
+            known["promoted"] = answer["is_promoted"]
+            known["model"] = f"models:/{values['model']}/{answer['version']}" if answer["version"] else answer["model"]
+        case "python":
+            known["result"] = json.loads((folder / "result.json").read_text())
+    return {key: known.get(key) for key in command.outputs}
+
+
+def shorten_names(metrics: Mapping[str, float], start: str) -> dict[str, float]:
+    """Returns the metrics of an evaluation by their names in a run: `accuracy` for `evaluate/week/accuracy`."""
+    return {name.split("/", 2)[-1]: value for name, value in metrics.items() if name.startswith(start)}
+
+
+def read_best_job(folder: Path) -> dict[str, Any]:
+    """Returns the outputs of the best job of the sweep in a folder; {} if no finished job has its metric."""
+    found = read_best_entry(folder)
+    if found is None:
+        return {}
+    entry, overrides = found
+    run = JobHistory.read(folder / entry.folder)
+    path = str((folder / entry.folder).absolute())
+    return dict(zip(BEST, (overrides, run.run_id, run.model_uri, dict(run.metrics), path), strict=True))
