@@ -94,7 +94,7 @@ def make_engine(
     with runtime.strategy.scope():
         with strategy.variable_scope(runtime.strategy_name):
             net = make_model()
-        phases = list_freeze_phases(plan, net)
+        phases = prepare_phases(plan, net)
         trained, goal = find_trained(plan, net, outputs, goal, folds)
         remat = apply_remat(plan, runtime, trained)
         if plan.training.step is not None and is_class_target(plan.training.step):
@@ -111,7 +111,7 @@ def make_engine(
     return engine, notes
 
 
-def list_freeze_phases(plan: Plan, net: keras.Model) -> list[FreezePhase]:
+def prepare_phases(plan: Plan, net: keras.Model) -> list[FreezePhase]:
     """Lists what trains from which epoch on, if that changes during the run.
 
     Raises:
