@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from scaleflow.interfaces import Plan, Status, name_command
+from scaleflow.interfaces import Plan, Status
 from scaleflow.interfaces.events import (
     ArtifactWritten,
     DescriptionSet,
-    Event,
     MetricsLogged,
     RunEnded,
     RunReady,
     TagsSet,
 )
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.display import Display
 from scaleflow.launcher.processes.stop import StopRequest
-from scaleflow.launcher.recording.recorder import Recorder
+from scaleflow.launcher.recording.command_run import CommandRun
 from scaleflow.runs import RunFolder, RunState
-from scaleflow.runs.event_log import append_event
 from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.provenance.tags import write_run_tags
 from scaleflow.sweep.comparison import MOST_COMPARED, write_comparison
 from scaleflow.sweep.description import describe_sweep
 from scaleflow.sweep.ledger import Ledger, is_under
 from scaleflow.sweep.report import Report
-from scaleflow.tracking import make_tracker
 from scaleflow.tracking.store import SWEPT
 from scaleflow.tracking.tracked_sweeps import BEST, BEST_FOLDER, BEST_METRIC, BEST_OVERRIDES
 
@@ -45,8 +39,7 @@ class ParentRun:
         self._ledger = ledger
         self._began = began
         self._is_resumed = is_resumed
-        self._recorder: Recorder | None = None
-        self._flush_seconds = 0.0
+        self._run = CommandRun(files, is_resumed, "the sweep's own run")
         self._told: tuple[Any, ...] = ()  # the job and the values that were recorded last as the best ones
         self._step = RunState.read(files.path).step  # of the values that earlier commands recorded
         self.tags: dict[str, str] = {}  # further tags of the run
@@ -55,10 +48,7 @@ class ParentRun:
     @property
     def is_open(self) -> bool:
         """Whether this command has opened the run."""
-        return self._recorder is not None
-
-    def _emit(self, event: Event) -> None:
-        append_event(self._files.events, event)
+        return self._run.recorder is not None
 
     def open(self, plan: Plan, config: DictConfig, choices: Mapping[str, str], facts: LaunchFacts) -> None:
         """Opens the run and starts to record it.
@@ -70,16 +60,10 @@ class ParentRun:
             facts: what all jobs are made of.
         """
         tracking = plan.tracking
-        size_before = self._files.events.stat().st_size if self._files.events.exists() else 0
         own_config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = OmegaConf.to_container(own_config, resolve=False)
         self._files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(plain))))
         write_run_tags(self._files.path, facts.make_run_tags())
-        tracker = make_tracker(tracking, adopts=not self._is_resumed)
-        self._recorder = Recorder(
-            tracker, self._files.events, size_before, is_resumed=self._is_resumed, offline=tracking.offline
-        )
-        self._flush_seconds = tracking.flush_seconds
         swept = ", ".join(self._ledger.swept)
         params = {key: value for key, value in choices.items() if not is_under(key, self._ledger.swept)}
         params |= {key: str(value) for key, value in self._ledger.base.items() if key not in params}
@@ -90,15 +74,14 @@ class ParentRun:
             began=int(self._began * 1000),
             resumed=0 if self._is_resumed else None,
         )
-        self._emit(ready)
-        self._recorder.start()
+        self._run.open(ready, tracking)
 
     def update(self, report: Report) -> None:
         """Writes the current report, and records it."""
         for path in report.write(self._files.path):
-            self._emit(ArtifactWritten(str(path)))
-        self._emit(TagsSet({**report.tags(), **self._tag_best(report), **self.tags}))
-        self._emit(DescriptionSet(describe_sweep(report, self._files.path)))
+            self._run.emit(ArtifactWritten(str(path)))
+        self._run.emit(TagsSet({**report.tags(), **self._tag_best(report), **self.tags}))
+        self._run.emit(DescriptionSet(describe_sweep(report, self._files.path)))
 
     def _tag_best(self, report: Report) -> dict[str, str]:
         """Records the metrics of the best job, at the number of finished jobs; returns the tags that name the job."""
@@ -110,7 +93,7 @@ class ParentRun:
         self._step = max(self._step, sum(each.is_finished for each in self._ledger.entries))
         if (entry.number, self._step, values) != self._told:
             self._told = (entry.number, self._step, values)
-            self._emit(MetricsLogged(self._step, values))
+            self._run.emit(MetricsLogged(self._step, values))
         return {
             BEST: str(entry.number),
             BEST_FOLDER: str((self._files.path / entry.folder).absolute()),
@@ -121,30 +104,23 @@ class ParentRun:
     def emit_tags(self) -> None:
         """Records the tags of a run that has ended."""
         if self.tags:
-            self._emit(TagsSet(self.tags))
+            self._run.emit(TagsSet(self.tags))
 
     def end(self, report: Report, status: Status, error: str) -> None:
         """Writes the final report, its plots and the comparison of the best jobs, and records the end of the run."""
         self.update(report)
         for path in report.draw(self._files.path):
-            self._emit(ArtifactWritten(str(path), self._files.plots.name))
+            self._run.emit(ArtifactWritten(str(path), self._files.plots.name))
         compared, self.comparison = write_comparison(self._files.path, report.list_best(MOST_COMPARED))
         for path in compared:
-            self._emit(ArtifactWritten(str(path), self._files.evaluation.name))
-        self._emit(RunEnded(status, error))
+            self._run.emit(ArtifactWritten(str(path), self._files.evaluation.name))
+        self._run.emit(RunEnded(status, error))
 
     def finish_recording(self, stop: StopRequest) -> bool:
         """Waits at most `tracking.flush_seconds`, or until another signal; returns whether all is recorded."""
-        assert self._recorder is not None
-        signals_before, display = stop.times, Display(sys.stdout)
-        is_recorded = self._recorder.finish(self._flush_seconds, lambda: stop.times > signals_before)
-        if not is_recorded:
-            display.print_error(
-                f"the sweep's own run is not fully recorded: {mask_secrets(self._recorder.reason)}; nothing is lost; "
-                f"to send the rest, run {name_command('sync')} {shlex.quote(os.path.relpath(self._files.path))}"
-            )
-        return is_recorded
+        signals_before = stop.times
+        return self._run.finish(lambda: stop.times > signals_before)
 
     def describe_links(self) -> Sequence[tuple[str, str]]:
         """Returns rows of (label, value) that say where the recorded run can be seen."""
-        return self._recorder.describe_links() if self._recorder else ()
+        return self._run.describe_links()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,13 @@ from scaleflow.worker.data import (
     prepare_data,
     resolve_cache,
 )
-from scaleflow.worker.engine import find_table_warning, find_weight_doubts, make_engine, make_model_maker
+from scaleflow.worker.engine import (
+    find_late_phases,
+    find_table_warning,
+    find_weight_doubts,
+    make_engine,
+    make_model_maker,
+)
 from scaleflow.worker.kept_predictions import KeptSplit, choose_kept_split
 from scaleflow.worker.metadata import RunMetadata, collect_metadata
 from scaleflow.worker.runtime import Runtime, compute_peak, is_chief
@@ -148,7 +155,9 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     kept = keep_outputs(plan, runtime, engine, feeds, source, splits, emit)
     startup_timer.end_part("build")
     emit(StageBegan("compiling the training step"))
-    engine.trace(feeds.train, feeds.validation, feeds.test)
+    if not engine.begin_phase(0, feeds.train, feeds.validation, feeds.test):
+        engine.trace(feeds.train, feeds.validation, feeds.test)
+    engine.end_phase()
     startup_timer.end_part("trace")
     doubts = find_weight_doubts(plan, engine.model, length, runtime.batching)
     warnings = (
@@ -159,6 +168,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         *model.find_batch_norm_warnings(engine.model, runtime.read_batching(runtime.batching)),
         *doubts.values(),
         optimizer.find_warm_up_warning(plan.optimizer, length.total),
+        find_late_phases(plan, length),
         find_table_warning(plan, runtime, engine),
         dataset.describe_shards(plan.dataset.shards, splits.train, count_synchronous_workers(plan)),
     )
@@ -178,6 +188,9 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         **sizes,
         "trainable_parameters": sum(math.prod(each.shape) for each in engine.model.trainable_variables),
     }
+
+    if engine.freezing is not None:
+        resolved["trainable_parameters_by_epoch"] = json.dumps(engine.freezing.parameters)
 
     def export(folder: Path, is_trial: bool = False) -> str:
         arguments = source.inputs, source.outputs, splits.sample, runtime.policy, folder
