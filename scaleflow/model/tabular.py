@@ -175,7 +175,7 @@ def encode(name: str, x: Any, spec: Inputs, width: int) -> Any:
 def embed_numbers(columns: Sequence[tuple[Any, Sequence[float]]], kind: str) -> list[Any]:
     """Returns the features of numbers [b, 1] each, with their quantiles, as one tensor; none without numbers.
 
-    The numbers stay the last axis, so that it can be told from the graph which weights belong to which (`model.init_from`).
+    The numbers stay the last axis, so that `model.init_from` can tell from the graph which weights belong to which.
     """
     if not columns:
         return []

@@ -161,7 +161,8 @@ def find_axes(layer: keras.Layer) -> list[Axes] | None:
     count = len(layer.weights)
     if isinstance(layer, MATRIX_LAYERS):
         rank = len(layer.weights[0].shape)
-        return [(rank - 2, rank - 1), (None, 0)][:count]
+        axes: list[Axes] = [(rank - 2, rank - 1), (None, 0)]
+        return axes[:count]
     if not isinstance(layer, keras.layers.EinsumDense) or "." in layer.equation:
         return None
     taken, kernel, returned = re.split(",|->", layer.equation)
@@ -191,7 +192,7 @@ def map_weight(old: Array, fresh: Array, axes: Axes, moves: Sequence[Move], conv
     else:
         row -= column is not None and column < row
         old, fresh = (np.moveaxis(each, row, 0) for each in (old, fresh))
-        result = np.moveaxis(copy_rows(old, fresh, moves, partial(convert, is_bias=False)), 0, row)
+        result = np.moveaxis(copy_rows(old, fresh, moves, lambda value, new: convert(value, new, False)), 0, row)
     return result if column is None else np.moveaxis(result, -1, column)
 
 
