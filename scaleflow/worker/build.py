@@ -25,9 +25,9 @@ from scaleflow.runs.learned_state import write_learned_state
 from scaleflow.worker.baseline_data import write_baseline_data
 from scaleflow.worker.data import (
     PreparedData,
-    add_digests,
     apply_debug_subset,
     check_batch_size,
+    complete_record,
     list_profile_facts,
     make_feeds,
     make_run_objective,
@@ -44,7 +44,7 @@ from scaleflow.worker.engine import (
 from scaleflow.worker.kept_predictions import KeptSplit, choose_kept_split
 from scaleflow.worker.metadata import RunMetadata, collect_metadata
 from scaleflow.worker.runtime import Runtime, compute_peak, is_chief
-from scaleflow.worker.sizes import choose_best_checkpoint, describe_sizes, fill_sizes
+from scaleflow.worker.sizes import choose_best_checkpoint, describe_sizes, fill_sizes, list_model_sizes
 from scaleflow.worker.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         return model.digest_weights(trained)
 
     metadata = collect_metadata(plan, source.outputs, splits, engine.model, goal) if is_chief(plan) else None
-    learned = add_digests(data.splits.learned, metadata)
+    learned = complete_record(data.splits.learned, metadata, list_model_sizes(plan, data))
     facts = RunFacts(
         resolved,
         dict(splits.counts()),
