@@ -214,7 +214,16 @@ training.on_nan=rollback debug=nan | debug.nan=true with training.on_nan=rollbac
 training.on_nan=rollback training.nan_rate_factor=1 | training.nan_rate_factor=1
 training.on_nan=rollback training.nan_rollbacks=0 | training.nan_rollbacks=0
 # Fine-tuning
-model.freeze=dense | model.freeze=dense: expected a list such as [a, b], or null
+model.freeze=dense | model.freeze=dense: expected a list such as [a, b] or {NUMBER: a list such as [a, b]}, or null
+'model.freeze={a: [dense]}' | model.freeze={'a': ['dense']}: expected a list such as [a, b] or {NUMBER: a list
+'model.freeze={0: dense}' | model.freeze={0: 'dense'}: expected a list such as [a, b] or {NUMBER: a list
+'model.freeze={1.5: [dense]}' | model.freeze={1.5: ['dense']}: expected a list
+'model.freeze={3: [dense]}' | model.freeze={3: ['dense']}: the first epoch is 0; begin with it: {0: [PATTERN], 3: []}
+'model.freeze={-1: [], 0: [dense]}' | model.freeze={-1: [], 0: ['dense']}: the first epoch is 0
+'model.freeze={}' | model.freeze={}: the first epoch is 0
+'model.freeze={0: [dense], 3: []}' strategy=parameter_server
+    | model.freeze={0: ['dense'], 3: []} with strategy=parameter_server: what trains is fixed there
+'model.freeze={0: [dense], 3: []}' strategy=pipeline | with strategy=pipeline: what trains is fixed there
 'model.lora={rank: 8}' | model.lora.layers=null: it names no layers | model.lora.layers=[dense*]
 'model.lora={layers: [dense], rank: 0}' | model.lora.rank=0: expected an integer, at least 1
 'optimizer.rate_factors={dense: 0}' | optimizer.rate_factors={'dense': 0.0} | use model.freeze=[PATTERN]

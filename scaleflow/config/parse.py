@@ -20,6 +20,7 @@ from scaleflow.interfaces.secret_masking import mask_secrets
 #: Keys that are null by default, and otherwise a mapping.
 EMPTY_MAPPINGS = (
     "dataset.augment",
+    "model.freeze",
     "model.lora",
     "objective.loss",
     "objective.loss_weights",
@@ -110,7 +111,7 @@ def convert_value(value: object, hint: Any, key: str) -> Any:
         )
         return _INVALID if any(i is _INVALID for i in items) else items
     if origin is dict:
-        return convert_mapping(value, get_args(hint)[1], key) if isinstance(value, Mapping) else _INVALID
+        return convert_mapping(value, get_args(hint), key) if isinstance(value, Mapping) else _INVALID
     if hint is Target:
         return parse_target(value, key) if isinstance(value, Mapping) else _INVALID
     if dataclasses.is_dataclass(hint):
@@ -118,10 +119,18 @@ def convert_value(value: object, hint: Any, key: str) -> Any:
     return convert_plain(value, hint)
 
 
-def convert_mapping(value: Mapping[Any, object], hint: Any, key: str) -> Any:
-    """Converts the values of a mapping. Values that are to be text may be anything."""
+def convert_mapping(value: Mapping[Any, object], hints: tuple[Any, ...], key: str) -> Any:
+    """Converts the names and values of a mapping. Values that are to be text may be anything.
+
+    Names that are numbers may be text: JSON has no others.
+    """
+    name_hint, hint = hints
     items = {str(k): str(v) if hint is str else convert_value(v, hint, f"{key}.{k}") for k, v in value.items()}
-    return _INVALID if any(item is _INVALID for item in items.values()) else items
+    if any(item is _INVALID for item in items.values()):
+        return _INVALID
+    if name_hint is not int:
+        return items
+    return {int(k): v for k, v in items.items()} if all(re.fullmatch(r"-?\d+", k) for k in items) else _INVALID
 
 
 def convert_plain(value: object, hint: Any) -> Any:
@@ -167,7 +176,8 @@ def describe_type(hint: Any, limits: Mapping[str, Any]) -> str:
         examples = {int: "0, 1", Target: target, Target | str: f"auc, {target}"}
         return f"a list such as [{examples.get(get_args(hint)[0], 'a, b')}]"
     if get_origin(hint) is dict and get_args(hint)[1] is not str:
-        return f"{{NAME: {describe_type(get_args(hint)[1], limits)}}}"
+        name = "NUMBER" if get_args(hint)[0] is int else "NAME"
+        return f"{{{name}: {describe_type(get_args(hint)[1], limits)}}}"
     if hint is Target:
         return "{_target_: the dotted name of a class or function, and its arguments}"
     if dataclasses.is_dataclass(hint):

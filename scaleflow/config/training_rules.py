@@ -320,6 +320,18 @@ TRAINING_RULES: Sequence[Rule] = (
         "set model.init_from, or leave model.init_from_preprocessing out",
     ),
     Rule(
+        ("model.freeze",),
+        lambda p: isinstance(p.model.freeze, dict) and min(p.model.freeze, default=None) != 0,
+        "the first epoch is 0",
+        "begin with it: {0: [PATTERN], 3: []}; an empty list freezes nothing",
+    ),
+    Rule(
+        ("model.freeze", "strategy"),
+        lambda p: p.model.freezes_by_epoch and (p.strategy.has_coordinator or p.strategy.is_pipeline),
+        "what trains is fixed there when the run begins",
+        "use strategy=one_device, mirrored or multi_worker, or two runs, the second with model.init_from",
+    ),
+    Rule(
         ("model.lora.layers",),
         lambda p: p.model.lora is not None and not p.model.lora.layers,
         "it names no layers",

@@ -318,15 +318,21 @@ class Model:
             Default `extend`.
         freeze: patterns of the names or paths (`backbone/conv*`) of layers that do not train, with all layers inside
             them. `*` matches any characters, `?` one. A pattern after `!` makes layers trainable again, so
-            `['*', '!outputs']` freezes all but one. Applied after `init_from`. Default null: none.
+            `['*', '!outputs']` freezes all but one. Applied after `init_from`. By epochs, it is a mapping of an epoch,
+            from 0 on, to the patterns from then on: `{0: ['*', '!outputs'], 3: []}`. Default null: none.
         lora: train small matrices instead of the weight matrices of some layers. Default null.
     """
 
     target: Target
     init_from: str | None = None
     init_from_preprocessing: Literal["extend", "old", "new"] = "extend"
-    freeze: list[str] | None = None
+    freeze: list[str] | dict[int, list[str]] | None = None
     lora: Lora | None = None
+
+    @property
+    def freezes_by_epoch(self) -> bool:
+        """Whether what trains changes during the run."""
+        return isinstance(self.freeze, dict)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ class LearnedState:
         pictures: the names of inputs that are read from encoded pictures, such as JPEG files.
         schema: what each column and target looks like in a sample of the training split: kinds, ranges, categories,
             histograms, as `data_checks.schema` describes them; empty if nobody looked at the data.
+        sizes: the model's arguments that can be `by_size`, as they were: layers of other sizes cannot be extended.
     """
 
     inputs: InputStructure
@@ -64,6 +65,7 @@ class LearnedState:
     splits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     pictures: Sequence[str] = ()
     schema: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Converts the record to values that JSON can hold."""
@@ -77,6 +79,7 @@ class LearnedState:
             "splits": {name: dict(each) for name, each in self.splits.items()},
             "pictures": list(self.pictures),
             "schema": dict(self.schema),
+            "sizes": dict(self.sizes),
         }
 
     @classmethod
@@ -94,6 +97,7 @@ class LearnedState:
                 record["splits"],
                 tuple(record.get("pictures", ())),
                 record.get("schema", {}),
+                record.get("sizes", {}),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"it is not a record of scaleflow ({error})") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from scaleflow.errors import ConfigError
@@ -78,6 +78,10 @@ def is_size(value: Any) -> bool:
     return is_integer(value) and value > 0
 
 
+def is_count(value: Any) -> bool:
+    return is_integer(value) and value >= 0
+
+
 def is_fraction(value: Any) -> bool:
     return is_real(value) and 0 <= value < 1
 
@@ -98,6 +102,10 @@ NotNegative = Annotated[
 Widths = Annotated[
     int | Sequence[int],
     Check(lambda value: is_size(value) or is_list_of(value, is_size), "an integer, at least 1, or a list of them"),
+]
+SizeByName = Annotated[
+    Mapping[str, int],
+    Check(lambda value: isinstance(value, Mapping) and all(map(is_count, value.values())), "sizes, such as {town: 8}"),
 ]
 TestFraction = Annotated[
     float,

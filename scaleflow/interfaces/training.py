@@ -128,6 +128,19 @@ class CoordinatedFeed(Feed, Protocol):
 
 
 @dataclass(frozen=True)
+class FreezePhase:
+    """What trains from an epoch on, if `model.freeze` changes during the run.
+
+    Attributes:
+        epoch: its first epoch, from 0.
+        trainable: (part, whether it trains) for each layer and variable of the model.
+    """
+
+    epoch: int
+    trainable: Sequence[tuple[Any, bool]]
+
+
+@dataclass(frozen=True)
 class Measure:
     """Reported values that are computed from sums over examples: a mean, or the result of a Keras metric.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import os
 import sys
@@ -434,12 +435,13 @@ def format_run_line(event: RunReady) -> str:
     """Returns the first line of a run: its name, its model, its devices and its length."""
     resolved = {k.removeprefix("resolved."): v for k, v in event.params.items() if k.startswith("resolved.")}
     total, trainable = int(resolved["parameters"]), int(resolved["trainable_parameters"])
-    count = f"all {total:,}" if trainable == total else f"{trainable:,} of {total:,}"
+    by_epoch = json.loads(resolved.get("trainable_parameters_by_epoch", "{}"))
+    later = "".join(f", from epoch {epoch} on {number:,}" for epoch, number in by_epoch.items() if epoch != "0")
+    count = f"all {total:,}" if trainable == total and not later else f"{by_epoch.get('0', trainable):,} of {total:,}"
     batch = resolved.get("global_batch_size")
     length = f"global batch {batch}, {event.steps} steps" if batch else "trying batch sizes"
-    return (
-        f"{event.name}: {count} parameters train, {resolved['replicas']} replica(s) on {resolved['hardware']}, {length}"
-    )
+    devices = f"{resolved['replicas']} replica(s) on {resolved['hardware']}"
+    return f"{event.name}: {count} parameters train{later}, {devices}, {length}"
 
 
 def format_metrics(values: Mapping[str, Any]) -> str:

@@ -217,6 +217,7 @@ def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: P
 def find_differences(saved: Any, config: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yields (key, saved value, new value) of each leaf that differs."""
     if isinstance(saved, Mapping) and isinstance(config, Mapping):
+        saved, config = ({str(name): value for name, value in each.items()} for each in (saved, config))
         for name in {**saved, **config}:
             yield from find_differences(saved.get(name), config.get(name), f"{key}.{name}" if key else str(name))
     elif saved != config:

@@ -2,7 +2,14 @@
 
 from scaleflow.model.broadcasting import correct_keras_add
 from scaleflow.model.export import TOLERANCE, RawInputs, digest_weights, keras_file_fault, write_model
-from scaleflow.model.fine_tuning import find_freeze_warning, find_rate_factors, fine_tune, loads_weights, merge_lora
+from scaleflow.model.fine_tuning import (
+    find_freeze_warning,
+    find_rate_factors,
+    fine_tune,
+    list_freeze_phases,
+    loads_weights,
+    merge_lora,
+)
 from scaleflow.model.initial import initialize_from, read_weights
 from scaleflow.model.layer_patterns import find_layers, keep_names
 from scaleflow.model.layers import entry, head, hidden, make_inputs
@@ -42,6 +49,7 @@ __all__ = [
     "keep_names",
     "keras_file_doubt",
     "keras_file_fault",
+    "list_freeze_phases",
     "list_table_variables",
     "list_tables",
     "loads_weights",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Lora, Model
+from scaleflow.interfaces import FreezePhase, Lora, Model
 from scaleflow.model.layer_patterns import find_layers, format_paths, walk_layers
 
 #: Prefix of the functions that make scaleflow's own models.
@@ -24,18 +24,64 @@ MATRICES = (
 def fine_tune(model: keras.Model, options: Model) -> None:
     """Freezes layers and adds LoRA, as the config group `model` says. Call it in the strategy's scope.
 
+    What changes by epochs is frozen later: `list_freeze_phases`.
+
     Raises:
         ConfigError: if a pattern matches no layer, or if nothing is left to train.
     """
-    if options.freeze is not None:
-        freeze_layers(model, options.freeze)
+    if isinstance(options.freeze, list):
+        freeze_layers(model, options.freeze, format_patterns(options.freeze))
     if options.lora is not None:
         add_lora(model, options.lora)
-    if options.freeze and not model.trainable_variables:
+    if isinstance(options.freeze, list) and options.freeze:
+        check_trains(model, format_patterns(options.freeze))
+
+
+def check_trains(model: keras.Model, setting: str) -> None:
+    """Raises ConfigError if no variable of the model trains."""
+    if not model.trainable_variables:
         names = format_paths(dict(walk_layers(model)))
-        raise ConfigError(
-            f"model.freeze=[{', '.join(options.freeze)}]: no layer is left to train; the model has {names}"
-        )
+        raise ConfigError(f"{setting}: no layer is left to train; the model has {names}")
+
+
+def list_freeze_phases(model: keras.Model, options: Model) -> list[FreezePhase]:
+    """Lists what trains from which epoch on; nothing if that does not change during the run.
+
+    Call it after `fine_tune`. Each phase begins with the model as it was made. Afterwards all that trains in a phase is
+    trainable, as an optimizer needs it that has the state of all phases.
+
+    Raises:
+        ConfigError: if a pattern matches no layer, or if nothing trains in a phase.
+    """
+    if not isinstance(options.freeze, dict):
+        return []
+    parts = [*model._flatten_layers(), *model.variables]
+    made = [part.trainable for part in parts]
+    phases = []
+    for epoch, patterns in sorted(options.freeze.items()):
+        set_trainable(zip(parts, made, strict=True))
+        setting = format_patterns({epoch: patterns})
+        freeze_layers(model, patterns, setting)
+        train_lora(model)
+        check_trains(model, setting)
+        phases.append(FreezePhase(epoch, [(part, part.trainable) for part in parts]))
+    flags = zip(*([is_trained for _, is_trained in phase.trainable] for phase in phases), strict=True)
+    set_trainable(zip(parts, map(any, flags), strict=True))
+    return phases
+
+
+def set_trainable(trainable: Iterable[tuple[Any, bool]]) -> None:
+    """Sets whether each part trains, and not what is inside it, as Keras does."""
+    for part, is_trained in trainable:
+        part._trainable = is_trained
+
+
+def format_patterns(freeze: Sequence[str] | Mapping[int, Sequence[str]]) -> str:
+    """Formats `model.freeze` with its value, as a user types it."""
+    if not isinstance(freeze, Mapping):
+        return f"model.freeze=[{', '.join(freeze)}]"
+    phases = ", ".join(f"{epoch}: [{', '.join(patterns)}]" for epoch, patterns in freeze.items())
+    return f"model.freeze={{{phases}}}"
 
 
 def loads_weights(options: Model, config: Mapping[str, Any]) -> bool:
@@ -59,17 +105,17 @@ def find_freeze_warning(model: keras.Model, options: Model) -> str | None:
         return None
     keys = ["model.init_from", *(f"model.{key}" for key in ("preset", "weights") if key in options.target.arguments)]
     return (
-        f"model.freeze=[{', '.join(options.freeze)}]: the weights of {format_paths(frozen)} are random and stay so; "
+        f"{format_patterns(options.freeze)}: the weights of {format_paths(frozen)} are random and stay so; "
         f"set {' or '.join(keys[:2])}"
     )
 
 
-def freeze_layers(model: keras.Model, patterns: Sequence[str]) -> None:
+def freeze_layers(model: keras.Model, patterns: Sequence[str], setting: str) -> None:
     """Makes the layers that a pattern matches, and all layers inside them, not trainable.
 
-    Patterns apply in their order. Layers that a pattern with `!` before it matches are trainable again.
+    Patterns apply in their order. Layers that a pattern with `!` before it matches are trainable again. `setting` is
+    the key and its value, for messages.
     """
-    setting = f"model.freeze=[{', '.join(patterns)}]"
     for pattern in patterns:
         for layer in find_layers(model, pattern.removeprefix("!"), setting):
             layer.trainable = pattern.startswith("!")
@@ -98,8 +144,17 @@ def add_lora(model: keras.Model, options: Lora) -> None:
             layer.enable_lora(options.rank)
         except ValueError as error:  # the weights have a constraint, or LoRA already
             raise ConfigError(f"{setting}: {layer.name}: {' '.join(str(error).split())}") from error
-        _, first, second = list_lora_matrices(layer)
-        first.trainable = second.trainable = True  # Keras creates them frozen in a frozen layer
+    train_lora(model)
+
+
+def train_lora(model: keras.Model) -> None:
+    """Makes the small matrices of layers with LoRA trainable, which Keras freezes with their layer, and freezes the
+    weight matrices.
+    """
+    for layer in model._flatten_layers():
+        if getattr(layer, "lora_enabled", False):
+            weights, first, second = list_lora_matrices(layer)
+            weights.trainable, first.trainable, second.trainable = False, True, True
 
 
 def merge_lora(model: keras.Model) -> keras.Model:

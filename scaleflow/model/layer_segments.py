@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -14,6 +15,9 @@ from scaleflow.model.row_mapping import WORDS, Segments
 
 #: Operations after which each feature is still what it was.
 UNCHANGED = ("Rescaling", "Dropout", "Activation", "ReLU", "Cast", "ExpandDims", "Identity")
+
+#: Operations on each number by itself, with constants or with others that were computed from it.
+ELEMENTWISE = ("Add", "Subtract", "Multiply", "Divide", "TrueDivide", "Power", "Minimum", "Maximum", "Cos")
 
 #: Operations that lay features out in one dimension.
 FLAT = ("Flatten", "Reshape")
@@ -49,24 +53,37 @@ def walk(graph: Any, given: list[Segments], prefix: str, found: dict[str, Segmen
                 results = walk(inner, taken, f"{prefix}{operation.name}/", found)
             else:
                 found.setdefault(prefix + operation.name, tuple(each for part in taken for each in part))
-                results = [pass_on(operation, taken, each) for each in node.outputs]
+                results = [pass_on(node, taken, each) for each in node.outputs]
             known |= zip(map(id, node.outputs), results, strict=True)
     return [known[id(each)] for each in graph._outputs]
 
 
-def pass_on(operation: Any, taken: list[Segments], returned: keras.KerasTensor) -> Segments:
-    """Returns the segments of what an operation returns."""
+def pass_on(node: Any, taken: list[Segments], returned: keras.KerasTensor) -> Segments:
+    """Returns the segments of what a node's operation returns."""
+    operation = node.operation
     kind, size = type(operation).__name__, count_features(returned)
+    is_alike = bool(taken) and all(each == taken[0] for each in taken)
     if getattr(operation, "weights", None):
+        if kind == "EinsumDense" and re.match(r"\w*(\w),\w*\1\w*->\w*\1$", operation.equation):
+            return taken[0]  # each feature for itself
         return ((f"layer {operation.name}", size),)
     is_last = getattr(operation, "axis", -1) in (-1, len(returned.shape) - 1)
     if kind == "Concatenate" and is_last:
         return tuple(each for part in taken for each in part)
+    if kind == "Concatenate" and is_alike:
+        return taken[0]
     if kind == "Stack" and is_last:
         return tuple((digest(kind, [part]), 1) for part in taken)
-    features = sum(count for _, count in taken[0]) if len(taken) == 1 else 0
+    features = sum(count for _, count in taken[0]) if is_alike else 0
+    if features == size and kind in ELEMENTWISE:
+        return taken[0]
+    features = features if len(taken) == 1 else 0
     if features == size and kind in (*UNCHANGED, *FLAT):
         return taken[0]
+    if features and len(taken[0]) == 1 and kind in ("GetItem", "OneHot"):  # such as x[:, 1:]
+        key = node.arguments.args[1] if kind == "GetItem" else ()
+        key = list(key) if isinstance(key, tuple) else key  # which a loaded model has a list for
+        return ((f"{taken[0][0][0]} {kind} {key}", size),)
     if features and kind in FLAT and size % features == 0:
         return tuple((f"{name} at {n}", count) for n in range(size // features) for name, count in taken[0])
     return ((digest(kind, taken), size),)
@@ -103,8 +120,8 @@ def trace_layers(tensor: keras.KerasTensor, prefix: str) -> Iterator[str]:
         yield prefix + operation.name
     else:
         before = operation._inbound_nodes[history.node_index].input_tensors
-        if len(before) == 1:
-            yield from trace_layers(before[0], prefix)
+        paths = {next(trace_layers(each, prefix), None) for each in before}
+        yield from filter(None, paths if len(paths) == 1 else ())
 
 
 def label_inputs(grown: Collection[str], other: Collection[str] = ()) -> Callable[[str], str]:

@@ -28,14 +28,14 @@ def match_rows(old: Segments, new: Segments) -> list[Move]:
 
     A segment of words may have grown: its old rows are the first ones. Other segments must have the same size.
     """
-    places: dict[str, tuple[int, int]] = {}
+    places: dict[str, list[tuple[int, int]]] = {}
     start = 0
     for name, size in old:
-        places.setdefault(name, (start, size))
+        places.setdefault(name, []).append((start, size))
         start += size
     moves, start = [], 0
     for name, size in new:
-        first, old_size = places.pop(name, (0, 0))
+        first, old_size = places[name].pop(0) if places.get(name) else (0, 0)
         if old_size and (old_size == size or name.startswith(WORDS)):
             moves.append((first, start, min(old_size, size)))
         start += size
@@ -72,7 +72,7 @@ def match_classes(old: Outputs, new: Outputs) -> Mapping[int, int] | None:
 
 
 def copy_columns(
-    value: Array, fresh: Array, old_outputs: Outputs, new_outputs: Outputs, columns: Mapping[int, int]
+    value: Array, fresh: Array, is_bias: bool, old_outputs: Outputs, new_outputs: Outputs, columns: Mapping[int, int]
 ) -> Array:
     """Returns a new output layer's kernel or bias [..., columns], with the weights of the known classes.
 
@@ -83,11 +83,12 @@ def copy_columns(
     Args:
         value: of the saved layer, [..., old columns].
         fresh: of the new layer, [..., new columns].
+        is_bias: whether it is a bias.
         old_outputs, new_outputs: of both.
         columns: as `match_classes` returns it.
     """
     if new_outputs.kind == "regression":
-        return rescale(value, old_outputs, new_outputs)
+        return rescale(value, is_bias, old_outputs, new_outputs)
     if new_outputs.kind == "binary":
         return value
     if old_outputs.kind == "binary":
@@ -96,14 +97,14 @@ def copy_columns(
     known = value.reshape(*value.shape[:-1], places, -1)
     result = np.array(fresh).reshape(*fresh.shape[:-1], places, -1)
     if new_outputs.kind == "classification":
-        result[:] = known.mean(axis=-1, keepdims=True) - (MARGIN if value.ndim == 1 else 0.0)
+        result[:] = known.mean(axis=-1, keepdims=True) - (MARGIN if is_bias else 0.0)
     for column, old_column in columns.items():
         result[..., column] = known[..., old_column]
     return result.reshape(fresh.shape)
 
 
-def rescale(value: Array, old: Outputs, new: Outputs) -> Array:
+def rescale(value: Array, is_bias: bool, old: Outputs, new: Outputs) -> Array:
     """Returns a kernel or bias that gives the same values in the unit of the targets under another scaling."""
     (old_mean, old_deviation), (mean, deviation) = (each.scaling or (0.0, 1.0) for each in (old, new))
-    shift = old_mean - mean if value.ndim == 1 else 0.0
+    shift = old_mean - mean if is_bias else 0.0
     return (value * old_deviation + shift) / deviation

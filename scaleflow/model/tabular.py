@@ -18,7 +18,7 @@ from keras.initializers import Initializer, RandomNormal, RandomUniform
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, InputStructure, Outputs, OutputStructure, label_leaf, map_named, name_leaves
-from scaleflow.interfaces.options import Positive, Widths, check_options
+from scaleflow.interfaces.options import Positive, SizeByName, Widths, check_options
 from scaleflow.model.layers import average, make_inputs, to_label, to_list
 from scaleflow.model.members import average_members, limit_values, name_members
 
@@ -53,8 +53,16 @@ MANY_ROWS, MANY_COLUMNS = 20_000, 200
 def choose_sizes(inputs: InputStructure, examples: int) -> Mapping[str, Any]:
     """Returns the arguments that are `by_size`, from the features and the number of training examples."""
     width = 64 if examples <= MANY_ROWS else 128
-    columns = len(name_leaves(inputs))
-    return {"units": [width] * 3, "members": 8 if columns <= MANY_COLUMNS else 4}
+    columns = name_leaves(inputs)
+    embeddings = {name: choose_embedding(spec) for name, spec in columns.items() if spec.quantiles is None}
+    return {"units": [width] * 3, "members": 8 if len(columns) <= MANY_COLUMNS else 4, "embeddings": embeddings}
+
+
+def choose_embedding(spec: Inputs) -> int:
+    """Returns the width of the embedding of categories, words or other features; 0: they are taken as they are."""
+    count = spec.vocabulary or (spec.shape[0] if spec.shape else 1)
+    is_text = spec.vocabulary is not None and spec.shape != ()
+    return 0 if count <= MOST_ONE_HOT + 1 and not is_text else min(64, round(1.6 * math.pow(count, 0.56)))
 
 
 def count_folds(arguments: Mapping[str, Any]) -> int:
@@ -71,6 +79,7 @@ def build(
     units: Widths = (64, 64, 64),
     members: Positive = 8,
     numbers: Literal["both", "periodic", "piecewise", "plain"] = "both",
+    embeddings: SizeByName | None = None,
 ) -> keras.Model:
     """Builds the ensemble; see the module.
 
@@ -80,6 +89,8 @@ def build(
         units: the width of each hidden layer of a member, or that of one.
         members: how many are trained together. They share how features are embedded, and nothing else.
         numbers: how a number becomes features. `both`: every second member gets the one, the others the other.
+        embeddings: by the name of a column of categories or words, the width of its embedding, or 0 for one-hot codes.
+            Others get what `choose_embedding` returns.
 
     Raises:
         ConfigError: for an input that is text.
@@ -91,7 +102,8 @@ def build(
         spec = specs[name]
         check_column(name, spec)
         if spec.quantiles is None:
-            features.append(encode(name, tensor, spec))
+            width = (embeddings or {}).get(name, choose_embedding(spec))
+            features.append(encode(name, tensor, spec, width))
             continue
         columns.append((tensor[:, :1], spec.quantiles))
         if spec.shape[0] > 1:
@@ -114,12 +126,10 @@ def build(
 
     def add_head(name: str, each: Outputs) -> keras.KerasTensor:
         count, label = math.prod(each.shape), name_members(name)
-        if count > 1 and len(each.shape) == 1:
-            each_member = add_layer(x, "bkd,kdc->bkc", (members, count), label, dtype="float32")
-        else:  # one value last would make its bias a column, whose sum LiteRT does not have
-            values = add_layer(x, "bkd,kdc->bck", (count, members), f"{label}_values", dtype="float32")
-            values = values if count == 1 else keras.layers.Permute((2, 1), dtype="float32")(values)
-            each_member = keras.layers.Reshape((members, *each.shape), dtype="float32", name=label)(values)
+        # one value last would make its bias a column, whose sum LiteRT does not have
+        values = add_layer(x, "bkd,kdc->bck", (count, members), f"{label}_values", dtype="float32")
+        values = values if count == 1 else keras.layers.Permute((2, 1), dtype="float32")(values)
+        each_member = keras.layers.Reshape((members, *each.shape), dtype="float32", name=label)(values)
         return limit_values(average_members(each_member, each), each, is_scaled=True)
 
     return keras.Model(raw, map_named(add_head, outputs), name="tabular")
@@ -144,37 +154,29 @@ def check_column(name: str, spec: Inputs) -> None:
         raise ConfigError(f"model=tabular: is for columns of tables, but {label} have the shape {list(spec.shape)}")
 
 
-def encode(name: str, x: Any, spec: Inputs) -> Any:
+def encode(name: str, x: Any, spec: Inputs, width: int) -> Any:
     """Converts categories, words and other features to numbers [b, n].
 
     Embeddings begin as 0, so that a word that no training row has says nothing.
     """
+    label = f"{to_label(name)}_embedding"
     if spec.vocabulary is None:
         x = x if spec.shape else keras.layers.Reshape((1,))(x)
         x = x if spec.scale is None else keras.layers.Rescaling(spec.scale)(x)
-        count = x.shape[-1]
-        if count <= MOST_ONE_HOT + 1:
-            return x
-        return keras.layers.Dense(
-            embedding_width(count), use_bias=False, kernel_initializer="zeros", name=f"{to_label(name)}_embedding"
-        )(x)
-    if spec.vocabulary <= MOST_ONE_HOT + 1 and not spec.shape:
+        dense = keras.layers.Dense
+        return dense(width, use_bias=False, kernel_initializer="zeros", name=label)(x) if width else x
+    if not width and not spec.shape:
         return ops.one_hot(x, spec.vocabulary)
-    embedded = keras.layers.Embedding(
-        spec.vocabulary,
-        embedding_width(spec.vocabulary),
-        embeddings_initializer="zeros",
-        name=f"{to_label(name)}_embedding",
-    )(x)
+    width = width or choose_embedding(spec)
+    embedded = keras.layers.Embedding(spec.vocabulary, width, embeddings_initializer="zeros", name=label)(x)
     return average(embedded, x) if spec.shape else embedded
 
 
-def embedding_width(count: int) -> int:
-    return min(64, round(1.6 * math.pow(count, 0.56)))
-
-
 def embed_numbers(columns: Sequence[tuple[Any, Sequence[float]]], kind: str) -> list[Any]:
-    """Returns the features of numbers [b, 1] each, with their quantiles, as one tensor; none without numbers."""
+    """Returns the features of numbers [b, 1] each, with their quantiles, as one tensor; none without numbers.
+
+    The numbers stay the last axis, so that `model.init_from` can tell from the graph which weights belong to which.
+    """
     if not columns:
         return []
     scales, offsets = zip(*(find_scaling(quantiles) for _, quantiles in columns), strict=True)
@@ -183,7 +185,7 @@ def embed_numbers(columns: Sequence[tuple[Any, Sequence[float]]], kind: str) -> 
     if kind == "plain":
         return [x]
     if kind == "periodic":
-        embedded = ops.concatenate([ops.expand_dims(x, -1), embed_by_waves(x)], axis=-1)
+        embedded = ops.concatenate([ops.expand_dims(x, 1), embed_by_waves(x)], axis=1)
     else:
         quantiles = np.array([each for _, each in columns]) * np.array(scales)[:, None] + np.array(offsets)[:, None]
         embedded = embed_by_bins(x, bound(quantiles))
@@ -196,21 +198,21 @@ def bound(x: Any) -> Any:
 
 
 def embed_by_waves(x: Any) -> Any:
-    """Returns numbers [b, n, WAVE_FEATURES] that are linear in cosines of numbers [b, n], of learned frequencies."""
+    """Returns numbers [b, WAVE_FEATURES, n] that are linear in cosines of numbers [b, n], of learned frequencies."""
     n = x.shape[1]
     angle = keras.layers.EinsumDense(
-        "bn,nf->bnf",
-        (n, FREQUENCIES),
-        bias_axes="nf",
+        "bn,nf->bfn",
+        (FREQUENCIES, n),
+        bias_axes="fn",
         kernel_initializer=normal(FREQUENCY / SLOW),
         bias_initializer=uniform(0.5 / SLOW),
         name="frequencies",
     )(x)
     width = FREQUENCIES**-0.5 / SLOW
     features = keras.layers.EinsumDense(
-        "bnf,nfe->bne",
-        (n, WAVE_FEATURES),
-        bias_axes="ne",
+        "bfn,nfe->ben",
+        (WAVE_FEATURES, n),
+        bias_axes="en",
         kernel_initializer=uniform(width),
         bias_initializer=uniform(width),
         name="periodic",
@@ -219,23 +221,23 @@ def embed_by_waves(x: Any) -> Any:
 
 
 def embed_by_bins(x: Any, quantiles: Array) -> Any:
-    """Returns numbers [b, n, BIN_FEATURES] that are piecewise linear in numbers [b, n], with knots at quantiles."""
-    knots = quantiles[:, np.linspace(0, quantiles.shape[1] - 1, BINS + 1).round().astype(int)]
-    low, widths = knots[:, :-1], np.diff(knots)
+    """Returns numbers [b, BIN_FEATURES, n] that are piecewise linear in numbers [b, n], with knots at quantiles."""
+    knots = quantiles[:, np.linspace(0, quantiles.shape[1] - 1, BINS + 1).round().astype(int)].T
+    low, widths = knots[:-1], np.diff(knots, axis=0)
     is_step = (widths <= 0).astype(np.float32)  # a piece of no width: 0 below its place, else 1
     slopes = np.where(widths > 0, 1 / np.where(widths > 0, widths, 1.0), STEEP).astype(np.float32)
-    least, most = np.zeros(BINS, np.float32), np.ones(BINS, np.float32)
+    least, most = np.zeros((BINS, 1), np.float32), np.ones((BINS, 1), np.float32)
     least[0], most[-1] = -1, 2  # beyond the range that was seen the line goes on for a while
-    shares = (ops.expand_dims(x, -1) - low.astype(np.float32)) * slopes + is_step
+    shares = (ops.expand_dims(x, 1) - low.astype(np.float32)) * slopes + is_step
     shares = ops.minimum(ops.maximum(shares, least), most)
     n = x.shape[1]
     bent = keras.layers.EinsumDense(
-        "bnf,nfe->bne", (n, BIN_FEATURES), kernel_initializer=uniform(BINS**-0.5), name="piecewise"
+        "bfn,nfe->ben", (BIN_FEATURES, n), kernel_initializer=uniform(BINS**-0.5), name="piecewise"
     )(shares)
     straight = keras.layers.EinsumDense(
-        "bn,ne->bne",
-        (n, BIN_FEATURES),
-        bias_axes="ne",
+        "bn,ne->ben",
+        (BIN_FEATURES, n),
+        bias_axes="en",
         kernel_initializer=uniform(1.0),
         bias_initializer=uniform(1.0),
         name="straight",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -19,7 +21,11 @@ from scaleflow.model.row_mapping import Array, Move, Segments, copy_columns, cop
 #: Layers whose first weights are [..., rows, columns], and whose second are a bias [columns], if there are.
 MATRIX_LAYERS = (keras.layers.Dense, keras.layers.Embedding, keras.layers.Conv1D, keras.layers.Conv2D)
 
-Convert = Callable[[Array, Array], Array]
+#: (saved columns [..., old], fresh ones [..., new], whether they are a bias) -> the new columns
+Convert = Callable[[Array, Array, bool], Array]
+
+#: The axis of a weight along which are the features that its layer takes, and the one of what it returns.
+Axes = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -85,32 +91,43 @@ class WeightMapping:
         head = self._heads.get(name)
         if is_same and head not in self._changes.other_outputs:
             return whole
-        if not isinstance(layer, MATRIX_LAYERS):
+        axes, convert = find_axes(layer), self._find_conversion(head)
+        if axes is None or convert is None or len(old) != len(layer.weights):
             return None
-        rows = int(np.prod(old[0].shape[:-1]))
+        row = axes[0][0]
+        rows = 1 if row is None else old[0].shape[row]
         moves = [(0, 0, rows)] if is_same else match_rows(taken or (), takes or ())
-        return self._map(name, layer, old, moves, self._find_conversion(head, layer, old))
+        return self._map(name, layer, old, axes, moves, convert)
 
     def _map(
-        self, name: str, layer: keras.Layer, old: Sequence[Array], moves: Sequence[Move], convert: Convert | None
+        self,
+        name: str,
+        layer: keras.Layer,
+        old: Sequence[Array],
+        axes: Sequence[Axes],
+        moves: Sequence[Move],
+        convert: Convert,
     ) -> Sequence[Array] | None:
         """Returns a layer's weights with the rows and columns that the saved ones have."""
         fresh = [read_variable(each) for each in layer.weights]
-        shapes = [each[0].shape[:-1] for each in (old, fresh)]
-        if convert is None or not moves or len(old) != len(fresh) or (len(shapes[0]) > 1 and shapes[0] != shapes[1]):
+        parts = [*zip(old, fresh, axes, strict=True)]
+        is_head = convert is not keep_columns
+        if not moves or not all(can_be_mapped(*each, is_head) for each in parts):
             return None
-        matrix, new = (each[0].reshape(-1, each[0].shape[-1]) for each in (old, fresh))
-        values = [copy_rows(matrix, new, moves, convert).reshape(fresh[0].shape), *map(convert, old[1:], fresh[1:])]
-        columns = min(matrix.shape[-1], new.shape[-1])
-        self.extended[name] = columns * (sum(count for *_, count in moves) + len(old) - 1)
-        return values
+        self.extended[name] = sum(
+            math.prod(
+                sum(move[2] for move in moves) if axis == row else min(before.shape[axis], after.shape[axis])
+                for axis in range(before.ndim)
+            )
+            for before, after, (row, _) in parts
+        )
+        return [map_weight(*each, moves, convert) for each in parts]
 
-    def _find_conversion(self, head: str | None, layer: keras.Layer, old: Sequence[Array]) -> Convert | None:
+    def _find_conversion(self, head: str | None) -> Convert | None:
         """Returns what gives the columns of a layer from the saved ones; None if that is not known."""
         assert self._changes is not None
         if head is None or head not in self._changes.other_outputs:
-            is_same = old[0].shape[-1] == layer.weights[0].shape[-1]
-            return (lambda old, fresh: old) if is_same else None
+            return keep_columns
         before, after = self._changes.find_old(head), name_leaves(self._changes.new.outputs)[head]
         columns = None if before is None else match_classes(before, after)
         if before is None or columns is None:
@@ -133,6 +150,50 @@ class WeightMapping:
         usual = find_segments(self._model, label_inputs(self._changes.grown_inputs))
         outputs = [path for path, name in self._heads.items() if name in self._changes.other_outputs]
         return [*(path for path, each in usual.items() if each != self._segments[path]), *outputs]
+
+
+def keep_columns(old: Array, fresh: Array, is_bias: bool) -> Array:
+    return old
+
+
+def find_axes(layer: keras.Layer) -> list[Axes] | None:
+    """Returns the axes of each weight of a layer; None if they are not known."""
+    count = len(layer.weights)
+    if isinstance(layer, MATRIX_LAYERS):
+        rank = len(layer.weights[0].shape)
+        axes: list[Axes] = [(rank - 2, rank - 1), (None, 0)]
+        return axes[:count]
+    if not isinstance(layer, keras.layers.EinsumDense) or "." in layer.equation:
+        return None
+    taken, kernel, returned = re.split(",|->", layer.equation)
+    bias = returned[min(map(returned.find, layer.bias_axes)) :] if layer.bias_axes else ""
+    column = next((letter for letter in reversed(returned) if letter not in taken), None)
+
+    def find(letters: str, letter: str | None) -> int | None:
+        return None if letter is None or letter not in letters else letters.index(letter)
+
+    return [(find(letters, taken[-1]), find(letters, column)) for letters in (kernel, bias)[:count]]
+
+
+def can_be_mapped(old: Array, fresh: Array, axes: Axes, is_head: bool) -> bool:
+    """Returns whether only the rows of a weight differ, or its columns if it is an output layer's."""
+    free = axes if is_head else axes[:1]
+    pairs = zip(old.shape, fresh.shape, strict=False)
+    return old.ndim == fresh.ndim and all(a == b for axis, (a, b) in enumerate(pairs) if axis not in free)
+
+
+def map_weight(old: Array, fresh: Array, axes: Axes, moves: Sequence[Move], convert: Convert) -> Array:
+    """Returns a new weight with the rows and columns of the saved one."""
+    row, column = axes
+    if column is not None:  # the columns last
+        old, fresh = (np.moveaxis(each, column, -1) for each in (old, fresh))
+    if row is None:
+        result = convert(old, fresh, True)
+    else:
+        row -= column is not None and column < row
+        old, fresh = (np.moveaxis(each, row, 0) for each in (old, fresh))
+        result = np.moveaxis(copy_rows(old, fresh, moves, lambda value, new: convert(value, new, False)), 0, row)
+    return result if column is None else np.moveaxis(result, -1, column)
 
 
 def describe_rows(taken: Segments | None, table: Any) -> Segments | None:

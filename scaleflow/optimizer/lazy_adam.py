@@ -67,7 +67,7 @@ class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]  # keras has no typ
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the new averages of rows [n, ...], and what to subtract from the rows; 0 without a gradient."""
         mean, square = averages
-        step = tf.cast(self.iterations.value + 1, gradient.dtype)
+        step = tf.cast(self.iterations + 1, gradient.dtype)
         rate = rate * tf.sqrt(1 - tf.pow(tf.cast(self.beta_2, step.dtype), step))
         rate = rate / (1 - tf.pow(tf.cast(self.beta_1, step.dtype), step))
         new_mean = mean + (gradient - mean) * (1 - self.beta_1)

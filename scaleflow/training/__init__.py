@@ -8,6 +8,7 @@ from scaleflow.training.engine import Engine
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.fit import FitEngine, choose_steps_per_execution
 from scaleflow.training.forward_backward import TapeForwardBackward, make_loss_step
+from scaleflow.training.freezing import FreezePhases
 from scaleflow.training.loop import Loop
 from scaleflow.training.memory import measure_peaks
 from scaleflow.training.metrics_log import MetricsLog
@@ -27,6 +28,7 @@ __all__ = [
     "Evaluation",
     "Feeds",
     "FitEngine",
+    "FreezePhases",
     "Length",
     "Loop",
     "MetricsLog",

@@ -94,6 +94,7 @@ class Callbacks:
         """
         logs = arguments[-1] if arguments and isinstance(arguments[-1], dict) else {}
         original_names = set(logs)
+        self._trainable = [(part, part.trainable) for part, _ in self._trainable]  # `model.freeze` may change it
         for callback in self._all:
             getattr(callback, f"on_{hook}")(*arguments)
             if hook != "train_end" and (change := self._change_by(callback)):
@@ -107,8 +108,8 @@ class Callbacks:
                 name = part.path if isinstance(part, keras.Variable) else part.name
                 return (
                     f"training.callbacks: {type(callback).__name__} has set {name}.trainable to "
-                    f"{str(part.trainable).lower()}, but the trained weights are fixed when the run starts; set "
-                    "model.freeze, or train in two runs, the second with model.init_from"
+                    f"{str(part.trainable).lower()}, which has no effect here; set model.freeze, also by epochs: "
+                    "{0: ['*', '!outputs'], 3: []}"
                 )
         return None
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from scaleflow.interfaces import Feed, Objective, OutputKeeper
 from scaleflow.training import state
 from scaleflow.training.evaluation import Evaluation
+from scaleflow.training.freezing import FreezePhases
 from scaleflow.training.metric_sums import MetricSums
 from scaleflow.training.synchronized import keep_losses_apart, list_synchronized_layers
 from scaleflow.training.xla import XlaChoice
@@ -83,6 +84,7 @@ class Engine(ABC):
         xla: what XLA compiles.
         remat: which parts the backward pass computes again, such as `12 segments`; `false` if none.
         flops_per_example: operations of a training step per example; None before `trace`, or if they cannot be counted.
+        freezing: what trains in which epoch; None if that does not change.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Engine(ABC):
         self.xla = XlaChoice("none", "only the default loop is compiled as a whole")
         self.remat = "false"
         self.flops_per_example: float | None = None
+        self.freezing: FreezePhases | None = None
         self._evaluation = evaluation
         self._metric_sums = MetricSums(objective)
         self._slots = None if optimizer is None else state.Slots(optimizer, variables, model)
@@ -119,6 +122,27 @@ class Engine(ABC):
     @abstractmethod
     def run(self, feed: Feed, host: Host) -> None:
         """Trains until the host ends the run."""
+
+    def begin_phase(self, epoch: int, train: Feed, *others: Feed | None) -> bool:
+        """Makes trainable what trains in an epoch, if that changes during the run (`model.freeze` by epochs).
+
+        Returns:
+            Whether it has changed. Then these feeds are traced, as by `trace`.
+        """
+        if self.freezing is None or not self.freezing.begin(epoch, int(self.optimizer.iterations.numpy())):
+            return False
+        self._train_only([variable for variable in self.freezing.variables if variable.trainable])
+        self.trace(train, *others)
+        return True
+
+    def end_phase(self) -> None:
+        """Makes trainable what trains in any epoch."""
+        if self.freezing is not None:
+            self.freezing.end()
+
+    def _train_only(self, variables: Sequence[Any]) -> None:
+        """Forgets what is traced, and trains only these variables from now on."""
+        raise NotImplementedError
 
     def trace(self, train: Feed, *others: Feed | None) -> None:
         """Compiles for these feeds without taking a step, so that errors of the model show early."""
@@ -161,6 +185,7 @@ class Engine(ABC):
 
         Training cannot continue after it.
         """
+        self.end_phase()
         for variable, average in self._averages:
             variable.assign(average.read_value())
         return self.gather_model()

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -78,19 +78,27 @@ class FitEngine(Engine):
         self._trained = trained
         self._per_execution = steps_per_execution
         self._restored: dict[str, np.ndarray[Any, Any]] = {}
+        self._fitted: FitModel | None = None
+
+    def _train_only(self, variables: Sequence[Any]) -> None:
+        if self._fitted is not None:  # `fit` reads the function anew in each step
+            with self.strategy.scope():
+                self._fitted.make_train_function(force=True)
 
     def _trace_training(self, feed: Feed) -> None:
+        if self._fitted is not None:
+            return
         with self.strategy.scope():
             self._sums = EpochSums(self._metric_sums)
         # Made outside the scope: inside it `fit` would rebuild it from the mean of a batch, which text does not have.
-        self._fitted = FitModel(self._trained, self.objective, self._sums)
+        self._fitted = fitted = FitModel(self._trained, self.objective, self._sums)
         with self.strategy.scope():
-            self._fitted.compile(self.optimizer, steps_per_execution=self._per_execution, jit_compile=False)
+            fitted.compile(self.optimizer, steps_per_execution=self._per_execution, jit_compile=False)
             batches = self.strategy.experimental_distribute_dataset(add_mask_weights(feed.batches(1, 1)))
 
             @tf.function(autograph=False)
             def step(batch: Any) -> Any:
-                return self.strategy.run(self._fitted.train_step, args=(batch,))
+                return self.strategy.run(fitted.train_step, args=(batch,))
 
             graph = step.get_concrete_function(batches.element_spec).graph
             self.flops_per_example = flops_per_example(graph, self.strategy, feed.batching)
@@ -107,6 +115,7 @@ class FitEngine(Engine):
 
     def _fit(self, feed: Feed, host: Host, epochs: int, begun: int) -> bool:
         """Calls `fit` from step `begun` of the host's epoch up to epoch `epochs`; returns whether to go on."""
+        assert self._fitted is not None, "training was not traced"
         report = FitCallback(self, feed, host, begun)
         if not host.steps_left:  # only the epoch's validation is left
             self._restored = {}
@@ -140,11 +149,14 @@ class FitEngine(Engine):
         self._restored = {}
 
     def read_state(self) -> Mapping[str, np.ndarray[Any, Any]]:
-        return state.read_variables({**self._variables_by_name(), **self._sums_by_name()})
+        starts = {} if self.freezing is None else self.freezing.read_state()
+        return state.read_variables({**self._variables_by_name(), **self._sums_by_name()}) | starts
 
     def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
         state.write_variables(self._variables_by_name(), values)
         self._restored = {name: values[name] for name in self._sums_by_name() if name in values}
+        if self.freezing is not None:
+            self.freezing.restore(values)
 
     def set_rate_factor(self, factor: float, held: float) -> None:
         raise NotImplementedError("training.on_nan=rollback with Keras's fit is refused")

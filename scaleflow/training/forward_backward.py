@@ -28,7 +28,11 @@ class TapeForwardBackward:
         self._model = model
         self._loss = loss
         self.keeps_rows = keeps_rows
-        self.variables = list(model.trainable_variables) if variables is None else list(variables)
+        self.set_variables(model.trainable_variables if variables is None else variables)
+
+    def set_variables(self, variables: Sequence[Any]) -> None:
+        """Sets the trained variables."""
+        self.variables = list(variables)
         self.devices = [""] * len(self.variables)
 
     def forward(self, inputs: Any) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -70,6 +70,11 @@ class Loop(Engine):
         self._functions: dict[tuple[int, bool], Any] = {}
         self._is_alone = False
         self.last_loss = float("nan")
+
+    def _train_only(self, variables: Sequence[Any]) -> None:
+        assert isinstance(self.passes, TapeForwardBackward), "the rules refuse it in stages"
+        self.passes.set_variables(variables)
+        self._functions.clear()
 
     def run(self, feed: Feed, host: Host) -> None:
         for epoch in range(host.epoch, host.epochs):
@@ -136,11 +141,14 @@ class Loop(Engine):
         return self._metric_sums.means(self._epoch, min((first + steps) * feed.batching.global_size, feed.examples))
 
     def read_state(self) -> Mapping[str, np.ndarray[Any, Any]]:
-        return {**state.read_variables(self._variables_by_name()), state.SUMS: self._epoch.copy()}
+        starts = {} if self.freezing is None else self.freezing.read_state()
+        return {**state.read_variables(self._variables_by_name()), state.SUMS: self._epoch.copy(), **starts}
 
     def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
         state.write_variables(self._variables_by_name(), values)
         self._epoch[:] = values[state.SUMS]
+        if self.freezing is not None:
+            self.freezing.restore(values)
 
     def set_rate_factor(self, factor: float, held: float) -> None:
         inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)

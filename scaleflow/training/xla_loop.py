@@ -33,6 +33,8 @@ class XlaLoop(Loop):
     What XLA cannot compile, and what it makes slower, is trained as by `Loop`; `xla` then says why.
     """
 
+    _chosen: XlaChoice | None = None
+
     def _compile(self, feed: Feed) -> Any:
         if self.xla.mode != "loop":
             return super()._compile(feed)
@@ -72,6 +74,7 @@ class XlaLoop(Loop):
         return sums, bad
 
     def trace(self, train: Feed, *others: Feed | None) -> None:
+        self.xla = self._chosen = self._chosen or self.xla  # each phase of `freezing` is tried by itself
         if self.xla.mode != "loop":
             super().trace(train, *others)
             return

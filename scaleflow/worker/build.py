@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,20 +25,26 @@ from scaleflow.runs.learned_state import write_learned_state
 from scaleflow.worker.baseline_data import write_baseline_data
 from scaleflow.worker.data import (
     PreparedData,
-    add_digests,
     apply_debug_subset,
     check_batch_size,
+    complete_record,
     list_profile_facts,
     make_feeds,
     make_run_objective,
     prepare_data,
     resolve_cache,
 )
-from scaleflow.worker.engine import find_table_warning, find_weight_doubts, make_engine, make_model_maker
+from scaleflow.worker.engine import (
+    find_late_phases,
+    find_table_warning,
+    find_weight_doubts,
+    make_engine,
+    make_model_maker,
+)
 from scaleflow.worker.kept_predictions import KeptSplit, choose_kept_split
 from scaleflow.worker.metadata import RunMetadata, collect_metadata
 from scaleflow.worker.runtime import Runtime, compute_peak, is_chief
-from scaleflow.worker.sizes import choose_best_checkpoint, describe_sizes, fill_sizes
+from scaleflow.worker.sizes import choose_best_checkpoint, describe_sizes, fill_sizes, list_model_sizes
 from scaleflow.worker.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
@@ -148,7 +155,9 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     kept = keep_outputs(plan, runtime, engine, feeds, source, splits, emit)
     startup_timer.end_part("build")
     emit(StageBegan("compiling the training step"))
-    engine.trace(feeds.train, feeds.validation, feeds.test)
+    if not engine.begin_phase(0, feeds.train, feeds.validation, feeds.test):
+        engine.trace(feeds.train, feeds.validation, feeds.test)
+    engine.end_phase()
     startup_timer.end_part("trace")
     doubts = find_weight_doubts(plan, engine.model, length, runtime.batching)
     warnings = (
@@ -159,6 +168,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         *model.find_batch_norm_warnings(engine.model, runtime.read_batching(runtime.batching)),
         *doubts.values(),
         optimizer.find_warm_up_warning(plan.optimizer, length.total),
+        find_late_phases(plan, length),
         find_table_warning(plan, runtime, engine),
         dataset.describe_shards(plan.dataset.shards, splits.train, count_synchronous_workers(plan)),
     )
@@ -179,6 +189,9 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         "trainable_parameters": sum(math.prod(each.shape) for each in engine.model.trainable_variables),
     }
 
+    if engine.freezing is not None:
+        resolved["trainable_parameters_by_epoch"] = json.dumps(engine.freezing.parameters)
+
     def export(folder: Path, is_trial: bool = False) -> str:
         arguments = source.inputs, source.outputs, splits.sample, runtime.policy, folder
         trained = engine.gather_model() if is_trial else model.merge_lora(engine.finish_model())
@@ -192,7 +205,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         return model.digest_weights(trained)
 
     metadata = collect_metadata(plan, source.outputs, splits, engine.model, goal) if is_chief(plan) else None
-    learned = add_digests(data.splits.learned, metadata)
+    learned = complete_record(data.splits.learned, metadata, list_model_sizes(plan, data))
     facts = RunFacts(
         resolved,
         dict(splits.counts()),

@@ -54,6 +54,7 @@ class PreparedData:
     source: Source
     splits: Splits
     changes: LearnedChanges | None = None  # what the run learned otherwise than the one whose weights it takes
+    sizes: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of that one's model
 
     def divide(self, training: Training) -> PreparedData:
         """Returns the same with global batches of another size."""
@@ -79,7 +80,8 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: P
     options = plan.dataset, plan.seed, runtime.worker_sync, emit
     splits = dataset.prepare_splits(source, *options, earlier=earlier, look=look, folds=find_folds(plan))
     assert splits.learned is not None
-    return PreparedData(runtime, source, splits, find_changes(plan, splits.learned, emit))
+    sizes = {} if earlier is None else earlier.state.sizes
+    return PreparedData(runtime, source, splits, find_changes(plan, splits.learned, emit), sizes)
 
 
 def find_folds(plan: Plan) -> int:
@@ -167,12 +169,14 @@ def place_of_split(examples: Examples) -> str:
     return "file" if dataset.is_mapped(examples) else "memory"
 
 
-def add_digests(learned: LearnedState | None, metadata: RunMetadata | None) -> LearnedState:
-    """Returns the record with the digests of the splits, which only the chief knows."""
+def complete_record(
+    learned: LearnedState | None, metadata: RunMetadata | None, sizes: Mapping[str, Any]
+) -> LearnedState:
+    """Returns the record with the sizes of the model and the digests of the splits, which only the chief knows."""
     assert learned is not None
     described = {} if metadata is None else metadata.data.splits
     digests = {name: {key: each[key] for key in DIGEST_KEYS} for name, each in described.items()}
-    return dataclasses.replace(learned, splits=digests)
+    return dataclasses.replace(learned, splits=digests, sizes=sizes)
 
 
 def make_run_objective(plan: Plan, splits: Splits, runtime: Runtime, emit: Emit) -> Objective:

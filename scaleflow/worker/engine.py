@@ -14,6 +14,7 @@ from scaleflow.interfaces import (
     Batching,
     Feed,
     ForwardBackward,
+    FreezePhase,
     InputStructure,
     LearnedChanges,
     LossStep,
@@ -84,7 +85,7 @@ def make_engine(
     Returns:
         The engine, and notes for the user on how the model is divided into stages.
     """
-    from scaleflow import strategy
+    from scaleflow import optimizer, strategy, training
 
     engine: Engine
     notes: list[str] = []
@@ -93,6 +94,7 @@ def make_engine(
     with runtime.strategy.scope():
         with strategy.variable_scope(runtime.strategy_name):
             net = make_model()
+        phases = prepare_phases(plan, net)
         trained, goal = find_trained(plan, net, outputs, goal, folds)
         remat = apply_remat(plan, runtime, trained)
         if plan.training.step is not None and is_class_target(plan.training.step):
@@ -103,7 +105,28 @@ def make_engine(
             loss = choose_step(plan, outputs, goal)
             engine, notes = make_loop(plan, runtime, net, (trained, goal, loss), run, feed)
     engine.remat = remat or engine.remat
+    if phases:
+        engine.freezing = training.FreezePhases(net, phases)
+        optimizer.count_from_own_start(engine.optimizer, engine.freezing.find_start)
     return engine, notes
+
+
+def prepare_phases(plan: Plan, net: keras.Model) -> list[FreezePhase]:
+    """Lists what trains from which epoch on, if that changes during the run.
+
+    Raises:
+        ConfigError: if a phase cannot be, or if a training step applies optimizers of its own.
+    """
+    from scaleflow import model
+
+    step = plan.training.step
+    if plan.model.freezes_by_epoch and step is not None and is_class_target(step):
+        raise ConfigError(
+            f"model.freeze by epochs with training.step._target_={step.path}: it applies its own optimizers, which "
+            "know nothing of it; change what trains in its update, or write a function (model, batch, weights) -> "
+            "(loss, outputs)"
+        )
+    return model.list_freeze_phases(net, plan.model)
 
 
 def apply_remat(plan: Plan, runtime: Runtime, net: keras.Model) -> str:
@@ -160,7 +183,8 @@ def make_loop(
         by_rows = can_update_by_rows(net, model_optimizer)
         passes, notes = training.TapeForwardBackward(trained, loss, keeps_rows=by_rows), []
     facts = runtime.strategy_name, runtime.kind, runtime.policy
-    choice = training.choose_xla(plan, facts, net, feed, keeps_rows=passes.keeps_rows, steps=run.total)
+    compiled = len(plan.model.freeze) if isinstance(plan.model.freeze, dict) else 1  # each phase is compiled anew
+    choice = training.choose_xla(plan, facts, net, feed, keeps_rows=passes.keeps_rows, steps=run.total // compiled)
     options = plan.training.clip_norm, plan.hardware.xla is True
     make = training.XlaLoop if choice.mode == "loop" else training.Loop
     loop = make(runtime.strategy, net, model_optimizer, goal, *options, passes=passes)
@@ -362,6 +386,17 @@ def find_weight_doubts(plan: Plan, net: keras.Model, run: Length, batching: Batc
         "BatchNorm": model.find_moving_average_warning(net, run.total, batching.accumulate),
     }
     return {rule: text for rule, text in doubts.items() if text is not None}
+
+
+def find_late_phases(plan: Plan, run: Length) -> str | None:
+    """Returns a note if the run ends before a phase of `model.freeze`, else None."""
+    late = [epoch for epoch in plan.model.freeze or () if isinstance(epoch, int) and epoch >= run.epochs]
+    if not late:
+        return None
+    return (
+        f"model.freeze: the run ends after {count_of(run.epochs, 'epoch')}, before what is to change at epoch "
+        f"{', '.join(map(str, sorted(late)))}; the first epoch is 0"
+    )
 
 
 def find_table_warning(plan: Plan, runtime: Runtime, engine: Engine) -> str | None:

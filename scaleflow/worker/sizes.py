@@ -33,7 +33,7 @@ def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapp
     batching = data.runtime.batching
     parts = batching.replicas * batching.accumulate * find_batch_multiple(plan)
     options = training.choose_length_by_size(plan.training, examples, parts)
-    arguments = fill_arguments(plan, data, examples)
+    arguments = fill_arguments(plan, data)
     target = replace(plan.model.target, arguments={**plan.model.target.arguments, **arguments})
     found: dict[str, Any] = {f"model.{key}": json.dumps(value) for key, value in arguments.items()}
     if plan.training.epochs == BY_SIZE:
@@ -46,25 +46,42 @@ def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapp
 
 def describe_sizes(sizes: Mapping[str, Any], splits: Splits) -> str:
     """Returns a note on the values that `fill_sizes` found, and on the folds; empty if there is nothing to say."""
-    chosen = ", ".join(f"{key}={value}" for key, value in sizes.items())
+    chosen = ", ".join(f"{key}={value}" for key, value in sizes.items() if not str(value).startswith("{"))
     parts = [f"{len(splits.train):,} training examples get {chosen}"] if chosen else []
     if splits.folds:
         parts.append(f"each member leaves out one of {splits.folds} parts of them, and is validated on that")
     return "; ".join(parts)
 
 
-def fill_arguments(plan: Plan, data: PreparedData, examples: int) -> dict[str, Any]:
-    """Returns the numbers for the model's arguments that are `by_size`, which its function's `choose_sizes` knows."""
+def fill_arguments(plan: Plan, data: PreparedData) -> dict[str, Any]:
+    """Returns the values for the model's arguments that are `by_size`, which its function's `choose_sizes` knows.
+
+    Those of the run whose weights are taken stay, and those of new columns are added.
+    """
     target = plan.model.target
     wanted = [name for name, value in target.arguments.items() if value == BY_SIZE]
     if not wanted:
         return {}
-    choose = getattr(locate_target(target), "choose_sizes", None)
-    known = {} if choose is None else choose(data.splits.inputs, examples)
+    known = choose_model_sizes(plan, data)
     for name in wanted:
         if name not in known:
             raise ConfigError(f"model.{name}={BY_SIZE}: {target.path} has no rule for it; set a number")
+        if isinstance(known[name], Mapping):
+            known[name] = {**known[name], **data.sizes.get(name, {})}
+        else:
+            known[name] = data.sizes.get(name, known[name])
     return {name: known[name] for name in wanted}
+
+
+def choose_model_sizes(plan: Plan, data: PreparedData) -> dict[str, Any]:
+    """Returns what the model's function knows of arguments that can be `by_size`; empty if there are none."""
+    choose = getattr(locate_target(plan.model.target), "choose_sizes", None)
+    return {} if choose is None else dict(choose(data.splits.inputs, len(data.splits.train)))
+
+
+def list_model_sizes(plan: Plan, data: PreparedData) -> dict[str, Any]:
+    """Returns the model's arguments that can be `by_size`, as they are in a plan without that word."""
+    return {name: plan.model.target.arguments.get(name, size) for name, size in choose_model_sizes(plan, data).items()}
 
 
 def choose_best_checkpoint(plan: Plan, validates: bool) -> Plan:

@@ -152,6 +152,7 @@ class RateTrial(TrialHost):
 
     def run(self) -> None:
         """Takes the steps, and reports the rate that is found and the end of the run."""
+        self._engine.begin_phase(0, self.setup.feeds.train)
         with contextlib.suppress(NotFinite):  # the loss has diverged
             self._engine.run(self.setup.feeds.train, self)
         if self.stopped:
@@ -338,6 +339,8 @@ class BatchSizeTrial:
         if options.engine == "fit":
             fixed = fixed or 1
         host = SpeedHost(length, self._sync, fixed)
+        if built.engine.freezing is not None:  # the most memory is needed then
+            built.engine.begin_phase(built.engine.freezing.largest, feed)
         try:
             built.engine.run(feed, host)
         except NotFinite:

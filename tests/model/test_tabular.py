@@ -122,7 +122,8 @@ def test_sizes_follow_from_rows_and_columns_and_folds_from_members() -> None:
     from scaleflow.model.tabular import build
 
     few, many = ({str(n): Inputs(()) for n in range(count)} for count in (3, 300))
-    assert build.choose_sizes(few, 500) == {"units": [64] * 3, "members": 8}
+    embeddings = dict.fromkeys("012", 0)
+    assert build.choose_sizes(few, 500) == {"units": [64] * 3, "members": 8, "embeddings": embeddings}
     assert build.choose_sizes(few, 50_000)["units"] == [128] * 3
     assert build.choose_sizes(many, 500)["members"] == 4
     assert [build.count_folds({"members": count}) for count in (1, 3, 20, "by_size")] == [0, 3, 8, 8]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,88 @@ def test_known_rows_and_classes_keep_their_weights_in_every_model(isolated: Call
             assert note.endswith("; extended: dense, outputs")
 
 
+#: Layers of `model=tabular` whose weights have a row for each column of numbers.
+BY_COLUMN = ("frequencies", "periodic", "piecewise", "straight")
+
+
+def extend_tabular(folder: Path) -> dict[str, Any]:
+    """By how the outputs change: what `model=tabular` computed, what the extended one computes, and the note."""
+    import keras
+
+    from scaleflow.model import initialize_from, make_model, read_weights, tabular
+
+    quantiles = tuple(np.linspace(-2, 2, 49).tolist())
+    skewed = tuple((np.linspace(0, 2, 49) ** 3).tolist())
+    inputs = {
+        "age": Inputs((1,), quantiles=quantiles),
+        "rent": Inputs((1,), quantiles=skewed),
+        "when": Inputs((7,), quantiles=skewed),
+        "town": Inputs((9,)),
+        "street": Inputs((30,)),
+        "user": Inputs((), "int32", vocabulary=15),
+        "shop": Inputs((), "int32", vocabulary=4),
+    }
+    wider = {
+        "shop": Inputs((), "int32", vocabulary=14),
+        "user": Inputs((), "int32", vocabulary=40),
+        "kind": Inputs((3,)),
+        "street": Inputs((90,)),
+        "town": Inputs((14,)),  # one-hot codes, and more than those of a new run would be
+        "when": Inputs((8,), quantiles=skewed),
+        "rent": Inputs((1,), quantiles=skewed),
+        "age": Inputs((2,), quantiles=quantiles),
+    }
+    before, after = fill(inputs, wider)
+    cases = {
+        "same": (TWO, TWO),
+        "classes": (TWO, THREE),
+        "more classes": (THREE, Outputs("classification", (4,), ("maybe", "yes", "no", "late"))),
+        "scaling": (Outputs("regression", (1,), None, scaling=(10.0, 2.0)), Outputs("regression", (1,))),
+    }
+    found = {}
+    for name, (output, other) in cases.items():
+        sizes = {"units": [6, 6], "members": 3, "embeddings": tabular.choose_sizes(inputs, 100)["embeddings"]}
+        build = functools.partial(tabular.build, **sizes)
+        keras.utils.clear_session()
+        first = make_model(build, inputs, output)
+        for variable in first.variables:
+            variable.assign(np.random.default_rng(len(found)).normal(size=variable.shape) / 3)
+        first.save(folder / "saved.keras")
+        states = learn(inputs, output, {}), learn(wider, other, {})
+        changes = LearnedChanges(*states, is_anew=False, maps_rows=True)
+        keras.utils.clear_session()
+        saved = read_weights(str(folder / "saved.keras"), "saved", changes.grown_inputs)
+        net = make_model(build, wider, other)
+        note = initialize_from(net, saved, changes)
+        found[name] = np.asarray(first(before)), np.asarray(net(after)), note
+        if name == "same":  # a further column of numbers, between two others
+            net = make_model(build, {**wider, "bonus": Inputs((1,), quantiles=quantiles)}, other)
+            initialize_from(net, saved, changes)
+            layers = [[np.asarray(each.get_layer(layer).kernel) for layer in BY_COLUMN] for each in (first, net)]
+            kernels = [*zip(*layers, strict=True)]
+    return found | {"kernels": kernels}
+
+
+def test_a_model_of_tables_keeps_bins_embeddings_scales_and_classes(
+    isolated: Callable[..., Any], tmp_path: Path
+) -> None:
+    found = isolated(extend_tabular, tmp_path)
+    for old, new in found.pop("kernels"):  # age, (bonus,) rent, when
+        np.testing.assert_array_equal(new[[0, 2, 3]], old)
+        assert new.shape[0] == 4
+    for old, new, note in found.values():
+        assert "loaded the weights of 12 of 12 layers" in note
+        assert "extended: street_embedding, user_embedding, scales_periodic" in note
+        assert old.std() > 0.05
+        assert np.isfinite(new).all()
+    for name in ("same", "scaling"):
+        np.testing.assert_allclose(*found[name][:2], rtol=1e-4, atol=1e-5, err_msg=name)
+    old, new, _ = found["classes"]
+    assert (new.argmax(axis=1) == (old[:, 0] > 0)).all()
+    old, new, _ = found["more classes"]
+    assert (np.array([2, 1, 0])[new.argmax(axis=1)] == old.argmax(axis=1)).all()
+
+
 def learn_anew(folder: Path) -> list[Any]:
     """With new words in the same number: which layers are new."""
     import keras
@@ -126,11 +209,11 @@ def map_rows() -> list[Any]:
     labels = Outputs("multi_label", (2,), ("x", "y")), Outputs("multi_label", (3,), ("y", "z", "x"))
     columns = match_classes(*labels)
     assert columns is not None
-    renamed = copy_columns(np.array([[1.0, 2.0]]), np.array([[7.0, 8.0, 9.0]]), *labels, columns)
+    renamed = copy_columns(np.array([[1.0, 2.0]]), np.array([[7.0, 8.0, 9.0]]), False, *labels, columns)
     old, new = (Outputs("regression", (1,), scaling=each) for each in ((10.0, 2.0), (4.0, 4.0)))
-    bias = copy_columns(np.array([1.0]), np.zeros(1), old, new, {0: 0})
+    bias = copy_columns(np.array([1.0]), np.zeros(1), True, old, new, {0: 0})
     pixels = [Outputs("classification", (2, n), tuple("pqr"[:n])) for n in (2, 3)]
-    spread = copy_columns(np.array([1.0, 3.0, 5.0, 7.0]), np.zeros(6), *pixels, match_classes(*pixels) or {})
+    spread = copy_columns(np.array([1.0, 3.0, 5.0, 7.0]), np.zeros(6), True, *pixels, match_classes(*pixels) or {})
     others = match_classes(TWO, Outputs("classification", (2,), ("a", "b"))), match_classes(TWO, old)
     return [moves, renamed.tolist(), bias.tolist(), spread.tolist(), others]
 

@@ -86,8 +86,8 @@ def test_a_callback_that_changes_what_is_trained_ends_the_run_in_words(
 ) -> None:
     freeze = f"training.callbacks=[{{_target_: tests.training.watch.Freeze, hook: {hook}, layer: outputs}}]"
     assert isolated(frozen, plan(*BASE, SIZE, f"training.engine={engine}", freeze)) == (
-        f"{kind}: training.callbacks: Freeze has set outputs.trainable to false, but the trained weights are fixed "
-        "when the run starts; set model.freeze, or train in two runs, the second with model.init_from",
+        f"{kind}: training.callbacks: Freeze has set outputs.trainable to false, which has no effect here; set "
+        "model.freeze, also by epochs: {0: ['*', '!outputs'], 3: []}",
         step,
     )
 
