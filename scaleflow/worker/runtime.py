@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -26,6 +24,7 @@ from scaleflow.interfaces import (
     Plan,
 )
 from scaleflow.interfaces.events import Emit, Note, PeersMet, Waiting
+from scaleflow.interfaces.parent_process import end_with_parent
 from scaleflow.runs.learned_state import LEARNED_FILES
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
     from scaleflow.training import WorkerSync
 
-PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 #: Minimum number of examples per step of an evaluation on CPUs, over all replicas.
 EVALUATION_BATCH = 256
@@ -176,12 +174,6 @@ def allow_kill(emit: Emit, **what: Any) -> Iterator[None]:
     end_with_parent(0)
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # TensorFlow's runtime has replaced the handler
     emit(PeersMet())
-
-
-def end_with_parent(number: int) -> None:
-    """Makes the kernel send this process a signal when its parent ends; 0 for none. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def is_chief(plan: Plan) -> bool:

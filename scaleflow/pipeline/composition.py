@@ -1,0 +1,222 @@
+"""Composes the configs of stages and checks their rules. What was composed is kept, so that it is done once.
+
+A stage about a tracked run has the config of that run, with its overrides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from omegaconf import OmegaConf
+
+import scaleflow
+from scaleflow.commands.tracked_run import make_one_process_plan
+from scaleflow.config.compose import ComposedConfig, check_job, compose_config, resolve_config
+from scaleflow.config.from_mlflow import RerunCommand, find_store_options, reuse_config
+from scaleflow.config.hydra_errors import parse_overrides
+from scaleflow.config.parse import flatten_config
+from scaleflow.config.trust import list_own_targets, list_targets
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Tracking
+from scaleflow.interfaces.secret_masking import mask_secrets
+from scaleflow.launcher.named_runs import find_named_run
+from scaleflow.launcher.prepare import check_dataset_files, make_plan
+from scaleflow.pipeline.definition import Stage
+from scaleflow.runs import RunFolder
+from scaleflow.runs.state import RunState
+
+#: The sections of a tracked config that a stage about a run uses.
+SECTIONS = ("dataset", "objective", "precision", "seed", "evaluation", "export", "promotion")
+
+#: Sections and keys that do not change what a stage gives.
+IGNORED = ("hydra", "debug", "resume", "resume_data", "resume_code", "sweep.on_change")
+KEPT_OF_TRACKING = ("tracking.name", "tracking.uri", "tracking.experiment")
+
+#: Of a sweep, so many configs are composed: the first one, and those with another value of one key.
+MOST_COMPOSED = 12
+
+#: Overrides that a pipeline sets.
+SET_HERE = ("hydra.run.dir", "hydra.sweep.dir", "resume")
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What the configs of a stage come to.
+
+    Attributes:
+        settings: all values that count, as text, by their dotted keys.
+        configs: the parts of its configs that name code and data.
+        tracking: the options of the store; {} of a stage about a run.
+        modules: the user's modules that a tracked config names.
+    """
+
+    settings: Mapping[str, str]
+    configs: Sequence[Mapping[str, Any]]
+    tracking: Mapping[str, Any]
+    modules: Sequence[str] = ()
+
+
+class Composer:
+    """Composes the configs of the stages of one command.
+
+    Args:
+        config_dirs: the folders with the user's options.
+        kept: the compositions of earlier commands, by a digest of all that they were made of. Those that this command
+            uses are added to `used`.
+    """
+
+    def __init__(self, config_dirs: Sequence[str], kept: Mapping[str, Any]) -> None:
+        self._dirs, self._kept = config_dirs, kept
+        self._options = digest_options(config_dirs)
+        self.used: dict[str, Any] = {}
+
+    def compose(self, stage: Stage, words: Sequence[str], run: str = "", folder: Path | None = None) -> Composition:
+        """Composes and checks the configs of a stage.
+
+        Args:
+            stage: the stage.
+            words: its overrides.
+            run: the run that it is about; empty: it composes a config.
+            folder: the folder of that run; None: it is looked up in the store.
+
+        Raises ConfigError if the config cannot work.
+        """
+        variables = [*os.environ.items()] if "oc.env" in f"{self._options}{words}" else []
+        made_of = json.dumps([stage.command.name, words, run, self._options, sorted(variables)])
+        digest = hashlib.sha256(made_of.encode()).hexdigest()[:32]
+        if digest not in self._kept and digest not in self.used:
+            made = self._compose_run(words, run, folder) if run else self._compose_new(stage, words)
+            self.used[digest] = vars(made)
+        self.used.setdefault(digest, self._kept.get(digest))
+        return Composition(**self.used[digest])
+
+    def _compose_new(self, stage: Stage, words: Sequence[str]) -> Composition:
+        settings: dict[str, str] = {}
+        configs, tracking = [], {}
+        for number, each in enumerate(expand_sweep(words) if stage.command.name == "sweep" else [words]):
+            composed = compose_config(each, self._dirs)
+            config = resolve_config(composed.config)
+            check_rules(stage, composed, config)
+            settings |= {f"{key} ({number})" if number else key: text for key, text in list_settings(config).items()}
+            configs.append(select_inputs(config))
+            tracking = tracking or config.get("tracking", {})
+        swept = [word for word in words if is_swept(word)] if stage.command.name == "sweep" else []
+        settings |= {f"values of {word.partition('=')[0]}": word.partition("=")[2] for word in swept}
+        return Composition(settings, configs, dict(mask_secrets(tracking)))
+
+    def _compose_run(self, words: Sequence[str], run: str, folder: Path | None) -> Composition:
+        command = RerunCommand(run, words, self._dirs, ["."])
+        if folder is not None and RunFolder(folder).config.is_file():
+            ready = RunState.read(folder).ready
+            text, params = RunFolder(folder).config.read_text(), dict(ready.params if ready else {})
+        else:
+            _, _, tracked = find_named_run(run, find_store_options(command))
+            text, params = tracked.config, tracked.params
+        raw: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        modules = sorted({path.rpartition(".")[0] or path for _, path in list_own_targets(raw)})
+        composed = reuse_config(text, params, RerunCommand(run, words, self._dirs, modules), SECTIONS)
+        config = resolve_config(composed.config)
+        settings = {word.partition("=")[0]: str(mask_secrets(word.partition("=")[2])) for word in words}
+        return Composition(settings, [select_inputs(config)], {}, modules)
+
+
+def check_rules(stage: Stage, composed: ComposedConfig, config: dict[str, Any]) -> None:
+    """Checks the rules of a config, as its command will. Raises ConfigError if it cannot work."""
+    if config.get("resume") is not None:
+        raise ConfigError(f"resume={config['resume']}: a pipeline continues its own runs; leave it out")
+    if stage.command.name == "check":
+        make_one_process_plan(config, composed, "data checks")
+        return
+    plan = make_plan(config, composed.choices, composed.search)
+    if plan.cluster.submit is not None:
+        raise ConfigError(
+            f"cluster.submit={plan.cluster.submit}: prints a script, and trains nothing; submit the whole pipeline"
+        )
+    if stage.command.name == "sweep":
+        check_job(composed.config)
+
+
+def check_data(stage: Stage, words: Sequence[str], config_dirs: Sequence[str]) -> None:
+    """Checks that the files of a stage's dataset can be read. Raises ConfigError if not."""
+    first = next(expand_sweep(words)) if stage.command.name == "sweep" else words
+    composed = compose_config(first, config_dirs)
+    plan = make_plan(resolve_config(composed.config), composed.choices, composed.search, look_outside=False)
+    check_dataset_files(plan, composed.folder)
+
+
+def refuse_own_keys(words: Sequence[str]) -> None:
+    """Raises ConfigError for an override that the pipeline sets itself."""
+    for override in parse_overrides(words):
+        if str(override.key_or_group) in SET_HERE:
+            raise ConfigError(f"overrides: {override.input_line}: the pipeline sets {override.key_or_group}; leave it out")
+
+
+def is_swept(word: str) -> bool:
+    (override,) = parse_overrides([word])
+    return bool(override.is_sweep_override())
+
+
+def list_values(override: Override) -> list[str]:
+    """Returns the values of a swept key, as words; of a range or an interval the first one."""
+    sweep = override.value()
+    if isinstance(sweep, RangeSweep | IntervalSweep):
+        return [str(sweep.start)]
+    if isinstance(sweep, ChoiceSweep) or override.is_choice_sweep():
+        return [str(each) for each in override.sweep_string_iterator()]
+    return [str(each) for each in list(override.sweep_string_iterator())[:1]]
+
+
+def expand_sweep(words: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the words of jobs: the first values of all swept keys, then each other value of a key with these."""
+    overrides = parse_overrides(words)
+    values = {n: list_values(each) for n, each in enumerate(overrides) if each.is_sweep_override()}
+
+    def replace(chosen: Mapping[int, str]) -> list[str]:
+        return [f"{overrides[n].key_or_group}={chosen[n]}" if n in chosen else word for n, word in enumerate(words)]
+
+    first = {n: each[0] for n, each in values.items()}
+    yield replace(first)
+    others = [{**first, n: value} for n, each in values.items() for value in each[1:]]
+    yield from map(replace, others[: MOST_COMPOSED - 1])
+
+
+def list_settings(config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the values that can change what a stage gives, as text with secrets masked."""
+    return {
+        key: json.dumps(mask_secrets(value), default=str)
+        for key, value in flatten_config(config).items()
+        if key in KEPT_OF_TRACKING or not key.startswith(("tracking.", *(f"{each}." for each in IGNORED), *IGNORED))
+    }
+
+
+def select_inputs(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the part of a config by which its code and its data files are found."""
+    targets = [{"_target_": path} for _, path in list_targets(config)]
+    weights = (config.get("model") or {}).get("init_from")
+    return {"targets": targets, "dataset": mask_secrets(config.get("dataset") or {}), "weights": weights}
+
+
+def read_tracking(compositions: Sequence[Composition]) -> Tracking:
+    """Returns the options of the store in which a pipeline is recorded: those of its first stage that has some."""
+    from scaleflow.config.parse import parse_section
+
+    sections = [dict(each.tracking) for each in compositions if each.tracking]
+    return parse_section(Tracking, sections[0], "tracking") if sections else Tracking()
+
+
+def digest_options(config_dirs: Sequence[str]) -> str:
+    """Returns a digest of all files that configs are composed of; it names `oc.env` if one reads the environment."""
+    digest, reads_environment = hashlib.sha256(scaleflow.__version__.encode()), False
+    for folder in (Path(scaleflow.__file__).parent / "conf", *map(Path, config_dirs)):
+        for path in sorted(folder.rglob("*.yaml")):
+            content = path.read_bytes()
+            reads_environment = reads_environment or b"oc.env" in content
+            digest.update(f"{path.relative_to(folder)} {len(content)} ".encode() + content)
+    return digest.hexdigest()[:32] + (" oc.env" if reads_environment else "")

@@ -1,0 +1,61 @@
+"""The process of a stage: a command of scaleflow, or a function of the user's. It ends with the pipeline's process.
+
+    python -m scaleflow.pipeline.stage_process PARENT_PID WORD ... --json
+
+The words are those after `scaleflow`; `python TARGET ARGUMENTS RESULT` calls a function with arguments from JSON, and
+writes what it returns as JSON to the file RESULT.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from hydra.utils import get_object
+
+from scaleflow.__main__ import entry
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.process import end_with
+from scaleflow.errors import ConfigError, RunError
+from scaleflow.interfaces.parent_process import end_with_parent
+from scaleflow.launcher.answer import FINISHED, TERMINATED
+
+
+def main() -> None:
+    parent, *words = sys.argv[1:]
+    end_with_parent(signal.SIGTERM)
+    if os.getppid() != int(parent):  # it ended before this process could ask
+        sys.exit(TERMINATED)
+    sys.argv = ["scaleflow", *words]
+    sys.orig_argv = [sys.executable, "-m", "scaleflow", *words]  # what a run records as its command
+    if words[0] == "python":
+        end_with(lambda: run_command(call_function, words[1:]))
+    entry()
+
+
+def call_function(words: list[str]) -> int:
+    """Calls the function; an exception of its own ends the process with a traceback and exit code 1."""
+    target, arguments, result = words
+    try:
+        function = get_object(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"target: {target}: cannot be imported: {error}") from error
+    returned = function(**json.loads(arguments))
+    try:
+        text = json.dumps(returned, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise RunError(
+            f"target: {target}: returned a {type(returned).__name__}, which JSON cannot hold ({error}); return texts, "
+            "numbers, lists and dicts of them, or nothing"
+        ) from error
+    partial = Path(result).with_suffix(".partial")
+    partial.write_text(text)
+    partial.replace(result)
+    return FINISHED
+
+
+if __name__ == "__main__":
+    main()

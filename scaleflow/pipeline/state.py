@@ -1,0 +1,97 @@
+"""What a pipeline has done, in `pipeline.json` of its folder: the same command reads it and goes on from there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scaleflow.errors import ConfigError
+from scaleflow.runs.folder import hold_lock, read_json
+
+#: The folder of all pipelines, in the current one, and that of a pipeline's own runs, in its folder.
+PIPELINES, RUNS = "pipelines", "_runs"
+
+#: Another version writes other keys. A pipeline of an earlier version runs again.
+VERSION = 1
+
+#: What decides whether a stage is the same: settings, code, data and packages, each with its parts by name.
+Key = Mapping[str, Mapping[str, str]]
+
+
+@dataclass
+class StageRecord:
+    """The last execution of a stage."""
+
+    key: Key  # of what it was made
+    attempt: int  # the number of its folder
+    execution: int  # that of the pipeline which ran it
+    status: str = "RUNNING"  # or FINISHED, FAILED, KILLED
+    outputs: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""  # why it did not finish
+    began: float = 0.0  # in seconds since the epoch
+    ended: float | None = None
+    process: tuple[int, float] | None = None  # the id of its process, and when that began
+
+
+class PipelineState:
+    """The state of a pipeline.
+
+    Args:
+        folder: of the pipeline.
+
+    Attributes:
+        execution: the number of the last execution; 0 if there was none.
+        status: how that ended; `RUNNING` if it has not.
+        records: the last execution of each stage.
+        composed: what configs were composed to, by a digest of all that they were made of.
+        run_id: that of the last execution in the store.
+
+    Raises ConfigError if the file cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / "pipeline.json"
+        content = read_json(self._path)
+        if content.get("version", VERSION) != VERSION:
+            content = {"execution": content.get("execution", 0)}
+        self.execution: int = content.get("execution", 0)
+        self.status: str = content.get("status", "FINISHED")
+        self.composed: dict[str, Any] = content.get("composed", {})
+        try:
+            self.records = {name: StageRecord(**each) for name, each in content.get("stages", {}).items()}
+        except TypeError as error:
+            raise ConfigError(f"{self._path}: cannot be read ({error}); delete it to run all stages again") from error
+
+    def save(self) -> None:
+        """Writes the file atomically. Raises OSError if it cannot be written."""
+        content = {
+            "version": VERSION,
+            "execution": self.execution,
+            "status": self.status,
+            "stages": {name: asdict(each) for name, each in self.records.items()},
+            "composed": self.composed,
+        }
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(json.dumps(content))
+        partial.replace(self._path)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Excludes other commands of this pipeline during the block. Raises ConfigError if there is one."""
+        message = f"{self.folder}: another command runs this pipeline; wait for its end, or use --folder DIR"
+        with hold_lock(self.folder / "pipeline.lock", 0.0, message):
+            yield
+
+    @property
+    def run_folder(self) -> Path:
+        """The folder of the pipeline's own run in this execution."""
+        return self.folder / RUNS / str(self.execution)
+
+    def find_folder(self, name: str, attempt: int) -> Path:
+        """Returns the folder of a stage."""
+        return self.folder / name / str(attempt)
