@@ -1,0 +1,114 @@
+"""Checks every stage of a pipeline before any of them runs, with stand-ins for values that do not exist yet."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scaleflow.config.compose import user_module_folders
+from scaleflow.config.parse import suggest
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Tracking
+from scaleflow.launcher.named_runs import locate_run
+from scaleflow.pipeline.composition import Composer, Composition, check_data, expand_sweep, is_swept, refuse_own_keys
+from scaleflow.pipeline.definition import Pipeline, Stage
+from scaleflow.runs.code_digest import find_folders, find_source
+from scaleflow.tracking.uri import check_model_name
+
+#: Values of outputs that have a known form, and of others. An override with one of the others is not checked.
+STAND_INS = {"run_id": "0" * 32, "model": f"models:/m-{'0' * 32}", "promoted": True, "version": "1"}
+UNKNOWN = "value-not-known-yet"
+
+#: Commands that may write the data of stages after them.
+WRITERS = ("python", "predict")
+
+
+def check_stages(pipeline: Pipeline, composer: Composer, folder: Path) -> list[Composition]:
+    """Checks the configs, the functions and the options of all stages; returns what was composed.
+
+    Raises ConfigError, which says where the stage is written, for the first that cannot work.
+    """
+    made = []
+    best: dict[str, list[str]] = {}
+
+    def stand_in(name: str, path: Sequence[str]) -> Any:
+        if path[0] == "best" and path[1:2] == ["overrides"]:
+            return best.get(name, [])
+        known = {**STAND_INS, "folder": str(folder / name / "1")}
+        return known.get(path[-1], UNKNOWN)
+
+    for stage in pipeline.stages.values():
+        values = pipeline.resolve(stage, stand_in)
+        try:
+            words = [word for word in values.get("overrides", []) if UNKNOWN not in word]
+            refuse_own_keys(words)
+            if stage.command.name == "sweep":
+                first = next(expand_sweep(words))
+                best[stage.name] = [new for new, word in zip(first, words, strict=True) if is_swept(word)]
+            made += check_stage(pipeline, stage, values, words, composer)
+        except ConfigError as refusal:
+            raise ConfigError(f"{stage.place}: {refusal}") from refusal
+    return made
+
+
+def check_stage(
+    pipeline: Pipeline, stage: Stage, values: Mapping[str, Any], words: Sequence[str], composer: Composer
+) -> list[Composition]:
+    command = stage.command
+    if command.composes:
+        made = composer.compose(stage, words)
+        if not find_writers(pipeline, stage):
+            check_data(stage, words, pipeline.config_dirs)
+        return [made]
+    if command.name == "python":
+        check_function(str(values["target"]), values.get("arguments") or {})
+        return []
+    if UNKNOWN not in str(values["run"]):
+        locate_run(str(values["run"]), Tracking())
+    if command.name == "promote":
+        check_model_name("model: ", str(values["model"]))
+    return []
+
+
+def find_writers(pipeline: Pipeline, stage: Stage) -> set[str]:
+    """Returns the stages before one that may write its data."""
+    before = {name for name in pipeline.stages if stage.name in pipeline.find_dependents(name)}
+    return {name for name in before if pipeline.stages[name].command.name in WRITERS}
+
+
+def check_function(target: str, arguments: Mapping[str, Any]) -> None:
+    """Checks that a function exists and takes the arguments, without importing it. Raises ConfigError if not."""
+    module, _, name = target.rpartition(".")
+    if not module:
+        raise ConfigError(f"target: {target}: expected MODULE.FUNCTION")
+    found = find_source(module, user_module_folders())
+    if found is None:
+        if not find_folders(module.partition(".")[0]):
+            raise ConfigError(f"target: {target}: there is no module {module} in the current folder or installed")
+        return
+    try:
+        tree = ast.parse(found[0].read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"target: {target}: {found[0].name} cannot be read: {error}") from error
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if name not in functions:
+        others = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        imported = {alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+        if name in others | imported:
+            return
+        raise ConfigError(f"target: {target}: {found[0].name} has no function {name}{suggest(name, functions, '')}")
+    taken = functions[name].args
+    if taken.kwarg is None:
+        names = [each.arg for each in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
+        for each in arguments:
+            if each not in names:
+                raise ConfigError(
+                    f"arguments: {each}: {target} has no such parameter{suggest(each, names, '')} ({', '.join(names)})"
+                )
+    optional = len(taken.defaults)
+    needed = [each.arg for each in taken.args[: len(taken.args) - optional]]
+    needed += [each.arg for each, default in zip(taken.kwonlyargs, taken.kw_defaults, strict=True) if default is None]
+    if missing := [each for each in needed if each not in arguments]:
+        raise ConfigError(f"arguments: {', '.join(missing)}: missing; {target} needs {', '.join(needed)}")

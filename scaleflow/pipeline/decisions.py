@@ -1,0 +1,127 @@
+"""Decides which stages run again, and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scaleflow.errors import ConfigError
+from scaleflow.pipeline.composition import Composer
+from scaleflow.pipeline.definition import Pipeline, Stage
+from scaleflow.pipeline.keys import describe_change, make_key
+from scaleflow.pipeline.references import select_output
+from scaleflow.pipeline.state import Key, PipelineState, StageRecord
+
+#: What becomes of a stage: its recorded outputs are used; it runs; its condition is false; what it needs failed.
+REUSE, RUN, SKIP = "reuse", "run", "skip"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of a stage.
+
+    Attributes:
+        action: `reuse`, `run` or `skip`.
+        why: the reason; empty if it is reused.
+        key: what it is made of; None if that is not known yet.
+        values: its keys, resolved.
+        continues: whether it goes on where an earlier command was interrupted.
+    """
+
+    action: str
+    why: str = ""
+    key: Key | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    continues: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The stages that flags name.
+
+    Attributes:
+        forced: those that run again, whatever they are made of.
+        only: those that may run; empty: all.
+    """
+
+    forced: frozenset[str] = frozenset()
+    only: frozenset[str] = frozenset()
+
+
+class Decider:
+    """Decides about the stages of one command.
+
+    Args:
+        pipeline: the pipeline.
+        state: what earlier commands did.
+        composer: composes configs.
+        choice: the stages that flags name.
+        exists: tells whether the runs and models of a finished stage still exist; returns why not, or "".
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        state: PipelineState,
+        composer: Composer,
+        choice: Choice,
+        exists: Callable[[StageRecord], str],
+    ) -> None:
+        self._pipeline, self._state, self._composer, self._choice = pipeline, state, composer, choice
+        self._find_loss = exists
+
+    def decide(self, stage: Stage) -> Decision:
+        """Decides about a stage whose needs are over. Raises ConfigError if a reference has no value."""
+        if not self._pipeline.holds(stage, self._read):
+            return Decision(SKIP, "its condition is false")
+        values = self._pipeline.resolve(stage, self._read)
+        key = self._make_key(stage, values)
+        record = self._state.records.get(stage.name)
+        why = self._find_reason(stage, record, key)
+        if not why:
+            return Decision(REUSE, "", key, values)
+        if self._choice.only and stage.name not in self._choice.only:
+            raise ConfigError(f"--only: the stage {stage.name} would have to run, too ({why}); name it, or leave --only out")
+        is_begun = record is not None and record.status != "FINISHED" and record.key == key
+        return Decision(RUN, why, key, values, is_begun and not self._is_forced(stage, record))
+
+    def _find_reason(self, stage: Stage, record: StageRecord | None, key: Key) -> str:
+        """Returns why a stage runs; empty if its recorded result is used."""
+        if record is None:
+            return "has not run"
+        if self._is_forced(stage, record):
+            return "is forced"
+        if change := describe_change(record.key, key):
+            return change
+        if record.status != "FINISHED":
+            return {"FAILED": "failed before", "KILLED": "was interrupted"}.get(record.status, "was interrupted")
+        return self._find_loss(record)
+
+    def _is_forced(self, stage: Stage, record: StageRecord | None) -> bool:
+        """A forced stage that an interrupted command has begun is not forced twice."""
+        is_done = record is not None and self._state.status != "FINISHED" and record.execution == self._state.execution
+        return stage.name in self._choice.forced and not is_done
+
+    def _make_key(self, stage: Stage, values: Mapping[str, Any]) -> Key:
+        words = values.get("overrides", [])
+        if stage.command.composes:
+            return make_key(stage, values, self._composer.compose(stage, words))
+        if not stage.command.takes_run:
+            return make_key(stage, values, None)
+        run = str(values["run"])
+        return make_key(stage, values, self._composer.compose(stage, words, run, self.find_run_folder(run)))
+
+    def find_run_folder(self, run: str) -> Path | None:
+        """Returns the folder of a run that a stage of this pipeline made, by its id or its model; None of another."""
+        for record in self._state.records.values():
+            for outputs in (record.outputs, record.outputs.get("best") or {}):
+                if run in (outputs.get("run_id"), outputs.get("model")) and outputs.get("folder"):
+                    folder = Path(outputs["folder"])
+                    if (folder / "config.yaml").is_file() and (folder / "events.jsonl").is_file():
+                        return folder
+        return None
+
+    def _read(self, name: str, path: Sequence[str]) -> Any:
+        return select_output(self._state.records[name].outputs, name, path)

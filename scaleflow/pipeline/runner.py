@@ -1,0 +1,304 @@
+"""Runs the stages of a pipeline: those that changed, side by side where they do not depend on each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scaleflow.config.trust import list_own_targets
+from scaleflow.errors import ConfigError, RunError
+from scaleflow.interfaces import Status, Tracking
+from scaleflow.launcher.answer import FAILED, FINISHED
+from scaleflow.launcher.display import Display
+from scaleflow.launcher.processes.stop import StopRequest
+from scaleflow.launcher.recording.recovery import is_recorded, repair, repair_quietly
+from scaleflow.pipeline.decisions import RUN, SKIP, Decider, Decision
+from scaleflow.pipeline.definition import Pipeline, Stage
+from scaleflow.pipeline.processes import TAGS_ENV, StageProcess, end_left_process
+from scaleflow.pipeline.recording import (
+    PIPELINE_TAG,
+    STAGE_TAG,
+    RecordedRun,
+    describe_pipeline,
+    list_results,
+    write_picture,
+    write_results,
+)
+from scaleflow.pipeline.stage_commands import REPORT, make_resuming_words, make_words, read_outputs
+from scaleflow.pipeline.state import PipelineState, StageRecord
+from scaleflow.runs.state import RunState
+from scaleflow.sweep.devices import make_environments
+
+#: Seconds between looks at the processes.
+LOOK_SECONDS = 0.05
+
+#: States of stages that are over, and after which those that need them can run.
+OVER, GOOD = ("FINISHED", "reused", "skipped", "FAILED", "KILLED", "not run"), ("FINISHED", "reused")
+
+
+@dataclass
+class Execution:
+    """A stage that runs."""
+
+    stage: Stage
+    decision: Decision
+    process: StageProcess
+    folder: Path
+    run: RecordedRun | None  # of a stage whose command records none
+    slot: Mapping[str, str] = field(default_factory=dict)  # its part of the devices
+
+
+class PipelineRunner:
+    """Runs a pipeline, whose folder is locked.
+
+    Args:
+        pipeline: the pipeline.
+        state: what earlier commands did.
+        decider: decides about each stage.
+        tracking: the options of the store.
+        display: shows the stages.
+        stop: the request to stop.
+        jobs: how many stages run at a time.
+
+    Attributes:
+        states: of each stage, in words.
+        reasons: why a stage did not finish.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        state: PipelineState,
+        decider: Decider,
+        tracking: Tracking,
+        display: Display,
+        stop: StopRequest,
+        jobs: int,
+    ) -> None:
+        self._pipeline, self._state, self._decider = pipeline, state, decider
+        self._tracking, self._display, self._stop = tracking, display, stop
+        self._slots = [*make_environments(jobs)]
+        self._running: dict[str, Execution] = {}
+        self._closing: list[RecordedRun] = []
+        self._run: RecordedRun | None = None
+        self._signals = 0
+        self.states: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
+
+    def run(self) -> int:
+        """Runs the stages; returns the exit code. Raises ConfigError if the store cannot be used before any has run."""
+        self._end_left_stages()
+        try:
+            while not self._is_over():
+                self._begin_stages()
+                self._look()
+                if self._running:
+                    time.sleep(LOOK_SECONDS)
+        except OSError as error:  # the disk is full, or the folder is gone
+            self._stop_stages()
+            self.reasons.setdefault("", f"{error.strerror or error}: {error.filename or self._state.folder}")
+        finally:
+            self._stop_stages()
+        return self._end()
+
+    def _is_over(self) -> bool:
+        if self._stop.is_set():
+            return not self._running
+        return all(self.states.get(name) in OVER for name in self._pipeline.stages)
+
+    def _end_left_stages(self) -> None:
+        """Ends what an earlier command that was killed has left, so that no run stays RUNNING in the store."""
+        for name, record in self._state.records.items():
+            if record.status != "RUNNING":
+                continue
+            if record.process is not None:
+                end_left_process(record.process)
+            record.status, record.reason = "KILLED", "the pipeline was killed"
+            repair(self._state.find_folder(name, record.attempt))
+
+    def _begin_stages(self) -> None:
+        for name, stage in self._pipeline.stages.items():
+            if name in self.states or not all(self.states.get(each) in OVER for each in self._pipeline.needs[name]):
+                continue
+            bad = [each for each in self._pipeline.needs[name] if self.states[each] not in GOOD]
+            if bad:
+                is_skipped = all(self.states[each] == "skipped" for each in bad)
+                self._set(name, "skipped" if is_skipped else "not run", f"{bad[0]} is {self.states[bad[0]]}")
+                continue
+            if self._stop.is_set() or not self._slots:
+                continue
+            try:
+                decision = self._decider.decide(stage)
+            except ConfigError as refusal:
+                self._set(name, "FAILED", str(refusal))
+                continue
+            if decision.action == RUN:
+                self._begin(stage, decision)
+            else:
+                self._set(name, "skipped" if decision.action == SKIP else "reused", decision.why)
+
+    def _set(self, name: str, state: str, reason: str = "") -> None:
+        self.states[name] = state
+        if reason:
+            self.reasons[name] = reason
+        self._display.print_line(f"[{name}] {state}{f': {reason}' if reason else ''}")
+
+    def _begin(self, stage: Stage, decision: Decision) -> None:
+        """Starts the process of a stage, after the pipeline's own run is open."""
+        self._open()
+        before = self._state.records.get(stage.name)
+        attempt = 1 if before is None else before.attempt + (not decision.continues)
+        folder = self._state.find_folder(stage.name, attempt).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        assert decision.key is not None
+        record = StageRecord(decision.key, attempt, self._state.execution, began=time.time())
+        self._state.records[stage.name] = record
+        self._state.save()
+        words = self._make_words(stage, decision, folder)
+        tags = {PIPELINE_TAG: str(self._state.run_folder.absolute()), STAGE_TAG: stage.name}
+        run = None
+        if not stage.command.has_own_run:
+            run = RecordedRun(folder, f"the run of the stage {stage.name}", self._tracking)
+            params = {"command": shlex.join(["scaleflow", *words])[:6000]}
+            run.open(f"{self._pipeline.name} {stage.name}", tags, params, self._state.run_folder.absolute())
+        slot = self._slots.pop()
+        process = StageProcess(stage.name, words, folder, {**slot, TAGS_ENV: json.dumps(tags)})
+        record.process = process.identity
+        self._state.save()
+        self.states[stage.name] = "RUNNING"
+        self._display.print_line(f"[{stage.name}] {stage.command.name}: {decision.why}")
+        self._running[stage.name] = Execution(stage, decision, process, folder, run, slot)
+
+    def _make_words(self, stage: Stage, decision: Decision, folder: Path) -> list[str]:
+        dirs = self._pipeline.config_dirs
+        if stage.command.name == "train":
+            state = RunState.read(folder)
+            if state.is_ready:
+                return make_resuming_words(folder, dirs)
+        words = make_words(stage.command, decision.values, folder, dirs)
+        if stage.command.takes_run and (made := self._decider.find_run_folder(str(decision.values["run"]))):
+            from omegaconf import OmegaConf
+
+            config: Any = OmegaConf.to_container(OmegaConf.load(made / "config.yaml"), resolve=False)
+            modules = dict.fromkeys(path.rpartition(".")[0] or path for _, path in list_own_targets(config))
+            words += [word for module in modules for word in ("--trust", module)]
+        return words
+
+    def _look(self) -> None:
+        """Shows what the processes print, passes signals on, and ends the stages whose processes have ended."""
+        if self._stop.times > self._signals:
+            self._signals = self._stop.times
+            for each in self._running.values():
+                each.process.send_signal(self._stop.signal or 15)
+        for name, each in [*self._running.items()]:
+            code = each.process.poll()
+            each.process.show_output(self._display)
+            if code is not None:
+                del self._running[name]
+                self._slots.append(each.slot)
+                self._finish_stage(each, code)
+
+    def _finish_stage(self, each: Execution, code: int) -> None:
+        record, name = self._state.records[each.stage.name], each.stage.name
+        record.ended, record.process = time.time(), None
+        answer = each.process.read_answer()
+        is_good = code in each.stage.command.good
+        status = "FINISHED" if is_good else "KILLED" if code > 128 else "FAILED"
+        reason = "" if is_good else str(answer.get("error") or f"exit code {code}")
+        if is_good:
+            try:
+                record.outputs = read_outputs(each.stage.command, answer, each.decision.values, each.folder)
+                if each.stage.command.has_own_run and record.outputs.get("run_id") is None and self._tracking.name != "none":
+                    repair_quietly(each.folder)
+            except (OSError, KeyError, ValueError) as error:
+                status, reason = "FAILED", f"its answer cannot be read: {error}"
+        record.status, record.reason = status, reason
+        self._state.save()
+        if each.run is not None:
+            outputs = record.outputs if status == "FINISHED" else {}
+            links = {f"scaleflow.{key}": str(outputs[key]) for key in ("run_id", "model") if outputs.get(key)}
+            files = [each.folder / "stage.log", each.folder / REPORT, each.folder / "result.json"]
+            each.run.add(outputs.get("metrics") or {}, files, links)
+            each.run.end(status, reason)  # type: ignore[arg-type]
+            self._closing.append(each.run)
+        self._set(name, status, reason)
+
+    def _open(self) -> None:
+        """Opens the pipeline's own run: that of an earlier command which did not finish, or a new one."""
+        if self._run is not None:
+            return
+        if self._state.status == "FINISHED":
+            self._state.execution += 1
+        self._state.status = "RUNNING"
+        self._run = RecordedRun(self._state.run_folder.absolute(), "the pipeline's own run", self._tracking)
+        self._state.save()
+        (self._state.run_folder / "pipeline.yaml").write_text(self._pipeline.text)
+        tags = {PIPELINE_TAG: str(self._state.run_folder.absolute())}
+        self._run.open(self._pipeline.name, tags, {"pipeline": self._pipeline.name}, None)
+        if (refusal := self._run.refusal) is not None:
+            raise ConfigError(str(refusal))
+
+    def _stop_stages(self) -> None:
+        """Ends the processes that are still alive, and waits for them."""
+        for each in self._running.values():
+            each.process.send_signal(15)
+        while self._running:
+            try:
+                self._look()
+            except OSError:
+                self._running.popitem()
+            time.sleep(LOOK_SECONDS)
+
+    def _end(self) -> int:
+        """Ends the pipeline's own run, waits for the store, and returns the exit code."""
+        bad = [name for name, state in self.states.items() if state in ("FAILED", "KILLED", "not run")]
+        status: Status = "KILLED" if self._stop.is_set() else "FAILED" if bad or "" in self.reasons else "FINISHED"
+        code = self._stop.exit_code if self._stop.is_set() else FINISHED if status == "FINISHED" else FAILED
+        if self._run is None:
+            return code
+        self._state.status = status
+        try:
+            self._state.save()
+            self._record_end(status)
+        except OSError as error:
+            raise RunError(f"{self._state.folder}: cannot be written: {error.strerror}") from error
+        return code
+
+    def _record_end(self, status: Status) -> None:
+        assert self._run is not None
+        before = self._stop.times
+        closed = [run.close(lambda: self._stop.times > before) for run in self._closing]
+        rows = list_results(self._pipeline, self.states, self._state.records)
+        folder = self._state.run_folder
+        files = [folder / "pipeline.yaml", write_results(folder, rows)]
+        files.append(write_picture(self._pipeline, self.states, self._state.records, folder))
+        self._run.add({}, files, {}, describe_pipeline(rows, {}, f"scaleflow pipeline {self._pipeline.name}"))
+        failed = next((f"{name}: {self.reasons.get(name, '')}" for name, s in self.states.items() if s == "FAILED"), "")
+        self._run.end(status, failed)
+        self._run.close(lambda: self._stop.times > before)
+        if all(closed):
+            for record in self._state.records.values():
+                folder = Path(str(record.outputs.get("folder", "")))
+                if record.outputs.get("run_id") and folder.is_dir() and not is_recorded(folder):
+                    repair_quietly(folder)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what `--json` says."""
+        stages = {
+            name: {
+                "status": self.states.get(name, "not run"),
+                "reason": self.reasons.get(name) or None,
+                **(self._state.records[name].outputs if self.states.get(name) in GOOD else {}),
+            }
+            for name in self._pipeline.stages
+        }
+        return {"status": self._state.status, "folder": os.path.abspath(self._state.folder), "stages": stages}  # noqa: PTH100
+
+    def describe_links(self) -> Sequence[tuple[str, str]]:
+        return self._run.describe_links() if self._run else ()
