@@ -8,6 +8,7 @@ folder of a run to resume. The spec holds the results, so that no process has to
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,9 @@ from scaleflow.runs.run_name import label_overrides
 from scaleflow.runs.split_digest import Repetition
 from scaleflow.tracking.tensorboard import check_tensorboard
 from scaleflow.tracking.uri import check_model_name, resolve_store
+
+#: The variable in which a pipeline passes tags to the commands of its stages, as JSON.
+STAGE_TAGS = "SCALEFLOW_STAGE_TAGS"
 
 
 @dataclass(frozen=True)
@@ -88,10 +92,15 @@ def make_spec(plan: Plan, folder: Path, command: RunCommand, earlier: Sequence[s
     return RunSpec(
         *(plan, folder.absolute(), command.started, worker),
         label=label,
-        tags=command.tags,
+        tags={**command.tags, **read_stage_tags()},
         trial=command.trial,
         repeats=command.repeats,
     )
+
+
+def read_stage_tags() -> dict[str, str]:
+    """Returns the tags that the pipeline of this command, if there is one, gives to its runs."""
+    return {str(key): str(value) for key, value in json.loads(os.environ.get(STAGE_TAGS) or "{}").items()}
 
 
 def check_dataset_files(plan: Plan, folder: Path) -> None:

@@ -95,7 +95,12 @@ def check_function(target: str, arguments: Mapping[str, Any]) -> None:
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name not in functions:
         others = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        imported = {alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+        imported = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
         if name in others | imported:
             return
         raise ConfigError(f"target: {target}: {found[0].name} has no function {name}{suggest(name, functions, '')}")

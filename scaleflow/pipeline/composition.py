@@ -155,7 +155,9 @@ def refuse_own_keys(words: Sequence[str]) -> None:
     """Raises ConfigError for an override that the pipeline sets itself."""
     for override in parse_overrides(words):
         if str(override.key_or_group) in SET_HERE:
-            raise ConfigError(f"overrides: {override.input_line}: the pipeline sets {override.key_or_group}; leave it out")
+            raise ConfigError(
+                f"overrides: {override.input_line}: the pipeline sets {override.key_or_group}; leave it out"
+            )
 
 
 def is_swept(word: str) -> bool:

@@ -83,7 +83,9 @@ class Decider:
         if not why:
             return Decision(REUSE, "", key, values)
         if self._choice.only and stage.name not in self._choice.only:
-            raise ConfigError(f"--only: the stage {stage.name} would have to run, too ({why}); name it, or leave --only out")
+            raise ConfigError(
+                f"--only: the stage {stage.name} would have to run, too ({why}); name it, or leave --only out"
+            )
         is_begun = record is not None and record.status != "FINISHED" and record.key == key
         return Decision(RUN, why, key, values, is_begun and not self._is_forced(stage, record))
 

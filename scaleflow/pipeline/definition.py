@@ -251,7 +251,9 @@ def read_stages(key: str, section: Any, values: Mapping[str, Any], place: str) -
     command = STAGE_COMMANDS.get(section["command"])
     if command is None:
         hint = suggest(section["command"], STAGE_COMMANDS, "")
-        raise ConfigError(f"command: {section['command']}: is no command of a stage{hint} ({', '.join(STAGE_COMMANDS)})")
+        raise ConfigError(
+            f"command: {section['command']}: is no command of a stage{hint} ({', '.join(STAGE_COMMANDS)})"
+        )
     for each in section:
         if each not in command.keys:
             hint = suggest(str(each), command.keys, "")
@@ -269,7 +271,9 @@ def read_stages(key: str, section: Any, values: Mapping[str, Any], place: str) -
     make = partial(Stage, command=command, values=own, after=after, condition=condition, place=place)
     if section.get("foreach") is None:
         return {key: make(key, variables={})}
-    stages = [make(".".join([key, *map(str, v.values())]), variables=v) for v in list_variables(section["foreach"], values)]
+    stages = [
+        make(".".join([key, *map(str, v.values())]), variables=v) for v in list_variables(section["foreach"], values)
+    ]
     return {stage.name: stage for stage in stages}
 
 

@@ -49,7 +49,9 @@ def make_key(stage: Stage, values: Mapping[str, Any], composition: Composition |
             code[name] = file.digest
             status = file.path.stat()
             module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            names |= {each.partition(".")[0] for each in read_source(file.path, module, status.st_mtime_ns, status.st_size)[1]}
+            names |= {
+                each.partition(".")[0] for each in read_source(file.path, module, status.st_mtime_ns, status.st_size)[1]
+            }
         data += find_data_files(config.get("dataset") or {})
         if isinstance(weights := config.get("weights"), str) and Path(weights).is_file():
             data.append(weights)

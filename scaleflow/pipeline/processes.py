@@ -23,9 +23,6 @@ PROGRAM = "scaleflow.pipeline.stage_process"
 #: The output of a stage's process, in its folder.
 LOG = "stage.log"
 
-#: The variable with further tags of the runs that a command makes, as JSON.
-TAGS_ENV = "SCALEFLOW_TAGS"
-
 #: Seconds to wait for a process of an earlier command that was killed: it saves a checkpoint first.
 LEFT_SECONDS = 90.0
 

@@ -28,8 +28,8 @@ from scaleflow.pipeline.picture import draw_graph
 from scaleflow.pipeline.state import StageRecord
 from scaleflow.runs import RunFolder, RunState
 
-#: Tags of the runs of a pipeline and its stages, and the variable in which a stage's command gets them.
-PIPELINE_TAG, STAGE_TAG = "scaleflow.pipeline", "scaleflow.stage"
+#: The tag with the name of the stage that a run is of.
+STAGE_TAG = "scaleflow.stage"
 
 #: The most metrics of a stage that the table shows.
 MOST_SHOWN = 3
@@ -153,9 +153,14 @@ def describe_pipeline(rows: Sequence[Sequence[str]], links: Mapping[str, str], c
     return f"{format_table(pad_cells([head, *linked]))}\n\n```sh\n{command}\n```"
 
 
-def write_picture(pipeline: Pipeline, states: Mapping[str, str], records: Mapping[str, StageRecord], folder: Path) -> Path:
+def write_picture(
+    pipeline: Pipeline, states: Mapping[str, str], records: Mapping[str, StageRecord], folder: Path
+) -> Path:
     """Draws the graph of the stages with their states and times as `graph.png`."""
-    notes = {name: " ".join(filter(None, (states.get(name, "waiting"), format_seconds(records.get(name))))) for name in pipeline.stages}
+    notes = {
+        name: " ".join(filter(None, (states.get(name, "waiting"), format_seconds(records.get(name)))))
+        for name in pipeline.stages
+    }
     path = folder / "graph.png"
     partial = folder / f".{os.getpid()}.png"
     draw_graph(pipeline.needs, notes, states, partial)

@@ -7,6 +7,7 @@ the user's that a stage refers to.
 from __future__ import annotations
 
 import ast
+import itertools
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,7 +54,9 @@ def rewrite_references(value: Any) -> Any:
     return value
 
 
-def split_reference(path: str, commands: Mapping[str, str], groups: Mapping[str, Sequence[str]]) -> tuple[str, list[str]]:
+def split_reference(
+    path: str, commands: Mapping[str, str], groups: Mapping[str, Sequence[str]]
+) -> tuple[str, list[str]]:
     """Returns the stage and the output that a reference names; of a metric, its name is the last part.
 
     Args:
@@ -217,7 +220,9 @@ class Condition:
             case ast.Compare(left=left, ops=ops, comparators=others):
                 sides = [self._evaluate(each, values) for each in (left, *others)]
                 try:
-                    return all(COMPARISONS[type(op)](*pair) for op, pair in zip(ops, zip(sides, sides[1:]), strict=False))
+                    return all(
+                        COMPARISONS[type(op)](*pair) for op, pair in zip(ops, itertools.pairwise(sides), strict=True)
+                    )
                 except TypeError:
                     raise self._refuse(f"{sides[0]!r} and {sides[1]!r} do not compare") from None
             case ast.Constant(value=value):

@@ -16,13 +16,14 @@ from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Status, Tracking
 from scaleflow.launcher.answer import FAILED, FINISHED
 from scaleflow.launcher.display import Display
+from scaleflow.launcher.prepare import STAGE_TAGS
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.recording.recovery import is_recorded, repair, repair_quietly
+from scaleflow.launcher.recording.transfer import PIPELINE
 from scaleflow.pipeline.decisions import RUN, SKIP, Decider, Decision
 from scaleflow.pipeline.definition import Pipeline, Stage
-from scaleflow.pipeline.processes import TAGS_ENV, StageProcess, end_left_process
+from scaleflow.pipeline.processes import StageProcess, end_left_process
 from scaleflow.pipeline.recording import (
-    PIPELINE_TAG,
     STAGE_TAG,
     RecordedRun,
     describe_pipeline,
@@ -161,14 +162,14 @@ class PipelineRunner:
         self._state.records[stage.name] = record
         self._state.save()
         words = self._make_words(stage, decision, folder)
-        tags = {PIPELINE_TAG: str(self._state.run_folder.absolute()), STAGE_TAG: stage.name}
+        tags = {PIPELINE: str(self._state.run_folder.absolute()), STAGE_TAG: stage.name}
         run = None
         if not stage.command.has_own_run:
             run = RecordedRun(folder, f"the run of the stage {stage.name}", self._tracking)
             params = {"command": shlex.join(["scaleflow", *words])[:6000]}
             run.open(f"{self._pipeline.name} {stage.name}", tags, params, self._state.run_folder.absolute())
         slot = self._slots.pop()
-        process = StageProcess(stage.name, words, folder, {**slot, TAGS_ENV: json.dumps(tags)})
+        process = StageProcess(stage.name, words, folder, {**slot, STAGE_TAGS: json.dumps(tags)})
         record.process = process.identity
         self._state.save()
         self.states[stage.name] = "RUNNING"
@@ -214,7 +215,11 @@ class PipelineRunner:
         if is_good:
             try:
                 record.outputs = read_outputs(each.stage.command, answer, each.decision.values, each.folder)
-                if each.stage.command.has_own_run and record.outputs.get("run_id") is None and self._tracking.name != "none":
+                if (
+                    each.stage.command.has_own_run
+                    and record.outputs.get("run_id") is None
+                    and self._tracking.name != "none"
+                ):
                     repair_quietly(each.folder)
             except (OSError, KeyError, ValueError) as error:
                 status, reason = "FAILED", f"its answer cannot be read: {error}"
@@ -239,7 +244,7 @@ class PipelineRunner:
         self._run = RecordedRun(self._state.run_folder.absolute(), "the pipeline's own run", self._tracking)
         self._state.save()
         (self._state.run_folder / "pipeline.yaml").write_text(self._pipeline.text)
-        tags = {PIPELINE_TAG: str(self._state.run_folder.absolute())}
+        tags = {PIPELINE: str(self._state.run_folder.absolute())}
         self._run.open(self._pipeline.name, tags, {"pipeline": self._pipeline.name}, None)
         if (refusal := self._run.refusal) is not None:
             raise ConfigError(str(refusal))

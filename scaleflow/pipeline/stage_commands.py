@@ -101,7 +101,9 @@ STAGE_COMMANDS = {
             outputs=("run_id", "model", "promoted", "version", "folder"),
             good=(FINISHED, NOT_PROMOTED),
         ),
-        StageCommand("python", flags={"target": (), "arguments": ()}, required=("target",), outputs=("result", "folder")),
+        StageCommand(
+            "python", flags={"target": (), "arguments": ()}, required=("target",), outputs=("result", "folder")
+        ),
     )
 }
 
@@ -109,7 +111,9 @@ STAGE_COMMANDS = {
 BEST = ("overrides", "run_id", "model", "metrics", "folder")
 
 
-def make_words(command: StageCommand, values: Mapping[str, Any], folder: Path, config_dirs: tuple[str, ...]) -> list[str]:
+def make_words(
+    command: StageCommand, values: Mapping[str, Any], folder: Path, config_dirs: tuple[str, ...]
+) -> list[str]:
     """Returns the words of a stage's command, after `scaleflow`.
 
     Args:
@@ -145,7 +149,9 @@ def make_resuming_words(folder: Path, config_dirs: tuple[str, ...]) -> list[str]
     return [*(word for each in config_dirs for word in ("--config-dir", each)), f"resume='{folder}'"]
 
 
-def read_outputs(command: StageCommand, answer: Mapping[str, Any], values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def read_outputs(
+    command: StageCommand, answer: Mapping[str, Any], values: Mapping[str, Any], folder: Path
+) -> dict[str, Any]:
     """Returns the outputs of a stage that has finished.
 
     Args:

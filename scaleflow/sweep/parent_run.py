@@ -18,6 +18,7 @@ from scaleflow.interfaces.events import (
     TagsSet,
 )
 from scaleflow.interfaces.secret_masking import mask_secrets
+from scaleflow.launcher.prepare import read_stage_tags
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.recording.command_run import CommandRun
 from scaleflow.runs import RunFolder, RunState
@@ -63,7 +64,7 @@ class ParentRun:
         own_config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = OmegaConf.to_container(own_config, resolve=False)
         self._files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(plain))))
-        write_run_tags(self._files.path, facts.make_run_tags())
+        write_run_tags(self._files.path, facts.make_run_tags() | read_stage_tags())
         swept = ", ".join(self._ledger.swept)
         params = {key: value for key, value in choices.items() if not is_under(key, self._ledger.swept)}
         params |= {key: str(value) for key, value in self._ledger.base.items() if key not in params}

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 #: MLflow's tag of a child run.
 PARENT = "mlflow.parentRunId"
 
+#: The tag with the folder of the run of the pipeline that a run belongs to.
+PIPELINE = "scaleflow.pipeline"
+
 #: The tag with the digest of the weights of the model that the run has exported.
 WEIGHTS = "scaleflow.weights"
 
@@ -434,11 +437,12 @@ class EventTransfer:
         Raises:
             LookupError: if the run of the sweep is not recorded yet.
         """
-        if event.parent is None or self._tracker.uri is None:
+        parent = event.parent or read_run_tags(self._files.path).get(PIPELINE)
+        if parent in (None, str(self._files.path)) or self._tracker.uri is None:
             return {}
-        run_id = RunFolder(Path(event.parent)).read_record().get("run_id")
+        run_id = RunFolder(Path(parent)).read_record().get("run_id")
         if run_id is None:
-            raise LookupError("the run of the sweep is not recorded yet")
+            raise LookupError("its parent, the run of the sweep or of the pipeline, is not recorded yet")
         return {PARENT: run_id}
 
     def _count_event(self, name: str, number: int, reason: str) -> None:
