@@ -147,6 +147,7 @@ def score_scaleflow(train: Any, test: Any, folder: Path, *words: str) -> tuple[f
     options = ["dataset=table", f"dataset.data_dir={data}", "dataset.target=target", f"hydra.run.dir={folder / 'run'}"]
     options += ["tracking=none", "hardware=cpu", "evaluation=none", "debug=inline"]
     options += [] if are_classes(train) else ["dataset.kind=regression"]
+    options += [] if any(word.startswith("model=") for word in words) else ["model=tabular"]
     began = time.monotonic()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         result = scaleflow.run(*options, *words)

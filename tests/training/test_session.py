@@ -206,12 +206,15 @@ class OnPaper:
         opening: of each epoch's input.
     """
 
-    loss_scale = flops_per_example = None
+    loss_scale = flops_per_example = freezing = None
     objective = Objective(lambda targets, outputs: outputs)
 
     def __init__(self, seconds: list[float], opening: float) -> None:
         self._seconds = iter(seconds)
         self._opening = opening
+
+    def begin_phase(self, epoch: int, feed: Any) -> bool:
+        return False
 
     def run(self, feed: Any, host: Any) -> None:
         for epoch in range(host.epoch, host.epochs):
