@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from scaleflow.comparison.runs import compare_runs
     from scaleflow.convert import convert_model
     from scaleflow.errors import ConfigError
+    from scaleflow.pipeline.command import PipelineResult, run_pipeline
     from scaleflow.predict.texts import generate_text
     from scaleflow.promote import PromotionResult, promote_model
     from scaleflow.runs.user_metrics import log_metric
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ConfigError",
     "JobResult",
+    "PipelineResult",
     "PromotionResult",
     "Result",
     "RunFailed",
@@ -43,12 +45,14 @@ __all__ = [
     "log_metric",
     "promote_model",
     "run",
+    "run_pipeline",
     "run_sweep",
 ]
 
 _PLACES = {
     "ConfigError": "scaleflow.errors",
     "JobResult": "scaleflow.sweeps",
+    "PipelineResult": "scaleflow.pipeline.command",
     "PromotionResult": "scaleflow.promote",
     "Result": "scaleflow.api",
     "RunFailed": "scaleflow.api",
@@ -62,6 +66,7 @@ _PLACES = {
     "log_metric": "scaleflow.runs.user_metrics",
     "promote_model": "scaleflow.promote",
     "run": "scaleflow.api",
+    "run_pipeline": "scaleflow.pipeline.command",
     "run_sweep": "scaleflow.sweeps",
 }
 

@@ -3,9 +3,10 @@
     scaleflow project main strategy=auto ... --overrides 'a=1 b=2'
     scaleflow project sweep ...
     scaleflow project evaluate RUN_ID ...
+    scaleflow project pipeline NAME ...
 
-main, sweep and evaluate stand for scaleflow, scaleflow -m and scaleflow evaluate. MLflow passes every parameter, also
-those that the user did not set. Options that equal the defaults of config.yaml are dropped, because an explicit option
+main, sweep, evaluate and pipeline stand for scaleflow, scaleflow -m, scaleflow evaluate and scaleflow pipeline. MLflow
+passes every parameter, also those that the user did not set. Options that equal the defaults of config.yaml are dropped, because an explicit option
 would take precedence over a recipe (-P experiment=...).
 """
 
@@ -27,6 +28,7 @@ ENTRY_POINTS: Mapping[str, Sequence[str]] = {
     "main": ("scaleflow",),
     "sweep": ("scaleflow", "-m"),
     "evaluate": ("scaleflow.evaluate",),
+    "pipeline": ("scaleflow.pipeline",),
 }
 
 

@@ -28,7 +28,7 @@ GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
 CONTRACTS = ("scaleflow.errors", "interfaces")
 
 #: The layers above the config groups, from the lowest to the highest. Each may import those below it, and the groups.
-LAYERS = ("config", "runs", "data_checks", "worker", "launcher", "sweep", "comparison", "commands")
+LAYERS = ("config", "runs", "data_checks", "worker", "launcher", "sweep", "comparison", "commands", "pipeline")
 
 #: What the groups may import besides the contracts.
 GROUP_EXTRAS = {
@@ -81,7 +81,7 @@ SOURCES = {
     if "conf" not in path.parts[len(ROOT.parts) :]
 }
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and any(path.rglob("*.yaml")))
-GROUP_PACKAGES = sorted(set(GROUPS) - GROUPS_WITHOUT_TWIN - {"sweep"})
+GROUP_PACKAGES = sorted(set(GROUPS) - GROUPS_WITHOUT_TWIN - {"sweep", "pipeline"})
 
 
 @functools.cache

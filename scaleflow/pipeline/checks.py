@@ -104,7 +104,11 @@ def check_function(target: str, arguments: Mapping[str, Any]) -> None:
         if name in others | imported:
             return
         raise ConfigError(f"target: {target}: {found[0].name} has no function {name}{suggest(name, functions, '')}")
-    taken = functions[name].args
+    check_parameters(target, functions[name].args, arguments)
+
+
+def check_parameters(target: str, taken: ast.arguments, arguments: Mapping[str, Any]) -> None:
+    """Raises ConfigError if a function does not take the arguments, or needs others."""
     if taken.kwarg is None:
         names = [each.arg for each in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
         for each in arguments:

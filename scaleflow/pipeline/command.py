@@ -31,6 +31,7 @@ from typing import Any
 
 from scaleflow.commands.frame import run_command
 from scaleflow.commands.parser import CommandParser
+from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.answer import ANSWER, FINISHED
 from scaleflow.launcher.display import Display, display_for
@@ -94,7 +95,7 @@ def run_words(words: list[str]) -> int:
     parser.add_repeated("--force", "STAGE", "run it again")
     parser.add_repeated("--from", "STAGE", "run it and all that depends on it again")
     parser.add_repeated("--only", "STAGE", "run no other stage")
-    typed = parser.parse_intermixed_args(words)
+    typed = parser.parse_intermixed_args(split_overrides(words))
     pipeline = load_pipeline(typed.name, typed.config_dir, typed.overrides)
     options = Options(typed.folder, typed.jobs, typed.dry_run, typed.force, vars(typed)["from"], typed.only)
     with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:

@@ -99,7 +99,8 @@ class Composer:
 
     def _compose_new(self, stage: Stage, words: Sequence[str]) -> Composition:
         settings: dict[str, str] = {}
-        configs, tracking = [], {}
+        configs: list[Mapping[str, Any]] = []
+        tracking: Any = {}
         for number, each in enumerate(expand_sweep(words) if stage.command.name == "sweep" else [words]):
             composed = compose_config(each, self._dirs)
             config = resolve_config(composed.config)
@@ -115,7 +116,8 @@ class Composer:
         command = RerunCommand(run, words, self._dirs, ["."])
         if folder is not None and RunFolder(folder).config.is_file():
             ready = RunState.read(folder).ready
-            text, params = RunFolder(folder).config.read_text(), dict(ready.params if ready else {})
+            text = RunFolder(folder).config.read_text()
+            params: Mapping[str, str] = ready.params if ready else {}
         else:
             _, _, tracked = find_named_run(run, find_store_options(command))
             text, params = tracked.config, tracked.params

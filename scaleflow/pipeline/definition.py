@@ -303,8 +303,8 @@ def list_variables(foreach: Any, values: Mapping[str, Any]) -> list[dict[str, An
         for value in each:
             if not MEMBER_NAME.fullmatch(str(value)):
                 raise ConfigError(
-                    f"foreach: {name}: {value}: becomes a part of the stage's name, so it must be of letters, digits, _ "
-                    "and -"
+                    f"foreach: {name}: {value}: becomes a part of the stage's name; it must be of letters, "
+                    "digits, _ and -"
                 )
         if len({str(value) for value in each}) < len(each):
             raise ConfigError(f"foreach: {name}: {each}: names a value twice")

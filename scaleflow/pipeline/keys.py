@@ -40,7 +40,7 @@ def make_key(stage: Stage, values: Mapping[str, Any], composition: Composition |
     """
     search = [*user_module_folders()]
     own = {key: repr(value) for key, value in values.items() if key != "overrides"}
-    configs = composition.configs if composition else [{"targets": [{"_target_": values["target"]}]}]
+    configs: Any = composition.configs if composition else [{"targets": [{"_target_": values["target"]}]}]
     code: dict[str, str] = {}
     names: set[str] = set()
     data: list[str] = []

@@ -54,4 +54,5 @@ def draw_graph(
         for other in needs[name]:
             start = (corners[other][0] + WIDTH, corners[other][1] + HEIGHT / 2)
             axes.annotate("", (x, y + HEIGHT / 2), start, arrowprops={"arrowstyle": "->", "color": "#777777"})
-    FigureCanvasAgg(figure).print_png(path)
+    FigureCanvasAgg(figure)
+    figure.savefig(path, format="png")

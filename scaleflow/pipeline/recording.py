@@ -1,4 +1,4 @@
-"""Records a pipeline in the store: its own run, the parent of the runs of its stages, and runs of stages without one."""
+"""Records a pipeline in the store: its own run, the parent of the runs of its stages, and those of other commands."""
 
 from __future__ import annotations
 

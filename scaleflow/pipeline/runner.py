@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class Execution:
     process: StageProcess
     folder: Path
     run: RecordedRun | None  # of a stage whose command records none
-    slot: Mapping[str, str] = field(default_factory=dict)  # its part of the devices
+    slot: dict[str, str] = field(default_factory=dict)  # its part of the devices
 
 
 class PipelineRunner:

@@ -1,0 +1,83 @@
+"""A pipeline from end to end: real commands, a real store, a kill, and what runs again after a change."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Command
+
+FILE = """
+overrides: [dataset=digits, dataset.limit=200, model.units=8, evaluation=none, "seed=${seed}"]
+seed: 1
+stages:
+  fit:  {command: train, overrides: [training.epochs=2]}
+  some: {command: evaluate, run: "${stages.fit.run_id}", split: validation}
+  tell: {command: python, target: steps.tell, arguments: {accuracy: "${stages.some.metrics.accuracy}"}}
+  rare: {command: check, when: "${stages.some.metrics.accuracy} > 1"}
+"""
+
+
+def read_answer(done: object) -> dict[str, dict[str, dict[str, object]]]:
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.slow
+def test_a_pipeline_runs_goes_on_after_a_kill_and_runs_again_what_changed(command: Command, tmp_path: Path) -> None:
+    folder = command.folder
+    (folder / "conf" / "pipeline").mkdir(parents=True)
+    file = folder / "conf" / "pipeline" / "mine.yaml"
+    file.write_text(FILE)
+    (folder / "steps.py").write_text("def tell(accuracy):\n    return {'is': accuracy}\n")
+    words = ("pipeline", "mine", "--config-dir", "conf")
+
+    begun = command.start(*words)
+    log = folder / "pipelines" / "mine" / "fit" / "1" / "events.jsonl"
+    deadline = time.monotonic() + 120
+    while not (log.exists() and '"ready"' in log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(begun.pid, signal.SIGKILL)
+    begun.wait(60)
+
+    done = command(*words, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    stages = read_answer(done)["stages"]
+    assert [stages[name]["status"] for name in ("fit", "some", "tell", "rare")] == ["FINISHED"] * 3 + ["skipped"]
+    accuracy = stages["some"]["metrics"]["accuracy"]  # type: ignore[index]
+    assert stages["tell"]["result"] == {"is": accuracy}
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    (parent,) = [run for run in runs if run.info.run_name == "mine"]
+    children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert len(children) == len(runs) - 1 == 3
+    assert {"pipeline.yaml", "results.csv", "graph.png"} <= {
+        each.path for each in client.list_artifacts(parent.info.run_id)
+    }
+
+    def plan(*more: str) -> dict[str, str]:
+        lines = command(*words, "--dry-run", *more).stdout.splitlines()
+        return {line.split()[0]: line.split(None, 1)[1] for line in lines}
+
+    kept = {"fit": "reuse", "some": "reuse", "tell": "reuse", "rare": "skip  its condition is false"}
+    file.write_text(f"# a comment\n{FILE}")
+    (folder / "steps.py").write_text("# a comment\ndef tell(accuracy):\n    return {'is':  accuracy}\n")
+    assert plan() == kept
+    assert plan("tell.x=1") == {}
+    assert plan("seed=2") == {
+        "fit": "run  seed 1 -> 2",
+        "some": "run  fit runs",
+        "tell": "run  some runs",
+        "rare": "run  some runs",
+    }
+    (folder / "steps.py").write_text("def tell(accuracy):\n    return accuracy\n")
+    assert plan() == {**kept, "tell": "run  steps.py changed"}
+    assert plan("--force", "some")["some"] == "run  is forced"
+    client.delete_run(str(stages["fit"]["run_id"]))
+    assert plan()["fit"] == f"run  its run {stages['fit']['run_id']} was deleted"
