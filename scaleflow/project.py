@@ -5,9 +5,9 @@
     scaleflow project evaluate RUN_ID ...
     scaleflow project pipeline NAME ...
 
-main, sweep, evaluate and pipeline stand for scaleflow, scaleflow -m, scaleflow evaluate and scaleflow pipeline. MLflow
-passes every parameter, also those that the user did not set. Options that equal the defaults of config.yaml are dropped, because an explicit option
-would take precedence over a recipe (-P experiment=...).
+main, sweep, evaluate and pipeline stand for scaleflow, scaleflow -m, scaleflow evaluate and scaleflow pipeline.
+MLflow passes every parameter, also those that the user did not set. Options that equal the defaults of config.yaml are
+dropped, because an explicit option would take precedence over a recipe (-P experiment=...).
 """
 
 from __future__ import annotations

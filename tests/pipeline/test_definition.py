@@ -129,7 +129,7 @@ def test_the_jobs_of_a_sweep_are_its_first_values_and_each_other_one() -> None:
 def test_a_function_is_checked_without_its_import(folder: Path) -> None:
     (folder / "steps.py").write_text("raise SystemExit\ndef tell(accuracy, who='me'): ...\n")
     check_function("steps.tell", {"accuracy": 1})
-    with pytest.raises(ConfigError, match="steps.py has no function tel; did you mean tell"):
+    with pytest.raises(ConfigError, match=r"steps\.py has no function tel; did you mean tell"):
         check_function("steps.tel", {})
     with pytest.raises(
         ConfigError, match=r"arguments: acuracy: steps\.tell has no such parameter; did you mean accuracy"
