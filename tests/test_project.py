@@ -53,7 +53,7 @@ def test_words_that_nobody_typed_are_left_out(words: list[str], command: list[st
 @pytest.mark.parametrize("words", [[], ["mian", "seed=1"]])
 def test_an_entry_point_that_is_none_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert project.main(words) == 2
-    assert "expected one of main, sweep, evaluate as the first argument" in capsys.readouterr().err
+    assert "expected one of main, sweep, evaluate, pipeline as the first argument" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

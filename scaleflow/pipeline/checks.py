@@ -12,8 +12,15 @@ from scaleflow.config.parse import suggest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.launcher.named_runs import locate_run
-from scaleflow.pipeline.composition import Composer, Composition, check_data, expand_sweep, is_swept, refuse_own_keys
-from scaleflow.pipeline.definition import Pipeline, Stage
+from scaleflow.pipeline.composition import (
+    Composer,
+    Composition,
+    check_stage_data,
+    expand_sweep,
+    is_swept,
+    refuse_own_keys,
+)
+from scaleflow.pipeline.definition import DeclaredPipeline, Stage
 from scaleflow.runs.code_digest import find_folders, find_source
 from scaleflow.tracking.uri import check_model_name
 
@@ -25,7 +32,7 @@ UNKNOWN = "value-not-known-yet"
 WRITERS = ("python", "predict")
 
 
-def check_stages(pipeline: Pipeline, composer: Composer, folder: Path) -> list[Composition]:
+def check_stages(pipeline: DeclaredPipeline, composer: Composer, folder: Path) -> list[Composition]:
     """Checks the configs, the functions and the options of all stages; returns what was composed.
 
     Raises ConfigError, which says where the stage is written, for the first that cannot work.
@@ -54,13 +61,13 @@ def check_stages(pipeline: Pipeline, composer: Composer, folder: Path) -> list[C
 
 
 def check_stage(
-    pipeline: Pipeline, stage: Stage, values: Mapping[str, Any], words: Sequence[str], composer: Composer
+    pipeline: DeclaredPipeline, stage: Stage, values: Mapping[str, Any], words: Sequence[str], composer: Composer
 ) -> list[Composition]:
     command = stage.command
     if command.composes:
         made = composer.compose(stage, words)
         if not find_writers(pipeline, stage):
-            check_data(stage, words, pipeline.config_dirs)
+            check_stage_data(stage, words, pipeline.config_dirs)
         return [made]
     if command.name == "python":
         check_function(str(values["target"]), values.get("arguments") or {})
@@ -72,7 +79,7 @@ def check_stage(
     return []
 
 
-def find_writers(pipeline: Pipeline, stage: Stage) -> set[str]:
+def find_writers(pipeline: DeclaredPipeline, stage: Stage) -> set[str]:
     """Returns the stages before one that may write its data."""
     before = {name for name in pipeline.stages if stage.name in pipeline.find_dependents(name)}
     return {name for name in before if pipeline.stages[name].command.name in WRITERS}

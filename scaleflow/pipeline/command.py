@@ -39,11 +39,12 @@ from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.pipeline.checks import check_stages
 from scaleflow.pipeline.composition import Composer, read_tracking
 from scaleflow.pipeline.decisions import REUSE, RUN, Choice, Decider
-from scaleflow.pipeline.definition import Pipeline, load_pipeline
-from scaleflow.pipeline.recording import summarize
+from scaleflow.pipeline.definition import DeclaredPipeline, load_pipeline
+from scaleflow.pipeline.recording import summarize_outputs
 from scaleflow.pipeline.runner import GOOD, PipelineRunner
 from scaleflow.pipeline.state import PIPELINES, PipelineState
 from scaleflow.pipeline.stored import StoredRuns
+from scaleflow.tracking.store import import_client
 from scaleflow.tracking.uri import resolve_store
 
 
@@ -80,10 +81,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 finished, 1 failed, 2 refused, 130 or 143 interrupted.
     """
-    return run_command(run_words, argv)
+    return run_command(pipeline_words, argv)
 
 
-def run_words(words: list[str]) -> int:
+def pipeline_words(words: list[str]) -> int:
     parser = CommandParser("pipeline", __doc__)
     parser.add_argument("name", metavar="NAME", help="the file pipeline/NAME.yaml in a folder of --config-dir")
     parser.add_overrides("STAGE.KEY=VALUE adds an override to a stage; KEY=VALUE sets a key of yours in the file")
@@ -103,7 +104,7 @@ def run_words(words: list[str]) -> int:
 
 
 def run_stages(
-    pipeline: Pipeline, options: Options, display: Display, stop: StopRequest
+    pipeline: DeclaredPipeline, options: Options, display: Display, stop: StopRequest
 ) -> tuple[int, Mapping[str, Any]]:
     """Runs a pipeline; returns the exit code, and what `--json` says. Raises ConfigError if it cannot work."""
     if options.jobs < 1:
@@ -113,7 +114,7 @@ def run_stages(
         forced += [name, *pipeline.find_dependents(name)]
     choice = Choice(frozenset(forced), frozenset(pipeline.select(options.only, "--only")))
     folder = options.folder or Path(PIPELINES, pipeline.name)
-    threading.Thread(target=import_store, daemon=True).start()
+    threading.Thread(target=import_client, daemon=True).start()
     state = PipelineState(folder)
     composer = Composer(pipeline.config_dirs, state.composed)
     tracking = read_tracking(check_stages(pipeline, composer, folder))
@@ -143,7 +144,9 @@ def run_stages(
                         (
                             runner.states.get(name, "not run"),
                             runner.reasons.get(name)
-                            or summarize(stage, state.records[name].outputs if runner.states.get(name) in GOOD else {}),
+                            or summarize_outputs(
+                                stage, state.records[name].outputs if runner.states.get(name) in GOOD else {}
+                            ),
                         ),
                     )
                 ),
@@ -157,7 +160,9 @@ def run_stages(
         return code, answer
 
 
-def show_decisions(pipeline: Pipeline, decider: Decider, state: PipelineState, composer: Composer) -> Mapping[str, Any]:
+def show_decisions(
+    pipeline: DeclaredPipeline, decider: Decider, state: PipelineState, composer: Composer
+) -> Mapping[str, Any]:
     """Prints a line for each stage: `NAME  reuse`, or `NAME  run  WHY`."""
     actions: dict[str, tuple[str, str]] = {}
     for name, stage in pipeline.stages.items():
@@ -177,12 +182,6 @@ def show_decisions(pipeline: Pipeline, decider: Decider, state: PipelineState, c
     answer = {"stages": {name: {"action": action, "reason": why or None} for name, (action, why) in actions.items()}}
     ANSWER.read = lambda: answer
     return answer
-
-
-def import_store() -> None:
-    """Imports MLflow while the configs are composed."""
-    with contextlib.suppress(Exception):
-        import mlflow.tracking  # noqa: F401
 
 
 def run_pipeline(

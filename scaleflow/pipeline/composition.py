@@ -16,7 +16,6 @@ from typing import Any
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 
-import scaleflow
 from scaleflow.commands.tracked_run import make_one_process_plan
 from scaleflow.config.compose import ComposedConfig, check_job, compose_config, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options, reuse_config
@@ -28,7 +27,7 @@ from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.launcher.prepare import check_dataset_files, make_plan
-from scaleflow.pipeline.definition import Stage
+from scaleflow.pipeline.definition import CONF_FOLDER, Stage
 from scaleflow.runs import RunFolder
 from scaleflow.runs.state import RunState
 
@@ -104,7 +103,7 @@ class Composer:
         for number, each in enumerate(expand_sweep(words) if stage.command.name == "sweep" else [words]):
             composed = compose_config(each, self._dirs)
             config = resolve_config(composed.config)
-            check_rules(stage, composed, config)
+            check_stage_rules(stage, composed, config)
             settings |= {f"{key} ({number})" if number else key: text for key, text in list_settings(config).items()}
             configs.append(select_inputs(config))
             tracking = tracking or config.get("tracking", {})
@@ -129,7 +128,7 @@ class Composer:
         return Composition(settings, [select_inputs(config)], {}, modules)
 
 
-def check_rules(stage: Stage, composed: ComposedConfig, config: dict[str, Any]) -> None:
+def check_stage_rules(stage: Stage, composed: ComposedConfig, config: dict[str, Any]) -> None:
     """Checks the rules of a config, as its command will. Raises ConfigError if it cannot work."""
     if config.get("resume") is not None:
         raise ConfigError(f"resume={config['resume']}: a pipeline continues its own runs; leave it out")
@@ -145,7 +144,7 @@ def check_rules(stage: Stage, composed: ComposedConfig, config: dict[str, Any]) 
         check_job(composed.config)
 
 
-def check_data(stage: Stage, words: Sequence[str], config_dirs: Sequence[str]) -> None:
+def check_stage_data(stage: Stage, words: Sequence[str], config_dirs: Sequence[str]) -> None:
     """Checks that the files of a stage's dataset can be read. Raises ConfigError if not."""
     first = next(expand_sweep(words)) if stage.command.name == "sweep" else words
     composed = compose_config(first, config_dirs)
@@ -167,7 +166,7 @@ def is_swept(word: str) -> bool:
     return bool(override.is_sweep_override())
 
 
-def list_values(override: Override) -> list[str]:
+def list_swept_values(override: Override) -> list[str]:
     """Returns the values of a swept key, as words; of a range or an interval the first one."""
     sweep = override.value()
     if isinstance(sweep, RangeSweep | IntervalSweep):
@@ -180,7 +179,7 @@ def list_values(override: Override) -> list[str]:
 def expand_sweep(words: Sequence[str]) -> Iterator[list[str]]:
     """Yields the words of jobs: the first values of all swept keys, then each other value of a key with these."""
     overrides = parse_overrides(words)
-    values = {n: list_values(each) for n, each in enumerate(overrides) if each.is_sweep_override()}
+    values = {n: list_swept_values(each) for n, each in enumerate(overrides) if each.is_sweep_override()}
 
     def replace(chosen: Mapping[int, str]) -> list[str]:
         return [f"{overrides[n].key_or_group}={chosen[n]}" if n in chosen else word for n, word in enumerate(words)]
@@ -217,8 +216,8 @@ def read_tracking(compositions: Sequence[Composition]) -> Tracking:
 
 def digest_options(config_dirs: Sequence[str]) -> str:
     """Returns a digest of all files that configs are composed of; it names `oc.env` if one reads the environment."""
-    digest, reads_environment = hashlib.sha256(scaleflow.__version__.encode()), False
-    for folder in (Path(scaleflow.__file__).parent / "conf", *map(Path, config_dirs)):
+    digest, reads_environment = hashlib.sha256(), False
+    for folder in (CONF_FOLDER, *map(Path, config_dirs)):
         for path in sorted(folder.rglob("*.yaml")):
             content = path.read_bytes()
             reads_environment = reads_environment or b"oc.env" in content

@@ -9,17 +9,18 @@ from typing import Any
 
 from scaleflow.errors import ConfigError
 from scaleflow.pipeline.composition import Composer
-from scaleflow.pipeline.definition import Pipeline, Stage
-from scaleflow.pipeline.keys import describe_change, make_key
+from scaleflow.pipeline.definition import DeclaredPipeline, Stage
+from scaleflow.pipeline.keys import explain_change, make_key
 from scaleflow.pipeline.references import select_output
 from scaleflow.pipeline.state import Key, PipelineState, StageRecord
+from scaleflow.runs import RunFolder
 
 #: What becomes of a stage: its recorded outputs are used; it runs; its condition is false; what it needs failed.
 REUSE, RUN, SKIP = "reuse", "run", "skip"
 
 
 @dataclass(frozen=True)
-class Decision:
+class StageDecision:
     """What becomes of a stage.
 
     Attributes:
@@ -63,7 +64,7 @@ class Decider:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: DeclaredPipeline,
         state: PipelineState,
         composer: Composer,
         choice: Choice,
@@ -72,22 +73,22 @@ class Decider:
         self._pipeline, self._state, self._composer, self._choice = pipeline, state, composer, choice
         self._find_loss = exists
 
-    def decide(self, stage: Stage) -> Decision:
+    def decide(self, stage: Stage) -> StageDecision:
         """Decides about a stage whose needs are over. Raises ConfigError if a reference has no value."""
         if not self._pipeline.holds(stage, self._read):
-            return Decision(SKIP, "its condition is false")
+            return StageDecision(SKIP, "its condition is false")
         values = self._pipeline.resolve(stage, self._read)
         key = self._make_key(stage, values)
         record = self._state.records.get(stage.name)
         why = self._find_reason(stage, record, key)
         if not why:
-            return Decision(REUSE, "", key, values)
+            return StageDecision(REUSE, "", key, values)
         if self._choice.only and stage.name not in self._choice.only:
             raise ConfigError(
                 f"--only: the stage {stage.name} would have to run, too ({why}); name it, or leave --only out"
             )
         is_begun = record is not None and record.status != "FINISHED" and record.key == key
-        return Decision(RUN, why, key, values, is_begun and not self._is_forced(stage, record))
+        return StageDecision(RUN, why, key, values, is_begun and not self._is_forced(stage, record))
 
     def _find_reason(self, stage: Stage, record: StageRecord | None, key: Key) -> str:
         """Returns why a stage runs; empty if its recorded result is used."""
@@ -95,7 +96,7 @@ class Decider:
             return "has not run"
         if self._is_forced(stage, record):
             return "is forced"
-        if change := describe_change(record.key, key):
+        if change := explain_change(record.key, key):
             return change
         if record.status != "FINISHED":
             return {"FAILED": "failed before", "KILLED": "was interrupted"}.get(record.status, "was interrupted")
@@ -121,7 +122,7 @@ class Decider:
             for outputs in (record.outputs, record.outputs.get("best") or {}):
                 if run in (outputs.get("run_id"), outputs.get("model")) and outputs.get("folder"):
                     folder = Path(outputs["folder"])
-                    if (folder / "config.yaml").is_file() and (folder / "events.jsonl").is_file():
+                    if RunFolder(folder).config.is_file() and RunFolder(folder).events.is_file():
                         return folder
         return None
 

@@ -17,7 +17,6 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-import scaleflow
 from scaleflow.config.compose import config_dir_flags, list_options, preserve_hydra_state
 from scaleflow.config.hydra_errors import (
     CONF,
@@ -30,8 +29,8 @@ from scaleflow.config.hydra_errors import (
 from scaleflow.config.parse import suggest
 from scaleflow.errors import ConfigError
 from scaleflow.pipeline.references import (
-    Condition,
     ReadOutput,
+    StageCondition,
     flatten_list,
     resolve_values,
     rewrite_references,
@@ -40,6 +39,9 @@ from scaleflow.pipeline.references import (
 from scaleflow.pipeline.stage_commands import COMMON, STAGE_COMMANDS, StageCommand
 
 GROUP = "pipeline"
+
+#: The folder of scaleflow's own options.
+CONF_FOLDER = Path(__file__).parents[1] / "conf"
 
 #: A name of a stage, and of one of those that `foreach` makes.
 STAGE_NAME, MEMBER_NAME = re.compile(r"[A-Za-z][\w-]*"), re.compile(r"[\w-]+")
@@ -67,12 +69,12 @@ class Stage:
     values: Mapping[str, Any]
     variables: Mapping[str, Any]
     after: tuple[str, ...]
-    condition: Condition | None
+    condition: StageCondition | None
     place: str
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class DeclaredPipeline:
     """A pipeline.
 
     Attributes:
@@ -104,7 +106,7 @@ class Pipeline:
         try:
             resolved = resolve_values(values, self._make_root(stage), self.split_reference, read)
             if "overrides" in resolved:
-                resolved["overrides"] = check_words(flatten_list(resolved["overrides"]))
+                resolved["overrides"] = check_override_words(flatten_list(resolved["overrides"]))
         except ConfigError as refusal:
             raise ConfigError(f"{stage.place}: {refusal}") from refusal
         return resolved
@@ -155,14 +157,14 @@ def group_members(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
     return members
 
 
-def check_words(words: Sequence[Any]) -> list[str]:
+def check_override_words(words: Sequence[Any]) -> list[str]:
     for word in words:
         if not isinstance(word, str):
             raise ConfigError(f"overrides: {word}: expected words KEY=VALUE in quotes")
     return list(words)
 
 
-def load_pipeline(name: str, config_dirs: Sequence[str], words: Sequence[str] = ()) -> Pipeline:
+def load_pipeline(name: str, config_dirs: Sequence[str], words: Sequence[str] = ()) -> DeclaredPipeline:
     """Reads a pipeline and checks it, as far as that is possible without the configs of its stages.
 
     Args:
@@ -191,7 +193,7 @@ def load_pipeline(name: str, config_dirs: Sequence[str], words: Sequence[str] = 
         except ConfigError as refusal:
             raise ConfigError(f"{place}: {refusal}") from refusal
     dirs = tuple(str(Path(each).absolute()) for each in config_dirs)
-    pipeline = Pipeline(name, dirs, text, overrides, values, stages, {})
+    pipeline = DeclaredPipeline(name, dirs, text, overrides, values, stages, {})
     return order_stages(apply_words(pipeline, words))
 
 
@@ -225,7 +227,7 @@ class Places:
 
     def __init__(self, name: str, config_dirs: Sequence[str]) -> None:
         self._name = f"{GROUP}/{name}.yaml"
-        folders = [Path(scaleflow.__file__).parent / "conf", *map(Path, config_dirs)]
+        folders = [CONF_FOLDER, *map(Path, config_dirs)]
         paths = (folder / self._name for folder in folders)
         file = next((path for path in paths if path.is_file()), None)
         self._tree = yaml.compose(file.read_text()) if file else None
@@ -262,22 +264,22 @@ def read_stages(key: str, section: Any, values: Mapping[str, Any], place: str) -
         if section.get(each) is None:
             raise ConfigError(f"{each}: is missing; {command.name} needs {', '.join(command.required)}")
     own = {str(each): value for each, value in section.items() if each not in COMMON and value is not None}
-    check_values(command, own)
+    check_stage_keys(command, own)
     after, when = section.get("after") or [], section.get("when")
     after = tuple(map(str, after if isinstance(after, list) else [after]))
-    condition = None if when is None else Condition(str(when))
+    condition = None if when is None else StageCondition(str(when))
     if condition is not None and not condition.interpolations and not condition.holds([]):
         raise ConfigError(f"when: {when}: is never true, so that the stage could never run")
     make = partial(Stage, command=command, values=own, after=after, condition=condition, place=place)
     if section.get("foreach") is None:
         return {key: make(key, variables={})}
     stages = [
-        make(".".join([key, *map(str, v.values())]), variables=v) for v in list_variables(section["foreach"], values)
+        make(".".join([key, *map(str, v.values())]), variables=v) for v in list_members(section["foreach"], values)
     ]
     return {stage.name: stage for stage in stages}
 
 
-def check_values(command: StageCommand, values: Mapping[str, Any]) -> None:
+def check_stage_keys(command: StageCommand, values: Mapping[str, Any]) -> None:
     """Checks the types and the written-out choices of a stage's own keys."""
     for key, value in values.items():
         choices = command.flags.get(key, ())
@@ -292,7 +294,7 @@ def check_values(command: StageCommand, values: Mapping[str, Any]) -> None:
             raise ConfigError(f"{key}: {value}: expected a text")
 
 
-def list_variables(foreach: Any, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+def list_members(foreach: Any, values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the variables of each stage that `foreach` makes: all combinations of its values."""
     resolved = resolve_values({"foreach": foreach}, values, refuse_reference, lambda *_: None)["foreach"]
     if not isinstance(resolved, dict) or not resolved:
@@ -315,7 +317,7 @@ def refuse_reference(path: str) -> tuple[str, list[str]]:
     raise ConfigError(f"foreach: ${{stages.{path}}}: the stages must be known before any of them has run")
 
 
-def apply_words(pipeline: Pipeline, words: Sequence[str]) -> Pipeline:
+def apply_words(pipeline: DeclaredPipeline, words: Sequence[str]) -> DeclaredPipeline:
     """Adds the words of the command: overrides of stages, and values of the user's keys."""
     stages, values = dict(pipeline.stages), OmegaConf.create(dict(pipeline.values))
     members = group_members(stages)
@@ -343,7 +345,7 @@ def apply_words(pipeline: Pipeline, words: Sequence[str]) -> Pipeline:
     return replace(pipeline, stages=stages, values=raw)
 
 
-def order_stages(pipeline: Pipeline) -> Pipeline:
+def order_stages(pipeline: DeclaredPipeline) -> DeclaredPipeline:
     """Finds out which stages depend on which, and orders them. Raises ConfigError if they depend on each other."""
     members = group_members(pipeline.stages)
     needs: dict[str, set[str]] = {}

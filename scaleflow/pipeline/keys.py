@@ -85,7 +85,7 @@ def list_distributions() -> Mapping[str, Any]:
     return packages_distributions()
 
 
-def describe_change(before: Key, now: Key) -> str:
+def explain_change(before: Key, now: Key) -> str:
     """Says what differs first between two keys; empty if nothing does."""
     for category in CATEGORIES:
         old, new = before.get(category, {}), now.get(category, {})
@@ -95,10 +95,10 @@ def describe_change(before: Key, now: Key) -> str:
             if category in ("data", "code"):
                 how = "is new" if name not in old else "is gone" if name not in new else "changed"
                 return f"{name} {how}"
-            shown = [shorten(each.get(name, "none")) for each in (old, new)]
+            shown = [cut_value(each.get(name, "none")) for each in (old, new)]
             return f"{name} {shown[0]} -> {shown[1]}"
     return ""
 
 
-def shorten(text: str, most: int = 60) -> str:
+def cut_value(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."

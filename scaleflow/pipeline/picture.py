@@ -11,7 +11,7 @@ COLOURS = {"FINISHED": "#cfe8cf", "reused": "#e4efe4", "RUNNING": "#fdf3c4", "FA
 WIDTH, HEIGHT, GAP = 2.2, 0.7, 0.6
 
 
-def find_columns(needs: Mapping[str, frozenset[str]]) -> dict[str, tuple[int, int]]:
+def place_stages(needs: Mapping[str, frozenset[str]]) -> dict[str, tuple[int, int]]:
     """Returns the column and the row of each stage: it is right of all that it needs."""
     columns: dict[str, int] = {}
     for name, before in needs.items():  # in the order in which they run
@@ -24,7 +24,7 @@ def find_columns(needs: Mapping[str, frozenset[str]]) -> dict[str, tuple[int, in
     return places
 
 
-def draw_graph(
+def draw_stages(
     needs: Mapping[str, frozenset[str]], notes: Mapping[str, str], states: Mapping[str, str], path: Path
 ) -> None:
     """Draws a box for each stage, with a note, and an arrow from each stage that it needs, as a PNG file.
@@ -39,7 +39,7 @@ def draw_graph(
     from matplotlib.figure import Figure
     from matplotlib.patches import FancyBboxPatch
 
-    places = find_columns(needs)
+    places = place_stages(needs)
     columns, rows = (1 + max(place[n] for place in places.values()) for n in (0, 1))
     size = (columns * (WIDTH + GAP), rows * (HEIGHT + GAP))
     figure = Figure(figsize=(max(4.0, size[0]), max(1.5, size[1])), layout="constrained")

@@ -85,12 +85,12 @@ class StageProcess:
                 if not line.startswith('{"exit_code":'):
                     display.print_line(f"[{self.name}] {line}")
 
-    def read_answer(self) -> dict[str, Any]:
+    def read_stage_answer(self) -> dict[str, Any]:
         """Returns what the command answered; {} if it was killed before."""
-        return read_answer(self._log, self._start)
+        return read_stage_answer(self._log, self._start)
 
 
-def read_answer(log: Path, start: int = 0) -> dict[str, Any]:
+def read_stage_answer(log: Path, start: int = 0) -> dict[str, Any]:
     """Returns the last answer in a log from a position on; {} if there is none."""
     with contextlib.suppress(OSError, ValueError), log.open("rb") as file:
         file.seek(start)

@@ -23,8 +23,8 @@ from scaleflow.interfaces.events import (
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.recording.command_run import CommandRun
 from scaleflow.launcher.recording.description import format_table, pad_cells
-from scaleflow.pipeline.definition import Pipeline, Stage
-from scaleflow.pipeline.picture import draw_graph
+from scaleflow.pipeline.definition import DeclaredPipeline, Stage
+from scaleflow.pipeline.picture import draw_stages
 from scaleflow.pipeline.state import StageRecord
 from scaleflow.runs import RunFolder, RunState
 
@@ -105,7 +105,9 @@ def format_seconds(record: StageRecord | None) -> str:
     return f"{record.ended - record.began:.1f} s"
 
 
-def list_results(pipeline: Pipeline, states: Mapping[str, str], records: Mapping[str, StageRecord]) -> list[list[str]]:
+def list_results(
+    pipeline: DeclaredPipeline, states: Mapping[str, str], records: Mapping[str, StageRecord]
+) -> list[list[str]]:
     """Returns the table of results: a row for each stage, with a head."""
     rows = [["stage", "command", "status", "time", "results", "run", "model"]]
     for name, stage in pipeline.stages.items():
@@ -114,13 +116,13 @@ def list_results(pipeline: Pipeline, states: Mapping[str, str], records: Mapping
         rows.append(
             [
                 *(name, stage.command.name, states.get(name, "waiting"), format_seconds(record)),
-                *(summarize(stage, outputs), str(outputs.get("run_id") or ""), str(outputs.get("model") or "")),
+                *(summarize_outputs(stage, outputs), str(outputs.get("run_id") or ""), str(outputs.get("model") or "")),
             ]
         )
     return rows
 
 
-def summarize(stage: Stage, outputs: Mapping[str, Any]) -> str:
+def summarize_outputs(stage: Stage, outputs: Mapping[str, Any]) -> str:
     """Returns the results of a stage in a few words."""
     if stage.command.name == "promote" and outputs:
         return "promoted" if outputs["promoted"] else "not promoted"
@@ -154,7 +156,7 @@ def describe_pipeline(rows: Sequence[Sequence[str]], links: Mapping[str, str], c
 
 
 def write_picture(
-    pipeline: Pipeline, states: Mapping[str, str], records: Mapping[str, StageRecord], folder: Path
+    pipeline: DeclaredPipeline, states: Mapping[str, str], records: Mapping[str, StageRecord], folder: Path
 ) -> Path:
     """Draws the graph of the stages with their states and times as `graph.png`."""
     notes = {
@@ -163,6 +165,6 @@ def write_picture(
     }
     path = folder / "graph.png"
     partial = folder / f".{os.getpid()}.png"
-    draw_graph(pipeline.needs, notes, states, partial)
+    draw_stages(pipeline.needs, notes, states, partial)
     partial.replace(path)
     return path

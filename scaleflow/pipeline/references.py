@@ -104,11 +104,11 @@ def select_output(outputs: Mapping[str, Any], stage: str, path: Sequence[str]) -
             raise ConfigError(f"{'.'.join([stage, *path[:place]])} has no {key}{hint}{have}")
         value = value[key]
     if value is None:
-        raise ConfigError(f"{stage} has no {'.'.join(path)}: {explain_missing(path)}")
+        raise ConfigError(f"{stage} has no {'.'.join(path)}: {explain_null(path)}")
     return value
 
 
-def explain_missing(path: Sequence[str]) -> str:
+def explain_null(path: Sequence[str]) -> str:
     if path[-1] in ("run_id", "model"):
         return "its run is not recorded in a store, or has exported no model"
     return "it is null"
@@ -151,7 +151,7 @@ def flatten_list(value: Any) -> list[Any]:
     return [each for item in value for each in flatten_list(item)] if isinstance(value, list) else [value]
 
 
-class Condition:
+class StageCondition:
     """The condition of a stage: comparisons with `and`, `or` and `not`.
 
     Args:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from scaleflow.config.trust import list_own_targets
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Status, Tracking
@@ -20,8 +22,8 @@ from scaleflow.launcher.prepare import STAGE_TAGS
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.recording.recovery import is_recorded, repair, repair_quietly
 from scaleflow.launcher.recording.transfer import PIPELINE
-from scaleflow.pipeline.decisions import RUN, SKIP, Decider, Decision
-from scaleflow.pipeline.definition import Pipeline, Stage
+from scaleflow.pipeline.decisions import RUN, SKIP, Decider, StageDecision
+from scaleflow.pipeline.definition import DeclaredPipeline, Stage
 from scaleflow.pipeline.processes import StageProcess, end_left_process
 from scaleflow.pipeline.recording import (
     STAGE_TAG,
@@ -33,6 +35,7 @@ from scaleflow.pipeline.recording import (
 )
 from scaleflow.pipeline.stage_commands import REPORT, make_resuming_words, make_words, read_outputs
 from scaleflow.pipeline.state import PipelineState, StageRecord
+from scaleflow.runs import RunFolder
 from scaleflow.runs.state import RunState
 from scaleflow.sweep.devices import make_environments
 
@@ -48,7 +51,7 @@ class Execution:
     """A stage that runs."""
 
     stage: Stage
-    decision: Decision
+    decision: StageDecision
     process: StageProcess
     folder: Path
     run: RecordedRun | None  # of a stage whose command records none
@@ -74,7 +77,7 @@ class PipelineRunner:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: DeclaredPipeline,
         state: PipelineState,
         decider: Decider,
         tracking: Tracking,
@@ -150,7 +153,7 @@ class PipelineRunner:
             self.reasons[name] = reason
         self._display.print_line(f"[{name}] {state}{f': {reason}' if reason else ''}")
 
-    def _begin(self, stage: Stage, decision: Decision) -> None:
+    def _begin(self, stage: Stage, decision: StageDecision) -> None:
         """Starts the process of a stage, after the pipeline's own run is open."""
         self._open()
         before = self._state.records.get(stage.name)
@@ -176,7 +179,7 @@ class PipelineRunner:
         self._display.print_line(f"[{stage.name}] {stage.command.name}: {decision.why}")
         self._running[stage.name] = Execution(stage, decision, process, folder, run, slot)
 
-    def _make_words(self, stage: Stage, decision: Decision, folder: Path) -> list[str]:
+    def _make_words(self, stage: Stage, decision: StageDecision, folder: Path) -> list[str]:
         dirs = self._pipeline.config_dirs
         if stage.command.name == "train":
             state = RunState.read(folder)
@@ -184,9 +187,7 @@ class PipelineRunner:
                 return make_resuming_words(folder, dirs)
         words = make_words(stage.command, decision.values, folder, dirs)
         if stage.command.takes_run and (made := self._decider.find_run_folder(str(decision.values["run"]))):
-            from omegaconf import OmegaConf
-
-            config: Any = OmegaConf.to_container(OmegaConf.load(made / "config.yaml"), resolve=False)
+            config: Any = OmegaConf.to_container(OmegaConf.load(RunFolder(made).config), resolve=False)
             modules = dict.fromkeys(path.rpartition(".")[0] or path for _, path in list_own_targets(config))
             words += [word for module in modules for word in ("--trust", module)]
         return words
@@ -208,7 +209,7 @@ class PipelineRunner:
     def _finish_stage(self, each: Execution, code: int) -> None:
         record, name = self._state.records[each.stage.name], each.stage.name
         record.ended, record.process = time.time(), None
-        answer = each.process.read_answer()
+        answer = each.process.read_stage_answer()
         is_good = code in each.stage.command.good
         status = "FINISHED" if is_good else "KILLED" if code > 128 else "FAILED"
         reason = "" if is_good else str(answer.get("error") or f"exit code {code}")

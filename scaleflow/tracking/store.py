@@ -405,6 +405,11 @@ class MlflowTracker:
         return self.run_id
 
 
+def import_client() -> None:
+    """Imports MLflow's client, in a thread beside other work."""
+    from mlflow import MlflowClient  # noqa: F401
+
+
 @contextlib.contextmanager
 def refuse_missing(message: str, kind: type[ConfigError] = ConfigError) -> Iterator[None]:
     """Raises an error of the `kind` instead of MLflow's if a run, an experiment or a model does not exist."""

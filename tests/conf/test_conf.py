@@ -40,7 +40,8 @@ CONF = ROOT / "conf"
 Compose = Callable[..., dict[str, Any]]
 
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
-OPTIONS = [path for path in FILES if len(path.parts) == 2]
+#: The options of a run; a pipeline is a config of its own.
+OPTIONS = [path for path in FILES if len(path.parts) == 2 and path.parts[0] != "pipeline"]
 EXPERIMENTS = [path for path in OPTIONS if path.parts[0] == "experiment"]
 PLAIN_OPTIONS = [path for path in OPTIONS if path.parts[0] != "experiment"]
 

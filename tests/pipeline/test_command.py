@@ -21,7 +21,7 @@ stages:
 """
 
 
-def read_answer(done: object) -> dict[str, dict[str, dict[str, object]]]:
+def read_stage_answer(done: object) -> dict[str, dict[str, dict[str, object]]]:
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[attr-defined, no-any-return]
 
 
@@ -44,7 +44,7 @@ def test_a_pipeline_runs_goes_on_after_a_kill_and_runs_again_what_changed(comman
 
     done = command(*words, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    stages = read_answer(done)["stages"]
+    stages = read_stage_answer(done)["stages"]
     assert [stages[name]["status"] for name in ("fit", "some", "tell", "rare")] == ["FINISHED"] * 3 + ["skipped"]
     accuracy = stages["some"]["metrics"]["accuracy"]  # type: ignore[index]
     assert stages["tell"]["result"] == {"is": accuracy}

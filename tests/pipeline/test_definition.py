@@ -9,8 +9,8 @@ import pytest
 from scaleflow.errors import ConfigError
 from scaleflow.pipeline.checks import check_function
 from scaleflow.pipeline.composition import expand_sweep
-from scaleflow.pipeline.definition import Pipeline, load_pipeline
-from scaleflow.pipeline.references import Condition, rewrite_references, select_output
+from scaleflow.pipeline.definition import DeclaredPipeline, load_pipeline
+from scaleflow.pipeline.references import StageCondition, rewrite_references, select_output
 
 HEAD = "overrides: [dataset=digits]\nlimit: 0.9\nstages:\n"
 FIT = "  fit: {command: train}\n"
@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def load(folder: Path, stages: str, *words: str) -> Pipeline:
+def load(folder: Path, stages: str, *words: str) -> DeclaredPipeline:
     (folder / "conf" / "pipeline" / "mine.yaml").write_text(HEAD + stages)
     return load_pipeline("mine", ["conf"], words)
 
@@ -100,12 +100,12 @@ def test_a_word_that_names_no_stage_is_refused(folder: Path, word: str, message:
 
 def test_a_condition_compares_values_and_runs_no_code() -> None:
     text = rewrite_references("${stages.a.metrics.x} > 0.5 and not ${b} == 'off' or ${c} == null")
-    assert Condition(text).holds([0.6, "on", 1])
-    assert not Condition(text).holds([0.4, "on", 1])
-    assert Condition(text).holds([0.4, "off", None])
-    assert Condition("-1 < ${a} <= 2").holds([2])
+    assert StageCondition(text).holds([0.6, "on", 1])
+    assert not StageCondition(text).holds([0.4, "on", 1])
+    assert StageCondition(text).holds([0.4, "off", None])
+    assert StageCondition("-1 < ${a} <= 2").holds([2])
     with pytest.raises(ConfigError, match="'1' and 2 do not compare"):
-        Condition("${a} < 2").holds(["1"])
+        StageCondition("${a} < 2").holds(["1"])
 
 
 def test_an_output_that_is_not_there_is_named() -> None:
