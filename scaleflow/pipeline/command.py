@@ -40,8 +40,7 @@ from scaleflow.pipeline.checks import check_stages
 from scaleflow.pipeline.composition import Composer, read_tracking
 from scaleflow.pipeline.decisions import REUSE, RUN, Choice, Decider
 from scaleflow.pipeline.definition import DeclaredPipeline, load_pipeline
-from scaleflow.pipeline.recording import summarize_outputs
-from scaleflow.pipeline.runner import GOOD, PipelineRunner
+from scaleflow.pipeline.runner import PipelineRunner
 from scaleflow.pipeline.state import PIPELINES, PipelineState
 from scaleflow.pipeline.stored import StoredRuns
 from scaleflow.tracking.store import import_client
@@ -135,24 +134,7 @@ def run_stages(
         state.save()
         answer = runner.describe()
         ANSWER.read = lambda: answer
-        rows = [
-            (
-                name,
-                "  ".join(
-                    filter(
-                        None,
-                        (
-                            runner.states.get(name, "not run"),
-                            runner.reasons.get(name)
-                            or summarize_outputs(
-                                stage, state.records[name].outputs if runner.states.get(name) in GOOD else {}
-                            ),
-                        ),
-                    )
-                ),
-            )
-            for name, stage in pipeline.stages.items()
-        ]
+        rows = [(name, runner.describe_stage(stage)) for name, stage in pipeline.stages.items()]
         rows += [("output", os.path.relpath(folder)), *runner.describe_links()]
         if code != FINISHED:
             rows.append(("go on", "the same command again"))

@@ -30,6 +30,7 @@ from scaleflow.pipeline.recording import (
     RecordedRun,
     describe_pipeline,
     list_results,
+    summarize_outputs,
     write_picture,
     write_results,
 )
@@ -293,6 +294,12 @@ class PipelineRunner:
                 folder = Path(str(record.outputs.get("folder", "")))
                 if record.outputs.get("run_id") and folder.is_dir() and not is_recorded(folder):
                     repair_quietly(folder)
+
+    def describe_stage(self, stage: Stage) -> str:
+        """Returns the state of a stage, with why it did not finish or its results."""
+        state = self.states.get(stage.name, "not run")
+        outputs = self._state.records[stage.name].outputs if state in GOOD else {}
+        return "  ".join(filter(None, (state, self.reasons.get(stage.name) or summarize_outputs(stage, outputs))))
 
     def describe(self) -> dict[str, Any]:
         """Returns what `--json` says."""
