@@ -134,6 +134,7 @@ def run_stages(
         state.save()
         answer = runner.describe()
         ANSWER.read = lambda: answer
+        ANSWER.error = runner.find_error()
         rows = [(name, runner.describe_stage(stage)) for name, stage in pipeline.stages.items()]
         rows += [("output", os.path.relpath(folder)), *runner.describe_links()]
         if code != FINISHED:

@@ -39,6 +39,9 @@ COMPARISONS: Mapping[type, Callable[[Any, Any], bool]] = {
     ast.GtE: operator.ge,
 }
 
+#: The beginnings of metrics that a message does not list.
+RARE = ("perf/", "baseline/")
+
 #: Words of YAML in a condition.
 CONSTANTS = {"true": True, "false": False, "null": None}
 
@@ -99,7 +102,8 @@ def select_output(outputs: Mapping[str, Any], stage: str, path: Sequence[str]) -
     value: Any = outputs
     for place, key in enumerate(path):
         if not isinstance(value, Mapping) or key not in value:
-            have = f" ({', '.join(map(str, value))})" if isinstance(value, Mapping) and value else ""
+            names = [name for name in value if not str(name).startswith(RARE)] if isinstance(value, Mapping) else []
+            have = f" ({', '.join(map(str, names))})" if names else ""
             hint = suggest(key, map(str, value), "") if isinstance(value, Mapping) else ""
             raise ConfigError(f"{'.'.join([stage, *path[:place]])} has no {key}{hint}{have}")
         value = value[key]

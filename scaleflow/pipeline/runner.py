@@ -286,8 +286,7 @@ class PipelineRunner:
         files = [folder / "pipeline.yaml", write_results(folder, rows)]
         files.append(write_picture(self._pipeline, self.states, self._state.records, folder))
         self._run.add({}, files, {}, describe_pipeline(rows, {}, f"scaleflow pipeline {self._pipeline.name}"))
-        failed = next((f"{name}: {self.reasons.get(name, '')}" for name, s in self.states.items() if s == "FAILED"), "")
-        self._run.end(status, failed)
+        self._run.end(status, self.find_error() or "")
         self._run.close(lambda: self._stop.times > before)
         if all(closed):
             for record in self._state.records.values():
@@ -300,6 +299,11 @@ class PipelineRunner:
         state = self.states.get(stage.name, "not run")
         outputs = self._state.records[stage.name].outputs if state in GOOD else {}
         return "  ".join(filter(None, (state, self.reasons.get(stage.name) or summarize_outputs(stage, outputs))))
+
+    def find_error(self) -> str | None:
+        """Returns why the first stage has failed; None if none has."""
+        failed = (f"{name}: {self.reasons.get(name, '')}" for name, state in self.states.items() if state == "FAILED")
+        return next(failed, self.reasons.get(""))
 
     def describe(self) -> dict[str, Any]:
         """Returns what `--json` says."""
