@@ -108,13 +108,13 @@ class Decider:
         return stage.name in self._choice.forced and not is_done
 
     def _make_key(self, stage: Stage, values: Mapping[str, Any]) -> Key:
-        words = values.get("overrides", [])
+        composition = None
         if stage.command.composes:
-            return make_key(stage, values, self._composer.compose(stage, words))
-        if not stage.command.takes_run:
-            return make_key(stage, values, None)
-        run = str(values["run"])
-        return make_key(stage, values, self._composer.compose(stage, words, run, self.find_run_folder(run)))
+            composition = self._composer.compose(stage, values["overrides"])
+        elif stage.command.takes_run:
+            run = str(values["run"])
+            composition = self._composer.compose(stage, values.get("overrides", []), run, self.find_run_folder(run))
+        return make_key(stage, values, composition, self._pipeline.config_dirs)
 
     def find_run_folder(self, run: str) -> Path | None:
         """Returns the folder of a run that a stage of this pipeline made, by its id or its model; None of another."""

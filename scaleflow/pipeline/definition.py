@@ -158,10 +158,12 @@ def group_members(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
 
 
 def check_override_words(words: Sequence[Any]) -> list[str]:
+    """Returns the words, of those for one key the last. Hydra refuses two options of one group."""
     for word in words:
         if not isinstance(word, str):
             raise ConfigError(f"overrides: {word}: expected words KEY=VALUE in quotes")
-    return list(words)
+    last = {word.partition("=")[0]: word for word in words}
+    return [word for n, word in enumerate(words) if last[word.partition("=")[0]] == word and word not in words[n + 1 :]]
 
 
 def load_pipeline(name: str, config_dirs: Sequence[str], words: Sequence[str] = ()) -> DeclaredPipeline:
@@ -207,6 +209,8 @@ def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
             f"{name}: there is no such pipeline{suggest(name, known, '')} ({', '.join(known)}); it is a file "
             f"{GROUP}/NAME.yaml in the folder of --config-dir"
         )
+    if len(files := list_files(name, config_dirs)) > 1:
+        raise ConfigError(f"{name}: there are two pipelines of this name, {files[0]} and {files[1]}; rename yours")
     words = [*search_path_overrides(flags), f"+{GROUP}@_global_={name}"]
     try:
         with preserve_hydra_state(), hydra.initialize_config_module(CONF, version_base="1.3"):
@@ -215,6 +219,12 @@ def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
         raise ConfigError(explain_error(error, flags)) from error
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"{GROUP}/{name}.yaml: {shorten_error(error)}") from error
+
+
+def list_files(name: str, config_dirs: Sequence[str]) -> list[Path]:
+    """Returns the files of a pipeline, of which Hydra takes the first."""
+    paths = (folder / GROUP / f"{name}.yaml" for folder in (CONF_FOLDER, *map(Path, config_dirs)))
+    return [path for path in paths if path.is_file()]
 
 
 class Places:
@@ -227,10 +237,8 @@ class Places:
 
     def __init__(self, name: str, config_dirs: Sequence[str]) -> None:
         self._name = f"{GROUP}/{name}.yaml"
-        folders = [CONF_FOLDER, *map(Path, config_dirs)]
-        paths = (folder / self._name for folder in folders)
-        file = next((path for path in paths if path.is_file()), None)
-        self._tree = yaml.compose(file.read_text()) if file else None
+        files = list_files(name, config_dirs)
+        self._tree = yaml.compose(files[0].read_text()) if files else None
 
     def find(self, *keys: str) -> str:
         """Returns the file, with the line of a key if it is in this file."""

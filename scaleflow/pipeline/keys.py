@@ -6,7 +6,7 @@ Modification times, comments and formatting do not count; neither do options tha
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -30,15 +30,18 @@ DATA_FLAGS = ("input",)
 CATEGORIES = ("settings", "data", "code", "packages")
 
 
-def make_key(stage: Stage, values: Mapping[str, Any], composition: Composition | None) -> Key:
+def make_key(
+    stage: Stage, values: Mapping[str, Any], composition: Composition | None, config_dirs: Sequence[str]
+) -> Key:
     """Returns what a stage is made of now.
 
     Args:
         stage: the stage.
         values: its keys, resolved; the outputs of other stages are in them.
         composition: of its configs; None of a function.
+        config_dirs: the folders with the user's options, in which modules are looked for, too.
     """
-    search = [*user_module_folders()]
+    search = [*user_module_folders(), *config_dirs]
     own = {key: repr(value) for key, value in values.items() if key != "overrides"}
     configs: Any = composition.configs if composition else [{"targets": [{"_target_": values["target"]}]}]
     code: dict[str, str] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from omegaconf import OmegaConf
 from scaleflow.config.trust import list_own_targets
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Status, Tracking
+from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import FAILED, FINISHED
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.prepare import STAGE_TAGS
@@ -72,6 +74,7 @@ class PipelineRunner:
         jobs: how many stages run at a time.
 
     Attributes:
+        status: of the pipeline, when it is over.
         states: of each stage, in words.
         reasons: why a stage did not finish.
     """
@@ -93,6 +96,7 @@ class PipelineRunner:
         self._closing: list[RecordedRun] = []
         self._run: RecordedRun | None = None
         self._signals = 0
+        self.status: Status = "FINISHED"
         self.states: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
 
@@ -198,7 +202,7 @@ class PipelineRunner:
         if self._stop.times > self._signals:
             self._signals = self._stop.times
             for each in self._running.values():
-                each.process.send_signal(self._stop.signal or 15)
+                each.process.send_signal(self._stop.signal or signal.SIGTERM)
         for name, each in [*self._running.items()]:
             code = each.process.poll()
             each.process.show_output(self._display)
@@ -245,7 +249,7 @@ class PipelineRunner:
         self._state.status = "RUNNING"
         self._run = RecordedRun(self._state.run_folder.absolute(), "the pipeline's own run", self._tracking)
         self._state.save()
-        (self._state.run_folder / "pipeline.yaml").write_text(self._pipeline.text)
+        (self._state.run_folder / "pipeline.yaml").write_text(str(mask_secrets(self._pipeline.text)))
         tags = {PIPELINE: str(self._state.run_folder.absolute())}
         self._run.open(self._pipeline.name, tags, {"pipeline": self._pipeline.name}, None)
         if (refusal := self._run.refusal) is not None:
@@ -254,7 +258,7 @@ class PipelineRunner:
     def _stop_stages(self) -> None:
         """Ends the processes that are still alive, and waits for them."""
         for each in self._running.values():
-            each.process.send_signal(15)
+            each.process.send_signal(signal.SIGTERM)
         while self._running:
             try:
                 self._look()
@@ -267,6 +271,7 @@ class PipelineRunner:
         bad = [name for name, state in self.states.items() if state in ("FAILED", "KILLED", "not run")]
         status: Status = "KILLED" if self._stop.is_set() else "FAILED" if bad or "" in self.reasons else "FINISHED"
         code = self._stop.exit_code if self._stop.is_set() else FINISHED if status == "FINISHED" else FAILED
+        self.status = status
         if self._run is None:
             return code
         self._state.status = status
@@ -315,7 +320,7 @@ class PipelineRunner:
             }
             for name in self._pipeline.stages
         }
-        return {"status": self._state.status, "folder": os.path.abspath(self._state.folder), "stages": stages}  # noqa: PTH100
+        return {"status": self.status, "folder": os.path.abspath(self._state.folder), "stages": stages}  # noqa: PTH100
 
     def describe_links(self) -> Sequence[tuple[str, str]]:
         return self._run.describe_links() if self._run else ()
