@@ -125,7 +125,7 @@ def run_stages(
         raise ConfigError(f"--folder {folder}: cannot be created ({error.strerror}); choose another one") from error
     with state.lock():
         state = PipelineState(folder)  # another command may have written it
-        decider = Decider(pipeline, state, composer, choice, StoredRuns(tracking).find_loss)
+        decider = Decider(pipeline, state, composer, choice, StoredRuns(tracking))
         if options.is_dry:
             return FINISHED, show_decisions(pipeline, decider, state, composer)
         runner = PipelineRunner(pipeline, state, decider, tracking, display, stop, options.jobs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from scaleflow.pipeline.definition import DeclaredPipeline, Stage
 from scaleflow.pipeline.keys import explain_change, make_key
 from scaleflow.pipeline.references import select_output
 from scaleflow.pipeline.state import Key, PipelineState, StageRecord
+from scaleflow.pipeline.stored import StoredRuns
 from scaleflow.runs import RunFolder
 
 #: What becomes of a stage: its recorded outputs are used; it runs; its condition is false; what it needs failed.
@@ -59,7 +60,7 @@ class Decider:
         state: what earlier commands did.
         composer: composes configs.
         choice: the stages that flags name.
-        exists: tells whether the runs and models of a finished stage still exist; returns why not, or "".
+        stored: tells whether the run of a finished stage still exists, and what an alias names now.
     """
 
     def __init__(
@@ -68,10 +69,10 @@ class Decider:
         state: PipelineState,
         composer: Composer,
         choice: Choice,
-        exists: Callable[[StageRecord], str],
+        stored: StoredRuns,
     ) -> None:
         self._pipeline, self._state, self._composer, self._choice = pipeline, state, composer, choice
-        self._find_loss = exists
+        self._stored = stored
 
     def decide(self, stage: Stage) -> StageDecision:
         """Decides about a stage whose needs are over. Raises ConfigError if a reference has no value."""
@@ -100,7 +101,7 @@ class Decider:
             return change
         if record.status != "FINISHED":
             return {"FAILED": "failed before", "KILLED": "was interrupted"}.get(record.status, "was interrupted")
-        return self._find_loss(record)
+        return self._stored.find_loss(record)
 
     def _is_forced(self, stage: Stage, record: StageRecord | None) -> bool:
         """A forced stage that an interrupted command has begun is not forced twice."""
@@ -112,9 +113,11 @@ class Decider:
         if stage.command.composes:
             composition = self._composer.compose(stage, values["overrides"])
         elif stage.command.takes_run:
-            run = str(values["run"])
+            run = self._stored.fix_aliases(str(values["run"]))
             composition = self._composer.compose(stage, values.get("overrides", []), run, self.find_run_folder(run))
-        return make_key(stage, values, composition, self._pipeline.config_dirs)
+        key = make_key(stage, values, composition, self._pipeline.config_dirs)
+        settings = {name: self._stored.fix_aliases(text) for name, text in key["settings"].items()}
+        return {**key, "settings": settings}
 
     def find_run_folder(self, run: str) -> Path | None:
         """Returns the folder of a run that a stage of this pipeline made, by its id or its model; None of another."""

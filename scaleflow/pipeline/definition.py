@@ -209,7 +209,7 @@ def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
             f"{name}: there is no such pipeline{suggest(name, known, '')} ({', '.join(known)}); it is a file "
             f"{GROUP}/NAME.yaml in the folder of --config-dir"
         )
-    if len(files := list_files(name, config_dirs)) > 1:
+    if len(files := find_pipeline_files(name, config_dirs)) > 1:
         raise ConfigError(f"{name}: there are two pipelines of this name, {files[0]} and {files[1]}; rename yours")
     words = [*search_path_overrides(flags), f"+{GROUP}@_global_={name}"]
     try:
@@ -221,7 +221,7 @@ def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
         raise ConfigError(f"{GROUP}/{name}.yaml: {shorten_error(error)}") from error
 
 
-def list_files(name: str, config_dirs: Sequence[str]) -> list[Path]:
+def find_pipeline_files(name: str, config_dirs: Sequence[str]) -> list[Path]:
     """Returns the files of a pipeline, of which Hydra takes the first."""
     paths = (folder / GROUP / f"{name}.yaml" for folder in (CONF_FOLDER, *map(Path, config_dirs)))
     return [path for path in paths if path.is_file()]
@@ -237,7 +237,7 @@ class Places:
 
     def __init__(self, name: str, config_dirs: Sequence[str]) -> None:
         self._name = f"{GROUP}/{name}.yaml"
-        files = list_files(name, config_dirs)
+        files = find_pipeline_files(name, config_dirs)
         self._tree = yaml.compose(files[0].read_text()) if files else None
 
     def find(self, *keys: str) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
-from scaleflow.errors import RunMissing
+from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.interfaces import Tracking
 from scaleflow.pipeline.state import StageRecord
+from scaleflow.tracking.model_uris import resolve_reference
 from scaleflow.tracking.store import MlflowTracker
+
+#: A registered model by an alias, which may move.
+ALIAS = re.compile(r"models:/[^/@\s'\"]+@[\w-]+")
 
 
 class StoredRuns:
@@ -41,6 +46,16 @@ class StoredRuns:
         except RunMissing:
             return f"its run {run_id} was deleted"
         return ""
+
+    def fix_aliases(self, text: str) -> str:
+        """Replaces `models:/NAME@ALIAS` in a text by the model that it names now; an alias that names none stays."""
+        return ALIAS.sub(lambda found: self._find_model(found[0]), text) if self._tracking.name != "none" else text
+
+    def _find_model(self, uri: str) -> str:
+        try:
+            return f"models:/{resolve_reference(uri, str(self._connect().uri)).model_id}"
+        except ConfigError:  # the command of the stage says why
+            return uri
 
     def _connect(self) -> MlflowTracker:
         if self._tracker is None:
