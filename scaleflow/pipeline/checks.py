@@ -9,15 +9,15 @@ from typing import Any
 
 from scaleflow.config.compose import user_module_folders
 from scaleflow.config.parse import suggest
+from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Tracking
+from scaleflow.interfaces import Target, Tracking
 from scaleflow.launcher.named_runs import locate_run
 from scaleflow.pipeline.composition import (
     Composer,
-    Composition,
-    check_stage_data,
     expand_sweep,
     is_swept,
+    read_tracking,
     refuse_own_keys,
 )
 from scaleflow.pipeline.definition import DeclaredPipeline, Stage
@@ -32,12 +32,13 @@ UNKNOWN = "value-not-known-yet"
 WRITERS = ("python", "predict")
 
 
-def check_stages(pipeline: DeclaredPipeline, composer: Composer, folder: Path) -> list[Composition]:
-    """Checks the configs, the functions and the options of all stages; returns what was composed.
+def check_stages(pipeline: DeclaredPipeline, composer: Composer, folder: Path) -> Tracking:
+    """Checks the configs, the functions and the options of all stages; returns the options of the store: those of the
+    first training or sweep, else of the first check.
 
     Raises ConfigError, which says where the stage is written, for the first that cannot work.
     """
-    made = []
+    tracked: dict[str, list[str]] = {}
     best: dict[str, list[str]] = {}
 
     def stand_in(name: str, path: Sequence[str]) -> Any:
@@ -54,29 +55,31 @@ def check_stages(pipeline: DeclaredPipeline, composer: Composer, folder: Path) -
             if stage.command.name == "sweep":
                 first = next(expand_sweep(words))
                 best[stage.name] = [new for new, word in zip(first, words, strict=True) if is_swept(word)]
-            made += check_stage(pipeline, stage, values, words, composer)
+            check_stage(pipeline, stage, values, words, composer)
+            if stage.command.composes:
+                tracked.setdefault("run" if stage.command.has_own_run else "check", words)
         except ConfigError as refusal:
             raise ConfigError(f"{stage.place}: {refusal}") from refusal
-    return made
+    chosen = tracked.get("run") or tracked.get("check")
+    return Tracking() if chosen is None else read_tracking(chosen, pipeline.config_dirs)
 
 
 def check_stage(
     pipeline: DeclaredPipeline, stage: Stage, values: Mapping[str, Any], words: Sequence[str], composer: Composer
-) -> list[Composition]:
+) -> None:
     command = stage.command
     if command.composes:
         made = composer.compose(stage, words)
-        if not find_writers(pipeline, stage):
-            check_stage_data(stage, words, pipeline.config_dirs)
-        return [made]
+        if made.source and not find_writers(pipeline, stage):
+            check_source_files(Target("dataset", **made.source))
+        return
     if command.name == "python":
         check_function(str(values["target"]), values.get("arguments") or {})
-        return []
+        return
     if UNKNOWN not in str(values["run"]):
         locate_run(str(values["run"]), Tracking())
     if command.name == "promote":
         check_model_name("model: ", str(values["model"]))
-    return []
 
 
 def find_writers(pipeline: DeclaredPipeline, stage: Stage) -> set[str]:

@@ -37,7 +37,7 @@ from scaleflow.launcher.answer import ANSWER, FINISHED
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.pipeline.checks import check_stages
-from scaleflow.pipeline.composition import Composer, read_tracking
+from scaleflow.pipeline.composition import Composer
 from scaleflow.pipeline.decisions import REUSE, RUN, Choice, Decider
 from scaleflow.pipeline.definition import DeclaredPipeline, load_pipeline
 from scaleflow.pipeline.runner import PipelineRunner
@@ -116,7 +116,7 @@ def run_stages(
     threading.Thread(target=import_client, daemon=True).start()
     state = PipelineState(folder)
     composer = Composer(pipeline.config_dirs, state.composed)
-    tracking = read_tracking(check_stages(pipeline, composer, folder))
+    tracking = check_stages(pipeline, composer, folder)
     if tracking.name != "none":
         tracking = resolve_store(tracking)
     try:

@@ -9,24 +9,25 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 
+from scaleflow.cluster.engines import find_engine
 from scaleflow.commands.tracked_run import make_one_process_plan
 from scaleflow.config.compose import ComposedConfig, check_job, compose_config, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options, reuse_config
 from scaleflow.config.hydra_errors import parse_overrides
-from scaleflow.config.parse import flatten_config
+from scaleflow.config.parse import flatten_config, parse_section
 from scaleflow.config.trust import list_own_targets, list_targets
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Tracking
+from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.named_runs import find_named_run
-from scaleflow.launcher.prepare import check_dataset_files, make_plan
+from scaleflow.launcher.prepare import make_plan
 from scaleflow.pipeline.definition import CONF_FOLDER, Stage
 from scaleflow.runs import RunFolder
 from scaleflow.runs.state import RunState
@@ -52,14 +53,12 @@ class Composition:
     Attributes:
         settings: all values that count, as text, by their dotted keys.
         configs: the parts of its configs that name code and data.
-        tracking: the options of the store; {} of a stage about a run.
-        modules: the user's modules that a tracked config names.
+        source: `path` and `arguments` of its first dataset; {} of a stage about a run.
     """
 
     settings: Mapping[str, str]
     configs: Sequence[Mapping[str, Any]]
-    tracking: Mapping[str, Any]
-    modules: Sequence[str] = ()
+    source: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Composer:
@@ -99,17 +98,19 @@ class Composer:
     def _compose_new(self, stage: Stage, words: Sequence[str]) -> Composition:
         settings: dict[str, str] = {}
         configs: list[Mapping[str, Any]] = []
-        tracking: Any = {}
+        source: dict[str, Any] = {}
         for number, each in enumerate(expand_sweep(words) if stage.command.name == "sweep" else [words]):
             composed = compose_config(each, self._dirs)
             config = resolve_config(composed.config)
-            check_stage_rules(stage, composed, config)
+            plan = check_stage_rules(stage, composed, config)
+            target = plan.dataset.target
+            if not find_engine(plan.cluster).is_remote:  # the files are on this machine
+                source = source or {"path": target.path, "arguments": mask_secrets(dict(target.arguments))}
             settings |= {f"{key} ({number})" if number else key: text for key, text in list_settings(config).items()}
             configs.append(select_inputs(config))
-            tracking = tracking or config.get("tracking", {})
         swept = [word for word in words if is_swept(word)] if stage.command.name == "sweep" else []
         settings |= {f"values of {word.partition('=')[0]}": word.partition("=")[2] for word in swept}
-        return Composition(settings, configs, dict(mask_secrets(tracking)))
+        return Composition(settings, configs, source)
 
     def _compose_run(self, words: Sequence[str], run: str, folder: Path | None) -> Composition:
         command = RerunCommand(run, words, self._dirs, ["."])
@@ -125,16 +126,15 @@ class Composer:
         composed = reuse_config(text, params, RerunCommand(run, words, self._dirs, modules), SECTIONS)
         config = resolve_config(composed.config)
         settings = {word.partition("=")[0]: str(mask_secrets(word.partition("=")[2])) for word in words}
-        return Composition(settings, [select_inputs(config)], {}, modules)
+        return Composition(settings, [select_inputs(config)])
 
 
-def check_stage_rules(stage: Stage, composed: ComposedConfig, config: dict[str, Any]) -> None:
-    """Checks the rules of a config, as its command will. Raises ConfigError if it cannot work."""
+def check_stage_rules(stage: Stage, composed: ComposedConfig, config: dict[str, Any]) -> Plan:
+    """Checks the rules of a config, as its command will; returns its plan. Raises ConfigError if it cannot work."""
     if config.get("resume") is not None:
         raise ConfigError(f"resume={config['resume']}: a pipeline continues its own runs; leave it out")
     if stage.command.name == "check":
-        make_one_process_plan(config, composed, "data checks")
-        return
+        return make_one_process_plan(config, composed, "data checks")
     plan = make_plan(config, composed.choices, composed.search)
     if plan.cluster.submit is not None:
         raise ConfigError(
@@ -142,14 +142,7 @@ def check_stage_rules(stage: Stage, composed: ComposedConfig, config: dict[str, 
         )
     if stage.command.name == "sweep":
         check_job(composed.config)
-
-
-def check_stage_data(stage: Stage, words: Sequence[str], config_dirs: Sequence[str]) -> None:
-    """Checks that the files of a stage's dataset can be read. Raises ConfigError if not."""
-    first = next(expand_sweep(words)) if stage.command.name == "sweep" else words
-    composed = compose_config(first, config_dirs)
-    plan = make_plan(resolve_config(composed.config), composed.choices, composed.search, look_outside=False)
-    check_dataset_files(plan, composed.folder)
+    return plan
 
 
 def refuse_own_keys(words: Sequence[str]) -> None:
@@ -206,12 +199,10 @@ def select_inputs(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"targets": targets, "dataset": mask_secrets(config.get("dataset") or {}), "weights": weights}
 
 
-def read_tracking(compositions: Sequence[Composition]) -> Tracking:
-    """Returns the options of the store in which a pipeline is recorded: those of its first stage that has some."""
-    from scaleflow.config.parse import parse_section
-
-    sections = [dict(each.tracking) for each in compositions if each.tracking]
-    return parse_section(Tracking, sections[0], "tracking") if sections else Tracking()
+def read_tracking(words: Sequence[str], config_dirs: Sequence[str]) -> Tracking:
+    """Returns the options of the store in which a stage with these overrides is recorded, secrets included."""
+    plain = [word for word in words if not is_swept(word)]
+    return parse_section(Tracking, resolve_config(compose_config(plain, config_dirs).config)["tracking"], "tracking")
 
 
 def digest_options(config_dirs: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scaleflow.errors import ConfigError
 from scaleflow.pipeline.composition import Composer
 from scaleflow.pipeline.definition import DeclaredPipeline, Stage
 from scaleflow.pipeline.keys import explain_change, make_key
@@ -16,8 +15,8 @@ from scaleflow.pipeline.state import Key, PipelineState, StageRecord
 from scaleflow.pipeline.stored import StoredRuns
 from scaleflow.runs import RunFolder
 
-#: What becomes of a stage: its recorded outputs are used; it runs; its condition is false; what it needs failed.
-REUSE, RUN, SKIP = "reuse", "run", "skip"
+#: What becomes of a stage: its recorded outputs are used; it runs; its condition is false; `--only` leaves it out.
+REUSE, RUN, SKIP, LEAVE = "reuse", "run", "skip", "leave"
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class StageDecision:
     """What becomes of a stage.
 
     Attributes:
-        action: `reuse`, `run` or `skip`.
+        action: `reuse`, `run`, `skip` or `leave`.
         why: the reason; empty if it is reused.
         key: what it is made of; None if that is not known yet.
         values: its keys, resolved.
@@ -84,12 +83,14 @@ class Decider:
         why = self._find_reason(stage, record, key)
         if not why:
             return StageDecision(REUSE, "", key, values)
-        if self._choice.only and stage.name not in self._choice.only:
-            raise ConfigError(
-                f"--only: the stage {stage.name} would have to run, too ({why}); name it, or leave --only out"
-            )
+        if self._choice.only and not self.is_wanted(stage.name):
+            return StageDecision(LEAVE, f"--only leaves it out ({why})", key, values)
         is_begun = record is not None and record.status != "FINISHED" and record.key == key
         return StageDecision(RUN, why, key, values, is_begun and not self._is_forced(stage, record))
+
+    def is_wanted(self, name: str) -> bool:
+        """Whether `--only` names a stage."""
+        return name in self._choice.only
 
     def _find_reason(self, stage: Stage, record: StageRecord | None, key: Key) -> str:
         """Returns why a stage runs; empty if its recorded result is used."""

@@ -24,7 +24,7 @@ from scaleflow.launcher.prepare import STAGE_TAGS
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.recording.recovery import is_recorded, repair, repair_quietly
 from scaleflow.launcher.recording.transfer import PIPELINE
-from scaleflow.pipeline.decisions import RUN, SKIP, Decider, StageDecision
+from scaleflow.pipeline.decisions import LEAVE, REUSE, RUN, SKIP, Decider, StageDecision
 from scaleflow.pipeline.definition import DeclaredPipeline, Stage
 from scaleflow.pipeline.processes import StageProcess, end_left_process
 from scaleflow.pipeline.recording import (
@@ -45,8 +45,11 @@ from scaleflow.sweep.devices import make_environments
 #: Seconds between looks at the processes.
 LOOK_SECONDS = 0.05
 
+#: The state of a stage that does not run, by what was decided.
+STATES = {REUSE: "reused", SKIP: "skipped", LEAVE: "left out"}
+
 #: States of stages that are over, and after which those that need them can run.
-OVER, GOOD = ("FINISHED", "reused", "skipped", "FAILED", "KILLED", "not run"), ("FINISHED", "reused")
+OVER, GOOD = ("FINISHED", "reused", "skipped", "FAILED", "KILLED", "not run", "left out"), ("FINISHED", "reused")
 
 
 @dataclass
@@ -137,8 +140,10 @@ class PipelineRunner:
                 continue
             bad = [each for each in self._pipeline.needs[name] if self.states[each] not in GOOD]
             if bad:
-                is_skipped = all(self.states[each] == "skipped" for each in bad)
-                self._set(name, "skipped" if is_skipped else "not run", f"{bad[0]} is {self.states[bad[0]]}")
+                states = {self.states[each] for each in bad}
+                is_wanted = self._decider.is_wanted(name)
+                state = states.pop() if states in ({"skipped"}, {"left out"}) and not is_wanted else "not run"
+                self._set(name, state, f"{bad[0]} is {self.states[bad[0]]}")
                 continue
             if self._stop.is_set() or not self._slots:
                 continue
@@ -150,7 +155,7 @@ class PipelineRunner:
             if decision.action == RUN:
                 self._begin(stage, decision)
             else:
-                self._set(name, "skipped" if decision.action == SKIP else "reused", decision.why)
+                self._set(name, STATES[decision.action], decision.why)
 
     def _set(self, name: str, state: str, reason: str = "") -> None:
         self.states[name] = state
