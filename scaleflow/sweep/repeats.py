@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from scaleflow.config.hydra_errors import override_key
 from scaleflow.runs.state import RunHistory
 from scaleflow.sweep.ledger import LedgerEntry
 
@@ -50,6 +51,14 @@ class RepeatedJob:
     @property
     def params(self) -> Mapping[str, str]:
         return next((run.params for _, run in self.jobs if run.params), {})
+
+    def find_value(self, key: str) -> str | None:
+        """Returns the value of a key: the param, or what the overrides say.
+
+        A job that never became ready has no params, and a mapping has none of its own key.
+        """
+        typed = [o.partition("=")[2] for o in self.entry.overrides if override_key(o) == key]
+        return self.params.get(key, typed[-1] if typed else None)
 
     @property
     def curves(self) -> Mapping[str, Sequence[tuple[int, float]]]:

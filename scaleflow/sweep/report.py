@@ -126,7 +126,7 @@ class Report:
         numbers = [entry.number for entry, _ in jobs.jobs]
         row: dict[str, Cell] = {"best": BEST_MARK if is_best else ""}  # MLflow's table shows None as null
         row["job"] = numbers[0] if len(numbers) == 1 else " ".join(map(str, numbers))
-        row |= {key: jobs.params.get(key, find_typed_value(jobs.entry, key)) for key in self._choices}
+        row |= {key: jobs.find_value(key) for key in self._choices}
         row["status"] = jobs.status
         if self._losses is not None:
             row["first losses"] = self._losses.worst_verdict([entry for entry, _ in jobs.jobs])
@@ -154,7 +154,7 @@ class Report:
 
     def _work(self, jobs: RepeatedJob) -> tuple[str, ...]:
         """Returns what identifies the work of a job: the values that vary, except those of `SCALE_SECTIONS`."""
-        return tuple(jobs.params.get(key, "") for key in self._choices if not is_under(key, SCALE_SECTIONS))
+        return tuple(jobs.find_value(key) or "" for key in self._choices if not is_under(key, SCALE_SECTIONS))
 
     def _efficiency(self, jobs: RepeatedJob) -> float | None:
         """Returns examples/s per replica, divided by those of the same work on one replica; None if not known."""
@@ -335,12 +335,6 @@ def find_varying_keys(jobs: Sequence[RunHistory], wanted: Callable[[str], bool])
     params_of_runs = [run.params for run in jobs if run.params]
     keys = dict.fromkeys(key for params in params_of_runs for key in params if wanted(key))
     return [key for key in keys if len({params.get(key) for params in params_of_runs}) > 1]
-
-
-def find_typed_value(entry: LedgerEntry, key: str) -> str | None:
-    """Returns the value that a job's overrides give a key. A job that never became ready has no params."""
-    values = [o.partition("=")[2] for o in entry.overrides if override_key(o) == key]
-    return values[-1] if values else None
 
 
 def make_label(entry: LedgerEntry, swept: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ def summarize_seeds(jobs: Sequence[RepeatedJob], choices: Sequence[str], metrics
     groups: dict[tuple[str, ...], list[RepeatedJob]] = {}
     for job in jobs:
         if job.is_finished:
-            groups.setdefault(tuple(job.params.get(key, "") for key in keys), []).append(job)
+            groups.setdefault(tuple(job.find_value(key) or "" for key in keys), []).append(job)
     rows = []
     for values, members in groups.items():
         if len({job.params.get(SEED) for job in members}) < 2:
