@@ -46,3 +46,14 @@ def test_without_seeds_there_is_no_such_table() -> None:
     assert Report(JOBS, ["model.units"], "val/accuracy", "max").seeds == []
     one_each = [JOBS[0], JOBS[3]]
     assert Report(one_each, ["model.units", "seed"], "val/accuracy", "max").seeds == []
+
+
+def test_values_that_are_mappings_are_configurations_of_their_own() -> None:
+    """A run's params have the keys inside a mapping, not the mapping's own."""
+    jobs = []
+    for number, (value, accuracy) in enumerate([("{0:[a]}", 0.5), ("{0:[a]}", 0.7), ("{0:[]}", 0.1), ("{0:[]}", 0.3)]):
+        entry, run = make_job(number, "8", str(number), accuracy)
+        entry.overrides[:] = [f"model.freeze={value}", f"seed={number}"]
+        jobs.append((entry, run))
+    report = Report(jobs, ["model.freeze", "seed"], "val/accuracy", "max")
+    assert [(row["model.freeze"], row["seeds"]) for row in report.seeds] == [("{0:[a]}", 2), ("{0:[]}", 2)]
