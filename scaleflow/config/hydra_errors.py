@@ -78,6 +78,9 @@ def check_overrides(words: Sequence[str]) -> None:
                 raise ConfigError(
                     f"{mask_override(override.input_line or '')}: cannot be read as KEY=VALUE; name a key"
                 )
+            if key == "pipeline":
+                line = mask_override(override.input_line or key)
+                raise ConfigError(f"{line}: a pipeline is no option of a run; write {name_command('pipeline')} NAME")
             options = loader.get_group_options(key, ObjectType.CONFIG, "config", search)
             if override.is_sweep_override() and not is_sweep:
                 line = mask_override(override.input_line or key)

@@ -83,14 +83,14 @@ class Decider:
         why = self._find_reason(stage, record, key)
         if not why:
             return StageDecision(REUSE, "", key, values)
-        if self._choice.only and not self.is_wanted(stage.name):
+        if not self.is_wanted(stage.name):
             return StageDecision(LEAVE, f"--only leaves it out ({why})", key, values)
         is_begun = record is not None and record.status != "FINISHED" and record.key == key
         return StageDecision(RUN, why, key, values, is_begun and not self._is_forced(stage, record))
 
     def is_wanted(self, name: str) -> bool:
-        """Whether `--only` names a stage."""
-        return name in self._choice.only
+        """Whether a stage may run: without `--only`, or if that names it."""
+        return not self._choice.only or name in self._choice.only
 
     def _find_reason(self, stage: Stage, record: StageRecord | None, key: Key) -> str:
         """Returns why a stage runs; empty if its recorded result is used."""

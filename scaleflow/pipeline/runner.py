@@ -140,9 +140,8 @@ class PipelineRunner:
                 continue
             bad = [each for each in self._pipeline.needs[name] if self.states[each] not in GOOD]
             if bad:
-                states = {self.states[each] for each in bad}
-                is_wanted = self._decider.is_wanted(name)
-                state = states.pop() if states in ({"skipped"}, {"left out"}) and not is_wanted else "not run"
+                is_skipped = all(self.states[each] == "skipped" for each in bad)
+                state = "skipped" if is_skipped else "not run" if self._decider.is_wanted(name) else "left out"
                 self._set(name, state, f"{bad[0]} is {self.states[bad[0]]}")
                 continue
             if self._stop.is_set() or not self._slots:

@@ -85,6 +85,17 @@ def test_a_file_that_cannot_work_is_refused_with_its_line(folder: Path, stages: 
         load(folder, stages)
 
 
+def test_of_two_words_for_one_key_the_last_one_counts(folder: Path) -> None:
+    made = load(folder, "  fit: {command: train, overrides: [dataset=csv, seed=1]}\n", "fit.seed=2", "fit.dataset=csv")
+    assert made.resolve(made.stages["fit"], read_nothing)["overrides"] == ["seed=2", "dataset=csv"]
+
+
+def test_a_name_of_a_pipeline_of_ours_is_refused(folder: Path) -> None:
+    (folder / "conf" / "pipeline" / "table.yaml").write_text(HEAD + FIT)
+    with pytest.raises(ConfigError, match=r"table: there are two pipelines of this name, .*; rename yours"):
+        load_pipeline("table", ["conf"])
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [
