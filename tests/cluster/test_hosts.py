@@ -255,7 +255,8 @@ def test_a_worker_that_is_cut_off_from_its_coordinator_does_not_take_the_run_for
     chief, worker, server = cut_off(launchers.start(*LONG, *words, f"hydra.run.dir={run}"), 1, run)
     assert (chief[0], worker[0], server[0]) == (1, 1, 0)
     assert f"no progress for cluster.stall_seconds={STALL}, at step" in chief[2]
-    assert f"no answer from worker 0 (host1:{PORT})" in chief[2]
+    # On a busy machine the coordinator itself may be late.
+    assert re.search(rf"no answer from (coordinator [^,]*, )?worker 0 \(host1:{PORT}\)", chief[2])
     assert f"no answer from the coordinator (host0:{PORT}) for {STALL} s" in worker[2]
     assert "the coordinator has ended; how the run ended is in its record" in server[1]
     assert only_run(launchers.commands[0].folder).info.status == "FAILED"
