@@ -5,6 +5,7 @@
 # make coverage  runs the tests of `make test` and prints which lines they run; TESTS= adds the others
 # make check     runs lint, types and the tests of the files that changed since main
 # make gpu       checks everything that needs an NVIDIA GPU, in at most 30 minutes; the report is in REPORT=build/gpu
+# make versions  runs the tests that matter with the oldest, the newest and other versions of TensorFlow, Keras and MLflow
 # make matrix  trains every allowed cell of docs/combinations.md
 # make campaign  makes CASES=200 faults from SEED=0, and prints what came of them as a table
 # make random-chains  draws CASES=200 chains of two commands from SEED=0, and prints a table of the outcomes
@@ -26,7 +27,7 @@ SEED ?= 0
 # Images of containers often set it: each process would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all test-rest coverage check matrix campaign random random-chains table docs pictures lint bench bench-peers gpu ui clean
+.PHONY: run test test-all test-rest coverage check matrix campaign random random-chains table docs pictures lint bench bench-peers versions gpu ui clean
 
 run: $(VENV)/installed
 	$(BIN)/scaleflow
@@ -92,6 +93,10 @@ bench-peers: $(VENV)/developed $(PEERS)/installed
 	$(BIN)/python -m benchmarks.peers
 
 # CUDA takes gigabytes, so it is installed only where there is a driver for it.
+versions: NAMES ?= oldest,between,newest
+versions: $(VENV)/developed
+	$(BIN)/python -m tests.versions --names $(NAMES) --processes $(PROCESSES)
+
 gpu: REPORT ?= build/gpu
 gpu: $(VENV)/installed
 	if command -v nvidia-smi > /dev/null; then $(BIN)/python -m pip install --quiet --editable '.[gpu,profile]' \
@@ -124,4 +129,4 @@ $(PEERS)/installed: benchmarks/peers/requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist site *.egg-info
+	rm -rf $(VENV) $(PEERS) .venv-versions build dist site *.egg-info

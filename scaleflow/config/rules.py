@@ -18,6 +18,7 @@ from scaleflow.cluster.engines import ClusterEngine, find_engine, list_engines
 from scaleflow.config.device_rules import DEVICE_RULES
 from scaleflow.config.parse import format_value
 from scaleflow.config.training_rules import TRAINING_RULES
+from scaleflow.config.version_rules import find_version_rules
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster, Plan, Rule
 
@@ -57,7 +58,8 @@ def resolve_choices(plan: Plan, strategy: str, hardware: str, precision: str) ->
 
 def find_applicable(plan: Plan) -> Iterator[Rule]:
     """Yields the rules that apply to a plan. Of the rules of cluster engines, only those of its own engine can."""
-    rules = (*RULES, *make_key_rules(*list_engines().values()), *find_engine(plan.cluster).rules)
+    engine_rules = (*make_key_rules(*list_engines().values()), *find_engine(plan.cluster).rules)
+    rules = (*RULES, *find_version_rules(), *engine_rules)
     return (rule for rule in rules if rule.applies(plan))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from scaleflow.evaluation.classes import divide_or, make_class_rows, rank_scores, rate_classes
 from scaleflow.evaluation.resampling import Figure, Resamples
+from scaleflow.interfaces.quantiles import weighted_quantiles
 
 #: The quantiles of the absolute error that a report has.
 QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
@@ -60,7 +61,7 @@ def measure_one(target: Array, errors: Array, resamples: Resamples) -> dict[str,
 def find_error_quantiles(errors: Array, weights: Array) -> Rows:
     """Returns quantiles of the absolute errors [n]: the least error that at least this share of the weights has."""
     sizes = np.abs(errors)
-    values = np.quantile(sizes, QUANTILES, weights=weights, method="inverted_cdf")
+    values = weighted_quantiles(sizes, QUANTILES, weights)
     return [{"quantile": q, "error": float(value)} for q, value in zip(QUANTILES, values, strict=True)]
 
 

@@ -165,7 +165,8 @@ def merge_lora(model: keras.Model) -> keras.Model:
     for layer in model._flatten_layers():
         if getattr(layer, "lora_enabled", False):
             weights, first, second = list_lora_matrices(layer)
-            weights.assign(weights + layer.lora_alpha / layer.lora_rank * keras.ops.matmul(first, second))
+            scale = getattr(layer, "lora_alpha", layer.lora_rank) / layer.lora_rank  # Keras 3.8 has no lora_alpha
+            weights.assign(weights + scale * keras.ops.matmul(first, second))
             layer.lora_enabled, layer.lora_rank, layer.lora_alpha = False, None, None
             for variable in (first, second):
                 layer._untrack_variable(variable)

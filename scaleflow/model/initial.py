@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import zipfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,6 +15,7 @@ import tensorflow as tf
 
 from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import LearnedChanges
+from scaleflow.interfaces.versions import to_series
 from scaleflow.model.export import ON_RAW_INPUTS
 from scaleflow.model.layer_segments import find_segments, label_inputs
 from scaleflow.model.weight_mapping import SavedWeights, WeightMapping, list_shapes
@@ -39,6 +42,8 @@ def read_weights(path: str, origin: str, grown: Collection[str] = ()) -> SavedWe
         reason = first_line(error)
         if path.endswith(".keras") and not zipfile.is_zipfile(path):  # Keras reports such a file as missing
             reason = "it is damaged, or not a .keras file"
+        elif newer := find_newer_keras(path):
+            reason = f"Keras {newer} wrote it, and this is the older Keras {keras.__version__}; install that version"
         raise ConfigError(
             f"model.init_from={origin}: cannot be read as a Keras model ({reason}); use a file that keras.Model.save "
             "wrote, or a model that scaleflow logged"
@@ -48,6 +53,17 @@ def read_weights(path: str, origin: str, grown: Collection[str] = ()) -> SavedWe
     segments = {f"{prefix}{name}": each for name, each in find_segments(network, label_inputs(grown)).items()}
     weights = {name: [np.asarray(w) for w in layer.weights] for name, layer in list_layers(model)}
     return SavedWeights(origin, weights, segments)
+
+
+def find_newer_keras(path: str) -> str | None:
+    """Returns the version of Keras that wrote a .keras file, if it is newer than this one."""
+    if not path.endswith(".keras"):
+        return None
+    with zipfile.ZipFile(path) as archive, contextlib.suppress(KeyError, ValueError):
+        written = str(json.loads(archive.read("metadata.json"))["keras_version"])
+        if to_series(written) > to_series(keras.__version__):
+            return written
+    return None
 
 
 def find_network(model: keras.Model) -> keras.Model:

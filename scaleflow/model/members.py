@@ -54,8 +54,8 @@ def average_members(members: Any, described: Outputs, shares: Any = None) -> Any
         return ops.sum(members * shares, axis=1) / ops.sum(shares, axis=1)
     weights = 0.0 if shares is None else (1 - shares) * NOTHING
     if described.kind == "classification":
-        return ops.logsumexp(ops.log_softmax(members) + weights, axis=1)
-    true, false = (ops.logsumexp(ops.log_sigmoid(x) + weights, axis=1) for x in (members, -members))
+        return ops.logsumexp(ops.log_softmax(members) + weights, axis=(1,))
+    true, false = (ops.logsumexp(ops.log_sigmoid(x) + weights, axis=(1,)) for x in (members, -members))
     return true - false
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import tempfile
@@ -47,6 +48,21 @@ def migration_lock(uri: str) -> FileLock:
         if os.access(lock if lock.exists() else lock.parent, os.W_OK):
             return FileLock(lock, timeout=MIGRATION_SECONDS, mode=0o666)
     return FileLock(name_lock(uri.partition("?")[0]), timeout=MIGRATION_SECONDS, mode=0o600)
+
+
+@contextlib.contextmanager
+def hold_migration_lock(uri: str) -> Iterator[None]:
+    """Holds the `migration_lock` while a store is opened, and silences what a first migration logs.
+
+    Older versions of MLflow set the levels of the migration's loggers back in the migration itself.
+    """
+    before = logging.root.manager.disable
+    with migration_lock(uri):
+        logging.disable(max(before, logging.INFO))
+        try:
+            yield
+        finally:
+            logging.disable(before)
 
 
 def name_lock(uri: str) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.tracking.connection import migration_lock, set_mlflow_defaults, use_store
+from scaleflow.tracking.connection import hold_migration_lock, set_mlflow_defaults, use_store
 from scaleflow.tracking.model_uris import RUN_OR_MODEL, choose_result, find_model_version
 from scaleflow.tracking.uri import resolve_store, sqlite_file
 
@@ -88,7 +88,7 @@ def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
     def download(artifact: str) -> Path:
         return Path(download_artifacts(artifact, dst_path=str(folder)))
 
-    with migration_lock(store), use_store(store):
+    with hold_migration_lock(store), use_store(store):
         address = find_address(uri, store)
         with contextlib.suppress(MlflowException, OSError):
             file = download(f"{address}/data/model.keras")  # skips the SavedModel of the same model

@@ -21,8 +21,10 @@ from scaleflow.interfaces import IDENTITY, Point, Status, Tracking, name_command
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.tracking.connection import migration_lock, set_mlflow_defaults
+from scaleflow.tracking.connection import hold_migration_lock, set_mlflow_defaults
+from scaleflow.tracking.host_versions import explain_versions, opens_by_default
 from scaleflow.tracking.keys import MAX_KEY, MetricKeys, to_distinct_keys
+from scaleflow.tracking.model_files import upload_model_file
 from scaleflow.tracking.registry import ChampionRegistry, register_model
 from scaleflow.tracking.uri import sqlite_file
 
@@ -101,18 +103,19 @@ class MlflowTracker:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
-        for noisy in ("mlflow", "alembic"):  # they log every line of a database's first migration
-            logging.getLogger(noisy).setLevel(logging.WARNING)
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
         # It logs a traceback for each statement that fails on a locked database. The recorder reports such errors.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         try:
             if (file := sqlite_file(self.uri)) and not file.parent.is_dir():
                 raise FileNotFoundError(f"there is no folder {file.parent}")
-            with migration_lock(self.uri):
+            with hold_migration_lock(self.uri):
                 self._client: MlflowClient = MlflowClient(tracking_uri=self.uri)
                 self._experiment_name = self._choose_experiment_name()
-        except (MlflowException, OSError, ImportError) as error:
-            raise explain_unusable(self.uri, error) from error
+        except Exception as error:
+            if isinstance(error, MlflowException | OSError) or explain_versions(error):
+                raise explain_unusable(self.uri, error) from error
+            raise
         if self.adopted is not None:
             self._check_adopted(self.adopted)
 
@@ -303,7 +306,7 @@ class MlflowTracker:
 
     def log_model_file(self, model_id: str, path: Path, folder: str) -> None:
         """Adds a file to a logged model."""
-        self._client.log_model_artifact(model_id, str(path), folder)
+        upload_model_file(self._client, model_id, path, folder)
 
     def log_dataset(self, data: DatasetDescribed) -> None:
         from scaleflow.tracking.inputs import make_dataset_inputs
@@ -356,8 +359,7 @@ class MlflowTracker:
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
                 name = path.relative_to(folder)
                 if (model_id, name) not in self._uploaded:
-                    parent = None if name.parent == Path() else name.parent.as_posix()
-                    self._client.log_model_artifact(model_id, str(path), parent)
+                    upload_model_file(self._client, model_id, path, name.parent.as_posix())
                     self._uploaded.add((model_id, name))
 
     def _find_or_create_model(self, step: int) -> tuple[str, bool]:
@@ -392,7 +394,7 @@ class MlflowTracker:
             name, alias = self._options.register_as, self._options.alias
             lines.append(("registered", f"models:/{name}/{self._version}" + (f"  (@{alias})" if alias else "")))
         if file := sqlite_file(self.uri):
-            words = [] if file == Path("mlflow.db").absolute() else ["--backend-store-uri", self.uri]
+            words = [] if opens_by_default(file) else ["--backend-store-uri", self.uri]
             lines.append(("look at it", shlex.join(["mlflow", "ui", *words])))
         else:
             page = f"#/experiments/{self._experiment_id}/runs/{self.run_id}?{UI_QUERY}"
@@ -425,7 +427,7 @@ def refuse_missing(message: str, kind: type[ConfigError] = ConfigError) -> Itera
 
 def explain_unusable(uri: str, error: Exception) -> ConfigError:
     """Returns the error to raise if a store can't be used: StoreUnreachable if it is only unavailable now."""
-    reason = first_line(error)
+    reason = explain_versions(error) or first_line(error)
     kind = StoreUnreachable if is_transient(error) else ConfigError
     return kind(f"tracking.uri={mask_secrets(uri)}: the store cannot be used: {mask_secrets(reason)}")
 

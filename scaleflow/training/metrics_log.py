@@ -9,6 +9,7 @@ import numpy as np
 
 from scaleflow.interfaces import Feed
 from scaleflow.interfaces.events import Emit, MetricsLogged, WeightHistograms
+from scaleflow.interfaces.quantiles import weighted_quantiles
 from scaleflow.training.engine import Engine
 from scaleflow.training.histograms import compute_histograms
 from scaleflow.training.memory import measure_peaks
@@ -159,7 +160,7 @@ class EpochClock:
         if not self._seconds:
             return {}
         step_seconds, steps = zip(*self._calls, strict=True)
-        p50, p95 = np.percentile(step_seconds, [50, 95], weights=steps, method="inverted_cdf")
+        p50, p95 = weighted_quantiles(np.array(step_seconds), [0.5, 0.95], np.array(steps))
         return {
             "perf/examples_per_second": self._examples / self._seconds,
             "perf/step_ms": 1000 * self._seconds / self._steps,

@@ -1,0 +1,22 @@
+"""Quantiles of weighted values; NumPy has them since 2.0 only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def weighted_quantiles(values: Any, quantiles: Sequence[float], weights: Any) -> Any:
+    """Returns, for each quantile, the least value that at least this share of the weights does not exceed.
+
+    Args:
+        values: a NumPy array of numbers [n], at least one.
+        quantiles: shares [q] above 0, at most 1.
+        weights: an array with the weight of each value [n], at least 0, with a positive sum.
+
+    Returns:
+        An array [q] of values, as `numpy.quantile` returns with `method="inverted_cdf"`.
+    """
+    order = values.argsort(kind="stable")
+    shares = weights[order].cumsum()
+    return values[order][(shares / shares[-1]).searchsorted(quantiles)]

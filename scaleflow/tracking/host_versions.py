@@ -1,0 +1,37 @@
+"""What depends on the version of MLflow beside which scaleflow is installed."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+from scaleflow.interfaces.versions import to_series
+
+
+def opens_by_default(file: Path) -> bool:
+    """Returns whether `mlflow ui` without options, in this folder, opens this SQLite file.
+
+    MLflow opens mlflow.db since 3.7, unless the folder has runs in plain files or the environment names a store.
+    """
+    return (
+        to_series(version("mlflow")) >= (3, 7)
+        and file == Path("mlflow.db").absolute()
+        and not os.environ.get("MLFLOW_BACKEND_STORE_URI")
+        and not any(Path("mlruns").glob("[0-9]*/meta.yaml"))
+    )
+
+
+def explain_versions(error: Exception) -> str | None:
+    """Returns why this MLflow cannot use a store, and what works; None if the error has another reason."""
+    if isinstance(error, ImportError) and "sqlalchemy" in str(error):
+        return (
+            f"MLflow {version('mlflow')} does not work beside SQLAlchemy {version('sqlalchemy')}; install "
+            "'sqlalchemy<2.1', or MLflow 3.10 or newer"
+        )
+    if type(error).__module__.startswith("alembic.") and "revision" in str(error):
+        return (
+            f"a newer MLflow than {version('mlflow')} has written this database; install that version, or name another "
+            "database, such as tracking.uri=sqlite:///other.db"
+        )
+    return str(error) if isinstance(error, ImportError) else None
