@@ -9,6 +9,7 @@ The manifest is uploaded last, after the other objects were read again. So a par
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import uuid
@@ -65,14 +66,16 @@ class RemoteStore:
         """Returns the state of each step that has objects, the newest last."""
         from pyarrow import fs
 
-        infos = self._system.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
-        matches = (re.fullmatch(r"step-(\d+)", info.base_name) for info in infos)
-        steps = sorted(int(match[1]) for match in matches if match)
-        names = [self._path_of(step, name) for step in steps for name in (MANIFEST, QUARANTINE)]
-        found = [info.type == fs.FileType.File for info in self._system.get_file_info(names)] if names else []
+        # Recursive, because Google's file system lists no folders that have no object of their own.
+        infos = self._system.get_file_info(fs.FileSelector(self._root, recursive=True, allow_not_found=True))
+        names: dict[int, set[str]] = {}
+        for info in infos:
+            match = re.search(r"/step-(\d+)/([^/]+)$", info.path)
+            if match and info.type == fs.FileType.File:
+                names.setdefault(int(match[1]), set()).add(match[2])
         return {
-            step: "complete" if is_complete else "damaged" if is_damaged else "incomplete"
-            for step, is_complete, is_damaged in zip(steps, found[::2], found[1::2], strict=True)
+            step: "complete" if MANIFEST in found else "damaged" if QUARANTINE in found else "incomplete"
+            for step, found in sorted(names.items())
         }
 
     def read_manifest(self, step: int) -> bytes | None:
@@ -149,7 +152,9 @@ class RemoteStore:
             if info.type == fs.FileType.File:
                 self._system.delete_file(path)
             elif info.type == fs.FileType.Directory:
-                self._system.delete_dir(path)
+                # Google's file system deletes the files, and then misses the marker of a folder that never had one.
+                with contextlib.suppress(FileNotFoundError):
+                    self._system.delete_dir(path)
 
     def quarantine(self, step: int) -> None:
         """Renames the manifest of a damaged checkpoint, so that its files stay but are no checkpoint any more."""

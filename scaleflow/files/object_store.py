@@ -19,8 +19,9 @@ from scaleflow.errors import ConfigError
 #: Scheme of an address -> what to set if the store refuses a request.
 CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), and AWS_ENDPOINT_URL for a store of your own",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
-    "abfs": "AZURE_STORAGE_ACCOUNT, and AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, or STORAGE_EMULATOR_HOST for an emulator",
+    "abfs": "AZURE_STORAGE_ACCOUNT, and AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, and AZURE_STORAGE_ENDPOINT for a "
+    "store of your own",
 }
 
 #: Time limits: of a connection, of a request, and of an answer with all repetitions. In seconds.
@@ -91,6 +92,14 @@ def explain_store_error(error: Exception) -> str:
     return reason if len(reason) <= 200 else f"{reason[:197]}..."
 
 
+def split_endpoint(address: str | None) -> tuple[str, str] | None:
+    """Returns the scheme and the host with its port of an endpoint such as http://127.0.0.1:9023; None without one."""
+    if not address:
+        return None
+    scheme, _, host = address.rpartition("://")
+    return scheme or "http", host.rstrip("/")
+
+
 @lru_cache
 def connect(scheme: str) -> Any:
     """Returns pyarrow's file system of a store. Raises ConfigError if this pyarrow was built without it."""
@@ -108,11 +117,18 @@ def connect(scheme: str) -> Any:
                 background_writes=False,  # otherwise what is written faster than it is sent fills the memory
             )
         if scheme == "gs":
-            return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=REQUEST_SECONDS))
+            endpoint = split_endpoint(environment.get("STORAGE_EMULATOR_HOST"))  # the variable of Google's tools
+            options = dict(zip(("scheme", "endpoint_override"), endpoint, strict=True)) if endpoint else {}
+            limit = timedelta(seconds=REQUEST_SECONDS)
+            return fs.GcsFileSystem(anonymous=bool(endpoint), retry_time_limit=limit, **options)
+        endpoint = split_endpoint(environment.get("AZURE_STORAGE_ENDPOINT"))
+        names = ("blob_storage_scheme", "blob_storage_authority"), ("dfs_storage_scheme", "dfs_storage_authority")
+        options = {key: value for each in names for key, value in zip(each, endpoint, strict=True)} if endpoint else {}
         return fs.AzureFileSystem(
             account_name=environment.get("AZURE_STORAGE_ACCOUNT", ""),
             account_key=environment.get("AZURE_STORAGE_KEY"),
             sas_token=environment.get("AZURE_STORAGE_SAS_TOKEN"),
+            **options,
         )
     except (AttributeError, ImportError) as error:
         raise ConfigError(f"this pyarrow has no file system for {scheme}://") from error

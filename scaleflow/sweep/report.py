@@ -21,7 +21,8 @@ from scaleflow.sweep.loss_check import LossCheck
 from scaleflow.sweep.ranking import Mode, rank_jobs
 from scaleflow.sweep.repeats import RepeatedJob, group_repeats
 from scaleflow.sweep.seeds import summarize_seeds
-from scaleflow.tracking.uri import drop_credentials, is_default_store
+from scaleflow.tracking.host_versions import is_default_store
+from scaleflow.tracking.uri import drop_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable

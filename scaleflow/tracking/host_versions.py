@@ -6,7 +6,9 @@ import os
 from importlib.metadata import version
 from pathlib import Path
 
+from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.interfaces.versions import to_series
+from scaleflow.tracking.uri import sqlite_file
 
 
 def opens_by_default(file: Path) -> bool:
@@ -20,6 +22,13 @@ def opens_by_default(file: Path) -> bool:
         and not os.environ.get("MLFLOW_BACKEND_STORE_URI")
         and not any(Path("mlruns").glob("[0-9]*/meta.yaml"))
     )
+
+
+def is_default_store(uri: str) -> bool:
+    """Returns whether MLflow uses a store, whose credentials are masked, in this folder if nobody names one."""
+    named = os.environ.get("MLFLOW_TRACKING_URI")
+    file = sqlite_file(uri)
+    return uri == str(mask_secrets(named)) if named else file is not None and opens_by_default(file)
 
 
 def explain_versions(error: Exception) -> str | None:

@@ -25,6 +25,7 @@ from scaleflow.tracking.connection import hold_migration_lock, set_mlflow_defaul
 from scaleflow.tracking.host_versions import explain_versions, opens_by_default
 from scaleflow.tracking.keys import MAX_KEY, MetricKeys, to_distinct_keys
 from scaleflow.tracking.model_files import upload_model_file
+from scaleflow.tracking.points import log_points
 from scaleflow.tracking.registry import ChampionRegistry, register_model
 from scaleflow.tracking.uri import sqlite_file
 
@@ -274,11 +275,11 @@ class MlflowTracker:
 
         metrics = (Metric(self._names[p.key], p.value, p.time, p.step) for p in points)
         for batch in split_batches(metrics, METRICS_PER_BATCH):
-            self._client.log_batch(self._run, metrics=batch)
+            log_points(self._client, self._run, batch)
 
     def log_batch(self, metrics: Sequence[Metric]) -> None:
         """Logs metrics that refer to a model and a dataset."""
-        self._client.log_batch(self._run, metrics=metrics)
+        log_points(self._client, self._run, metrics)
 
     def set_tags(self, values: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
@@ -342,7 +343,7 @@ class MlflowTracker:
         points = [point for key in keys for point in self._client.get_metric_history(self._run, key)]
         metrics = [Metric(p.key, p.value, p.timestamp, p.step, model_id=model_id) for p in points if p.step == step]
         for batch in split_batches(metrics, METRICS_PER_BATCH):
-            self._client.log_batch(self._run, metrics=batch)
+            log_points(self._client, self._run, batch)
 
     def _register_model(self, model_id: str) -> None:
         name = self._options.register_as

@@ -102,12 +102,6 @@ def drop_credentials(uri: str) -> str:
     return str(mask_secrets(uri)).replace(f"{MASK}@", "")
 
 
-def is_default_store(uri: str) -> bool:
-    """Returns whether a command in this folder uses a store, whose credentials are masked, if nobody names one."""
-    default = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path('mlflow.db').absolute()}"
-    return uri == str(mask_secrets(default))
-
-
 def format_loading(uri: str, model_uri: str) -> list[str]:
     """Returns the lines of Python that load a logged model and apply it to its input example."""
     return [

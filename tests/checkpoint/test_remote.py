@@ -20,6 +20,7 @@ from scaleflow.runs import EventReader
 from tests.checkpoint.test_resume import BASE, GLOBAL, course
 from tests.checkpoint.test_store import same, snapshot
 from tests.conftest import Command
+from tests.emulators import serve_azure, serve_google
 from tests.launcher.test_supervisor import RESTING, wait_for
 from tests.object_store import SECRET, Relay, allow_requests, make_bucket
 
@@ -63,14 +64,14 @@ def list_objects(address: str) -> list[str]:
 
     from scaleflow.files.object_store import connect
 
-    root = address.partition("://")[2]
-    infos = connect("s3").get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
+    scheme, _, root = address.partition("://")
+    infos = connect(scheme).get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
     return sorted(info.path.removeprefix(f"{root}/") for info in infos if info.type == fs.FileType.File)
 
 
-def save_some(environment: Mapping[str, str], folder: Path) -> dict[str, Any]:
+def save_some(environment: Mapping[str, str], folder: Path, scheme: str = "s3") -> dict[str, Any]:
     os.environ.update(environment)
-    address, heard = "s3://kept/a/run", Recorder()
+    address, heard = f"{scheme}://kept/a/run", Recorder()
     manager = make_manager(address, folder / "local", heard, best=Best())
     manager.check_writable()
     manager.check_empty()
@@ -107,10 +108,23 @@ def files_of(*steps: int) -> list[str]:
 
 def test_the_store_has_what_is_kept(isolated: Callable[..., Any], tmp_path: Path, object_store: Store) -> None:
     make_bucket(object_store, "kept")
-    found = isolated(save_some, object_store, tmp_path)
+    assert_kept(isolated(save_some, object_store, tmp_path), "s3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "serve"), [("gs", serve_google), ("abfs", serve_azure)])
+def test_the_stores_of_google_and_azure_have_it_too(
+    isolated: Callable[..., Any], tmp_path: Path, scheme: str, serve: Callable[..., Any]
+) -> None:
+    with serve(tmp_path, "kept") as environment:
+        assert_kept(isolated(save_some, environment, tmp_path, scheme), scheme)
+
+
+def assert_kept(found: dict[str, Any], scheme: str) -> None:
+    refusal = f"checkpoint.folder={scheme}://kept/a/run: contains checkpoints of another run, up to"
     assert found["objects"] == files_of(2, 4, 5)
     assert found["saved"] == [1, 2, 3, 4, 5, 6, 3]
-    assert found["refusal"].startswith("checkpoint.folder=s3://kept/a/run: contains checkpoints of another run, up to")
+    assert found["refusal"].startswith(refusal)
     assert found["same"] == (True, True)
     assert found["later"] == files_of(2, 6)
     assert found["dropped"] == files_of(2, 3)

@@ -1,0 +1,33 @@
+"""Logs points of metrics, some of which the store may have from an earlier request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric
+
+#: What databases say of a point that they have already.
+IS_KNOWN = re.compile(r"UNIQUE constraint|duplicate key|Duplicate entry|IntegrityError", re.IGNORECASE)
+
+
+def log_points(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> None:
+    """Logs points in one request.
+
+    If the store has some of them already, older versions of MLflow look for these among the points of the first hundred
+    only, and fail. They find them if a request has the points of one metric.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.log_batch(run_id, metrics=metrics)
+    except MlflowException as error:
+        keys = {metric.key for metric in metrics}
+        if len(keys) == 1 or not IS_KNOWN.search(str(error)):
+            raise
+        for _, points in groupby(sorted(metrics, key=lambda each: each.key), lambda each: each.key):
+            client.log_batch(run_id, metrics=list(points))
