@@ -14,6 +14,7 @@ from scaleflow.errors import ExportError
 from scaleflow.interfaces import Inputs, Outputs
 from tests.conftest import Command
 from tests.training.fake_engine import ignore
+from tests.versions.marks import needs
 
 
 def trained(plan: Any, folder: Path) -> np.ndarray[Any, Any]:
@@ -159,6 +160,7 @@ def exported_without_a_keras_file(folder: Path) -> dict[str, Any]:
     }
 
 
+@needs("keras", "3.12")  # older versions write such a model
 def test_model_that_keras_cannot_write_is_exported_as_weights_and_saved_model(
     isolated: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -178,6 +180,7 @@ def test_model_that_keras_cannot_write_is_exported_as_weights_and_saved_model(
 
 
 @pytest.mark.slow
+@needs("keras", "3.12")
 def test_a_run_of_what_keras_cannot_write_says_so_first_and_finishes(command: Command, empty_store: Path) -> None:
     shutil.copy(empty_store, command.folder / "mlflow.db")
     (command.folder / "untold.py").write_text(UNTOLD)

@@ -19,7 +19,7 @@ NAMES = ("oldest", "between", "newest")
 #: The environments, each in a folder of its name.
 FOLDER = ROOT / ".venv-versions"
 
-TEST_PACKAGES = ("pytest>=9,<10", "pytest-timeout>=2.4,<3", "pytest-xdist>=3.8,<4")
+TEST_PACKAGES = ("hypothesis>=6.150,<7", "pytest>=9,<10", "pytest-timeout>=2.4,<3", "pytest-xdist>=3.8,<4")
 
 INSTALL_SECONDS = 1200.0
 

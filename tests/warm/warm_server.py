@@ -122,7 +122,7 @@ def find_processes_of(folder: Path) -> list[psutil.Process]:
     """The processes whose current folder is this one."""
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error, FileNotFoundError):  # it may end meanwhile
             if process.cwd() == str(folder):
                 found.append(process)
     return found
