@@ -22,7 +22,7 @@ from scaleflow.config.compose import ComposedConfig, check_job, compose_config, 
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options, reuse_config
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.config.parse import flatten_config, parse_section
-from scaleflow.config.trust import list_own_targets, list_targets
+from scaleflow.config.trust import list_own_modules, list_targets
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -122,8 +122,7 @@ class Composer:
             _, _, tracked = find_named_run(run, find_store_options(command))
             text, params = tracked.config, tracked.params
         raw: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-        modules = sorted({path.rpartition(".")[0] or path for _, path in list_own_targets(raw)})
-        composed = reuse_config(text, params, RerunCommand(run, words, self._dirs, modules), SECTIONS)
+        composed = reuse_config(text, params, RerunCommand(run, words, self._dirs, list_own_modules(raw)), SECTIONS)
         config = resolve_config(composed.config)
         settings = {word.partition("=")[0]: str(mask_secrets(word.partition("=")[2])) for word in words}
         return Composition(settings, [select_inputs(config)])

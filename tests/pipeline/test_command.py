@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import Command
 
@@ -57,9 +58,33 @@ def test_a_pipeline_runs_goes_on_after_a_kill_and_runs_again_what_changed(comman
     (parent,) = [run for run in runs if run.info.run_name == "mine"]
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     assert len(children) == len(runs) - 1 == 3
-    assert {"pipeline.yaml", "results.csv", "graph.png"} <= {
+    assert {"pipeline.yaml", "stages.yaml", "results.csv", "graph.png"} <= {
         each.path for each in client.list_artifacts(parent.info.run_id)
     }
+    fit = stages["fit"]["run_id"]
+    described = {run.data.tags.get("scaleflow.stage"): run.data.tags["mlflow.note.content"] for run in runs}
+    assert f"[{str(fit)[:8]}](#/runs/{fit})" in described[None]
+    assert f"[{str(fit)[:8]}](#/runs/{fit})" in described["some"]
+    assert "--split validation" in described["some"]
+    written = yaml.safe_load((folder / "pipelines" / "mine" / "_runs" / "1" / "stages.yaml").read_text())
+    assert written["fit"]["overrides"][-1] == "training.epochs=2"
+    assert written["fit"]["outputs"]["run_id"] == fit
+    assert written["fit"]["splits"].keys() == {"digits train", "digits validation", "digits test"}
+    assert written["tell"]["arguments"] == {"accuracy": accuracy}
+    assert "steps.py" in written["tell"]["made_of"]["code"]
+    assert written["rare"] == {"command": "check", "state": "skipped", "why": "its condition is false"}
+
+    state = folder / "pipelines" / "mine" / "pipeline.json"  # as a kill leaves it between the evaluation and its end
+    content = json.loads(state.read_text())
+    content["status"] = content["stages"]["some"]["status"] = "RUNNING"
+    state.write_text(json.dumps(content))
+    again = command(*words, "--json")
+    assert again.returncode == 0, again.stdout + again.stderr
+    for name in ("loss", "accuracy"):
+        assert len(client.get_metric_history(str(fit), f"evaluate/digits.validation/{name}")) == 1
+    (some,) = [run for run in runs if run.data.tags.get("scaleflow.stage") == "some"]
+    assert len(client.get_metric_history(some.info.run_id, "accuracy")) == 1
+    assert client.get_run(some.info.run_id).info.status == "FINISHED"
 
     def plan(*more: str) -> dict[str, str]:
         lines = command(*words, "--dry-run", *more).stdout.splitlines()
