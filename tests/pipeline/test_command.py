@@ -1,15 +1,22 @@
 """A pipeline from end to end: real commands, a real store, a kill, and what runs again after a change."""
 
+import contextlib
 import json
 import os
 import signal
-import time
+import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
+from scaleflow.pipeline.processes import end_left_process
+from scaleflow.runs.folder import read_json
 from tests.conftest import Command
+from tests.launcher.test_supervisor import wait_for
 
 FILE = """
 overrides: [dataset=digits, dataset.limit=200, model.units=8, evaluation=none, "seed=${seed}"]
@@ -26,6 +33,53 @@ def read_stage_answer(done: object) -> dict[str, dict[str, dict[str, object]]]:
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[attr-defined, no-any-return]
 
 
+def test_after_a_kill_no_run_stays_running_though_its_stage_has_changed(command: Command) -> None:
+    folder = command.folder
+    (folder / "conf" / "pipeline").mkdir(parents=True)
+    (folder / "conf" / "pipeline" / "mine.yaml").write_text("stages:\n  wait: {command: python, target: steps.wait}\n")
+    (folder / "steps.py").write_text("import time\ndef wait():\n    time.sleep(300)\n")
+    words = ("pipeline", "mine", "--config-dir", "conf")
+    stage, own = folder / "pipelines" / "mine" / "wait" / "1", folder / "pipelines" / "mine" / "_runs" / "1"
+
+    begun = command.start(*words)
+    wait_for(lambda: (stage / "record.json").exists() and read_json(stage / "record.json").get("run_id"), timeout=60)
+    os.kill(begun.pid, signal.SIGKILL)
+    begun.wait(60)
+
+    (folder / "steps.py").write_text("def wait():\n    return 1\n")
+    done = command(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "steps.py changed" in done.stdout
+    ids = {name: read_json(each / "record.json")["run_id"] for name, each in (("left", stage), ("own", own))}
+    assert read_statuses(folder)[ids["left"]] == "KILLED"
+    assert sorted(read_statuses(folder).values()) == ["FINISHED", "FINISHED", "KILLED"]
+
+    state, record = read_json(folder / "pipelines" / "mine" / "pipeline.json"), read_json(own / "record.json")
+    (folder / "pipelines" / "mine" / "pipeline.json").write_text(json.dumps({**state, "status": "RUNNING"}))
+    *lines, _ = (own / "events.jsonl").read_text().splitlines(keepends=True)  # killed before the end of its own run
+    (own / "events.jsonl").write_text("".join(lines))
+    (own / "record.json").write_text(json.dumps({**record, "done": False, "offset": len("".join(lines))}))
+    with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as database, database:
+        database.execute("UPDATE runs SET status = 'RUNNING' WHERE run_uuid = ?", (ids["own"],))
+    assert command(*words).returncode == 0
+    assert sorted(read_statuses(folder).values()) == ["FINISHED", "FINISHED", "KILLED"]
+
+
+def read_statuses(folder: Path) -> dict[str, str]:
+    """The statuses of all runs in the store, by their ids."""
+    with contextlib.closing(sqlite3.connect(folder / "mlflow.db", timeout=20)) as database:
+        return dict(database.execute("SELECT run_uuid, status FROM runs").fetchall())
+
+
+def test_a_process_that_a_killed_pipeline_left_is_ended_and_no_other_one() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        began = psutil.Process(process.pid).create_time()
+        end_left_process((process.pid, began - 5))
+        assert process.poll() is None
+        end_left_process((process.pid, began))
+        assert process.wait(10) == -signal.SIGTERM
+
+
 @pytest.mark.slow
 def test_a_pipeline_runs_goes_on_after_a_kill_and_runs_again_what_changed(command: Command, tmp_path: Path) -> None:
     folder = command.folder
@@ -37,9 +91,7 @@ def test_a_pipeline_runs_goes_on_after_a_kill_and_runs_again_what_changed(comman
 
     begun = command.start(*words)
     log = folder / "pipelines" / "mine" / "fit" / "1" / "events.jsonl"
-    deadline = time.monotonic() + 120
-    while not (log.exists() and '"ready"' in log.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: log.exists() and '"ready"' in log.read_text(), timeout=120)
     os.kill(begun.pid, signal.SIGKILL)
     begun.wait(60)
 
