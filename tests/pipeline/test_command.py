@@ -41,6 +41,8 @@ def test_after_a_kill_no_run_stays_running_though_its_stage_has_changed(command:
     words = ("pipeline", "mine", "--config-dir", "conf")
     stage, own = folder / "pipelines" / "mine" / "wait" / "1", folder / "pipelines" / "mine" / "_runs" / "1"
 
+    assert command(*words, "--dry-run").stdout == "wait  run  has not run\n"
+    assert not (folder / "pipelines").exists()
     begun = command.start(*words)
     wait_for(lambda: (stage / "record.json").exists() and read_json(stage / "record.json").get("run_id"), timeout=60)
     os.kill(begun.pid, signal.SIGKILL)
