@@ -119,6 +119,7 @@ def run_stages(
     tracking = check_stages(pipeline, composer, folder)
     if tracking.name != "none":
         tracking = resolve_store(tracking)
+        composer.store = tracking.uri
     with state.lock(may_create=not options.is_dry):
         state = PipelineState(folder)  # another command may have written it
         decider = Decider(pipeline, state, composer, choice, StoredRuns(tracking))

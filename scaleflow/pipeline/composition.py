@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,13 @@ class Composer:
         config_dirs: the folders with the user's options.
         kept: the compositions of earlier commands, by a digest of all that they were made of. Those that this command
             uses are added to `used`.
+
+    Attributes:
+        used: the compositions that this command uses.
+        store: the address of the pipeline's store, in which runs are looked up; None until it is known.
     """
+
+    store: str | None = None
 
     def __init__(self, config_dirs: Sequence[str], kept: Mapping[str, Any]) -> None:
         self._dirs, self._kept = config_dirs, kept
@@ -119,7 +125,8 @@ class Composer:
             text = RunFolder(folder).config.read_text()
             params: Mapping[str, str] = ready.params if ready else {}
         else:
-            _, _, tracked = find_named_run(run, find_store_options(command))
+            options = find_store_options(command)
+            _, _, tracked = find_named_run(run, options if options.uri else replace(options, uri=self.store))
             text, params = tracked.config, tracked.params
         raw: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
         composed = reuse_config(text, params, RerunCommand(run, words, self._dirs, list_own_modules(raw)), SECTIONS)

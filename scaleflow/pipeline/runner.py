@@ -209,7 +209,11 @@ class PipelineRunner:
             params = {"command": shlex.join(["scaleflow", *words])[:6000]}
             run.open(f"{self._pipeline.name} {stage.name}", tags, params, self._state.run_folder.absolute())
         slot = self._slots.pop()
-        environment = {**slot, STAGE_TAGS: json.dumps(tags), **({STAGE_BEGAN: str(run.began)} if run else {})}
+        environment = {**slot, STAGE_TAGS: json.dumps(tags)}
+        if run is not None:
+            environment[STAGE_BEGAN] = str(run.began)
+            if self._tracking.uri is not None:  # where it finds the runs of the stages before it
+                environment["MLFLOW_TRACKING_URI"] = self._tracking.uri
         process = StageProcess(stage.name, words, folder, environment)
         record.process = process.identity
         self._state.save()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -19,7 +20,8 @@ from tests.conftest import Command
 from tests.launcher.test_supervisor import wait_for
 
 FILE = """
-overrides: [dataset=digits, dataset.limit=200, model.units=8, evaluation=none, "seed=${seed}"]
+overrides: [dataset=digits, dataset.limit=200, model.units=8, evaluation=none, "seed=${seed}",
+            "tracking.uri=sqlite:///own.db"]
 seed: 1
 stages:
   fit:  {command: train, overrides: [training.epochs=2]}
@@ -83,11 +85,12 @@ def test_a_process_that_a_killed_pipeline_left_is_ended_and_no_other_one() -> No
 
 
 @pytest.mark.slow
-def test_a_pipeline_runs_goes_on_after_a_kill_and_runs_again_what_changed(command: Command, tmp_path: Path) -> None:
+def test_a_pipeline_runs_goes_on_after_a_kill_and_runs_again_what_changed(command: Command, empty_store: Path) -> None:
     folder = command.folder
     (folder / "conf" / "pipeline").mkdir(parents=True)
     file = folder / "conf" / "pipeline" / "mine.yaml"
     file.write_text(FILE)
+    shutil.copy(empty_store, folder / "own.db")
     (folder / "steps.py").write_text("def tell(accuracy):\n    return {'is': accuracy}\n")
     words = ("pipeline", "mine", "--config-dir", "conf")
 
@@ -106,7 +109,7 @@ def test_a_pipeline_runs_goes_on_after_a_kill_and_runs_again_what_changed(comman
 
     from mlflow import MlflowClient
 
-    client = MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder}/own.db")
     runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
     assert {run.info.status for run in runs} == {"FINISHED"}
     (parent,) = [run for run in runs if run.info.run_name == "mine"]
