@@ -20,7 +20,7 @@ from scaleflow.pipeline.composition import (
     read_tracking,
     refuse_own_keys,
 )
-from scaleflow.pipeline.definition import DeclaredPipeline, Stage
+from scaleflow.pipeline.definition import DeclaredPipeline, Stage, name_place
 from scaleflow.runs.code_digest import find_folders, find_source
 from scaleflow.tracking.uri import check_model_name
 
@@ -49,7 +49,7 @@ def check_stages(pipeline: DeclaredPipeline, composer: Composer, folder: Path) -
 
     for stage in pipeline.stages.values():
         values = pipeline.resolve(stage, stand_in)
-        try:
+        with name_place(stage.place):
             words = [word for word in values.get("overrides", []) if UNKNOWN not in word]
             refuse_own_keys(words)
             if stage.command.name == "sweep":
@@ -58,8 +58,6 @@ def check_stages(pipeline: DeclaredPipeline, composer: Composer, folder: Path) -
             check_stage(pipeline, stage, values, words, composer)
             if stage.command.composes:
                 tracked.setdefault("run" if stage.command.has_own_run else "check", words)
-        except ConfigError as refusal:
-            raise ConfigError(f"{stage.place}: {refusal}") from refusal
     chosen = tracked.get("run") or tracked.get("check")
     return Tracking() if chosen is None else read_tracking(chosen, pipeline.config_dirs)
 

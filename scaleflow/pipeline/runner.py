@@ -198,7 +198,8 @@ class PipelineRunner:
         folder = self._state.find_folder(stage.name, attempt).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         assert decision.key is not None
-        record = StageRecord(decision.key, attempt, self._state.execution, began=time.time())
+        is_forced = self._decider.is_named(stage.name)
+        record = StageRecord(decision.key, attempt, self._state.execution, began=time.time(), is_forced=is_forced)
         self._state.records[stage.name] = record
         self._state.save()
         words = self._make_words(stage, decision, folder)
