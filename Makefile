@@ -60,6 +60,10 @@ campaign: CASES ?= 200
 campaign: $(VENV)/developed
 	$(BIN)/python -m tests.campaign --cases $(CASES) --seed $(SEED)
 
+pipeline-campaign: CASES ?= 40
+pipeline-campaign: $(VENV)/developed
+	$(BIN)/python -m tests.pipeline_campaign --cases $(CASES) --seed $(SEED)
+
 random: CASES ?= 300
 random: $(VENV)/developed
 	$(BIN)/python -m tests.random --cases $(CASES) --seed $(SEED)
