@@ -7,6 +7,7 @@
 # make gpu       checks everything that needs an NVIDIA GPU, in at most 30 minutes; the report is in REPORT=build/gpu
 # make matrix  trains every allowed cell of docs/combinations.md
 # make campaign  makes CASES=200 faults from SEED=0, and prints what came of them as a table
+# make pipeline-campaign  the same of CASES=40 pipelines
 # make random-chains  draws CASES=200 chains of two commands from SEED=0, and prints a table of the outcomes
 # make random  draws CASES=300 command lines from SEED=0, and prints what came of them as a table
 # make table   makes docs/combinations.md
@@ -26,7 +27,7 @@ SEED ?= 0
 # Images of containers often set it: each process would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all test-rest coverage check matrix campaign random random-chains table docs pictures lint bench bench-peers gpu ui clean
+.PHONY: run test test-all test-rest coverage check matrix campaign pipeline-campaign random random-chains table docs pictures lint bench bench-peers gpu ui clean
 
 run: $(VENV)/installed
 	$(BIN)/scaleflow
