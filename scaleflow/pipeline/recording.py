@@ -206,7 +206,7 @@ def describe_pipeline(status: str, rows: Sequence[Sequence[str]], command: str) 
     counts = {state: sum(row[2] == state for row in rest) for state in dict.fromkeys(row[2] for row in rest)}
     omitted = len(linked) + 1 - len(shown)
     parts = [
-        f"**{status}**: {', '.join(f'{count} {state}' for state, count in counts.items())}",
+        f"**{status}.** Stages: {', '.join(f'{count} {state}' for state, count in counts.items())}",
         format_table(pad_cells(shown)),
         f"and {omitted} more stages, in the artifact results.csv" if omitted else "",
         "The artifact stages.yaml has the command, the data, the code and the packages of each stage.",

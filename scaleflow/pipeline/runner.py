@@ -310,10 +310,14 @@ class PipelineRunner:
 
     def _end(self) -> int:
         """Ends the pipeline's own run, waits for the store, and returns the exit code."""
-        bad = [name for name, state in self.states.items() if state in ("FAILED", "KILLED", "not run")]
-        status: Status = "KILLED" if self._stop.is_set() else "FAILED" if bad or "" in self.reasons else "FINISHED"
-        code = self._stop.exit_code if self._stop.is_set() else FINISHED if status == "FINISHED" else FAILED
+        is_bad = "" in self.reasons or any(state in ("FAILED", "KILLED", "not run") for state in self.states.values())
+        is_stopped = self._stop.is_set() and (is_bad or self.states.keys() != self._pipeline.stages.keys())
+        status: Status = "KILLED" if is_stopped else "FAILED" if is_bad else "FINISHED"
+        code = self._stop.exit_code if is_stopped else FINISHED if status == "FINISHED" else FAILED
         self.status = status
+        is_whole = status == "FINISHED" and "left out" not in self.states.values()
+        if self._run is None and is_whole and self._state.status != "FINISHED":
+            self._open()  # an earlier command was stopped after its last stage
         if self._run is None:
             return code
         self._state.status = status

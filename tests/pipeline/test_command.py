@@ -58,15 +58,17 @@ def test_after_a_kill_no_run_stays_running_though_its_stage_has_changed(command:
     assert read_statuses(folder)[ids["left"]] == "KILLED"
     assert sorted(read_statuses(folder).values()) == ["FINISHED", "FINISHED", "KILLED"]
 
-    state, record = read_json(folder / "pipelines" / "mine" / "pipeline.json"), read_json(own / "record.json")
-    (folder / "pipelines" / "mine" / "pipeline.json").write_text(json.dumps({**state, "status": "RUNNING"}))
-    *lines, _ = (own / "events.jsonl").read_text().splitlines(keepends=True)  # killed before the end of its own run
-    (own / "events.jsonl").write_text("".join(lines))
-    (own / "record.json").write_text(json.dumps({**record, "done": False, "offset": len("".join(lines))}))
-    with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as database, database:
-        database.execute("UPDATE runs SET status = 'RUNNING' WHERE run_uuid = ?", (ids["own"],))
-    assert command(*words).returncode == 0
-    assert sorted(read_statuses(folder).values()) == ["FINISHED", "FINISHED", "KILLED"]
+    path = folder / "pipelines" / "mine" / "pipeline.json"
+    for status in ("RUNNING", "KILLED"):  # killed, or stopped, after its last stage and before the end of its own run
+        path.write_text(json.dumps({**read_json(path), "status": status}))
+        *lines, _ = (own / "events.jsonl").read_text().splitlines(keepends=True)
+        (own / "events.jsonl").write_text("".join(lines))
+        record = {**read_json(own / "record.json"), "done": False, "offset": len("".join(lines))}
+        (own / "record.json").write_text(json.dumps(record))
+        with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as database, database:
+            database.execute("UPDATE runs SET status = ? WHERE run_uuid = ?", (status, ids["own"]))
+        assert command(*words).returncode == 0
+        assert sorted(read_statuses(folder).values()) == ["FINISHED", "FINISHED", "KILLED"]
 
 
 def read_statuses(folder: Path) -> dict[str, str]:

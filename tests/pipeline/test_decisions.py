@@ -95,7 +95,7 @@ def test_a_long_table_is_cut_and_links_lead_to_runs_and_versions() -> None:
         "c" * 32,
     ]
     text = describe_pipeline("FINISHED", [head, row, row], "scaleflow pipeline churn")
-    assert "**FINISHED**: 2 FINISHED" in text
+    assert "**FINISHED.** Stages: 2 FINISHED" in text
     assert f"[fit](#/runs/{'c' * 32})" in text
     assert f"[aaaaaaaa](#/runs/{'a' * 32})" in text
     assert "[churn v3](#/models/churn/versions/3)" in text

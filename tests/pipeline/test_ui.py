@@ -69,7 +69,7 @@ def test_two_clicks_lead_from_a_version_to_its_data_and_its_pipeline(finished: F
     pages.click(f"a[href*='/runs/{finished.fit}']")
     pages.sees("Datasets", "digits (", "Train", "Parent run", "mine", "scaleflow.stage : fit")
     pages.click(f"a[href*='{finished.place.rpartition('/')[2]}']")
-    pages.sees("Child runs", "FINISHED: 2 FINISHED", "scaleflow.command")
+    pages.sees("Child runs", "FINISHED. Stages: 2 FINISHED", "scaleflow.command")
 
 
 def test_the_page_of_a_pipeline_links_its_runs_and_its_version(finished: Finished, pages: Pages) -> None:
