@@ -211,13 +211,13 @@ def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
     """Composes the file, whose content is the root."""
     flags = config_dir_flags(config_dirs)
     check_config_dirs(flags)
-    known = list_options(config_dirs).get(GROUP, [])
-    if name not in known:
+    files = find_pipeline_files(name, config_dirs)
+    if not files and name not in (known := list_options(config_dirs).get(GROUP, [])):  # it reads many files
         raise ConfigError(
             f"{name}: there is no such pipeline{suggest(name, known, '')} ({', '.join(known)}); it is a file "
             f"{GROUP}/NAME.yaml in the folder of --config-dir"
         )
-    if len(files := find_pipeline_files(name, config_dirs)) > 1:
+    if len(files) > 1:
         raise ConfigError(f"{name}: there are two pipelines of this name, {files[0]} and {files[1]}; rename yours")
     words = [*search_path_overrides(flags), f"+{GROUP}@_global_={name}"]
     try:
