@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,14 +103,7 @@ def check_function(target: str, arguments: Mapping[str, Any]) -> None:
         raise ConfigError(f"target: {target}: {found[0].name} cannot be read: {error}") from error
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name not in functions:
-        others = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        imported = {
-            alias.asname or alias.name
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        }
-        if name in others | imported:
+        if re.search(rf"\b{re.escape(name)}\b", found[0].read_text()):  # it is imported or assigned there
             return
         raise ConfigError(f"target: {target}: {found[0].name} has no function {name}{suggest(name, functions, '')}")
     check_parameters(target, functions[name].args, arguments)
