@@ -8,6 +8,7 @@
 # make versions  runs the tests that matter with the oldest, the newest and other versions of TensorFlow, Keras and MLflow
 # make matrix  trains every allowed cell of docs/combinations.md
 # make campaign  makes CASES=200 faults from SEED=0, and prints what came of them as a table
+# make pipeline-campaign  the same of CASES=40 pipelines
 # make random-chains  draws CASES=200 chains of two commands from SEED=0, and prints a table of the outcomes
 # make random  draws CASES=300 command lines from SEED=0, and prints what came of them as a table
 # make table   makes docs/combinations.md
@@ -27,7 +28,7 @@ SEED ?= 0
 # Images of containers often set it: each process would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all test-rest coverage check matrix campaign random random-chains table docs pictures lint bench bench-peers versions gpu ui clean
+.PHONY: run test test-all test-rest coverage check matrix campaign pipeline-campaign random random-chains table docs pictures lint bench bench-peers versions gpu ui clean
 
 run: $(VENV)/installed
 	$(BIN)/scaleflow
@@ -60,6 +61,10 @@ matrix: $(VENV)/developed
 campaign: CASES ?= 200
 campaign: $(VENV)/developed
 	$(BIN)/python -m tests.campaign --cases $(CASES) --seed $(SEED)
+
+pipeline-campaign: CASES ?= 40
+pipeline-campaign: $(VENV)/developed
+	$(BIN)/python -m tests.pipeline_campaign --cases $(CASES) --seed $(SEED)
 
 random: CASES ?= 300
 random: $(VENV)/developed

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scaleflow.errors import ConfigError, RunError
+from scaleflow.errors import ConfigError, RunError, first_line
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import (
     ANSWER,
@@ -48,13 +48,21 @@ def run_command(work: Callable[[list[str]], int], argv: Sequence[str] | None = N
 
 
 def work_in_words(work: Callable[[list[str]], int], words: list[str]) -> int:
-    """Runs a command. Prints a `ConfigError` or a `RunError`, and returns its exit code."""
+    """Runs a command. Prints a `ConfigError`, a `RunError` or the loss of the store, and returns its exit code."""
     try:
         return work(words)
     except ConfigError as refusal:
         return print_refusal(str(refusal))
     except RunError as error:
         write_error(to_printable(str(mask_secrets(str(error)))))
+        return FAILED
+    except Exception as error:
+        from scaleflow.tracking.connection import is_unreachable
+
+        if not is_unreachable(error):
+            raise
+        reason = to_printable(str(mask_secrets(first_line(error))))
+        write_error(f"the tracking store does not answer any more: {reason}")
         return FAILED
 
 

@@ -30,7 +30,7 @@ from scaleflow.config.trust import (
     check_interpolation,
     check_trusted_targets,
     check_values,
-    is_trusted,
+    list_own_modules,
     list_own_targets,
     unresolvable_error,
 )
@@ -173,9 +173,9 @@ def complete_command(config: Mapping[str, Any], trusted: Sequence[str], words: R
 
     It is empty if the command has all of them.
     """
-    own = [path for _, path in list_own_targets(config) if not is_trusted(path, trusted)]
-    modules = dict.fromkeys(path.rpartition(".")[0] or path for path in own)
-    flags = [("--config-dir", each) for each in words.missing_dirs] + [("--trust", each) for each in modules]
+    flags = [("--config-dir", each) for each in words.missing_dirs] + [
+        ("--trust", each) for each in list_own_modules(config, trusted)
+    ]
     return shlex.join([*words.line, *itertools.chain.from_iterable(flags)]) if flags else ""
 
 

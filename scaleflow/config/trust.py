@@ -61,7 +61,7 @@ def check_trusted_targets(config: Mapping[str, Any], trusted: Sequence[str]) -> 
     """
     for key, path in list_targets(config):
         if not (isinstance(path, str) and (is_listed(key, path) or is_trusted(path, trusted))):
-            module = str(path).rpartition(".")[0] or path
+            module = name_module(str(path))
             raise ConfigError(
                 f"{key}._target_={format_value(path)}: this code is not trusted, since it is not one of the "
                 f"{describe_allowed(key)}; if you know the code, add --trust {module} or trusted_modules=[{module}]"
@@ -103,6 +103,17 @@ def list_targets(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def list_own_targets(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields (key, path) of each `_target_` that is code of the user."""
     return ((key, path) for key, path in list_targets(config) if isinstance(path, str) and not is_listed(key, path))
+
+
+def list_own_modules(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> list[str]:
+    """Returns the modules with code of the user that a config names, without those that are trusted."""
+    own = (path for _, path in list_own_targets(config) if not is_trusted(path, trusted))
+    return list(dict.fromkeys(map(name_module, own)))
+
+
+def name_module(path: str) -> str:
+    """Returns the module of the path of an object, or the path itself if that has no dot."""
+    return path.rpartition(".")[0] or path
 
 
 def is_listed(key: str, path: str) -> bool:

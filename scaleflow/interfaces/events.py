@@ -104,7 +104,7 @@ class TagsSet(Event, event="tags"):
 
 @dataclass(frozen=True)
 class DescriptionSet(Event, event="description"):
-    """A sweep has a new description, in Markdown. The launcher itself describes a run."""
+    """A sweep or a pipeline has a new description, in Markdown. The launcher itself describes a training."""
 
     text: str = field(metadata=MASKED)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scaleflow.config.trust import list_own_targets
+from scaleflow.config.trust import list_own_modules
 from scaleflow.interfaces import Plan, name_command
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import FINISHED, JSON, NOT_PROMOTED
@@ -52,7 +52,7 @@ def promote_run(monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]
 
 def trust_own_code(plan: Plan) -> list[str]:
     """Returns the flags with which a command uses the code of the user that this run has just used."""
-    modules = dict.fromkeys(path.rpartition(".")[0] or path for _, path in list_own_targets(plan.config))
+    modules = list_own_modules(plan.config)
     flags = [("--trust", each) for each in modules]
     if modules:
         flags += [("--config-dir", each) for each in plan.search if Path(each).is_dir()]

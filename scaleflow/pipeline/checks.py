@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from scaleflow.pipeline.composition import (
     read_tracking,
     refuse_own_keys,
 )
-from scaleflow.pipeline.definition import DeclaredPipeline, Stage
+from scaleflow.pipeline.definition import DeclaredPipeline, Stage, name_place
 from scaleflow.runs.code_digest import find_folders, find_source
 from scaleflow.tracking.uri import check_model_name
 
@@ -49,7 +50,7 @@ def check_stages(pipeline: DeclaredPipeline, composer: Composer, folder: Path) -
 
     for stage in pipeline.stages.values():
         values = pipeline.resolve(stage, stand_in)
-        try:
+        with name_place(stage.place):
             words = [word for word in values.get("overrides", []) if UNKNOWN not in word]
             refuse_own_keys(words)
             if stage.command.name == "sweep":
@@ -58,8 +59,6 @@ def check_stages(pipeline: DeclaredPipeline, composer: Composer, folder: Path) -
             check_stage(pipeline, stage, values, words, composer)
             if stage.command.composes:
                 tracked.setdefault("run" if stage.command.has_own_run else "check", words)
-        except ConfigError as refusal:
-            raise ConfigError(f"{stage.place}: {refusal}") from refusal
     chosen = tracked.get("run") or tracked.get("check")
     return Tracking() if chosen is None else read_tracking(chosen, pipeline.config_dirs)
 
@@ -104,14 +103,7 @@ def check_function(target: str, arguments: Mapping[str, Any]) -> None:
         raise ConfigError(f"target: {target}: {found[0].name} cannot be read: {error}") from error
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name not in functions:
-        others = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        imported = {
-            alias.asname or alias.name
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        }
-        if name in others | imported:
+        if re.search(rf"\b{re.escape(name)}\b", found[0].read_text()):  # it is imported or assigned there
             return
         raise ConfigError(f"target: {target}: {found[0].name} has no function {name}{suggest(name, functions, '')}")
     check_parameters(target, functions[name].args, arguments)

@@ -119,11 +119,8 @@ def run_stages(
     tracking = check_stages(pipeline, composer, folder)
     if tracking.name != "none":
         tracking = resolve_store(tracking)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--folder {folder}: cannot be created ({error.strerror}); choose another one") from error
-    with state.lock():
+        composer.store = tracking.uri
+    with state.lock(may_create=not options.is_dry):
         state = PipelineState(folder)  # another command may have written it
         decider = Decider(pipeline, state, composer, choice, StoredRuns(tracking))
         if options.is_dry:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from scaleflow.config.compose import ComposedConfig, check_job, compose_config, 
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options, reuse_config
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.config.parse import flatten_config, parse_section
-from scaleflow.config.trust import list_own_targets, list_targets
+from scaleflow.config.trust import list_own_modules, list_targets
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -68,7 +68,13 @@ class Composer:
         config_dirs: the folders with the user's options.
         kept: the compositions of earlier commands, by a digest of all that they were made of. Those that this command
             uses are added to `used`.
+
+    Attributes:
+        used: the compositions that this command uses.
+        store: the address of the pipeline's store, in which runs are looked up; None until it is known.
     """
+
+    store: str | None = None
 
     def __init__(self, config_dirs: Sequence[str], kept: Mapping[str, Any]) -> None:
         self._dirs, self._kept = config_dirs, kept
@@ -119,11 +125,11 @@ class Composer:
             text = RunFolder(folder).config.read_text()
             params: Mapping[str, str] = ready.params if ready else {}
         else:
-            _, _, tracked = find_named_run(run, find_store_options(command))
+            options = find_store_options(command)
+            _, _, tracked = find_named_run(run, options if options.uri else replace(options, uri=self.store))
             text, params = tracked.config, tracked.params
         raw: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-        modules = sorted({path.rpartition(".")[0] or path for _, path in list_own_targets(raw)})
-        composed = reuse_config(text, params, RerunCommand(run, words, self._dirs, modules), SECTIONS)
+        composed = reuse_config(text, params, RerunCommand(run, words, self._dirs, list_own_modules(raw)), SECTIONS)
         config = resolve_config(composed.config)
         settings = {word.partition("=")[0]: str(mask_secrets(word.partition("=")[2])) for word in words}
         return Composition(settings, [select_inputs(config)])

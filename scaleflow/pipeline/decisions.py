@@ -106,8 +106,12 @@ class Decider:
 
     def _is_forced(self, stage: Stage, record: StageRecord | None) -> bool:
         """A forced stage that an interrupted command has begun is not forced twice."""
-        is_done = record is not None and self._state.status != "FINISHED" and record.execution == self._state.execution
-        return stage.name in self._choice.forced and not is_done
+        is_done = record is not None and record.is_forced and record.execution == self._state.execution
+        return self.is_named(stage.name) and not (is_done and self._state.status != "FINISHED")
+
+    def is_named(self, name: str) -> bool:
+        """Whether a flag says that a stage runs, whatever it is made of."""
+        return name in self._choice.forced
 
     def _make_key(self, stage: Stage, values: Mapping[str, Any]) -> Key:
         composition = None

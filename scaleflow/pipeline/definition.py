@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import graphlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -103,24 +104,24 @@ class DeclaredPipeline:
         values = dict(stage.values)
         if stage.command.composes:
             values["overrides"] = [*self.overrides, *(values.get("overrides") or [])]
-        try:
+        with name_place(stage.place):
             resolved = resolve_values(values, self._make_root(stage), self.split_reference, read)
             if "overrides" in resolved:
                 resolved["overrides"] = check_override_words(flatten_list(resolved["overrides"]))
-        except ConfigError as refusal:
-            raise ConfigError(f"{stage.place}: {refusal}") from refusal
         return resolved
 
     def holds(self, stage: Stage, read: ReadOutput) -> bool:
         """Whether a stage's condition is true. Raises ConfigError if it cannot be told."""
         if stage.condition is None:
             return True
-        try:
-            values = {"when": stage.condition.interpolations}
-            resolved = resolve_values(values, self._make_root(stage), self.split_reference, read)
-            return stage.condition.holds(resolved["when"])
-        except ConfigError as refusal:
-            raise ConfigError(f"{stage.place}: {refusal}") from refusal
+        with name_place(stage.place):
+            return stage.condition.holds(self.resolve_condition(stage, read))
+
+    def resolve_condition(self, stage: Stage, read: ReadOutput) -> list[Any]:
+        """Returns the values that a stage's condition compares. Raises ConfigError if one cannot be resolved."""
+        values = {"when": stage.condition.interpolations if stage.condition else []}
+        resolved: list[Any] = resolve_values(values, self._make_root(stage), self.split_reference, read)["when"]
+        return resolved
 
     def _make_root(self, stage: Stage) -> dict[str, Any]:
         return {**self.values, **stage.variables}
@@ -146,6 +147,15 @@ class DeclaredPipeline:
             if needs & found:
                 found.add(each)
         return found - {name}
+
+
+@contextlib.contextmanager
+def name_place(place: str) -> Iterator[None]:
+    """Says in a ConfigError of the block where the stage is written."""
+    try:
+        yield
+    except ConfigError as refusal:
+        raise ConfigError(f"{place}: {refusal}") from refusal
 
 
 def group_members(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
@@ -190,10 +200,8 @@ def load_pipeline(name: str, config_dirs: Sequence[str], words: Sequence[str] = 
     stages: dict[str, Stage] = {}
     for key, section in sections.items():
         place = f"{places.find('stages', str(key))}: stage {key}"
-        try:
+        with name_place(place):
             stages |= read_stages(str(key), section, values, place)
-        except ConfigError as refusal:
-            raise ConfigError(f"{place}: {refusal}") from refusal
     dirs = tuple(str(Path(each).absolute()) for each in config_dirs)
     pipeline = DeclaredPipeline(name, dirs, text, overrides, values, stages, {})
     return order_stages(apply_words(pipeline, words))
@@ -203,13 +211,13 @@ def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
     """Composes the file, whose content is the root."""
     flags = config_dir_flags(config_dirs)
     check_config_dirs(flags)
-    known = list_options(config_dirs).get(GROUP, [])
-    if name not in known:
+    files = find_pipeline_files(name, config_dirs)
+    if not files and name not in (known := list_options(config_dirs).get(GROUP, [])):  # it reads many files
         raise ConfigError(
             f"{name}: there is no such pipeline{suggest(name, known, '')} ({', '.join(known)}); it is a file "
             f"{GROUP}/NAME.yaml in the folder of --config-dir"
         )
-    if len(files := find_pipeline_files(name, config_dirs)) > 1:
+    if len(files) > 1:
         raise ConfigError(f"{name}: there are two pipelines of this name, {files[0]} and {files[1]}; rename yours")
     words = [*search_path_overrides(flags), f"+{GROUP}@_global_={name}"]
     try:
@@ -370,21 +378,16 @@ def order_stages(pipeline: DeclaredPipeline) -> DeclaredPipeline:
             return ""
 
         pipeline.resolve(stage, note)
-        if stage.condition is not None:
-            values = {"when": stage.condition.interpolations}
-            try:
-                resolve_values(values, {**pipeline.values, **stage.variables}, pipeline.split_reference, note)
-            except ConfigError as refusal:
-                raise ConfigError(f"{stage.place}: {refusal}") from refusal
+        with name_place(stage.place):
+            pipeline.resolve_condition(stage, note)
     try:
-        order = [*graphlib.TopologicalSorter(needs).static_order()]
+        graphlib.TopologicalSorter(needs).prepare()
     except graphlib.CycleError as error:
         circle = [*reversed(error.args[1])]
         raise ConfigError(
             f"{pipeline.stages[circle[0]].place}: depends on itself: {' -> '.join(circle)} (each needs the next)"
         ) from error
-    place = {name: n for n, name in enumerate(pipeline.stages)}
-    order = sort_stages(needs, place, order)
+    order = sort_stages(needs)
     return replace(
         pipeline,
         stages={name: pipeline.stages[name] for name in order},
@@ -392,9 +395,9 @@ def order_stages(pipeline: DeclaredPipeline) -> DeclaredPipeline:
     )
 
 
-def sort_stages(needs: Mapping[str, set[str]], place: Mapping[str, int], order: Sequence[str]) -> list[str]:
+def sort_stages(needs: Mapping[str, set[str]]) -> list[str]:
     """Orders stages so that each comes after those that it needs, and otherwise as they are written."""
-    rest, done = sorted(order, key=lambda name: place[name]), list[str]()
+    rest, done = [*needs], list[str]()
     while rest:
         first = next(name for name in rest if needs[name] <= {*done})
         rest.remove(first)

@@ -62,7 +62,8 @@ def make_key(
         if flag in values:
             data += list_data_files(str(values[flag]))
     settings = {"command": stage.command.name, **own, **(composition.settings if composition else {})}
-    wanted = {*(PACKAGES if composition else ()), *find_packages(names)}
+    own_modules = {name.partition("/")[0].removesuffix(".py") for name in code}
+    wanted = {*(PACKAGES if composition else ()), *find_packages(names - own_modules)}
     packages = {name: each.identity for name, each in read_packages().items() if name.lower() in wanted}
     parts = (settings, group_by_folder(digest_files(data)), code, packages)
     return dict(zip(CATEGORIES, parts, strict=True))

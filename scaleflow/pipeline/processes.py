@@ -87,18 +87,12 @@ class StageProcess:
 
     def read_stage_answer(self) -> dict[str, Any]:
         """Returns what the command answered; {} if it was killed before."""
-        return read_stage_answer(self._log, self._start)
-
-
-def read_stage_answer(log: Path, start: int = 0) -> dict[str, Any]:
-    """Returns the last answer in a log from a position on; {} if there is none."""
-    with contextlib.suppress(OSError, ValueError), log.open("rb") as file:
-        file.seek(start)
-        lines = [line for line in file.read().splitlines() if line.startswith(b'{"exit_code":')]
-        if lines:
-            answer: dict[str, Any] = json.loads(lines[-1])
+        with contextlib.suppress(OSError, ValueError), self._log.open("rb") as file:
+            file.seek(self._start)
+            lines = [line for line in file.read().splitlines() if line.startswith(b'{"exit_code":')]
+            answer: dict[str, Any] = json.loads(lines[-1]) if lines else {}
             return answer
-    return {}
+        return {}
 
 
 def end_left_process(identity: Sequence[float]) -> None:

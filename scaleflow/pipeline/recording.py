@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
+import re
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 
 from scaleflow.interfaces import Status, Tracking
 from scaleflow.interfaces.events import (
     ArtifactWritten,
+    DatasetDescribed,
     DescriptionSet,
     MetricsLogged,
     RunEnded,
@@ -22,17 +27,27 @@ from scaleflow.interfaces.events import (
 )
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.recording.command_run import CommandRun
-from scaleflow.launcher.recording.description import format_table, pad_cells
+from scaleflow.launcher.recording.description import format_code_block, format_table, join_parts, pad_cells
+from scaleflow.pipeline.decisions import REUSE, RUN, StageDecision
 from scaleflow.pipeline.definition import DeclaredPipeline, Stage
 from scaleflow.pipeline.picture import draw_stages
-from scaleflow.pipeline.state import StageRecord
-from scaleflow.runs import RunFolder, RunState
+from scaleflow.pipeline.references import RARE
+from scaleflow.pipeline.stage_commands import make_words
+from scaleflow.pipeline.state import PipelineState, StageRecord
+from scaleflow.runs import EventReader, RunFolder, RunState
 
 #: The tag with the name of the stage that a run is of.
 STAGE_TAG = "scaleflow.stage"
 
-#: The most metrics of a stage that the table shows.
-MOST_SHOWN = 3
+#: The most metrics of a stage that the table shows, the most characters of the table in the description, and the
+#: letters of ids and digests there.
+MOST_SHOWN, LONGEST_TABLE, SHORT = 3, 6000, 8
+
+#: A version of a registered model.
+VERSION = re.compile(r"models:/([^/@]+)/(\d+)")
+
+#: A long digest, whose beginning is shown.
+DIGEST = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}")
 
 
 class RecordedRun:
@@ -42,27 +57,35 @@ class RecordedRun:
         folder: of the run; an earlier command may have begun it.
         what: the run in messages.
         tracking: the options of the store.
+
+    Attributes:
+        files: its folder.
+        began: when the first command opened it, in milliseconds since the epoch.
     """
+
+    began = 0
 
     def __init__(self, folder: Path, what: str, tracking: Tracking) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.files = RunFolder(folder)
-        self._is_resumed = RunState.read(folder).is_ready
+        self._before = RunState.read(folder)
         self._tracking = tracking
-        self._lock = self.files.lock_recording()
-        self._lock.__enter__()
-        self._run = CommandRun(self.files, self._is_resumed, what)
+        self._lock = contextlib.ExitStack()
+        self._lock.enter_context(self.files.lock_recording())
+        self._run = CommandRun(self.files, self._before.is_ready, what)
 
     def open(self, name: str, tags: Mapping[str, str], params: Mapping[str, str], parent: Path | None) -> None:
         """Opens the run in the store; `parent` is the folder of the pipeline's own run."""
         section = {"name": self._tracking.name, "uri": self._tracking.uri, "experiment": self._tracking.experiment}
         self.files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets({"tracking": section}))))
         began = int(time.time() * 1000)
-        resumed = 0 if self._is_resumed else None
+        resumed = 0 if self._before.is_ready else None
         self._run.open(
             RunReady(name, tags, params, began, parent=None if parent is None else str(parent), resumed=resumed),
             self._tracking,
+            "**RUNNING.** The results follow at the end.",
         )
+        self.began = self._before.ready.began if self._before.ready else began
 
     @property
     def refusal(self) -> Exception | None:
@@ -75,7 +98,7 @@ class RecordedRun:
     def add(self, metrics: Mapping[str, Any], files: Sequence[Path], tags: Mapping[str, str], text: str = "") -> None:
         """Records values, files that exist, and the description."""
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-        if numbers:
+        if numbers and numbers != self._before.metrics:  # a command that was killed then has recorded them
             self._run.emit(MetricsLogged(0, numbers))
         for path in files:
             if path.is_file():
@@ -90,10 +113,8 @@ class RecordedRun:
 
     def close(self, should_stop: Any) -> bool:
         """Waits until everything is recorded; returns whether it is."""
-        try:
+        with self._lock:
             return self._run.finish(should_stop)
-        finally:
-            self._lock.__exit__(None, None, None)
 
     def describe_links(self) -> Sequence[tuple[str, str]]:
         return self._run.describe_links()
@@ -105,11 +126,12 @@ def format_seconds(record: StageRecord | None) -> str:
     return f"{record.ended - record.began:.1f} s"
 
 
-def list_results(
-    pipeline: DeclaredPipeline, states: Mapping[str, str], records: Mapping[str, StageRecord]
-) -> list[list[str]]:
+def list_results(pipeline: DeclaredPipeline, state: PipelineState, states: Mapping[str, str]) -> list[list[str]]:
     """Returns the table of results: a row for each stage, with a head."""
-    rows = [["stage", "command", "status", "time", "results", "run", "model"]]
+    rows, records = (
+        [["stage", "command", "status", "time", "results", "run", "model", "data", "own run"]],
+        state.records,
+    )
     for name, stage in pipeline.stages.items():
         record = records.get(name)
         outputs = record.outputs if record is not None and states.get(name) in ("FINISHED", "reused") else {}
@@ -117,9 +139,17 @@ def list_results(
             [
                 *(name, stage.command.name, states.get(name, "waiting"), format_seconds(record)),
                 *(summarize_outputs(stage, outputs), str(outputs.get("run_id") or ""), str(outputs.get("model") or "")),
+                ", ".join(f"{name} {digest}" for name, digest in list_stage_data(record)) if outputs else "",
+                find_own_run(state, name),
             ]
         )
     return rows
+
+
+def find_own_run(state: PipelineState, name: str) -> str:
+    """Returns the id of the run that a stage itself has in the store; empty if it has none."""
+    record = state.records.get(name)
+    return str((RunFolder(state.find_folder(name, record.attempt)).read_record() if record else {}).get("run_id") or "")
 
 
 def summarize_outputs(stage: Stage, outputs: Mapping[str, Any]) -> str:
@@ -129,7 +159,7 @@ def summarize_outputs(stage: Stage, outputs: Mapping[str, Any]) -> str:
     if stage.command.name == "python" and outputs:
         return str(outputs.get("result"))[:60]
     metrics: Mapping[str, Any] = outputs.get("metrics") or {}
-    first = [name for name in metrics if name.startswith("test/")] or [*metrics]
+    first = [name for name in metrics if name.startswith("test/")] or [n for n in metrics if "/" not in n] or [*metrics]
     chosen = [name for name in first if not name.endswith(("_low", "_high"))][:MOST_SHOWN]
     return ", ".join(f"{name} {metrics[name]:.4g}" for name in chosen)
 
@@ -142,17 +172,109 @@ def write_results(folder: Path, rows: Sequence[Sequence[str]]) -> Path:
     return path
 
 
-def describe_pipeline(rows: Sequence[Sequence[str]], links: Mapping[str, str], command: str) -> str:
-    """Returns the description of a pipeline's run, in Markdown: its results with links to the runs of the stages.
+def list_stage_data(record: StageRecord | None) -> list[tuple[str, str]]:
+    """Returns the name and the digest of the splits that a stage trained with, or else of the files that it read."""
+    if record is None:
+        return []
+    folder = (record.outputs.get("best") or record.outputs).get("folder")
+    events = EventReader(RunFolder(Path(folder)).events).read() if folder else ()
+    for event in events:
+        if isinstance(event, DatasetDescribed):
+            return [(f"{event.name} {split}", str(each["digest"])) for split, each in event.splits.items()]
+    return [*record.key["data"].items()]
+
+
+def describe_pipeline(status: str, rows: Sequence[Sequence[str]], command: str) -> str:
+    """Returns the description of a pipeline's run, in Markdown: its results with links to runs and models.
 
     Args:
+        status: of the pipeline.
         rows: of `list_results`.
-        links: the address of each run's page, by the run's id.
         command: what was typed.
     """
     head, *rest = rows
-    linked = [[*row[:5], f"[{row[5][:8]}]({links[row[5]]})" if row[5] in links else row[5], row[6]] for row in rest]
-    return f"{format_table(pad_cells([head, *linked]))}\n\n```sh\n{command}\n```"
+    linked = [
+        [link_run(row[8], row[0]), *row[1:5], link_run(row[5]), link_model(row[6]), DIGEST.sub(r"\1", row[7])]
+        for row in rest
+    ]
+    shown, length = [head[:8]], 0
+    for row in linked:
+        length += sum(map(len, row)) + 3 * len(row)
+        if length > LONGEST_TABLE:
+            break
+        shown.append(row)
+    counts = {state: sum(row[2] == state for row in rest) for state in dict.fromkeys(row[2] for row in rest)}
+    omitted = len(linked) + 1 - len(shown)
+    parts = [
+        f"**{status}.** Stages: {', '.join(f'{count} {state}' for state, count in counts.items())}",
+        format_table(pad_cells(shown)),
+        f"and {omitted} more stages, in the artifact results.csv" if omitted else "",
+        "The artifact stages.yaml has the command, the data, the code and the packages of each stage.",
+        f"The command:\n\n{format_code_block('sh', command)}",
+    ]
+    return join_parts(parts)
+
+
+def describe_stage_run(name: str, status: str, text: str, outputs: Mapping[str, Any], command: str) -> str:
+    """Returns the description of the run of a stage whose command records none.
+
+    Args:
+        name: of the stage.
+        status: of the stage.
+        text: its results, or why it has none.
+        outputs: of the stage; {} if it has not finished.
+        command: what it ran.
+    """
+    links = [link_run(str(outputs.get("run_id") or "")), link_model(str(outputs.get("model") or ""))]
+    about = " ".join(filter(None, links))
+    parts = [f"**{status}**: stage {name}{f': {text}' if text else ''}", f"About {about}" if about else ""]
+    return join_parts([*parts, f"The command:\n\n{format_code_block('sh', command)}"])
+
+
+def link_run(run_id: str, text: str = "") -> str:
+    """Returns a link to the page of a run, which works wherever these pages are shown; the text if there is none."""
+    return f"[{text or run_id[:SHORT]}](#/runs/{run_id})" if run_id else text
+
+
+def link_model(uri: str) -> str:
+    """Returns a link to the page of a registered version; of a logged model its id, which the page of its run links."""
+    if found := VERSION.fullmatch(uri):
+        return f"[{found[1]} v{found[2]}](#/models/{found[1]}/versions/{found[2]})"
+    return uri.removeprefix("models:/")[: SHORT + 2]
+
+
+def write_stages(
+    pipeline: DeclaredPipeline, state: PipelineState, states: Mapping[str, str], decisions: Mapping[str, StageDecision]
+) -> Path:
+    """Writes `stages.yaml`: of each stage its keys after all references were replaced, its command, its results, and
+    what it is made of.
+    """
+    stages: dict[str, Any] = {}
+    for name, stage in pipeline.stages.items():
+        known: dict[str, Any] = {"command": stage.command.name, "state": states.get(name, "not run")}
+        decision, record = decisions.get(name), state.records.get(name)
+        if decision is not None:
+            known |= {"why": decision.why, **decision.values}
+        if decision is not None and record is not None and decision.action in (REUSE, RUN):
+            folder = state.find_folder(name, record.attempt).absolute()
+            words = make_words(stage.command, decision.values, folder, pipeline.config_dirs)
+            known |= {"line": shlex.join(["scaleflow", *words]), "outputs": drop_rare(record.outputs)}
+            known |= {"seconds": round((record.ended or record.began) - record.began, 1)}
+            known |= {"made_of": {part: dict(each) for part, each in record.key.items() if part != "settings"}}
+            known |= {"splits": dict(list_stage_data(record)) if stage.command.has_own_run else {}}
+        stages[name] = {key: value for key, value in known.items() if value not in ("", {}, [])}
+    path = state.run_folder / "stages.yaml"
+    path.write_text(yaml.safe_dump(mask_secrets(stages), sort_keys=False, width=120))
+    return path
+
+
+def drop_rare(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns outputs without the metrics of speed and of baselines, and without those of a sweep twice."""
+    kept: dict[str, Any] = {key: value for key, value in outputs.items() if key not in ("metrics", "best")}
+    metrics, best = outputs.get("metrics") or {}, outputs.get("best") or {}
+    kept["metrics"] = {name: value for name, value in metrics.items() if not name.startswith(RARE)}
+    kept["best"] = {key: value for key, value in best.items() if key != "metrics"}
+    return {key: value for key, value in kept.items() if value not in (None, {})}
 
 
 def write_picture(

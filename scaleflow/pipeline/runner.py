@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from scaleflow.config.trust import list_own_targets
+from scaleflow.config.trust import list_own_modules
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Status, Tracking
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -22,25 +23,29 @@ from scaleflow.launcher.answer import FAILED, FINISHED
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.prepare import STAGE_TAGS
 from scaleflow.launcher.processes.stop import StopRequest
-from scaleflow.launcher.recording.recovery import is_recorded, repair, repair_quietly
+from scaleflow.launcher.recording.recovery import is_recorded, repair_quietly
 from scaleflow.launcher.recording.transfer import PIPELINE
 from scaleflow.pipeline.decisions import LEAVE, REUSE, RUN, SKIP, Decider, StageDecision
 from scaleflow.pipeline.definition import DeclaredPipeline, Stage
-from scaleflow.pipeline.processes import StageProcess, end_left_process
+from scaleflow.pipeline.processes import LOG, StageProcess, end_left_process
 from scaleflow.pipeline.recording import (
     STAGE_TAG,
     RecordedRun,
     describe_pipeline,
+    describe_stage_run,
     list_results,
     summarize_outputs,
     write_picture,
     write_results,
+    write_stages,
 )
-from scaleflow.pipeline.stage_commands import REPORT, make_resuming_words, make_words, read_outputs
+from scaleflow.pipeline.stage_commands import REPORT, make_resuming_words, make_words, read_outputs, read_run
 from scaleflow.pipeline.state import PipelineState, StageRecord
 from scaleflow.runs import RunFolder
+from scaleflow.runs.provenance.tags import command_line
 from scaleflow.runs.state import RunState
 from scaleflow.sweep.devices import make_environments
+from scaleflow.tracking.tracked_runs import STAGE_BEGAN
 
 #: Seconds between looks at the processes.
 LOOK_SECONDS = 0.05
@@ -64,6 +69,12 @@ class Execution:
     slot: dict[str, str] = field(default_factory=dict)  # its part of the devices
 
 
+def repair_missing(folder: Path) -> None:
+    """Ends the run in a folder and sends what the store lacks of it, unless it is finished and recorded."""
+    if RunFolder(folder).events.is_file() and not is_recorded(folder):
+        repair_quietly(folder)
+
+
 class PipelineRunner:
     """Runs a pipeline, whose folder is locked.
 
@@ -78,6 +89,7 @@ class PipelineRunner:
 
     Attributes:
         status: of the pipeline, when it is over.
+        decisions: about the stages that could be decided.
         states: of each stage, in words.
         reasons: why a stage did not finish.
     """
@@ -100,11 +112,14 @@ class PipelineRunner:
         self._run: RecordedRun | None = None
         self._signals = 0
         self.status: Status = "FINISHED"
+        self.decisions: dict[str, StageDecision] = {}
         self.states: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
 
     def run(self) -> int:
         """Runs the stages; returns the exit code. Raises ConfigError if the store cannot be used before any has run."""
+        if self._state.status == "RUNNING":  # it was killed: its own run has no end
+            self._open()
         self._end_left_stages()
         try:
             while not self._is_over():
@@ -125,14 +140,27 @@ class PipelineRunner:
         return all(self.states.get(name) in OVER for name in self._pipeline.stages)
 
     def _end_left_stages(self) -> None:
-        """Ends what an earlier command that was killed has left, so that no run stays RUNNING in the store."""
+        """Ends what an earlier command left that was killed, or whose store was away, so that no run stays RUNNING."""
         for name, record in self._state.records.items():
-            if record.status != "RUNNING":
-                continue
             if record.process is not None:
                 end_left_process(record.process)
-            record.status, record.reason = "KILLED", "the pipeline was killed"
-            repair(self._state.find_folder(name, record.attempt))
+            if record.status == "RUNNING":
+                record.status, record.reason = "KILLED", "the pipeline was killed"
+            self._repair_stage(name, record)
+        if self._run is None:
+            repair_missing(self._state.run_folder)
+
+    def _repair_stage(self, name: str, record: StageRecord) -> None:
+        """Sends what the store lacks of the runs of a stage, and reads which they are if that was not known."""
+        folder, stage = self._state.find_folder(name, record.attempt), self._pipeline.stages.get(name)
+        for each in (folder, *sorted(path.parent for path in folder.glob("*/events.jsonl"))):  # of a sweep the jobs
+            repair_missing(each)
+        is_known = record.status != "FINISHED" or None not in (
+            record.outputs.get("run_id"),
+            record.outputs.get("model"),
+        )
+        if stage is not None and stage.command.has_own_run and not is_known:
+            record.outputs |= read_run(stage.command, folder)
 
     def _begin_stages(self) -> None:
         for name, stage in self._pipeline.stages.items():
@@ -147,7 +175,7 @@ class PipelineRunner:
             if self._stop.is_set() or not self._slots:
                 continue
             try:
-                decision = self._decider.decide(stage)
+                decision = self.decisions[name] = self._decider.decide(stage)
             except ConfigError as refusal:
                 self._set(name, "FAILED", str(refusal))
                 continue
@@ -170,7 +198,8 @@ class PipelineRunner:
         folder = self._state.find_folder(stage.name, attempt).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         assert decision.key is not None
-        record = StageRecord(decision.key, attempt, self._state.execution, began=time.time())
+        is_forced = self._decider.is_named(stage.name)
+        record = StageRecord(decision.key, attempt, self._state.execution, began=time.time(), is_forced=is_forced)
         self._state.records[stage.name] = record
         self._state.save()
         words = self._make_words(stage, decision, folder)
@@ -181,7 +210,12 @@ class PipelineRunner:
             params = {"command": shlex.join(["scaleflow", *words])[:6000]}
             run.open(f"{self._pipeline.name} {stage.name}", tags, params, self._state.run_folder.absolute())
         slot = self._slots.pop()
-        process = StageProcess(stage.name, words, folder, {**slot, STAGE_TAGS: json.dumps(tags)})
+        environment = {**slot, STAGE_TAGS: json.dumps(tags)}
+        if run is not None:
+            environment[STAGE_BEGAN] = str(run.began)
+            if self._tracking.uri is not None:  # where it finds the runs of the stages before it
+                environment["MLFLOW_TRACKING_URI"] = self._tracking.uri
+        process = StageProcess(stage.name, words, folder, environment)
         record.process = process.identity
         self._state.save()
         self.states[stage.name] = "RUNNING"
@@ -197,8 +231,7 @@ class PipelineRunner:
         words = make_words(stage.command, decision.values, folder, dirs)
         if stage.command.takes_run and (made := self._decider.find_run_folder(str(decision.values["run"]))):
             config: Any = OmegaConf.to_container(OmegaConf.load(RunFolder(made).config), resolve=False)
-            modules = dict.fromkeys(path.rpartition(".")[0] or path for _, path in list_own_targets(config))
-            words += [word for module in modules for word in ("--trust", module)]
+            words += [word for module in list_own_modules(config) for word in ("--trust", module)]
         return words
 
     def _look(self) -> None:
@@ -225,24 +258,29 @@ class PipelineRunner:
         if is_good:
             try:
                 record.outputs = read_outputs(each.stage.command, answer, each.decision.values, each.folder)
-                if (
-                    each.stage.command.has_own_run
-                    and record.outputs.get("run_id") is None
-                    and self._tracking.name != "none"
-                ):
-                    repair_quietly(each.folder)
+                record.status = status
+                if each.stage.command.has_own_run:
+                    self._repair_stage(name, record)
             except (OSError, KeyError, ValueError) as error:
                 status, reason = "FAILED", f"its answer cannot be read: {error}"
         record.status, record.reason = status, reason
-        self._state.save()
         if each.run is not None:
-            outputs = record.outputs if status == "FINISHED" else {}
-            links = {f"scaleflow.{key}": str(outputs[key]) for key in ("run_id", "model") if outputs.get(key)}
-            files = [each.folder / "stage.log", each.folder / REPORT, each.folder / "result.json"]
-            each.run.add(outputs.get("metrics") or {}, files, links)
-            each.run.end(status, reason)  # type: ignore[arg-type]
-            self._closing.append(each.run)
+            self._end_stage_run(each, each.run, record)
+        self._state.save()
         self._set(name, status, reason)
+
+    def _end_stage_run(self, each: Execution, run: RecordedRun, record: StageRecord) -> None:
+        """Records the end of a stage in its own run. A command that is killed after it does the stage again."""
+        outputs = record.outputs if record.status == "FINISHED" else {}
+        links = {f"scaleflow.{key}": str(outputs[key]) for key in ("run_id", "model") if outputs.get(key)}
+        files = [each.folder / LOG, each.folder / REPORT, each.folder / "result.json"]
+        text = record.reason or summarize_outputs(each.stage, outputs)
+        words = make_words(each.stage.command, each.decision.values, each.folder, self._pipeline.config_dirs)
+        command = shlex.join(["scaleflow", *words])
+        text = describe_stage_run(each.stage.name, record.status, text, outputs, command)
+        run.add(outputs.get("metrics") or {}, files, links, text)
+        run.end(record.status, record.reason)  # type: ignore[arg-type]
+        self._closing.append(run)
 
     def _open(self) -> None:
         """Opens the pipeline's own run: that of an earlier command which did not finish, or a new one."""
@@ -254,7 +292,7 @@ class PipelineRunner:
         self._run = RecordedRun(self._state.run_folder.absolute(), "the pipeline's own run", self._tracking)
         self._state.save()
         (self._state.run_folder / "pipeline.yaml").write_text(str(mask_secrets(self._pipeline.text)))
-        tags = {PIPELINE: str(self._state.run_folder.absolute())}
+        tags = {PIPELINE: str(self._state.run_folder.absolute()), "scaleflow.command": command_line(sys.orig_argv)}
         self._run.open(self._pipeline.name, tags, {"pipeline": self._pipeline.name}, None)
         if (refusal := self._run.refusal) is not None:
             raise ConfigError(str(refusal))
@@ -272,10 +310,14 @@ class PipelineRunner:
 
     def _end(self) -> int:
         """Ends the pipeline's own run, waits for the store, and returns the exit code."""
-        bad = [name for name, state in self.states.items() if state in ("FAILED", "KILLED", "not run")]
-        status: Status = "KILLED" if self._stop.is_set() else "FAILED" if bad or "" in self.reasons else "FINISHED"
-        code = self._stop.exit_code if self._stop.is_set() else FINISHED if status == "FINISHED" else FAILED
+        is_bad = "" in self.reasons or any(state in ("FAILED", "KILLED", "not run") for state in self.states.values())
+        is_stopped = self._stop.is_set() and (is_bad or self.states.keys() != self._pipeline.stages.keys())
+        status: Status = "KILLED" if is_stopped else "FAILED" if is_bad else "FINISHED"
+        code = self._stop.exit_code if is_stopped else FINISHED if status == "FINISHED" else FAILED
         self.status = status
+        is_whole = status == "FINISHED" and "left out" not in self.states.values()
+        if self._run is None and is_whole and self._state.status != "FINISHED":
+            self._open()  # an earlier command was stopped after its last stage
         if self._run is None:
             return code
         self._state.status = status
@@ -290,18 +332,21 @@ class PipelineRunner:
         assert self._run is not None
         before = self._stop.times
         closed = [run.close(lambda: self._stop.times > before) for run in self._closing]
-        rows = list_results(self._pipeline, self.states, self._state.records)
+        rows = list_results(self._pipeline, self._state, self.states)
         folder = self._state.run_folder
-        files = [folder / "pipeline.yaml", write_results(folder, rows)]
-        files.append(write_picture(self._pipeline, self.states, self._state.records, folder))
-        self._run.add({}, files, {}, describe_pipeline(rows, {}, f"scaleflow pipeline {self._pipeline.name}"))
+        files = [
+            folder / "pipeline.yaml",
+            write_stages(self._pipeline, self._state, self.states, self.decisions),
+            write_results(folder, rows),
+            write_picture(self._pipeline, self.states, self._state.records, folder),
+        ]
+        self._run.add({}, files, {}, describe_pipeline(status, rows, command_line(sys.orig_argv)))
         self._run.end(status, self.find_error() or "")
         self._run.close(lambda: self._stop.times > before)
         if all(closed):
-            for record in self._state.records.values():
-                folder = Path(str(record.outputs.get("folder", "")))
-                if record.outputs.get("run_id") and folder.is_dir() and not is_recorded(folder):
-                    repair_quietly(folder)
+            for name, record in self._state.records.items():
+                if record.status == "FINISHED":
+                    self._repair_stage(name, record)
 
     def describe_stage(self, stage: Stage) -> str:
         """Returns the state of a stage, with why it did not finish or its results."""

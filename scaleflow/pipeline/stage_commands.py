@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.launcher.answer import FINISHED, NOT_PROMOTED
+from scaleflow.runs.state import RunHistory
 from scaleflow.sweep.best_job import read_best_entry
 from scaleflow.sweep.history import JobHistory
 
@@ -166,8 +167,8 @@ def read_outputs(
             levels = [each["level"] for each in answer["findings"]]
             known["metrics"] = {f"{level}s": levels.count(level) for level in command.flags["level"]}
         case "sweep":
-            known["best"] = read_best_job(folder)
-            known |= {"metrics": known["best"].get("metrics", {}), "model": known["best"].get("model")}
+            known |= read_run(command, folder)
+            known["metrics"] = known["best"].get("metrics", {})
         case "evaluate":
             start = f"evaluate/{answer['name']}"
             known["metrics"] = {**answer["metrics"], **shorten_names(answer["metrics"], start)}
@@ -188,6 +189,15 @@ def read_outputs(
 def shorten_names(metrics: Mapping[str, float], start: str) -> dict[str, float]:
     """Returns the metrics of an evaluation by their names in a run: `accuracy` for `evaluate/week/accuracy`."""
     return {name.split("/", 2)[-1]: value for name, value in metrics.items() if name.startswith(start)}
+
+
+def read_run(command: StageCommand, folder: Path) -> dict[str, Any]:
+    """Returns the run and the model of a training or a sweep, as far as the store has them."""
+    run = RunHistory.read(folder)
+    if command.name == "train":
+        return {"run_id": run.run_id, "model": run.model_uri}
+    best = read_best_job(folder)
+    return {"run_id": run.run_id, "model": best.get("model"), "best": best}
 
 
 def read_best_job(folder: Path) -> dict[str, Any]:

@@ -14,12 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from hydra.utils import get_object
-
 from scaleflow.__main__ import entry
-from scaleflow.commands.frame import run_command
-from scaleflow.commands.process import end_with
-from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces.parent_process import end_with_parent
 from scaleflow.launcher.answer import FINISHED, TERMINATED
 
@@ -31,13 +26,20 @@ def main() -> None:
         sys.exit(TERMINATED)
     sys.argv = ["scaleflow", *words]
     sys.orig_argv = [sys.executable, "-m", "scaleflow", *words]  # what a run records as its command
-    if words[0] == "python":
-        end_with(lambda: run_command(call_function, words[1:]))
-    entry()
+    if words[0] != "python":
+        entry()  # it imports little before a warm server takes the command
+    from scaleflow.commands.frame import run_command
+    from scaleflow.commands.process import end_with
+
+    end_with(lambda: run_command(call_function, words[1:]))
 
 
 def call_function(words: list[str]) -> int:
     """Calls the function; an exception of its own ends the process with a traceback and exit code 1."""
+    from hydra.utils import get_object
+
+    from scaleflow.errors import ConfigError, RunError
+
     target, arguments, result = words
     try:
         function = get_object(target)

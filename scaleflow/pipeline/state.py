@@ -34,6 +34,7 @@ class StageRecord:
     reason: str = ""  # why it did not finish
     began: float = 0.0  # in seconds since the epoch
     ended: float | None = None
+    is_forced: bool = False  # whether a flag named it, so that it is not forced again when the command goes on
     process: tuple[int, float] | None = None  # the id of its process, and when that began
 
 
@@ -81,10 +82,22 @@ class PipelineState:
         partial.replace(self._path)
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Excludes other commands of this pipeline during the block. Raises ConfigError if there is one."""
+    def lock(self, may_create: bool) -> Iterator[None]:
+        """Excludes other commands of this pipeline during the block. Raises ConfigError if there is one.
+
+        Args:
+            may_create: whether a folder that does not exist is made; without a folder there is no lock.
+        """
+        if may_create:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(
+                    f"--folder {self.folder}: cannot be created ({error.strerror}); choose another one"
+                ) from error
         message = f"{self.folder}: another command runs this pipeline; wait for its end, or use --folder DIR"
-        with hold_lock(self.folder / "pipeline.lock", 0.0, message):
+        lock = hold_lock(self.folder / "pipeline.lock", 0.0, message)
+        with lock if self.folder.is_dir() else contextlib.nullcontext():
             yield
 
     @property

@@ -12,6 +12,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import FITTED, Status
 from scaleflow.interfaces.events import (
     CheckpointSaved,
+    DescriptionSet,
     EpochEnded,
     Event,
     FaultReported,
@@ -60,6 +61,7 @@ class RunState:
     formats: dict[str, FormatExported] = field(default_factory=dict)  # by name, those of the exported model
     time: int = 0  # of the newest event, in milliseconds since the epoch
     found: SettingFound | None = None  # the setting that the run has found, if it is a trial
+    description: str = ""  # of a run whose command describes it
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -86,6 +88,8 @@ class RunState:
                 self.last, self.last_status, self.is_open = event, event.status, False
             case RunRefused():
                 self.last = event
+            case DescriptionSet():
+                self.description = event.text
             case _:
                 self._apply_progress(event)
 

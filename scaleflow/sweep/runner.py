@@ -453,11 +453,11 @@ class SweepRunner:
         return report
 
     def _repair_parent(self) -> bool:
-        """Ends and records a parent run that an earlier command left open. Returns whether it is recorded."""
+        """Ends and records a parent run that is open, or KILLED after its last job. Returns whether it is recorded."""
         state = RunState.read(self._folder)
         if not state.is_ready:
             return False
-        if state.is_open:
+        if state.is_open or (state.status == "KILLED" and not self._remaining_jobs()):
             self._end_parent()
         else:
             self._parent.emit_tags()

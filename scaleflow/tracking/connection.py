@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import re
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -86,3 +87,14 @@ def use_store(store: str) -> Iterator[None]:
             os.environ.pop("MLFLOW_TRACKING_URI", None)
             if before is not None:
                 os.environ["MLFLOW_TRACKING_URI"] = before
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether an exception of MLflow's says that a server does not answer. Imports no MLflow."""
+    module = sys.modules.get("mlflow.exceptions")
+    if module is None or not isinstance(error, module.MlflowException):
+        return False
+    cause = error.__cause__ or error.__context__
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None

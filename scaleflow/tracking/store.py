@@ -149,6 +149,16 @@ class MlflowTracker:
         histories = {key: self._client.get_metric_history(self._run, key) for key in keys}
         return {key: [(each.step, each.value) for each in history] for key, history in histories.items()}
 
+    def find_points(self, keys: Iterable[str], step: int, time: int) -> dict[str, float]:
+        """Returns the values that some metrics of the run have at a step and a time."""
+        histories = {key: self._client.get_metric_history(self._run, key) for key in keys}
+        return {
+            key: each.value
+            for key, history in histories.items()
+            for each in history
+            if (each.step, each.timestamp) == (step, time)
+        }
+
     def fetch_siblings(self) -> list[tuple[dict[str, str], dict[str, float]]]:
         """Returns the params and metrics of the finished jobs of the sweep that the run is of; none without a sweep."""
         run = self.fetch_run()

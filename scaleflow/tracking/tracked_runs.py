@@ -175,6 +175,11 @@ def download_artifact(uri: str, store: str, folder: Path) -> Path | None:
     return None
 
 
+#: When the stage of a pipeline that runs this command began, in milliseconds since the epoch: the time of its points,
+#: by which the stage finds those that it recorded before it was killed.
+STAGE_BEGAN = "SCALEFLOW_STAGE_BEGAN"
+
+
 def log_evaluation(
     tracker: MlflowTracker,
     run: TrackedRun,
@@ -197,12 +202,15 @@ def log_evaluation(
     from mlflow.entities import Metric
 
     logged: dict[str, float] = {}
+    began = int(os.environ.get(STAGE_BEGAN) or 0)
 
     def log_values(values: Mapping[str, float], time_ms: int, **dataset: str) -> None:
         metrics = {to_allowed_key(f"{folder}/{key}"): value for key, value in values.items()}
         links = {"model_id": run.model_id, **dataset}
-        tracker.log_batch([Metric(key, value, time_ms, run.steps, **links) for key, value in metrics.items()])
-        logged.update(metrics)
+        known = tracker.find_points(metrics, run.steps, began) if began else {}
+        new = [Metric(k, v, began or time_ms, run.steps, **links) for k, v in metrics.items() if k not in known]
+        tracker.log_batch(new)
+        logged.update({**metrics, **known})
 
     data = next(event for event in events if isinstance(event, DatasetDescribed))
     (split,) = data.splits.values()

@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from scaleflow.interfaces.events import RunEnded
 from scaleflow.interfaces.secret_masking import MASK
 from scaleflow.runs import RunFolder
+from scaleflow.runs.event_log import append_event
 from scaleflow.runs.provenance.record import read_states
 from tests.conftest import Command, make_once
 from tests.launcher.test_supervisor import processes, wait_for
@@ -94,6 +96,7 @@ def test_a_sweep_is_a_parent_with_a_child_to_each_job(finished: Finished) -> Non
     assert rerun.returncode == 2
     assert "this is the run of a sweep; use the run of one of its jobs" in rerun.stderr
 
+    append_event(command.folder / "s" / "events.jsonl", RunEnded("KILLED", ""))  # as if stopped after its last job
     again = command("-m", *FINISHED)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("is already FINISHED") == 2

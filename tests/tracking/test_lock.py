@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scaleflow.tracking.connection import migration_lock
+from scaleflow.tracking.connection import is_unreachable, migration_lock
 
 SECRETS = ("ada", "sesame")
 
@@ -68,3 +68,21 @@ def test_a_lock_that_cannot_be_written_beside_the_file_is_the_users_own(
     (tmp_path / unwritable).touch()
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / unwritable)
     assert lock_of(f"sqlite:///{tmp_path}/mlflow.db").parent == temporary
+
+
+def test_a_server_that_does_not_answer_is_told_from_other_errors() -> None:
+    from mlflow.exceptions import MlflowException
+
+    def raise_from(cause: Exception) -> MlflowException:
+        try:
+            try:
+                raise cause
+            except type(cause):
+                raise MlflowException("no answer")  # noqa: B904  (as MLflow does it)
+        except MlflowException as error:
+            return error
+
+    assert is_unreachable(raise_from(ConnectionRefusedError()))
+    assert not is_unreachable(raise_from(KeyError()))
+    assert not is_unreachable(MlflowException("wrong"))
+    assert not is_unreachable(ConnectionRefusedError())

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from scaleflow.interfaces import Tracking, name_command
-from scaleflow.interfaces.events import Event, RunReady
+from scaleflow.interfaces.events import DescriptionSet, Event, RunReady
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.recording.recorder import Recorder
@@ -40,7 +40,7 @@ class CommandRun:
         """Appends an event to the run. Raises OSError if it cannot be written."""
         append_event(self._files.events, event)
 
-    def open(self, ready: RunReady, tracking: Tracking) -> None:
+    def open(self, ready: RunReady, tracking: Tracking, description: str = "") -> None:
         """Opens the run and starts to record it in the store of `tracking`. The folder has its config.yaml."""
         size_before = self._files.events.stat().st_size if self._files.events.exists() else 0
         tracker = make_tracker(tracking, adopts=not self._is_resumed)
@@ -49,6 +49,8 @@ class CommandRun:
         )
         self._flush_seconds = tracking.flush_seconds
         self.emit(ready)
+        if description:
+            self.emit(DescriptionSet(description))
         self._recorder.start()
 
     def finish(self, should_stop: Callable[[], bool]) -> bool:

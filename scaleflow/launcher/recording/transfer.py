@@ -418,7 +418,7 @@ class EventTransfer:
         self._describe_run()
 
     def _describe_run(self, end: RunEnded | None = None) -> None:
-        """Writes the description of the run as it is now. The command of a sweep describes the sweep.
+        """Writes the description of the run as it is now. The command of a sweep or a pipeline describes that.
 
         Args:
             end: the end of the run, which may not be in the file.
@@ -429,7 +429,7 @@ class EventTransfer:
         if end is not None and state.is_open:
             state.apply(end)
         model = self._tracker.model_uri or self._record.get("model_uri")
-        self._tracker.describe(describe_run(self._files, state, self._tracker.uri, model))
+        self._tracker.describe(state.description or describe_run(self._files, state, self._tracker.uri, model))
 
     def _make_parent_tag(self, event: RunReady) -> dict[str, str]:
         """Returns the tag that makes a run the child of its sweep's run.

@@ -1,0 +1,106 @@
+"""Which stages run again, and why: without TensorFlow and without a process."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scaleflow.interfaces import Tracking
+from scaleflow.pipeline import keys
+from scaleflow.pipeline.composition import Composer
+from scaleflow.pipeline.decisions import Choice, Decider, StageDecision
+from scaleflow.pipeline.definition import load_pipeline
+from scaleflow.pipeline.recording import describe_pipeline, link_model
+from scaleflow.pipeline.state import PipelineState, StageRecord
+from scaleflow.pipeline.stored import StoredRuns
+
+FILE = "limit: 1\nstages:\n  tell: {command: python, target: steps.tell, arguments: {limit: '${limit}'}}\n"
+STEPS = "import numpy\nimport helper\ndef tell(limit):\n    return helper.half(limit)\n"
+
+Decide = Callable[..., StageDecision]
+
+
+@pytest.fixture
+def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Decide:
+    """`decide("limit=2", force=True)`: what becomes of the stage, whose last execution `state` has."""
+    (tmp_path / "conf" / "pipeline").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    Path("conf/pipeline/mine.yaml").write_text(FILE)
+    Path("steps.py").write_text(STEPS)
+    Path("helper.py").write_text("def half(x):\n    return x / 2\n")
+
+    def run(*words: str, state: PipelineState | None = None, force: bool = False) -> StageDecision:
+        pipeline = load_pipeline("mine", ["conf"], words)
+        choice = Choice(frozenset({"tell"} if force else ()))
+        state = state or PipelineState(tmp_path / "none")
+        decider = Decider(pipeline, state, Composer(["conf"], {}), choice, StoredRuns(Tracking(name="none")))
+        return decider.decide(pipeline.stages["tell"])
+
+    return run
+
+
+@pytest.fixture
+def state(decide: Decide, tmp_path: Path) -> PipelineState:
+    """The stage has finished, in the first execution."""
+    first = decide()
+    assert (first.action, first.why) == ("run", "has not run")
+    assert first.key is not None
+    state = PipelineState(tmp_path / "none")
+    state.execution, state.status = 1, "FINISHED"
+    state.records["tell"] = StageRecord(first.key, 1, 1, "FINISHED", {"result": 0.5})
+    return state
+
+
+def test_a_stage_is_reused_until_something_that_it_is_made_of_changes(
+    decide: Decide, state: PipelineState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert decide(state=state).action == "reuse"
+    Path("helper.py").write_text("# a comment\ndef half(x):\n\n    return x/2\n")
+    Path("conf/pipeline/mine.yaml").write_text(f"# a comment\n{FILE}")
+    assert decide(state=state).action == "reuse"
+    assert decide("limit=2", state=state).why == "arguments {'limit': 1} -> {'limit': 2}"
+    Path("helper.py").write_text("def half(x):\n    return x / 3\n")
+    assert decide(state=state).why == "helper.py changed"
+    Path("helper.py").write_text("def half(x):\n    return x / 2\n")
+    packages = keys.read_packages()
+    newer = {**packages, "numpy": replace(packages["numpy"], version="99.0")}
+    monkeypatch.setattr(keys, "read_packages", lambda: newer)
+    assert decide(state=state).why == f"numpy {packages['numpy'].identity} -> 99.0"
+    monkeypatch.setattr(keys, "read_packages", lambda: {**packages, "pandas": replace(packages["numpy"], version="9")})
+    assert decide(state=state).action == "reuse"  # it imports no pandas
+
+
+def test_a_forced_stage_runs_once_though_its_command_is_interrupted(decide: Decide, state: PipelineState) -> None:
+    assert decide(state=state, force=True).why == "is forced"
+    state.status = "FAILED"  # another stage has failed after it
+    assert decide(state=state, force=True).why == "is forced"
+    state.records["tell"].is_forced = True  # it has run because it was forced
+    assert decide(state=state, force=True).action == "reuse"
+    state.status = "FINISHED"
+    assert decide(state=state, force=True).why == "is forced"
+
+
+def test_a_long_table_is_cut_and_links_lead_to_runs_and_versions() -> None:
+    head = ["stage", "command", "status", "time", "results", "run", "model", "data", "own run"]
+    row = [
+        "fit",
+        "train",
+        "FINISHED",
+        "1.0 s",
+        "x" * 60,
+        "a" * 32,
+        "models:/churn/3",
+        f"csv train {'b' * 16}",
+        "c" * 32,
+    ]
+    text = describe_pipeline("FINISHED", [head, row, row], "scaleflow pipeline churn")
+    assert "**FINISHED.** Stages: 2 FINISHED" in text
+    assert f"[fit](#/runs/{'c' * 32})" in text
+    assert f"[aaaaaaaa](#/runs/{'a' * 32})" in text
+    assert "[churn v3](#/models/churn/versions/3)" in text
+    assert "csv train bbbbbbbb " in text.replace("&emsp;", " ")
+    assert link_model(f"models:/m-{'d' * 32}") == "m-dddddddd"
+    long = describe_pipeline("FINISHED", [head, *[row] * 99], "scaleflow pipeline churn")
+    assert len(long) < 8000
+    assert f"and {99 - long.count('churn v3')} more stages, in the artifact results.csv" in long
