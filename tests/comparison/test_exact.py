@@ -115,7 +115,7 @@ def test_a_run_that_was_trained_longer_is_repeated_as_long(tmp_path: Path) -> No
     assert list_lengths(files) == ["training.epochs=6"]
     run = replace(make_run(), files=files)
     check_repeatable(run, [])
-    with pytest.raises(ConfigError, match=r"resumed with training\.epochs=6, and the rate of optimizer\.schedule=cosine"):
+    with pytest.raises(ConfigError, match=r"with training\.epochs=6, and the rate of optimizer\.schedule=cosine"):
         check_repeatable(replace(run, params={**PARAMS, "optimizer.schedule": "cosine"}), [])
 
 

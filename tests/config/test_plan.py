@@ -9,9 +9,16 @@ import pytest
 
 from scaleflow.cluster.network import free_ports
 from scaleflow.config.parse import unknown_option_error
-from scaleflow.config.plan import check_pipeline_batch, find_batch_multiple, make_batching
+from scaleflow.config.plan import (
+    check_pipeline_batch,
+    check_trial,
+    find_batch_multiple,
+    leave_schedule_out,
+    make_batching,
+)
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plan, Strategy, Target, Training
+from scaleflow.interfaces.trials import RateTest
 from scaleflow.launcher.prepare import make_plan
 
 Make = Callable[..., Plan]
@@ -315,3 +322,11 @@ def test_the_batch_sizes_of_a_search_are_divided_by_shards_and_micro_batches(
 ) -> None:
     table = "dataset=table", "dataset.data_dir=a.csv", "dataset.target=b", "training.batch_size=auto"
     assert find_batch_multiple(plan(*table, *words)) == multiple
+
+
+def test_a_test_of_the_rate_leaves_out_the_schedule_of_a_table_s_optimizer(plan: Make) -> None:
+    table = "dataset=table", "dataset.data_dir=a.csv", "dataset.target=b"
+    check_trial(leave_schedule_out(plan(*table), RateTest()), RateTest())
+    typed = leave_schedule_out(plan(*table, "optimizer=adam", "optimizer.schedule=cosine"), RateTest())
+    with pytest.raises(ConfigError, match=r"optimizer\.schedule=cosine"):
+        check_trial(typed, RateTest())
