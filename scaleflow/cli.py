@@ -24,7 +24,7 @@ from scaleflow.commands.frame import run_command
 from scaleflow.commands.hydra_task import HydraTask, JobFailed, compose_once, raise_hydra_errors
 from scaleflow.commands.table import check_first_word, describe_commands, find_command
 from scaleflow.config.hydra_errors import CONF, check_config_dirs, check_flags, check_overrides, explain_error
-from scaleflow.config.words import accept_keys_of_run, quote_nan_option, split_overrides
+from scaleflow.config.words import prepare_words, split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.secret_masking import (
     find_environment_secrets,
@@ -72,7 +72,7 @@ def run_words(words: list[str], began: float) -> int:
     if "--version" in words:  # Hydra would print its own version
         print(f"scaleflow {__version__}")
         return 0
-    words = accept_keys_of_run(quote_nan_option(words))
+    words = prepare_words(words)
     remember_secrets([*find_environment_secrets(), *find_typed_secrets(words)])
     register_resolver()
     OmegaConf.register_new_resolver("scaleflow.commands", describe_commands, replace=True)  # of the page of help

@@ -57,6 +57,11 @@ def check_repeatable(run: ComparedRun, overrides: Sequence[str]) -> None:
         raise ConfigError(f"--exact: no run repeats one with strategy={strategy} exactly: {reason}; leave --exact out")
     if PARAM in run.params:
         raise ConfigError("--exact: this run looked for a setting, which depends on the speed; repeat its command")
+    if run.params.get("optimizer.schedule") == "cosine" and (lengths := list_lengths(run.files)):
+        raise ConfigError(
+            f"--exact: this run was resumed with {' '.join(lengths)}, and the rate of optimizer.schedule=cosine "
+            "depends on the length, so that no single run repeats it; leave --exact out"
+        )
     for override in parse_overrides(overrides):
         if not is_allowed(override, run.params):
             raise ConfigError(

@@ -34,7 +34,7 @@ from scaleflow.config.hydra_errors import (
     shorten_error,
 )
 from scaleflow.config.parse import format_value
-from scaleflow.config.words import accept_keys_of_run, quote_nan_option
+from scaleflow.config.words import prepare_words
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.secret_masking import find_secrets, find_typed_secrets, register_resolver, remember_secrets
@@ -59,7 +59,7 @@ def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] =
     `config_dirs` are folders with further options. Raises ConfigError, naming the override that is wrong, and what
     would work.
     """
-    words = accept_keys_of_run(quote_nan_option(overrides))
+    words = prepare_words(overrides)
     remember_secrets(find_typed_secrets(words))
     register_resolver()
     flags = config_dir_flags(config_dirs)
@@ -91,7 +91,7 @@ def compose_sweep(overrides: Sequence[str], config_dirs: Sequence[str | Path]) -
 
     Raises ConfigError as `compose_config` does.
     """
-    words = accept_keys_of_run(quote_nan_option(overrides))
+    words = prepare_words(overrides)
     remember_secrets(find_typed_secrets(words))
     register_resolver()
     flags = config_dir_flags(config_dirs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from scaleflow.config.parse import every_key, unknown_key_error, unknown_option_error
+from scaleflow.config.parse import EMPTY_MAPPINGS, every_key, unknown_key_error, unknown_option_error
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
@@ -47,9 +48,21 @@ def explain_error(error: Exception, words: Sequence[str]) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
         return str(unknown_option_error(group, option, error.options))
+    if text := explain_mapping(error, words):
+        return text
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
     return shorten_error(error)
+
+
+def explain_mapping(error: Exception, words: Sequence[str]) -> str:
+    """Says how to replace a mapping that a recipe sets. Returns "" if this is another error."""
+    found = re.match(r"(?:Could not override '|Error merging override )([\w.]+)", str(error))
+    key = found[1] if found else ""
+    typed = next((word for word in words if word.startswith(f"{key}=")), "")
+    if key not in EMPTY_MAPPINGS or not typed:
+        return ""
+    return f"{mask_override(typed)}: a recipe sets this mapping, which Hydra cannot replace; type {key}=null before it"
 
 
 def shorten_error(error: Exception) -> str:

@@ -130,6 +130,13 @@ def find_batch_multiple(plan: Plan) -> int:
     return math.lcm(plan.strategy.micro_batches if is_pipeline else 1, shards)
 
 
+def leave_schedule_out(plan: Plan, trial: Trial) -> Plan:
+    """Returns a plan without the schedule that `optimizer=tabular` brings along, for a test of the rate."""
+    if not isinstance(trial, RateTest) or plan.choices.get("optimizer") != "tabular":
+        return plan
+    return dataclasses.replace(plan, optimizer=dataclasses.replace(plan.optimizer, schedule="constant"))
+
+
 def check_trial(plan: Plan, trial: Trial) -> None:
     """Checks that a trial can find its setting for a plan. Raises ConfigError as `check_plan` does."""
     what = f"{name_command('find')} {trial.name}"

@@ -32,6 +32,27 @@ def quote_nan_option(words: Sequence[str]) -> list[str]:
     return [re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word) if word.startswith("debug=") else word for word in words]
 
 
+#: Options of `dataset` whose default model is `model=tabular`, in a word that may name several.
+TABLES = re.compile(r"\+?dataset=.*\b(table|csv)\b")
+
+#: Keys of `model=mlp` that `model=tabular` lacks, and a function of the user's, which knows no `by_size`.
+KEYS_OF_MLP = re.compile(r"[+~]*model\.(_target_|dropout|batch_norm)\b")
+
+
+def prepare_words(words: Sequence[str]) -> list[str]:
+    """Returns the words of a command as Hydra takes them."""
+    return accept_keys_of_run(choose_model_of_table(quote_nan_option(words)))
+
+
+def choose_model_of_table(words: Sequence[str]) -> list[str]:
+    """Adds `model=mlp` to the words of a table's run that name no model, but keys that the default model lacks."""
+    is_table = any(TABLES.match(word) for word in words)
+    is_chosen = any(re.match(r"\+?(model|experiment|resume)=", word) for word in words)
+    if not is_table or is_chosen or not any(KEYS_OF_MLP.match(word) for word in words):
+        return list(words)
+    return [*words, "model=mlp"]
+
+
 def accept_keys_of_run(words: Sequence[str]) -> list[str]:
     """With `resume=RUN`, makes Hydra accept keys that only that run's options have, such as `model.filters=8` of a cnn.
 

@@ -22,7 +22,7 @@ from scaleflow.cluster.network import port_is_free
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu, is_sure
 from scaleflow.config.compose import ComposedConfig, resolve_config
-from scaleflow.config.plan import check_plan, check_trial, parse_plan
+from scaleflow.config.plan import check_plan, check_trial, leave_schedule_out, parse_plan
 from scaleflow.errors import ConfigError
 from scaleflow.export.formats import check_formats
 from scaleflow.files.object_store import is_store_address
@@ -80,6 +80,7 @@ def prepare_run(command: RunCommand) -> PreparedRun:
         return prepare_resume(command, config, str(resume))
     plan = make_plan(config, composed.choices, composed.search, may_submit=command.may_submit)
     if command.trial is not None:
+        plan = leave_schedule_out(plan, command.trial)
         check_trial(plan, command.trial)
     raw = OmegaConf.to_container(composed.config, resolve=False)
     return PreparedRun(make_spec(plan, composed.folder, command), raw, command.overrides)

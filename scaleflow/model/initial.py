@@ -102,7 +102,7 @@ def initialize_from(model: keras.Model, saved: SavedWeights, changes: LearnedCha
         raise ConfigError(
             f"model.init_from={saved.origin}: no layer has the name and the shapes of a layer of this model; the file "
             f"has {format_layers(saved.layers)}, and this model has "
-            f"{format_layers({n: layer.weights for n, layer in layers.items()})}"
+            f"{format_layers({n: layer.weights for n, layer in layers.items()})}; type the model=... of these weights"
         )
     for name, values in matches.items():
         for variable, value in zip(layers[name].weights, values, strict=True):

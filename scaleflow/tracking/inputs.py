@@ -16,6 +16,9 @@ from scaleflow.tracking.mlflow_model import to_tensor_spec
 #: Longest profile or source that MLflow's store accepts, in characters.
 MAX_TEXT = 16_000
 
+#: The context of a dataset on which a run was evaluated later.
+EVALUATED = "evaluate"
+
 #: What a profile says of the digest: what of the split it covers, and how it was computed.
 DIGEST_KEYS = ("covers", "version")
 
@@ -51,7 +54,8 @@ def describe_split(data: DatasetDescribed, split: Mapping[str, Any]) -> Dataset:
 def read_dataset_inputs(run: Run) -> dict[str, dict[str, Any]]:
     """Returns `examples`, `digest`, `covers` and `version` of each split that is an input of a run.
 
-    A split that the run had with different data, because it was resumed with changed data, has the version None.
+    What the run was evaluated on later is none of its splits. A split that the run had with different data, because it
+    was resumed with changed data, has the version None.
     """
     found: dict[str, dict[str, Any]] = {}
     for each in run.inputs.dataset_inputs if run.inputs else ():
@@ -59,7 +63,7 @@ def read_dataset_inputs(run: Run) -> dict[str, dict[str, Any]]:
         profile = json.loads(each.dataset.profile or "{}")
         digests = {key: profile.get(f"digest_{key}") for key in DIGEST_KEYS}
         split = {"examples": profile.get("num_rows"), "digest": each.dataset.digest, **digests}
-        for name in names:
+        for name in (each for each in names if each != EVALUATED):
             found[name] = split if found.get(name, split) == split else {"version": None}
     return found
 

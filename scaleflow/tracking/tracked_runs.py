@@ -201,6 +201,8 @@ def log_evaluation(
     """
     from mlflow.entities import Metric
 
+    from scaleflow.tracking.inputs import EVALUATED
+
     logged: dict[str, float] = {}
     began = int(os.environ.get(STAGE_BEGAN) or 0)
 
@@ -216,7 +218,7 @@ def log_evaluation(
     (split,) = data.splits.values()
     name = choose_evaluation_name(name, split["digest"], tracker.fetch_run().data.tags)
     folder = f"evaluate/{name}"
-    tracker.log_dataset(replace(data, splits={"evaluate": split}))
+    tracker.log_dataset(replace(data, splits={EVALUATED: split}))
     for event in events:
         if isinstance(event, MetricsLogged):
             log_values(event.values, event.time, dataset_name=data.name, dataset_digest=split["digest"])

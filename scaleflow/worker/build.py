@@ -128,7 +128,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     from scaleflow import dataset, model, objective, optimizer, training
 
     plan, data, sizes = fill_sizes(plan, data)
-    if note := describe_sizes(sizes, data.splits):
+    if note := describe_sizes(plan, sizes, data.splits):
         emit(Note(note))
     runtime, source = data.runtime, data.source
     check_batch_size(plan.training, runtime.batching, len(data.splits.train))

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from scaleflow.dataset import Splits
 
 
+#: The options of `dataset` whose default model is `model=tabular`.
+TABLES = ("table", "csv")
+
+#: The function of the model that tables get for keys that the default model lacks.
+MLP = "scaleflow.model.mlp.build"
+
+
 def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapping[str, Any]]:
     """Replaces `by_size` in the plan. All workers get the same numbers.
 
@@ -44,13 +51,17 @@ def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapp
     return replace(plan, training=options, model=replace(plan.model, target=target)), data, found
 
 
-def describe_sizes(sizes: Mapping[str, Any], splits: Splits) -> str:
-    """Returns a note on the values that `fill_sizes` found, and on the folds; empty if there is nothing to say."""
-    chosen = ", ".join(f"{key}={value}" for key, value in sizes.items() if not str(value).startswith("{"))
-    parts = [f"{len(splits.train):,} training examples get {chosen}"] if chosen else []
+def describe_sizes(plan: Plan, sizes: Mapping[str, Any], splits: Splits) -> str:
+    """Returns a note on the model of a table, the values that `fill_sizes` found, and the folds; "" without these."""
+    is_table, chosen = plan.choices.get("dataset") in TABLES, plan.choices.get("model")
+    found = ", ".join(f"{key}={value}" for key, value in sizes.items() if not str(value).startswith("{"))
+    parts = [f"{len(splits.train):,} training examples get {found}"] if found else []
     if splits.folds:
         parts.append(f"each member leaves out one of {splits.folds} parts of them, and is validated on that")
-    return "; ".join(parts)
+    if is_table and chosen == "mlp" and plan.model.target.path == MLP:
+        parts = ["the default of tables is model=tabular, which lacks model.dropout and model.batch_norm", *parts]
+    text = "; ".join(parts)
+    return f"model={chosen}: {text}" if is_table and text else text
 
 
 def fill_arguments(plan: Plan, data: PreparedData) -> dict[str, Any]:
@@ -65,7 +76,7 @@ def fill_arguments(plan: Plan, data: PreparedData) -> dict[str, Any]:
     known = choose_model_sizes(plan, data)
     for name in wanted:
         if name not in known:
-            raise ConfigError(f"model.{name}={BY_SIZE}: {target.path} has no rule for it; set a number")
+            raise ConfigError(f"model.{name}={BY_SIZE}: {target.path} has no rule for it; set a number, or model=mlp")
         if isinstance(known[name], Mapping):
             known[name] = {**known[name], **data.sizes.get(name, {})}
         else:

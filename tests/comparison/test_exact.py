@@ -113,6 +113,10 @@ def test_a_run_that_was_trained_longer_is_repeated_as_long(tmp_path: Path) -> No
     for number, words in ((1, "- training.epochs=4\n- checkpoint=none\n"), (2, "[]"), (3, "- training.epochs=6\n")):
         files.resume_overrides(number).write_text(words)
     assert list_lengths(files) == ["training.epochs=6"]
+    run = replace(make_run(), files=files)
+    check_repeatable(run, [])
+    with pytest.raises(ConfigError, match=r"with training\.epochs=6, and the rate of optimizer\.schedule=cosine"):
+        check_repeatable(replace(run, params={**PARAMS, "optimizer.schedule": "cosine"}), [])
 
 
 def test_what_auto_stood_for_explains_other_results() -> None:

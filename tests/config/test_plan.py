@@ -2,6 +2,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,16 @@ import pytest
 
 from scaleflow.cluster.network import free_ports
 from scaleflow.config.parse import unknown_option_error
-from scaleflow.config.plan import check_pipeline_batch, find_batch_multiple, make_batching
+from scaleflow.config.plan import (
+    check_pipeline_batch,
+    check_trial,
+    find_batch_multiple,
+    leave_schedule_out,
+    make_batching,
+)
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plan, Strategy, Target, Training
+from scaleflow.interfaces.trials import RateTest
 from scaleflow.launcher.prepare import make_plan
 
 Make = Callable[..., Plan]
@@ -315,3 +323,11 @@ def test_the_batch_sizes_of_a_search_are_divided_by_shards_and_micro_batches(
 ) -> None:
     table = "dataset=table", "dataset.data_dir=a.csv", "dataset.target=b", "training.batch_size=auto"
     assert find_batch_multiple(plan(*table, *words)) == multiple
+
+
+def test_a_test_of_the_rate_leaves_out_the_schedule_of_a_table_s_optimizer(plan: Make) -> None:
+    table = "dataset=table", "dataset.data_dir=a.csv", "dataset.target=b"
+    brought, typed = (replace(plan(*table), choices={"optimizer": name}) for name in ("tabular", "adam"))
+    check_trial(leave_schedule_out(brought, RateTest()), RateTest())
+    with pytest.raises(ConfigError, match=r"optimizer\.schedule=cosine"):
+        check_trial(leave_schedule_out(typed, RateTest()), RateTest())

@@ -691,7 +691,7 @@ def test_a_table_trains_everywhere(command: Any, dropped: str, words: tuple[str,
 #: A streamed table of which 20 of 120 rows are learned from; 11 steps are an epoch.
 STREAMED = (
     *("dataset=table", "dataset.data_dir=bad.parquet", "dataset.target=price", "dataset.cache=none"),
-    *("dataset.learn_on=20", "dataset.shuffle=18", "training.batch_size=8", "model.units=[8]"),
+    *("dataset.learn_on=20", "dataset.shuffle=18", "training.batch_size=8", "model=mlp", "model.units=[8]"),
     *("hardware=cpu", "hardware.deterministic=true", "tracking=none"),
 )
 SKIPPING = (SKIP, "training.max_steps=15", "training.steps_per_loop=2")

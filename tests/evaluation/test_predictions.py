@@ -102,7 +102,13 @@ def write_tables(folder: Path) -> None:
 )
 def test_a_table_s_rows_are_named_by_file_and_row_and_by_the_user_s_id(tmp_path: Path, words: tuple[str, ...]) -> None:
     write_tables(tmp_path)
-    table = ("dataset=table", f"dataset.data_dir={tmp_path}/tables", "dataset.target=price", "dataset.drop=[key]")
+    table = (
+        "dataset=table",
+        f"dataset.data_dir={tmp_path}/tables",
+        "dataset.target=price",
+        "dataset.drop=[key]",
+        "model=mlp",
+    )
     found = keep(tmp_path, *table, "evaluation.id=key", *words)
     assert len(found.table) == found.examples == (18 if not words or "cache" in words[0] else 27)
     rows, files, prices = found.column("row"), found.column("file"), found.column("target")

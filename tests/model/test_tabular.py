@@ -204,3 +204,47 @@ def test_a_resumed_run_takes_the_same_sizes_and_gets_the_same_numbers(tmp_path: 
     names = [name for name in whole if name.startswith(("train/", "val/", "test/"))]
     assert "test/rmse" in names
     assert {name: part[name] for name in names} == {name: whole[name] for name in names}
+
+
+TOWNS = ("Bonn", "Rom", "Ulm")
+
+
+def write_answers(path: Path, seed: int, towns: tuple[str, ...], has_height: bool, has_later: bool) -> None:
+    """Writes rows whose class follows from the age and the town."""
+    random = np.random.default_rng(seed)
+    lines = ["age,town,answer" if not has_height else "height,town,age,answer"]
+    for n in range(300):
+        age, town = random.integers(20, 80), towns[n % len(towns)]
+        answer = "later" if has_later and town == towns[-1] else ("no", "yes")[int((age > 50) ^ (town == "Rom"))]
+        lines.append(f"{age},{town},{answer}" if not has_height else f"{random.normal():.3f},{town},{age},{answer}")
+    path.write_text("\n".join([*lines, ""]))
+
+
+@pytest.mark.slow  # model/test_weight_mapping.py keeps weights without a run
+def test_a_run_goes_on_with_other_columns_words_and_classes_and_is_evaluated(tmp_path: Path) -> None:
+    write_answers(tmp_path / "first.csv", 0, TOWNS, has_height=False, has_later=False)
+    write_answers(tmp_path / "second.csv", 1, (*TOWNS, "Aix"), has_height=True, has_later=True)
+    write_answers(tmp_path / "new.csv", 2, (*TOWNS, "Aix"), has_height=True, has_later=True)
+    command = Command(tmp_path)
+    words = ("dataset=table", "dataset.target=answer", "hardware=cpu", "checkpoint.export=last")
+    first = command(*words, "dataset.data_dir=first.csv", "training.epochs=20", "hydra.run.dir=first")
+    assert first.returncode == 0, first.stderr
+    assert "table-tabular-one_device" in first.stdout
+    still = ("optimizer.learning_rate=1e-9", "optimizer.weight_decay=0", "training.max_steps=1", "tracking=none")
+    more = ("dataset.data_dir=second.csv", "model.init_from=first")
+    kept = command(*words, *more, *still, "hydra.run.dir=kept")
+    assert kept.returncode == 0, kept.stderr
+    assert "1 new category (Aix)" in kept.stdout
+    assert "1 new class (later)" in kept.stdout
+    assert "height" in kept.stdout.partition("init_from")[2]
+    second = command(*words, *more, "training.epochs=20", "hydra.run.dir=second")
+    assert second.returncode == 0, second.stderr
+    run_id = json.loads((tmp_path / "second" / "record.json").read_text())["run_id"]
+    done = command.python("-m", "scaleflow.evaluate", run_id, "dataset.data_dir=new.csv", "--split", "all")
+    assert done.returncode == 0, done.stderr
+    accuracy = re.search(r"evaluate/table\S*/accuracy +([\d.]+)", done.stdout)
+    assert accuracy, done.stdout
+    before, after = (read_values(tmp_path / name)["test/accuracy"] for name in ("kept", "second"))
+    assert before > 0.6, "three of four rows have an old town and an old class"
+    assert after > 0.9
+    assert float(accuracy[1]) > 0.9

@@ -101,9 +101,9 @@ def train_four(folder: Path) -> list[str]:
         folder,
         [
             (*TABLE, "dataset.target=size", "dataset.drop=[id,price]"),
-            (*TABLE, "dataset.target=price", "dataset.drop=[id,size]"),
+            (*TABLE, "dataset.target=price", "dataset.drop=[id,size]", "model=mlp"),
             ("dataset=digits",),
-            ("dataset=table", "dataset.data_dir=lines.csv", "dataset.target=size", *CSV_FORM),
+            ("dataset=table", "dataset.data_dir=lines.csv", "dataset.target=size", "model=mlp", *CSV_FORM),
         ],
     )
     (record,) = folder.glob(f"mlartifacts/*/{runs[1][1]}/artifacts/data/learned_state.json")

@@ -66,8 +66,8 @@ def runs_of_a_table(folder: str, is_broad: bool) -> dict[str, Any]:
     os.chdir(folder)
     write_table("train.csv", 120, separator=";")
     options = ("dataset.delimiter=';'", "dataset.encoding=latin1", "dataset.target=level", "training.epochs=12")
-    rate = "optimizer.learning_rate=0.01"
-    first = scaleflow.run("dataset=csv", "dataset.data_dir=train.csv", *options, rate, "dataset.limit=90", *SHORT)
+    words = ("optimizer.learning_rate=0.01", "dataset.limit=90", "model=mlp", *SHORT)
+    first = scaleflow.run("dataset=csv", "dataset.data_dir=train.csv", *options, *words)
     run = str(first.run_id)
     told: dict[str, Any] = {"own": own_test(run, "csv")}
     write_table("new.csv", 30, columns="level,extra,city,day,age", separator=";")
@@ -113,7 +113,7 @@ def run_binary_target() -> list[tuple[int, str]]:
     frame = pd.read_csv("flags.csv")
     frame.assign(**{"is": frame["is"].astype(int)}).to_csv("bits.csv", index=False)
     frame.to_parquet("flags.parquet")
-    words = ("dataset=table", "dataset.data_dir=bits.csv", "dataset.target=is", "training.epochs=2")
+    words = ("dataset=table", "dataset.data_dir=bits.csv", "dataset.target=is", "training.epochs=2", "model=mlp")
     run = str(scaleflow.run(*words, *SHORT).run_id)
     files = ("bits.csv", "flags.csv", "flags.parquet")
     own = said(run, "dataset.data_dir=bits.csv", "--split", "all")
