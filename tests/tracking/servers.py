@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
@@ -50,23 +50,37 @@ class Server:
 
     Args:
         folder: the test's.
-        store: copied there.
+        store: an SQLite file, copied there; or the address of a database.
+        artifacts: where they are kept; None: in the folder.
+        environment: further variables.
+        workers: the server's processes.
     """
 
-    def __init__(self, folder: Path, store: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        store: Path | str,
+        artifacts: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        workers: int = 1,
+    ) -> None:
         self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self._folder = folder
-        shutil.copy(store, folder / "server.db")
+        self._environment = environment or {}
+        self._words = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", str(workers)]
+        self._words += ["--artifacts-destination", artifacts or str(folder / "artifacts")]
+        if isinstance(store, Path):
+            shutil.copy(store, folder / "server.db")
+            store = f"sqlite:///{folder}/server.db"
+        self._words += ["--backend-store-uri", store]
 
     def start(self) -> None:
         with (self._folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
-                + ["--workers", "1", "--backend-store-uri", f"sqlite:///{self._folder}/server.db"]
-                + ["--artifacts-destination", str(self._folder / "artifacts")],
+                [sys.executable, "-m", "mlflow", "server", *self._words],
                 cwd=self._folder,
-                env=Command(self._folder).environment | SETTINGS,
+                env={**Command(self._folder).environment, **SETTINGS, **self._environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -85,9 +99,10 @@ class Server:
 
     def stop(self) -> None:
         if self._process.poll() is None:
-            family = [*psutil.Process(self._process.pid).children(recursive=True), psutil.Process(self._process.pid)]
-            for process in family:
-                process.kill()
+            parent = psutil.Process(self._process.pid)
+            for process in (parent, *parent.children(recursive=True)):  # one that lives starts its workers again
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             self._process.wait(10)
 
 
