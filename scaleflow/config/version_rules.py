@@ -8,10 +8,16 @@ from importlib.metadata import version
 from scaleflow.interfaces import Plan, Rule
 from scaleflow.interfaces.versions import to_series
 
+
+def is_replicated_fit(plan: Plan) -> bool:
+    return plan.training.engine == "fit" and plan.strategy.name == "mirrored"
+
+
 #: For each: the package and the first version that can, the key, whether a plan needs it, and what works instead.
-#: Older versions train, too, but with other losses than one device, which the tests show.
+#: Older versions train, too, but with other losses or other numbers of examples than one device, which tests show.
 NEEDS: tuple[tuple[str, tuple[int, int], str, Callable[[Plan], bool], str], ...] = (
     ("keras", (3, 14), "strategy", lambda plan: plan.strategy.name == "pipeline", "use strategy=mirrored"),
+    ("keras", (3, 12), "training.engine", is_replicated_fit, "use training.engine=loop"),
     ("keras", (3, 11), "hardware.remat", lambda plan: plan.hardware.remat is not False, "use hardware.remat=false"),
 )
 

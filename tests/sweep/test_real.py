@@ -149,7 +149,7 @@ def test_output_of_a_sweep_leads_to_its_best_model(finished: Finished, isolated:
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout.splitlines()[-1])
         assert (answer["run_id"], answer["job"]) == (best.info.run_id, int(rows[0]["job"]))
-        assert answer["model"] == loading.partition('"')[2].rpartition('"')[0]
+        assert answer["model"] == loading.rpartition("(")[2].strip('")')
         assert answer["value"] == parent.data.metrics["val/loss"] == best.data.metrics["val/loss"]
     assert parent.data.metrics["test/loss"] == best.data.metrics["test/loss"]
     told = isolated(predict_all, str(command.folder), loading, snippet, described)

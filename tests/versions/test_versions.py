@@ -18,13 +18,21 @@ from tests.processes import ROOT
 from tests.versions.environments import NAMES, read_constraints
 
 
-@pytest.mark.parametrize(("keras", "refused"), [("3.8.0", 2), ("3.13.2", 1), ("3.14.0", 0), ("4.0.0", 0)])
+def make_plan(strategy: str, engine: str, remat: Any) -> Any:
+    """The parts of a plan that the rules read."""
+    groups = {"strategy": {"name": strategy}, "training": {"engine": engine}, "hardware": {"remat": remat}}
+    return SimpleNamespace(**{group: SimpleNamespace(**values) for group, values in groups.items()})
+
+
+@pytest.mark.parametrize(
+    ("keras", "refused"), [("3.8.0", 3), ("3.11.2", 2), ("3.13.2", 1), ("3.14.0", 0), ("4.0.0", 0)]
+)
 def test_what_an_older_keras_cannot_do_is_refused_with_the_version_that_can(keras: str, refused: int) -> None:
     rules = find_version_rules({"keras": keras}.__getitem__)
-    plan: Any = SimpleNamespace(strategy=SimpleNamespace(name="pipeline"), hardware=SimpleNamespace(remat=["block*"]))
-    assert [rule.applies(plan) for rule in rules] == refused * [True]
-    usual: Any = SimpleNamespace(strategy=SimpleNamespace(name="mirrored"), hardware=SimpleNamespace(remat=False))
-    assert not any(rule.applies(usual) for rule in rules)
+    cases = (("pipeline", "loop", False), ("mirrored", "fit", False), ("mirrored", "loop", True))
+    plans = [make_plan(*each) for each in cases]
+    assert [any(rule.applies(plan) for plan in plans) for rule in rules] == refused * [True]
+    assert not any(rule.applies(make_plan("mirrored", "loop", False)) for rule in rules)
     assert all(f"and {keras} is installed" in rule.reason and "install Keras 3.1" in rule.instead for rule in rules)
 
 
