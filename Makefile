@@ -97,11 +97,11 @@ bench: $(VENV)/developed
 bench-peers: $(VENV)/developed $(PEERS)/installed
 	$(BIN)/python -m benchmarks.peers
 
-# CUDA takes gigabytes, so it is installed only where there is a driver for it.
 versions: NAMES ?= oldest,between,newest
 versions: $(VENV)/developed
 	$(BIN)/python -m tests.versions --names $(NAMES) --processes $(PROCESSES)
 
+# CUDA takes gigabytes, so it is installed only where there is a driver for it.
 gpu: REPORT ?= build/gpu
 gpu: $(VENV)/installed
 	if command -v nvidia-smi > /dev/null; then $(BIN)/python -m pip install --quiet --editable '.[gpu,profile]' \

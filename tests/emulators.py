@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.object_store import find_port
+from tests.object_store import find_port, run_server
 from tests.processes import ROOT
 
 #: The account of Azure's emulator, with the key that its documentation publishes.
@@ -27,35 +24,6 @@ import runpy
 http.server.HTTPServer = http.server.ThreadingHTTPServer
 runpy.run_module("gcp_storage_emulator", run_name="__main__")
 """
-
-
-@contextlib.contextmanager
-def run_server(line: Sequence[str], port: int, log: Path) -> Iterator[None]:
-    """Runs a server while the block lasts, which begins when its port answers."""
-    with log.open("w") as output:
-        process = subprocess.Popen(line, stdout=output, stderr=output, cwd=log.parent)
-        try:
-            deadline = time.monotonic() + 60
-            while not is_listening(port):
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.1)
-            yield
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(30)
-
-
-def is_listening(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=5).close()
-    except OSError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

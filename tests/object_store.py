@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 SECRET = "not-to-be-printed"
@@ -20,40 +20,49 @@ SECRET = "not-to-be-printed"
 def serve_store(log: Path) -> Iterator[dict[str, str]]:
     """Runs an empty server while the block lasts; yields the environment variables of its clients."""
     port = find_port()
+    with run_server([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port, log):
+        yield {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+
+@contextlib.contextmanager
+def run_server(line: Sequence[str], port: int, log: Path) -> Iterator[None]:
+    """Runs a server while the block lasts, which begins when its port answers."""
     with log.open("w") as output:
-        line = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-        process = subprocess.Popen(line, stdout=output, stderr=output)
+        process = subprocess.Popen(line, stdout=output, stderr=output, cwd=log.parent)
         try:
-            address = f"http://127.0.0.1:{port}"
             deadline = time.monotonic() + 60
-            while not answers(address):
+            while not is_listening(port):
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.1)
-            yield {
-                "AWS_ENDPOINT_URL": address,
-                "AWS_ACCESS_KEY_ID": "testing",
-                "AWS_SECRET_ACCESS_KEY": SECRET,
-                "AWS_REGION": "us-east-1",
-                "AWS_EC2_METADATA_DISABLED": "true",
-            }
+            yield
         finally:
             process.terminate()
-            process.wait(30)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(30)
+
+
+def is_listening(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def find_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
-
-
-def answers(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{address}/moto-api/data.json", timeout=5):
-            return True
-    except OSError:
-        return False
 
 
 def upload(folder: Path, bucket: str) -> None:

@@ -70,7 +70,7 @@ class RemoteStore:
         infos = self._system.get_file_info(fs.FileSelector(self._root, recursive=True, allow_not_found=True))
         names: dict[int, set[str]] = {}
         for info in infos:
-            match = re.search(r"/step-(\d+)/([^/]+)$", info.path)
+            match = re.fullmatch(r"/step-(\d+)/([^/]+)", info.path.removeprefix(self._root))  # no folder below it
             if match and info.type == fs.FileType.File:
                 names.setdefault(int(match[1]), set()).add(match[2])
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from importlib.metadata import version
 
@@ -22,7 +23,8 @@ NEEDS: tuple[tuple[str, tuple[int, int], str, Callable[[Plan], bool], str], ...]
 )
 
 
-def find_version_rules(find_version: Callable[[str], str] = version) -> list[Rule]:
+@functools.cache
+def find_version_rules(find_version: Callable[[str], str] = version) -> tuple[Rule, ...]:
     """Returns the rules that hold with the versions that are installed."""
     rules = []
     for package, least, key, is_needed, instead in NEEDS:
@@ -31,4 +33,4 @@ def find_version_rules(find_version: Callable[[str], str] = version) -> list[Rul
             name = f"{package.capitalize()} {'.'.join(map(str, least))}"
             reason = f"this needs {name} or newer, and {installed} is installed"
             rules.append(Rule((key,), is_needed, reason, f"{instead}, or install {name}"))
-    return rules
+    return tuple(rules)

@@ -32,8 +32,9 @@ def quote_nan_option(words: Sequence[str]) -> list[str]:
     return [re.sub(r"(?<=[=,])nan(?=,|$)", "'nan'", word) if word.startswith("debug=") else word for word in words]
 
 
-#: Options of `dataset` whose default model is `model=tabular`, in a word that may name several.
-TABLES = re.compile(r"\+?dataset=.*\b(table|csv)\b")
+#: The options of `dataset` whose default model is `model=tabular`, and a word that names one of them, maybe of several.
+TABLES = ("table", "csv")
+WORD_OF_TABLE = re.compile(rf"\+?dataset=.*\b({'|'.join(TABLES)})\b")
 
 #: Keys of `model=mlp` that `model=tabular` lacks, and a function of the user's, which knows no `by_size`.
 KEYS_OF_MLP = re.compile(r"[+~]*model\.(_target_|dropout|batch_norm)\b")
@@ -46,7 +47,7 @@ def prepare_words(words: Sequence[str]) -> list[str]:
 
 def choose_model_of_table(words: Sequence[str]) -> list[str]:
     """Adds `model=mlp` to the words of a table's run that name no model, but keys that the default model lacks."""
-    is_table = any(TABLES.match(word) for word in words)
+    is_table = any(WORD_OF_TABLE.match(word) for word in words)
     is_chosen = any(re.match(r"\+?(model|experiment|resume)=", word) for word in words)
     if not is_table or is_chosen or not any(KEYS_OF_MLP.match(word) for word in words):
         return list(words)

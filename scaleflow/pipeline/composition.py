@@ -74,9 +74,8 @@ class Composer:
         store: the address of the pipeline's store, in which runs are looked up; None until it is known.
     """
 
-    store: str | None = None
-
     def __init__(self, config_dirs: Sequence[str], kept: Mapping[str, Any]) -> None:
+        self.store: str | None = None
         self._dirs, self._kept = config_dirs, kept
         self._options = digest_options(config_dirs)
         self.used: dict[str, Any] = {}

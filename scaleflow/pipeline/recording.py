@@ -63,12 +63,11 @@ class RecordedRun:
         began: when the first command opened it, in milliseconds since the epoch.
     """
 
-    began = 0
-
     def __init__(self, folder: Path, what: str, tracking: Tracking) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.files = RunFolder(folder)
         self._before = RunState.read(folder)
+        self.began = 0
         self._tracking = tracking
         self._lock = contextlib.ExitStack()
         self._lock.enter_context(self.files.lock_recording())
@@ -128,12 +127,9 @@ def format_seconds(record: StageRecord | None) -> str:
 
 def list_results(pipeline: DeclaredPipeline, state: PipelineState, states: Mapping[str, str]) -> list[list[str]]:
     """Returns the table of results: a row for each stage, with a head."""
-    rows, records = (
-        [["stage", "command", "status", "time", "results", "run", "model", "data", "own run"]],
-        state.records,
-    )
+    rows = [["stage", "command", "status", "time", "results", "run", "model", "data", "own run"]]
     for name, stage in pipeline.stages.items():
-        record = records.get(name)
+        record = state.records.get(name)
         outputs = record.outputs if record is not None and states.get(name) in ("FINISHED", "reused") else {}
         rows.append(
             [

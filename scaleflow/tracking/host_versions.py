@@ -43,4 +43,4 @@ def explain_versions(error: Exception) -> str | None:
             f"a newer MLflow than {version('mlflow')} has written this database; install that version, or name another "
             "database, such as tracking.uri=sqlite:///other.db"
         )
-    return str(error) if isinstance(error, ImportError) else None
+    return None

@@ -19,7 +19,7 @@ def upload_model_file(client: MlflowClient, model_id: str, path: Path, folder: s
         path: the file.
         folder: where the file comes in the model's folder, with `/` between names; `.` is that folder itself.
     """
-    # `log_model_artifact` has no parameter for the folder before MLflow 3.2. A folder of one link does in all versions.
+    # Up to MLflow 3.14 `log_model_artifact` has no parameter for the folder. A folder with one link works in all.
     with tempfile.TemporaryDirectory() as temporary:
         target = Path(temporary, folder)
         target.mkdir(parents=True, exist_ok=True)

@@ -18,8 +18,8 @@ IS_KNOWN = re.compile(r"UNIQUE constraint|duplicate key|Duplicate entry|Integrit
 def log_points(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> None:
     """Logs points in one request.
 
-    If the store has some of them already, older versions of MLflow look for these among the points of the first hundred
-    only, and fail. They find them if a request has the points of one metric.
+    If the store has some of the points already, older versions of MLflow insert those of other metrics again, and fail.
+    With the points of one metric in a request they do not.
     """
     from mlflow.exceptions import MlflowException
 

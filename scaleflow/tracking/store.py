@@ -114,7 +114,7 @@ class MlflowTracker:
                 self._client: MlflowClient = MlflowClient(tracking_uri=self.uri)
                 self._experiment_name = self._choose_experiment_name()
         except Exception as error:
-            if isinstance(error, MlflowException | OSError) or explain_versions(error):
+            if isinstance(error, MlflowException | OSError | ImportError) or explain_versions(error):
                 raise explain_unusable(self.uri, error) from error
             raise
         if self.adopted is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scaleflow.config.plan import find_batch_multiple
 from scaleflow.config.targets import locate_target
+from scaleflow.config.words import TABLES
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import BY_SIZE, Plan
 from scaleflow.interfaces.recording_config import Best
@@ -17,9 +18,6 @@ from scaleflow.worker.data import PreparedData
 if TYPE_CHECKING:
     from scaleflow.dataset import Splits
 
-
-#: The options of `dataset` whose default model is `model=tabular`.
-TABLES = ("table", "csv")
 
 #: The function of the model that tables get for keys that the default model lacks.
 MLP = "scaleflow.model.mlp.build"
@@ -59,7 +57,7 @@ def describe_sizes(plan: Plan, sizes: Mapping[str, Any], splits: Splits) -> str:
     if splits.folds:
         parts.append(f"each member leaves out one of {splits.folds} parts of them, and is validated on that")
     if is_table and chosen == "mlp" and plan.model.target.path == MLP:
-        parts = ["the default of tables is model=tabular, which lacks model.dropout and model.batch_norm", *parts]
+        parts = ["not model=tabular, the default of tables", *parts]
     text = "; ".join(parts)
     return f"model={chosen}: {text}" if is_table and text else text
 

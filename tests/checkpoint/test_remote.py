@@ -95,6 +95,10 @@ def save_some(environment: Mapping[str, str], folder: Path, scheme: str = "s3") 
     elsewhere.wait()
     elsewhere.finish()
     found["dropped"] = list_objects(address)
+    below = make_manager(f"{address}/below", folder / "below", heard)
+    below.save(make_snapshot(9))
+    below.wait()
+    below.finish()
     found["notes"] = heard.notes
     reader = make_manager(address, folder / "reader" / "checkpoints", heard, writes=False)
     found["read"] = reader.load_newest().step, sorted(path.name for path in (folder / "reader").iterdir())
@@ -123,7 +127,7 @@ def test_the_stores_of_google_and_azure_have_it_too(
 def assert_kept(found: dict[str, Any], scheme: str) -> None:
     refusal = f"checkpoint.folder={scheme}://kept/a/run: contains checkpoints of another run, up to"
     assert found["objects"] == files_of(2, 4, 5)
-    assert found["saved"] == [1, 2, 3, 4, 5, 6, 3]
+    assert found["saved"] == [1, 2, 3, 4, 5, 6, 3, 9]
     assert found["refusal"].startswith(refusal)
     assert found["same"] == (True, True)
     assert found["later"] == files_of(2, 6)
