@@ -143,6 +143,7 @@ def divide_members(members: int, numbers: str) -> dict[str, int]:
 
 
 def concatenate_all(tensors: Sequence[Any], axis: int = -1) -> Any:
+    # A layer, not keras.ops: older versions of Keras do not keep the names of operations in a file, and two may meet.
     return keras.layers.Concatenate(axis=axis)(list(tensors)) if len(tensors) > 1 else tensors[0]
 
 
@@ -185,7 +186,7 @@ def embed_numbers(columns: Sequence[tuple[Any, Sequence[float]]], kind: str) -> 
     if kind == "plain":
         return [x]
     if kind == "periodic":
-        embedded = ops.concatenate([ops.expand_dims(x, 1), embed_by_waves(x)], axis=1)
+        embedded = concatenate_all([ops.expand_dims(x, 1), embed_by_waves(x)], axis=1)
     else:
         quantiles = np.array([each for _, each in columns]) * np.array(scales)[:, None] + np.array(offsets)[:, None]
         embedded = embed_by_bins(x, bound(quantiles))

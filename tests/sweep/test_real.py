@@ -170,7 +170,9 @@ def predict_all(folder: str, loading: str, snippet: str, described: dict[str, st
     import mlflow
 
     os.chdir(folder)
-    model = eval(loading, {"mlflow": mlflow})
+    *first, last = loading.split("; ")
+    exec("; ".join(first), {"mlflow": mlflow})
+    model = eval(last, {"mlflow": mlflow})
     told: dict[str, Any] = {"line": model.predict(model.input_example).to_numpy().tolist()}
     for name, code in described.items():
         names: dict[str, Any] = {}

@@ -201,7 +201,8 @@ def to_text(batch: np.ndarray[Any, Any]) -> list[str]:
 
 
 def join(parts: list[keras.KerasTensor]) -> keras.KerasTensor:
-    return ops.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+    # A layer, not keras.ops, whose names older versions of Keras do not keep in a file.
+    return keras.layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
 
 
 def parse_dates(strings: keras.KerasTensor) -> tuple[keras.KerasTensor, keras.KerasTensor]:
@@ -226,7 +227,7 @@ def parse_dates(strings: keras.KerasTensor) -> tuple[keras.KerasTensor, keras.Ke
         return ops.sum(digits[:, first:end] * np.array([10**n for n in reversed(range(end - first))], "int32"), axis=1)
 
     def is_all(parts: Iterable[keras.KerasTensor]) -> keras.KerasTensor:
-        return ops.all(ops.concatenate(list(parts), axis=1), axis=1)
+        return ops.all(keras.layers.Concatenate(axis=1)(list(parts)), axis=1)
 
     year, month, day = number(0, 4), number(5, 7), number(8, 10)
     hour, minute, second = number(11, 13), number(14, 16), number(17, 19)
