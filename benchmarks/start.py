@@ -77,7 +77,7 @@ COMMANDS: Mapping[str, int] = {
     "find lr --steps 30": 0,
     "rerun RUN": 0,
     "evaluate RUN": 0,
-    "predict RUN --input new.csv --output predictions.csv": 0,
+    "predict RUN --input new.csv --output predictions.csv --overwrite": 0,
 }
 
 #: Packages of which a command should import none unless it needs it.

@@ -102,11 +102,15 @@ class HydraTask:
         return self._codes[0] if len(self._codes) == 1 else int(any(self._codes))
 
 
+#: Words that may set `hydra.mode`: flags, a recipe, and those of Hydra's own that are not only of folders and logs.
+MAY_SET_MODE = re.compile(r"-|\+*(experiment|hydra(?!\.(run|sweep|job|output_subdir|verbose)\b))\b")
+
+
 @contextlib.contextmanager
 def compose_once(words: Sequence[str]) -> Iterator[None]:
     """Keeps Hydra from composing the config twice, the first time for `hydra.mode`, if no word can make it a sweep."""
     find_mode = Hydra.get_mode
-    if not any(re.match(r"-|\+*(hydra|experiment)\b", word) for word in words):
+    if not any(MAY_SET_MODE.match(word) for word in words):
         Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
     try:
         yield

@@ -81,11 +81,12 @@ def call_store(key: str, address: str, call: Callable[[], T], seconds: float = A
 def explain_store_error(error: Exception) -> str:
     """Returns the reason of a store's error, without credentials."""
     text = " ".join(str(error).split())
-    if re.search(r"ACCESS_DENIED|HTTP status 403|INVALID_ACCESS_KEY|SIGNATURE|Forbidden|[Cc]redential", text):
+    denied = r"ACCESS_DENIED|HTTP status 403|INVALID_ACCESS_KEY|SIGNATURE|Forbidden|[Cc]redential"
+    if re.search(rf"{denied}|Status\((PERMISSION_DENIED|UNAUTHENTICATED)", text):
         return "the store refused the request (access denied)"
-    if re.search(r"NO_SUCH_BUCKET|RESOURCE_NOT_FOUND|does not exist", text, re.I):
+    if re.search(r"NO_SUCH_BUCKET|RESOURCE_NOT_FOUND|does not exist|No such file|Status\(NOT_FOUND", text, re.I):
         return "there is no such bucket or prefix"
-    if re.search(r"NETWORK_CONNECTION|REQUEST_TIMEOUT|curlCode", text):
+    if re.search(r"NETWORK_CONNECTION|REQUEST_TIMEOUT|curlCode|Status\(UNAVAILABLE|Could not connect", text):
         return "the store does not answer there"
     text = re.sub(r"^When .*? AWS Error (\w+) during (\w+) operation: |\(Request ID: .*?\)", r"\1 ", text).strip()
     reason = re.sub(r"(?i)(key|token|signature|secret)(=|: )\S+", r"\1\2...", text)

@@ -135,21 +135,22 @@ class Host:
         ip("-n", self._switch, "link", "set", self._port, "up")
 
     @contextlib.contextmanager
-    def slowed(self, delay: float, rate: float) -> Iterator[None]:
+    def slowed(self, delay: float, rate: float, loss: float = 0.0) -> Iterator[None]:
         """Makes its cable a slow one for as long as the block.
 
         Args:
             delay: seconds that a frame takes, each way.
             rate: bytes in a second, each way.
+            loss: the part of the frames that is lost, each way.
         """
         slow = self._with_netem if has_netem() else self._with_cable
-        with slow(delay, rate):
+        with slow(delay, rate, loss):
             yield
 
     @contextlib.contextmanager
-    def _with_netem(self, delay: float, rate: float) -> Iterator[None]:
+    def _with_netem(self, delay: float, rate: float, loss: float) -> Iterator[None]:
         ends = (self._switch, self._port), (self._namespace, "eth0")
-        how = ("netem", "delay", f"{delay * 1000:g}ms", "rate", f"{rate * 8:.0f}bit")
+        how = ("netem", "delay", f"{delay * 1000:g}ms", "rate", f"{rate * 8:.0f}bit", "loss", f"{loss:%}")
         with contextlib.ExitStack() as until_the_end:
             for namespace, device in ends:
                 command = ("tc", "-n", namespace, "qdisc")
@@ -158,9 +159,9 @@ class Host:
             yield
 
     @contextlib.contextmanager
-    def _with_cable(self, delay: float, rate: float) -> Iterator[None]:
+    def _with_cable(self, delay: float, rate: float, loss: float) -> Iterator[None]:
         near, far, bridge = (f"{end}{self._number}" for end in ("near", "far", "slow"))
-        words = [sys.executable, "-m", "tests.cluster.network_link", near, far, str(delay), str(rate)]
+        words = [sys.executable, "-m", "tests.cluster.network_link", near, far, *map(str, (delay, rate, loss))]
         with subprocess.Popen(
             ["ip", "netns", "exec", self._switch, *words],
             cwd=ROOT,

@@ -1,8 +1,9 @@
 """A slow cable, for kernels that have no netem: `python -m tests.cluster.network_link TAP TAP SECONDS
-BYTES_PER_SECOND`.
+BYTES_PER_SECOND LOSS`.
 
 Makes two TAP devices in the network namespace that it runs in, says so, and hands on each frame that one of them is
-given to the other, so much later and no more in a second, until its standard input ends.
+given to the other, so much later and no more in a second, until its standard input ends. Of each way the part LOSS of
+the frames is lost, drawn with a fixed seed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
 import select
 import struct
 import sys
@@ -30,16 +32,20 @@ class Way:
         source, target: descriptors of the devices.
         delay: seconds that a frame takes to the other end.
         rate: bytes in a second; frames wait for those before them.
+        loss: the part of the frames that is lost.
     """
 
-    def __init__(self, source: int, target: int, delay: float, rate: float) -> None:
+    def __init__(self, source: int, target: int, delay: float, rate: float, loss: float) -> None:
         self.source, self._target, self._delay, self._rate = source, target, delay, rate
         self._on_its_way: deque[tuple[float, bytes]] = deque()
         self._is_free = 0.0
+        self._loss, self._random = loss, random.Random(0)
 
     def take(self) -> None:
         frame = os.read(self.source, LONGEST)
         self._is_free = max(time.monotonic(), self._is_free) + len(frame) / self._rate
+        if self._random.random() < self._loss:
+            return
         self._on_its_way.append((self._is_free + self._delay, frame))
 
     def give(self) -> float | None:
@@ -62,8 +68,8 @@ def tap(name: str) -> int:
 
 def main() -> None:
     one, other = map(tap, sys.argv[1:3])
-    delay, rate = map(float, sys.argv[3:5])
-    ways = [Way(one, other, delay, rate), Way(other, one, delay, rate)]
+    delay, rate, loss = map(float, sys.argv[3:6])
+    ways = [Way(one, other, delay, rate, loss), Way(other, one, delay, rate, loss)]
     print("ready", flush=True)
     while True:
         waits = [seconds for way in ways if (seconds := way.give()) is not None]

@@ -1,21 +1,25 @@
-"""`cluster=slurm`: what a task's variables say, the batch script, and both with a real Slurm of this machine."""
+"""`cluster=slurm`: a task's variables, the batch script, and both with a real Slurm, of this machine and of hosts."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scaleflow.cluster.slurm import expand_node_list, make_task_config
 from scaleflow.errors import ConfigError
-from tests.cluster import engine, forked
+from scaleflow.launcher.processes.handover import SERVER_ENV
+from tests.cluster import engine, forked, hosts
 from tests.conftest import Command
 from tests.launcher.test_supervisor import only_run, slow_down, wait_for
 from tests.processes import server
@@ -173,3 +177,72 @@ def test_a_job_that_is_stopped_has_a_checkpoint_and_goes_on_when_it_is_queued_ag
     assert ended.info.status == "FINISHED", log()
     ready = [event for event in map(json.loads, reported.read_text().splitlines()) if event["event"] == "ready"]
     assert [event.get("resumed", 0) > 0 for event in ready] == [False, True]
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Iterator[tuple[Mapping[str, str], list[hosts.Host]]]:
+    """A Slurm of four machines, which share their files. Commands are typed on the first."""
+    if reason := engine.lacking() or hosts.lacking():
+        pytest.skip(reason)
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    with hosts.joined(4, tmp_path) as machines, engine.cluster(folder, machines) as environment:
+        yield environment, machines
+
+
+@pytest.mark.slow
+def test_a_job_whose_machine_dies_goes_on_on_the_others(
+    four: tuple[Mapping[str, str], list[hosts.Host]], command: Command
+) -> None:
+    slurm, machines = four
+    environment = {**command.environment, **slurm}
+    environment.pop(SERVER_ENV)  # it forks workers on this machine, not on the hosts
+    pace = command.folder / "slow"
+    steps = (
+        "training.max_steps=300",
+        "training.epochs=1000",
+        "training.steps_per_loop=10",
+        "checkpoint.every_steps=20",
+    )
+    words = (*SMALL, "strategy=multi_worker", "cluster.workers=3", "training.global_batch_size=48")
+    (command.folder / "job.sh").write_text(script(command, *words, *steps, slow_down(pace, 1.0)))
+
+    def say(*typed: str) -> str:
+        return engine.said(typed, environment, machines[0])
+
+    job = say("sbatch", "--parsable", f"--chdir={command.folder}", str(command.folder / "job.sh"))
+    run = command.folder / "outputs" / f"slurm-{job}"
+
+    def events(kind: str) -> list[dict[str, Any]]:
+        lines = (run / "events.jsonl").read_text().splitlines() if (run / "events.jsonl").exists() else ()
+        return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+    def state() -> str:
+        time.sleep(0.5)
+        return say("squeue", "-h", "-a", "-j", job, "-o", "%T")
+
+    def log() -> str:
+        return "".join(path.read_text() for path in command.folder.glob("scaleflow-*.log"))
+
+    try:
+        wait_for(lambda: events("checkpoint") or state() not in ("PENDING", "CONFIGURING", "RUNNING"), 300)
+        assert events("checkpoint"), log()
+        names = expand_node_list(say("squeue", "-h", "-j", job, "-o", "%N"))
+        assert len(names) == 3
+        lost = next(host for host in machines if host.name == names[-1])
+        lost.cut()
+        for pid in lost.pids():
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: state() == "PENDING", 120)
+        assert only_run(command.folder).info.status in ("FAILED", "KILLED"), log()
+        pace.unlink()
+        say("scontrol", "update", f"JobId={job}", "StartTime=now+5seconds")
+        wait_for(lambda: state() not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), 300)
+        names = expand_node_list(say("squeue", "-h", "-t", "all", "-j", job, "-o", "%N"))
+        assert (len(names), lost.name in names) == (3, False)
+    finally:
+        say("scancel", job)
+    assert only_run(command.folder).info.status == "FINISHED", log()
+    first, second = events("ready")
+    assert second["resumed"] > 0
+    assert [event["params"]["resolved.replicas"] for event in (first, second)] == ["3", "3"]

@@ -1,4 +1,4 @@
-"""Tables in object stores, against moto's S3 server: the same rows as from a disk, and refusals without a wait."""
+"""Tables in object stores, against moto's S3 server and emulators: the rows of a disk, and refusals without a wait."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from scaleflow.dataset.reading.object_store import identify_in_store, read_etags
 from tests.dataset.files import holds, refused
 from tests.dataset.test_table import arrays, make, table, write_table
+from tests.emulators import serve_azure, serve_google
 from tests.object_store import SECRET, allow_requests, upload
 
 
@@ -83,6 +84,51 @@ def test_a_store_gives_the_rows_of_the_disk(
         ],
     )
     assert not any(SECRET in each for each in refusals)
+
+
+def read_elsewhere(base: Path, environment: Mapping[str, str], scheme: str) -> Any:
+    from pyarrow import fs
+
+    from scaleflow.files.object_store import connect
+
+    os.environ.update(environment)
+    frame = table()
+    for n in range(3):
+        part = frame.iloc[n * 20 : n * 20 + 20]
+        write_table(base / f"splits/{'train' if n < 2 else 'test'}/{n}.parquet", part)
+        write_table(base / f"csv/{n}.csv", part)
+
+    def send(name: str) -> None:
+        fs.copy_files(str(base / name), f"tables/{name}", destination_filesystem=connect(scheme))
+
+    send("splits")
+    send("csv")
+    found = {}
+    for name in ("splits", "csv", "csv/*.csv"):
+        both = [make(f"{place}/{name}") for place in (base, f"{scheme}://tables")]
+        found[name] = [{split: arrays(each, split).inputs["Size (m²)"] for split in each.splits} for each in both]
+    known = [make(f"{scheme}://tables/csv").learned_cache.notes]
+    write_table(base / "csv/0.csv", frame.iloc[:19])
+    send("csv")
+    known.append(make(f"{scheme}://tables/csv").learned_cache.notes)
+    return found, known, refused([lambda: make(f"{scheme}://nowhere/x"), lambda: make(f"{scheme}://tables/nothing")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "serve"), [("gs", serve_google), ("abfs", serve_azure)])
+def test_the_stores_of_google_and_azure_give_the_rows_of_the_disk(
+    isolated: Callable[..., Any], tmp_path: Path, scheme: str, serve: Callable[..., Any]
+) -> None:
+    with serve(tmp_path, "tables") as environment:
+        found, ((note,), changed), refusals = isolated(read_elsewhere, tmp_path, environment, scheme)
+    for name, (local, remote) in found.items():
+        assert list(local) == list(remote)
+        for split, values in local.items():
+            np.testing.assert_array_equal(remote[split], values, err_msg=name)
+    assert "from the cache" in note
+    assert changed == []
+    assert f"dataset.data_dir={scheme}://nowhere/x: there is no such" in refusals[0]
+    assert f"dataset.data_dir={scheme}://tables/nothing: there is no such" in refusals[1]
 
 
 def read_denied(environment: Mapping[str, str]) -> list[str]:
