@@ -40,9 +40,9 @@ DRAWING = (
     *((tf.random, f"stateless_{name}", "alg") for name in ("normal", "truncated_normal", "uniform")),
 )
 
-#: A run whose steps x square root of parameters are fewer is not compiled: the start takes 0.45 s longer, which such a
-#: run does not save (docs/performance.md has the figures).
-LEAST_WORK = 650_000
+#: A run whose steps x square root of parameters are fewer is not compiled: it does not save the time that compiling takes
+#: (docs/performance.md has the figures).
+LEAST_WORK = 400_000
 
 #: The most operations of a training step, a rough limit: XLA's time to compile grows with them.
 MOST_OPERATIONS = 4000

@@ -12,6 +12,7 @@ import pytest
 
 from scaleflow import cli, evaluate, find, rerun, sync
 from scaleflow.commands.frame import run_command
+from scaleflow.commands.hydra_task import MAY_SET_MODE
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces.events import MetricsLogged, RunEnded, RunReady
 from scaleflow.launcher.answer import ANSWER
@@ -29,6 +30,18 @@ def raising(error: BaseException) -> Callable[[list[str]], int]:
         raise error
 
     return work
+
+
+@pytest.mark.parametrize(
+    ("word", "is_sweep"),
+    [
+        *((word, True) for word in ("-cd=mine", "hydra.mode=MULTIRUN", "+hydra.mode=MULTIRUN", "hydra/sweeper=optuna")),
+        *((word, True) for word in ("hydra={mode: MULTIRUN}", "experiment=mine", "+experiment=mine")),
+        *((word, False) for word in ("hydra.run.dir=a", "hydra.sweep.dir=a", "hydra.verbose=true", "model=cnn")),
+    ],
+)
+def test_a_word_that_may_start_a_sweep_is_told_from_others(word: str, is_sweep: bool) -> None:
+    assert (MAY_SET_MODE.match(word) is not None) == is_sweep
 
 
 @pytest.mark.parametrize(

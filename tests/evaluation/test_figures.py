@@ -247,10 +247,10 @@ def test_figures_of_positions_are_scikit_learn_s() -> None:
 def test_an_interval_is_the_percentiles_of_the_figure_of_each_resample() -> None:
     kept = draw_predictions(CLASSES, 150)
     data = read_classes(kept, "", CLASSES)
-    draws = Resamples(150, 300).draws[1:].astype(int)
+    draws = Resamples(150, 100).draws[1:].astype(int)
     samples = [np.repeat(np.arange(150), row) for row in draws]
     assert all(len(sample) == 150 for sample in samples)
-    found = analyse_output(kept, "", CLASSES, 300)
+    found = analyse_output(kept, "", CLASSES, 100)
 
     def compare(figure: Any, compute: Any) -> None:
         values = [compute(data.target[sample], data.predicted[sample]) for sample in samples]
@@ -262,7 +262,7 @@ def test_an_interval_is_the_percentiles_of_the_figure_of_each_resample() -> None
     compare(found.classes[1]["recall"], lambda *each: metrics.recall_score(*each, average=None, labels=range(4))[1])
     auc = [
         metrics.roc_auc_score(data.target[sample] == 2, data.chances[sample, 2])  # type: ignore[index]
-        for sample in samples[:200]
+        for sample in samples
     ]
     assert found.classes[2]["roc_auc"].low == pytest.approx(np.percentile(auc, 2.5), rel=1e-5)
 
@@ -271,9 +271,9 @@ def test_95_of_100_intervals_hold_the_truth_also_if_a_part_is_resampled(monkeypa
     random = np.random.default_rng(0)
     for rows, most in ((300, 10_000), (3000, 500)):
         monkeypatch.setattr("scaleflow.evaluation.resampling.MOST_ROWS", most)
-        hits = 0
+        hits, resamples = 0, Resamples(rows, 1000)
         for _ in range(200):
-            figure = Resamples(rows, 1000).mean((random.random(rows) < 0.8).astype(float))
+            figure = resamples.mean((random.random(rows) < 0.8).astype(float))
             hits += figure.low <= 0.8 <= figure.high
         assert 180 <= hits <= 199, (rows, hits)
 
