@@ -407,6 +407,9 @@ cluster=kubernetes cluster.submit=print cluster.image=team/train cluster.volume=
 
 #: Refused by the worker, when it builds the model.
 BY_THE_WORKER = """
+# Code that a trusted module imports
+trusted_modules=[tests.training.steps] 'training.step={_target_: STEPS.tf.identity}'
+    | training.step._target_=STEPS.tf.identity: this code is not trusted, since it is defined in tensorflow
 # A custom step: of a function
 strategy=mirrored 'training.step={_target_: STEPS.of_examples}'
     | returned a loss of shape (8,) and type float32, expected a real scalar
