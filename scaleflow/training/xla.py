@@ -40,8 +40,8 @@ DRAWING = (
     *((tf.random, f"stateless_{name}", "alg") for name in ("normal", "truncated_normal", "uniform")),
 )
 
-#: A run whose steps x square root of parameters are fewer is not compiled: it does not save the time that compiling takes
-#: (docs/performance.md has the figures).
+#: A run whose steps x square root of parameters are fewer is not compiled: it does not save the time that compiling
+#: takes (docs/performance.md has the figures).
 LEAST_WORK = 400_000
 
 #: The most operations of a training step, a rough limit: XLA's time to compile grows with them.
