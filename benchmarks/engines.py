@@ -59,7 +59,7 @@ def by_tf_config(folder: Path) -> float:
 
 def by_slurm(folder: Path) -> float:
     """A step of two tasks; Slurm itself runs before."""
-    with tempfile.TemporaryDirectory(dir=folder) as of_slurm, engine.cluster(Path(of_slurm)) as told:
+    with engine.cluster() as told:
         return took([["srun", f"-n{WORKERS}", *arguments("slurm", folder)]], [told], folder, "slurm")
 
 

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,13 +63,21 @@ NODE_TIMEOUT = 10
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, machines: Sequence[Host] = ()) -> Iterator[dict[str, str]]:
+def cluster(machines: Sequence[Host] = ()) -> Iterator[dict[str, str]]:
     """Runs it as long as the block lasts; gives what its commands need in their environment.
 
-    Args:
-        folder: takes its files.
-        machines: its nodes, of which the first is the controller's, too; none: this machine is its only node.
+    Its nodes are the `machines`, of which the first is the controller's, too; without any it is this machine.
     """
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder,  # the path of a socket must be short
+        cluster_in(Path(folder), machines) as environment,
+    ):
+        yield environment
+
+
+@contextlib.contextmanager
+def cluster_in(folder: Path, machines: Sequence[Host]) -> Iterator[dict[str, str]]:
+    """The same, with its files in a folder."""
     addresses = {host.name: host.address for host in machines}
     addresses = addresses or {socket.gethostname().partition(".")[0]: "127.0.0.1"}
     for name in ("munge", "state", *(f"spool-{name}" for name in addresses)):

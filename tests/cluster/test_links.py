@@ -15,7 +15,7 @@ import pytest
 from scaleflow.launcher.processes.handover import SERVER_ENV
 from tests.cluster import engine, hosts, machines
 from tests.cluster.test_hosts import CPU, Launchers, OnHost, of
-from tests.conftest import clean_environment
+from tests.conftest import Command, clean_environment
 from tests.launcher.test_supervisor import only_run, slow_down, wait_for
 
 #: Starts a run with the words that are typed; gives what ends it: it returns the exit codes and what was said.
@@ -37,21 +37,21 @@ FAR = (0.05, 1e7, 0.01)
 CUT = 20
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[hosts.Host]]:
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[list[hosts.Host]]:
+    """New ones for each engine: what is left of the daemons of one ends with its hosts."""
     if reason := hosts.lacking():
         pytest.skip(reason)
-    with hosts.joined(2, tmp_path_factory.mktemp("hosts")) as joined:
+    with hosts.joined(2, tmp_path) as joined:
         yield joined
 
 
 @pytest.fixture(scope="module")
-def losses(two: list[hosts.Host], tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Those of two workers of one machine."""
-    command = OnHost(two[0], tmp_path_factory.mktemp("local"))
-    ended = command.start(*SAME, "tracking=none")
-    _, stderr = ended.communicate(timeout=240)
-    assert ended.returncode == 0, stderr
+    command = Command(tmp_path_factory.mktemp("local"))
+    ended = command(*SAME, "tracking=none")
+    assert ended.returncode == 0, ended.stderr
     return of(command.events(), "train/loss")
 
 
@@ -82,8 +82,7 @@ def with_tf_config(two: Sequence[hosts.Host], folder: Path, _: contextlib.ExitSt
 def with_slurm(two: Sequence[hosts.Host], folder: Path, until_the_end: contextlib.ExitStack) -> Start:
     if reason := engine.lacking():
         pytest.skip(reason)
-    (folder / "slurm").mkdir()
-    slurm = until_the_end.enter_context(engine.cluster(folder / "slurm", two))
+    slurm = until_the_end.enter_context(engine.cluster(two))
     (folder / two[0].name).mkdir()
 
     def start(*words: str) -> Callable[[], tuple[list[int], str]]:

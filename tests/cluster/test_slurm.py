@@ -95,10 +95,10 @@ def test_the_script_starts_a_task_on_each_machine_with_the_words_that_were_typed
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+def slurm() -> Iterator[Mapping[str, str]]:
     if reason := engine.lacking():
         pytest.skip(reason)
-    with engine.cluster(tmp_path_factory.mktemp("slurm")) as environment:
+    with engine.cluster() as environment:
         yield environment
 
 
@@ -184,9 +184,7 @@ def four(tmp_path: Path) -> Iterator[tuple[Mapping[str, str], list[hosts.Host]]]
     """A Slurm of four machines, which share their files. Commands are typed on the first."""
     if reason := engine.lacking() or hosts.lacking():
         pytest.skip(reason)
-    folder = tmp_path / "slurm"
-    folder.mkdir()
-    with hosts.joined(4, tmp_path) as machines, engine.cluster(folder, machines) as environment:
+    with hosts.joined(4, tmp_path) as machines, engine.cluster(machines) as environment:
         yield environment, machines
 
 
