@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.cluster import engine, hosts, machines
 from tests.cluster.test_hosts import CPU, Launchers, OnHost, of
 from tests.conftest import Command, clean_environment
 from tests.launcher.test_supervisor import only_run, slow_down, wait_for
+from tests.processes import CommandProcess
 
 #: Starts a run with the words that are typed; gives what ends it: it returns the exit codes and what was said.
 Start = Callable[..., Callable[[], tuple[list[int], str]]]
@@ -90,12 +93,7 @@ def with_slurm(two: Sequence[hosts.Host], folder: Path, until_the_end: contextli
         environment = {**clean_environment(), **slurm}
         environment.pop(SERVER_ENV, None)  # it forks workers on this machine, not on the hosts
         process = two[0].start(typed, folder / two[0].name, environment)
-
-        def end() -> tuple[list[int], str]:
-            _, stderr = process.communicate(timeout=240)
-            return [process.returncode], stderr
-
-        return end
+        return partial(end_process, process)
 
     return start
 
@@ -108,14 +106,14 @@ def with_ray(two: Sequence[hosts.Host], folder: Path, until_the_end: contextlib.
     def start(*words: str) -> Callable[[], tuple[list[int], str]]:
         typed = ("cluster=ray", f"cluster.address={cluster.address}", "cluster.workers=2", *words)
         process = command.start(*typed, **cluster.token)
-
-        def end() -> tuple[list[int], str]:
-            _, stderr = process.communicate(timeout=240)
-            return [process.returncode], stderr
-
-        return end
+        return partial(end_process, process)
 
     return start
+
+
+def end_process(process: subprocess.Popen[str] | CommandProcess) -> tuple[list[int], str]:
+    _, stderr = process.communicate(timeout=240)
+    return [process.wait()], stderr
 
 
 def events(run: Path) -> list[dict[str, Any]]:

@@ -18,22 +18,32 @@ from tests.emulators import serve_azure, serve_google
 from tests.object_store import SECRET, allow_requests, upload
 
 
-def read(base: Path, environment: Mapping[str, str]) -> Any:
-    os.environ.update(environment)
+def write_parts(base: Path) -> Any:
+    """Writes a table in three parts, as splits and in folders of two formats; returns it."""
     frame = table()
     for n in range(3):
         part = frame.iloc[n * 20 : n * 20 + 20]
-        write_table(base / f"data/splits/{'train' if n < 2 else 'test'}/{n}.parquet", part)
-        write_table(base / f"data/csv/{n}.csv", part)
-        write_table(base / f"data/lines/{n}.jsonl", part)
+        write_table(base / f"splits/{'train' if n < 2 else 'test'}/{n}.parquet", part)
+        write_table(base / f"csv/{n}.csv", part)
+        write_table(base / f"lines/{n}.jsonl", part)
+    return frame
+
+
+def read_both(name: str, *places: object) -> list[dict[str, Any]]:
+    """A column of each split of a table, as read from each place."""
+    found = [make(f"{place}/{name}") for place in places]
+    return [{split: arrays(each, split).inputs["Size (m²)"] for split in each.splits} for each in found]
+
+
+def read(base: Path, environment: Mapping[str, str]) -> Any:
+    os.environ.update(environment)
+    frame = write_parts(base / "data")
     write_table(base / "data/one.feather", frame)
     (base / "data/other").mkdir()
     (base / "data/other/notes.txt").write_text("no table")
     upload(base / "data", "tables")
-    found = {}
-    for name in ("splits", "csv", "lines", "csv/*.csv", "one.feather"):
-        both = [make(f"{place}/{name}") for place in (base / "data", "s3://tables")]
-        found[name] = [{split: arrays(each, split).inputs["Size (m²)"] for split in each.splits} for each in both]
+    names = ("splits", "csv", "lines", "csv/*.csv", "one.feather")
+    found = {name: read_both(name, base / "data", "s3://tables") for name in names}
     states = identify_in_store("s3://tables/csv")
     tags = read_etags(list(states))
     assert states["s3://tables/csv/1.csv"][0] == (base / "data/csv/1.csv").stat().st_size
@@ -92,21 +102,14 @@ def read_elsewhere(base: Path, environment: Mapping[str, str], scheme: str) -> A
     from scaleflow.files.object_store import connect
 
     os.environ.update(environment)
-    frame = table()
-    for n in range(3):
-        part = frame.iloc[n * 20 : n * 20 + 20]
-        write_table(base / f"splits/{'train' if n < 2 else 'test'}/{n}.parquet", part)
-        write_table(base / f"csv/{n}.csv", part)
+    frame = write_parts(base)
 
     def send(name: str) -> None:
         fs.copy_files(str(base / name), f"tables/{name}", destination_filesystem=connect(scheme))
 
     send("splits")
     send("csv")
-    found = {}
-    for name in ("splits", "csv", "csv/*.csv"):
-        both = [make(f"{place}/{name}") for place in (base, f"{scheme}://tables")]
-        found[name] = [{split: arrays(each, split).inputs["Size (m²)"] for split in each.splits} for each in both]
+    found = {name: read_both(name, base, f"{scheme}://tables") for name in ("splits", "csv", "csv/*.csv")}
     known = [make(f"{scheme}://tables/csv").learned_cache.notes]
     write_table(base / "csv/0.csv", frame.iloc[:19])
     send("csv")
