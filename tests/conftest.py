@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -158,7 +158,8 @@ class Command:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environment = {**clean_environment(), SERVER_ENV: server()}
+        address = server()  # which the environment then has, too
+        self.environment = {**clean_environment(), SERVER_ENV: address}
 
     def arguments(self, *words: str) -> list[str]:
         """The command for another way to start it."""
@@ -188,7 +189,7 @@ class Command:
             stdin=subprocess.DEVNULL,
         )
 
-    def start(self, *words: str, output: tuple[int, int] | None = None, **environment: str) -> CommandProcess:
+    def start(self, *words: str, output: Sequence[int] | None = None, **environment: str) -> CommandProcess:
         """Runs in the background. Close it, or use it as a context."""
         return CommandProcess((self.module, *words), self.folder, {**self.environment, **environment}, output)
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO, NoReturn, TextIO
+from typing import IO, Any, NoReturn, TextIO
 
 from scaleflow.launcher.processes.server_start import inherit_environment
 from scaleflow.launcher.processes.worker_process import ForkedProcess
@@ -65,7 +65,7 @@ def run_server() -> Iterator[str]:
                 stdin=listener.fileno(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**inherit_environment(), "CUDA_VISIBLE_DEVICES": "-1"},
+                env={**inherit_environment(), "CUDA_VISIBLE_DEVICES": "-1", "OPENBLAS_NUM_THREADS": "1"},
                 pass_fds=[theirs],
                 process_group=0,
             )
@@ -84,7 +84,9 @@ def run_server() -> Iterator[str]:
 @functools.cache
 def server() -> str:
     """The address of the session's server; it is started if nobody has."""
-    return os.environ.get(ADDRESS) or SESSION.enter_context(run_server())
+    if ADDRESS not in os.environ:
+        os.environ[ADDRESS] = SESSION.enter_context(run_server())
+    return os.environ[ADDRESS]
 
 
 def empty_store_of(address: str) -> Path:
@@ -118,6 +120,22 @@ def call(function: Callable[..., Any], *arguments: Any, timeout: float = 240, **
     return value
 
 
+class CommandInput:
+    """What a command reads from standard input."""
+
+    def __init__(self, process: ForkedProcess) -> None:
+        self._process = process
+
+    def write(self, data: bytes) -> None:
+        self._process.send(data)
+
+    def flush(self) -> None:
+        """`write` does it."""
+
+    def close(self) -> None:
+        self._process.close_input()
+
+
 class CommandProcess:
     """A command that runs, with the part of `subprocess.Popen` that tests use; its output goes through pipes.
 
@@ -125,8 +143,10 @@ class CommandProcess:
         words: the module and its arguments.
         folder: it runs in.
         environment: all of its environment.
-        output: descriptors that take its standard output and standard error, instead of pipes.
+        output: descriptors that take its standard output and standard error, instead of pipes. The number of a third
+            one takes the place of its last word.
         address: of the server that forks it; None: the session's.
+        keeps_input: whether the command reads `stdin`; it ends with the test's process if not.
     """
 
     def __init__(
@@ -134,8 +154,9 @@ class CommandProcess:
         words: Sequence[str],
         folder: Path,
         environment: Mapping[str, str],
-        output: tuple[int, int] | None = None,
+        output: Sequence[int] | None = None,
         address: str | None = None,
+        keeps_input: bool = False,
     ) -> None:
         self.args = [sys.executable, "-m", *words]
         ends = [] if output else [os.pipe(), os.pipe()]
@@ -146,7 +167,9 @@ class CommandProcess:
         )
         for _, theirs in ends:
             os.close(theirs)
-        self._process.send(to_line(kind="command", folder=str(folder), module=words[0], words=list(words[1:])))
+        task = {"folder": str(folder), "module": words[0], "words": list(words[1:]), "keeps_input": keeps_input}
+        self._process.send(to_line(kind="command", **task))
+        self.stdin = CommandInput(self._process)
 
     @property
     def pid(self) -> int:
@@ -217,34 +240,53 @@ class CommandProcess:
 
 
 class ForkedPopen(CommandProcess):
-    """In place of `subprocess.Popen`, for `python -m MODULE ...` with its output in files."""
+    """In place of `subprocess.Popen`, for `python -m MODULE ...`. Both outputs go through pipes, or neither does.
+
+    The command's last word is the descriptor in `pass_fds`, if there is one.
+    """
 
     def __init__(
         self,
         words: Sequence[str],
         *,
-        cwd: Path,
-        env: Mapping[str, str],
-        stdout: BinaryIO,
-        stderr: BinaryIO,
+        stdout: int | IO[Any] = 1,
+        stderr: int | IO[Any] = 2,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
         stdin: int = subprocess.DEVNULL,
+        pass_fds: Sequence[int] = (),
+        **_: Any,
     ) -> None:
-        super().__init__(words_of_module(words), cwd, env, (stdout.fileno(), stderr.fileno()))
+        with Path(os.devnull).open("wb") as nothing:
+            streams = [nothing if stream == subprocess.DEVNULL else stream for stream in (stdout, stderr)]
+            files = [stream if isinstance(stream, int) else stream.fileno() for stream in streams]
+            super().__init__(
+                words_of_module(words),
+                cwd or Path.cwd(),
+                os.environ if env is None else env,
+                None if subprocess.PIPE in files else (*files, *pass_fds),
+                keeps_input=stdin == subprocess.PIPE,
+            )
 
 
 def run_forked(
     words: Sequence[str],
     *,
-    cwd: Path,
-    env: Mapping[str, str],
     timeout: float,
     capture_output: bool,
     text: bool,
     check: bool,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    input: str = "",
+    **_: Any,
 ) -> subprocess.CompletedProcess[str]:
     """In place of `subprocess.run`, for `python -m MODULE ...` whose output is captured as text."""
     assert (capture_output, text, check) == (True, True, False)
-    with CommandProcess(words_of_module(words), cwd, env) as process:
+    environment = os.environ if env is None else env
+    with CommandProcess(words_of_module(words), cwd or Path.cwd(), environment, keeps_input=True) as process:
+        process.stdin.write(input.encode())
+        process.stdin.close()
         out, err = process.communicate(timeout)
     return subprocess.CompletedProcess(words, process.wait(), out, err)
 
@@ -257,7 +299,21 @@ def words_of_module(words: Sequence[str]) -> Sequence[str]:
 
 #: What takes the place of the module `subprocess` in code whose commands are to be forked.
 FORKING = SimpleNamespace(
-    Popen=ForkedPopen, run=run_forked, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
+    Popen=ForkedPopen,
+    run=run_forked,
+    DEVNULL=subprocess.DEVNULL,
+    PIPE=subprocess.PIPE,
+    TimeoutExpired=subprocess.TimeoutExpired,
+)
+
+
+#: Modules that start a module of ours in an interpreter of its own. Commands of tests fork it; `Command.cold` does not.
+FORKERS = (
+    "scaleflow.doctor.report",
+    "scaleflow.export.runtime",
+    "scaleflow.launcher.run_promotion",
+    "scaleflow.profiler.analysis_process",
+    "scaleflow.worker.export",
 )
 
 
@@ -271,10 +327,12 @@ def main() -> None:
     os.chdir(message["folder"])
     sys.path[:1] = [message["folder"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    watch_parent()
+    if not message.get("keeps_input"):
+        watch_parent()
     if message["kind"] == "call":
         make_call(Path(message["work"]))
-    become_command(message["module"], message["words"])
+    passed = sys.argv[1:]
+    become_command(message["module"], [*message["words"][: -len(passed) or None], *passed])
 
 
 def watch_parent() -> None:
@@ -360,6 +418,8 @@ def serve() -> None:
     import_all()
     importlib.import_module("tests.conftest")  # with pytest, which modules of tests import
     use_empty_store(Path(sys.argv[2]))
+    for name in FORKERS:
+        importlib.import_module(name).subprocess = FORKING  # type: ignore[attr-defined]
     gc.freeze()
     ForkServer(listener, int(sys.argv[1])).run()
     os._exit(0)

@@ -65,7 +65,7 @@ def shown_code(name: str) -> str:
 def test_the_python_lines_train_and_use_the_model(command: Command) -> None:
     (code,) = re.findall(r"```python\n(import mlflow\nimport scaleflow\n.*?)```", README, re.S)
     (command.folder / "start.py").write_text(code.replace('"model=cnn"', '"model=cnn", "training.max_steps=3"'))
-    ended = command.cold("start.py")
+    ended = command.python("-m", "start")
     assert ended.returncode == 0, ended.stderr
     assert re.search(r"^0\.\d+$", ended.stdout, re.M)
 

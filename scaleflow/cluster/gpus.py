@@ -66,7 +66,7 @@ def environment_with(gpus: Sequence[str], is_shared: bool = False) -> dict[str, 
     return {CUDA_DEVICES: ",".join(gpus) or "-1", ASSIGNED: "1", **({GROWTH: "true"} if is_shared else {})}
 
 
-def assigned_hardware(options: Hardware, environment: Mapping[str, str]) -> Hardware:
+def drop_assigned_devices(options: Hardware, environment: Mapping[str, str]) -> Hardware:
     """Returns the options that this process must apply: without indices that CUDA_VISIBLE_DEVICES already reflects."""
     is_assigned = ASSIGNED in environment and options.name != "cpu"
     return replace(options, devices=None) if is_assigned else options

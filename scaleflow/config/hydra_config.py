@@ -14,7 +14,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 
 
-def composed_from_hydra(config: DictConfig) -> ComposedConfig:
+def read_composed_config(config: DictConfig) -> ComposedConfig:
     """Returns what Hydra composed for the current job. `config` lacks Hydra's own part, and has its interpolations."""
     runtime = HydraConfig.get().runtime
     choices = {g: str(o) for g, o in runtime.choices.items() if "/" not in g and "@" not in g and o is not None}

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from scaleflow.cluster.engines import find_engine
 from scaleflow.config.compose import check_job, check_single_run
 from scaleflow.config.folders import remove_created
-from scaleflow.config.hydra_config import check_folder_writable, composed_from_hydra, read_typed_overrides
+from scaleflow.config.hydra_config import check_folder_writable, read_composed_config, read_typed_overrides
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
@@ -81,7 +81,7 @@ def run_job(config: DictConfig, started: float) -> int:
     The config has its interpolations; the command `started` at a time in seconds since the epoch. Returns the exit
     code.
     """
-    composed = composed_from_hydra(config)
+    composed = read_composed_config(config)
     may_submit = HydraConfig.get().mode is not RunMode.MULTIRUN
     try:
         if not may_submit:

@@ -12,7 +12,7 @@ import keras
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, OutputStructure
 from scaleflow.interfaces.options import Fraction, Widths, check_options
-from scaleflow.model.layers import check_shape, entry, head, hidden, rectified, to_list
+from scaleflow.model.layers import add_rectified, check_shape, entry, head, hidden, to_list
 
 
 @check_options("model")
@@ -39,7 +39,7 @@ def build(
     check_images(inputs, filters, padding)
     raw, x = entry(inputs)
     for count in to_list(filters):
-        x = rectified(x, keras.layers.Conv2D, count, batch_norm, kernel_size=3, padding=padding)
+        x = add_rectified(x, keras.layers.Conv2D, count, batch_norm, kernel_size=3, padding=padding)
         x = keras.layers.MaxPooling2D()(x)
     x = hidden(keras.layers.Flatten()(x), units, dropout, batch_norm)
     return keras.Model(raw, head(x, outputs), name="cnn")

@@ -151,7 +151,7 @@ def to_list(units: int | Sequence[int]) -> list[int]:
     return [units] if isinstance(units, int) else list(units)
 
 
-def rectified(
+def add_rectified(
     x: keras.KerasTensor, layer: Callable[..., keras.Layer], size: int, batch_norm: bool, **options: Any
 ) -> keras.KerasTensor:
     """Adds a layer with ReLU and, if asked, BatchNorm between them (Ioffe and Szegedy 2015).
@@ -169,7 +169,7 @@ def hidden(
 ) -> keras.KerasTensor:
     """Adds dense layers with ReLU, each followed by dropout if its rate is above 0."""
     for width in to_list(units):
-        x = rectified(x, keras.layers.Dense, width, batch_norm)
+        x = add_rectified(x, keras.layers.Dense, width, batch_norm)
         if dropout:
             x = keras.layers.Dropout(dropout)(x)
     return x

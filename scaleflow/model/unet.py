@@ -10,7 +10,7 @@ import keras
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
 from scaleflow.interfaces.options import Widths, check_options
-from scaleflow.model.layers import check_one_output, check_shape, entry, rectified, to_list
+from scaleflow.model.layers import add_rectified, check_one_output, check_shape, entry, to_list
 
 
 @check_options("model")
@@ -66,5 +66,5 @@ def check_pixels(inputs: Inputs, outputs: Outputs, levels: Sequence[int]) -> Non
 def convolve_twice(x: Any, count: int, normalizes: bool) -> Any:
     """Adds two convolutions."""
     for _ in range(2):
-        x = rectified(x, keras.layers.Conv2D, count, normalizes, kernel_size=3, padding="same")
+        x = add_rectified(x, keras.layers.Conv2D, count, normalizes, kernel_size=3, padding="same")
     return x

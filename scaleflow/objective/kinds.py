@@ -47,7 +47,7 @@ def defaults_for(described: Outputs) -> Defaults:
 
     if described.kind == "regression":
         columns = described.shape[-1] if described.shape else 1
-        targets, outputs = (with_counted(described, each) for each in (true_values, predicted_values))
+        targets, outputs = (with_counted(described, each) for each in (get_targets, get_outputs))
         return Defaults(
             squared_error,
             (mean("mae", absolute_error), mean("rmse", squared_error, square_root)),
@@ -152,11 +152,11 @@ def find_correct(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
 # ---------------------------------------------------------------------------------------------
 
 
-def true_values(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+def get_targets(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
     return targets
 
 
-def predicted_values(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+def get_outputs(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
     return outputs
 
 

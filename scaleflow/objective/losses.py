@@ -69,14 +69,14 @@ def choose_loss(
 def smooth_labels(described: Outputs, loss: Loss, smoothing: float) -> Loss:
     """Returns the loss of a kind for targets of which a share is spread over all classes, as Keras does."""
 
-    def smoothed(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    def compute_smoothed(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         if described.kind == "classification":
             classes, targets = described.shape[-1], to_one_hot(targets, outputs)
         else:
             classes, targets = 2, tf.cast(targets, tf.float32)
         return loss(targets * (1 - smoothing) + smoothing / classes, outputs)
 
-    return smoothed
+    return compute_smoothed
 
 
 def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, loader: Loader) -> Loss:

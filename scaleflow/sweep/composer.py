@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow.config.compose import HYDRA_LOCK, check_job, resolve_config
-from scaleflow.config.hydra_config import composed_from_hydra, read_typed_overrides
+from scaleflow.config.hydra_config import read_composed_config, read_typed_overrides
 from scaleflow.config.hydra_errors import override_key, parse_overrides
 from scaleflow.config.parse import flatten_config
 from scaleflow.errors import ConfigError
@@ -97,7 +97,7 @@ class JobComposer:
     def read_choices(self, request: JobRequest) -> dict[str, str]:
         """Returns the chosen option of each config group of a job."""
         with self._compose(request.words, request.number) as (config, _):
-            return composed_from_hydra(drop_hydra(config)).choices
+            return read_composed_config(drop_hydra(config)).choices
 
     def prepare(self, request: JobRequest, folder: Path, is_resumed: bool) -> PreparedRun:
         """Checks a job and prepares its run in a folder, which has a run that continues if `is_resumed`.
@@ -110,7 +110,7 @@ class JobComposer:
                 "repeating its command with hydra.sweep.dir=FOLDER"
             )
         with self._compose(request.words, request.number) as (config, _):
-            composed = replace(composed_from_hydra(drop_hydra(config)), folder=folder)
+            composed = replace(read_composed_config(drop_hydra(config)), folder=folder)
             if (request.config.get("training") or {}).get("batch_size") == "auto":
                 raise ConfigError(
                     f"training.batch_size=auto: each job of a sweep would find its own; run {name_command('find')} "

@@ -289,7 +289,7 @@ class Loop(Engine):
             with tf.device(device):
                 start.append(stores[i].start if i in stores else tf.zeros(variable.shape, variable.dtype))
         zero_sums = tf.zeros([self._metric_sums.size], self._metric_sums.dtype)
-        repeat = unrolled if self._synchronized else looped
+        repeat = unroll if self._synchronized else repeat_in_loop
         with keep_devices() if any(self.passes.devices) else contextlib.nullcontext():
             sums, gradients = repeat(add, feed.batching.accumulate, zero_sums, start)
         for i, store in stores.items():
@@ -353,13 +353,13 @@ class Loop(Engine):
         return clipped
 
 
-def looped(add: Callable[..., Any], count: int, sums: tf.Tensor, gradients: list[tf.Tensor]) -> Any:
+def repeat_in_loop(add: Callable[..., Any], count: int, sums: tf.Tensor, gradients: list[tf.Tensor]) -> Any:
     """Sums `count` micro-batches in a loop of the graph, one at a time, to hold only one in memory."""
     zero = tf.constant(0, tf.int64)
     return repeat_in_graph(add, zero, tf.constant(count, tf.int64), (sums, gradients))
 
 
-def unrolled(add: Callable[..., Any], count: int, sums: tf.Tensor, gradients: list[tf.Tensor]) -> Any:
+def unroll(add: Callable[..., Any], count: int, sums: tf.Tensor, gradients: list[tf.Tensor]) -> Any:
     """Sums `count` micro-batches without a loop: TensorFlow does not allow synchronized layers in a loop.
 
     Each micro-batch is read after the gradients of the one before are computed, to hold only one in memory.

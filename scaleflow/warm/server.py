@@ -48,6 +48,7 @@ IMPORTED_LATER = (
     *("omegaconf._impl", "pyarrow.parquet", "rich.progress", "rich.status", "rich._emoji_codes"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg", "PIL.BmpImagePlugin", "PIL.GifImagePlugin"),
     *("PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.PpmImagePlugin"),
+    *("scipy.stats", "sklearn.ensemble", "sklearn.linear_model", "sklearn.metrics", "threadpoolctl"),
 )
 
 

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.cluster.gpus import assigned_hardware
+from scaleflow.cluster.gpus import drop_assigned_devices
 from scaleflow.cluster.members import count_synchronous_workers, process_names
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.config.plan import make_batching
@@ -90,7 +90,7 @@ def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
     model.read_rows_in_take()
     training.apply_debug(plan.debug)
     with guard_tpu_connection(plan, emit):
-        devices = hardware.configure_devices(assigned_hardware(plan.hardware, os.environ))
+        devices = hardware.configure_devices(drop_assigned_devices(plan.hardware, os.environ))
     name = strategy.resolve_strategy(plan.strategy, devices.names)
     policy = precision.resolve_policy(plan.precision, devices.kind)
     warnings = check_rules(resolve_choices(plan, name, devices.kind.lower(), policy))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from scaleflow.cluster.engines import find_engine
-from scaleflow.cluster.gpus import assigned_hardware
+from scaleflow.cluster.gpus import drop_assigned_devices
 from scaleflow.cluster.network import is_listening, wait_until_closed
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.interfaces.events import Emit, Note, PeersMet, RunEnded, Waiting
@@ -31,7 +31,7 @@ def serve_task(spec: RunSpec, emit: Emit) -> NoReturn:
     from scaleflow import strategy
 
     emit(Waiting(spec.plan.cluster.start_seconds, task.peers))
-    strategy.serve(assigned_hardware(spec.plan.hardware, os.environ))
+    strategy.serve(drop_assigned_devices(spec.plan.hardware, os.environ))
     while not is_listening(chief):
         time.sleep(SECONDS_BETWEEN_LOOKS)
     emit(PeersMet())

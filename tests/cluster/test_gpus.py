@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scaleflow.cli import main
-from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, assigned_hardware, gpu_environments
+from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, drop_assigned_devices, gpu_environments
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Hardware, Plan
 from scaleflow.launcher.processes.handover import SERVER_ENV
@@ -64,8 +64,8 @@ def test_too_few_gpus_are_refused(options: Hardware, message: str) -> None:
 def test_indices_that_the_launcher_has_applied_are_not_applied_again() -> None:
     options = Hardware(devices=[3])
     (first, _) = gpu_environments(STEPPING, Hardware(devices=[2, 3]), list("0123"))
-    assert assigned_hardware(options, first).devices is None
-    assert assigned_hardware(options, {}) == options
+    assert drop_assigned_devices(options, first).devices is None
+    assert drop_assigned_devices(options, {}) == options
 
 
 def test_a_launcher_divides_the_gpus_that_a_sweep_has_left_it(plan: Callable[..., Plan], tmp_path: Path) -> None:

@@ -241,6 +241,7 @@ def test_every_synchronous_strategy_gives_equal_bits(words: tuple[str, ...], com
     assert "weights: equal" in again.stdout
 
 
+@pytest.mark.slow  # comparison/test_exact.py has the rule
 def test_an_asynchronous_run_is_refused_with_the_reason(command: Command) -> None:
     words = ("strategy=parameter_server", "cluster.workers=1", "training.max_steps=3")
     ended = command("hardware=cpu", "hydra.run.dir=first", *words)

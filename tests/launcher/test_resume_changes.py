@@ -46,7 +46,7 @@ def run_and_change(folder: str) -> dict[str, Any]:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             try:
-                scaleflow.run("hardware=cpu", "debug=inline", *words, config_dir="own")
+                scaleflow.run("hardware=cpu", "debug=inline", "evaluation=none", *words, config_dir="own")
             except ConfigError as error:
                 print(error)
         found[name] = printed.getvalue()

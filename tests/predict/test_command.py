@@ -121,8 +121,9 @@ def train_each(folder: Path, commands: Sequence[Sequence[str]]) -> list[tuple[st
     import scaleflow
 
     os.chdir(folder)
-    small = ("model.units=[8]", "training.max_steps=3", "checkpoint=none", "tracking.system_metrics=false")
-    found = [scaleflow.run(*words, *small, "hardware=cpu", "debug=inline") for words in commands]
+    small = ("model.units=[8]", "training.max_steps=3", "checkpoint=none", "evaluation=none")
+    rest = ("tracking.system_metrics=false", "hardware=cpu", "debug=inline")
+    found = [scaleflow.run(*words, *small, *rest) for words in commands]
     return [(str(run.run_id), str(run.model_uri).replace("models:/", "models/")) for run in found]
 
 

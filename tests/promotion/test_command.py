@@ -32,21 +32,45 @@ def answer_of(done: Any, code: int = 0) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+def promote(command: Command, *words: str, code: int = 0) -> dict[str, Any]:
+    return answer_of(command.python("-m", "scaleflow.promote", "--json", *words), code)
+
+
 def test_a_better_model_becomes_the_champion(command: Command, isolated: Callable[..., Any]) -> None:
+    run = ("--json", "dataset=digits", "tracking.system_metrics=false")
+    first = answer_of(command(*run, "training.max_steps=3"))
+    assert promote(command, first["run_id"], "--model", "digits")["version"] == "1"
+    champion = ("promotion=champion", "promotion.model=digits")
+    done = command(*run, "training.epochs=5", *champion)
+    second = answer_of(done)
+    line = "promoted models:/digits/2 is the champion, before it was version 1"
+    assert done.stdout.splitlines()[-2].split() == line.split()
+    aliases, decision, tag, pages = isolated(read_versions, command.folder, "digits", second["run_id"])
+    assert (aliases, tag, pages) == ({"champion": "2"}, "digits, version 2: champion", ["promotion/digits.html"])
+    assert (decision["is_good"], decision["compared_with"]) == (True, "1")
+    assert decision["smoke"]["difference"] < 1e-5
+    comparison = decision["comparison"]
+    assert (comparison["examples"], comparison["left_out"]) == (359, 0)
+    assert 0 < comparison["low"] < comparison["gain"] < comparison["high"]
+    again = promote(command, second["run_id"], "--model", "digits")
+    assert again["conditions"] == [["it is the champion already", True]]
+    assert promote(command, "--rollback", "--model", "digits")["version"] == "1"
+    assert isolated(read_versions, command.folder, "digits", second["run_id"])[0] == {"champion": "1"}
+
+
+@pytest.mark.slow  # promotion/test_decision.py has every condition
+def test_a_model_below_a_floor_is_not_promoted_and_the_first_one_needs_no_comparison(
+    command: Command, isolated: Callable[..., Any]
+) -> None:
     done = command("--json", "dataset=digits", "training.max_steps=3", "promotion=champion", "promotion.model=digits")
     first = answer_of(done)
     assert done.stdout.splitlines()[-2].split() == ["promoted", "models:/digits/1", "is", "the", "champion"]
     aliases, decision, tag, pages = isolated(read_versions, command.folder, "digits", first["run_id"])
     assert (aliases, tag, pages) == ({"champion": "1"}, "digits, version 1: champion", ["promotion/digits.html"])
     assert (decision["is_good"], decision["comparison"], decision["compared_with"]) == (True, None, None)
-    assert decision["smoke"]["difference"] < 1e-5
     second = answer_of(command("--json", "dataset=digits", "training.epochs=5"))
-
-    def promote(*words: str, code: int = 0) -> dict[str, Any]:
-        return answer_of(command.python("-m", "scaleflow.promote", "--json", *words), code)
-
-    named = (second["run_id"], "--model", "digits")
-    tried = promote(*named, "--dry-run", "promotion.at_least={test/accuracy:0.999}", "promotion.most_mb=1", code=3)
+    limits = ("--dry-run", "promotion.at_least={test/accuracy:0.999}", "promotion.most_mb=1")
+    tried = promote(command, second["run_id"], "--model", "digits", *limits, code=3)
     assert isolated(read_versions, command.folder, "digits", second["run_id"])[0] == {"champion": "1"}
     assert (tried["is_promoted"], tried["version"], tried["champion"]) == (False, None, "1")
     (better, is_better), (floor, is_enough), *smoke = tried["conditions"]
@@ -54,18 +78,6 @@ def test_a_better_model_becomes_the_champion(command: Command, isolated: Callabl
     assert better.startswith("accuracy 0.9")
     assert floor.endswith("at least 0.999 is needed")
     assert "MB of memory, at most 1 is needed" in smoke[-1][0]
-    comparison = tried["comparison"]
-    assert (comparison["examples"], comparison["left_out"]) == (359, 0)
-    assert 0 < comparison["low"] < comparison["gain"] < comparison["high"]
-
-    promoted = promote(*named)
-    assert (promoted["is_promoted"], promoted["version"], promoted["champion"]) == (True, "2", "1")
-    aliases, decision, _, pages = isolated(read_versions, command.folder, "digits", second["run_id"])
-    assert (aliases, decision["comparison"], pages) == ({"champion": "2"}, comparison, ["promotion/digits.html"])
-    again = promote(*named)
-    assert again["conditions"] == [["it is the champion already", True]]
-    assert promote("--rollback", "--model", "digits")["version"] == "1"
-    assert isolated(read_versions, command.folder, "digits", second["run_id"])[0] == {"champion": "1"}
 
 
 REFUSED = [

@@ -334,13 +334,13 @@ class StreamFeed(SharesFeed):
         index of each batch in the epoch.
         """
 
-        def masked(batch: Any, number: tf.Tensor) -> Any:
+        def mask_padding(batch: Any, number: tf.Tensor) -> Any:
             is_real = number * share + tf.range(share, dtype=tf.int64) < self.examples
             return add_mask(batch, tf.cast(is_real, tf.float32))
 
         batches = preprocess_batches(examples.batch(share, drop_remainder=True), self._transforms)
         numbered = tf.data.Dataset.zip(batches, numbers)
-        return numbered.map(masked, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return numbered.map(mask_padding, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
 class BlockFeed(StreamFeed):

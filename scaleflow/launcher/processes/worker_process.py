@@ -76,7 +76,8 @@ class ForkedProcess:
         log: receives the output.
         environment: the complete environment of the process.
         module: the process runs its `main`.
-        streams: descriptors that receive standard output and error instead of the log.
+        streams: descriptors that receive standard output and error instead of the log; others are passed on, and their
+            numbers are the module's words.
         watch: receives the messages to this process and to others, in one thread; None: each call of this object does.
 
     Attributes:
@@ -91,7 +92,7 @@ class ForkedProcess:
         log: Path,
         environment: Mapping[str, str],
         module: str = "scaleflow.worker.main",
-        streams: tuple[int, int] | None = None,
+        streams: Sequence[int] | None = None,
         watch: MessageWatch | None = None,
     ) -> None:
         self.returncode: int | None = None
@@ -196,11 +197,15 @@ class ForkedProcess:
         self._killed = self._killed or time.monotonic()
         self.signal(signal.SIGKILL)
 
-    def close(self) -> None:
-        """Closes standard input and the connection. A second call must not close the same number again."""
+    def close_input(self) -> None:
+        """Closes standard input. A second call must not close the same number again."""
         descriptor, self._input = self._input, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+    def close(self) -> None:
+        """Closes standard input and the connection."""
+        self.close_input()
         if self._watch is not None:
             self._watch.remove(self._server)
         self._server.close()
