@@ -148,6 +148,25 @@ def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str,
         yield environment
 
 
+@pytest.fixture(scope="module")
+def server_uri(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[str]:
+    """The address of an MLflow server of the module's."""
+    from tests.tracking.servers import serving  # it imports this module
+
+    for started in serving(tmp_path_factory.mktemp("server"), empty_store):
+        yield started.uri
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory, server_uri: str, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The pages of this server in a browser."""
+    from tests.tracking.browser import Pages, chromium
+
+    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        pictures = request.config.getoption("--pictures")
+        yield Pages(driver, server_uri, pictures and Path(pictures))
+
+
 class Command:
     """`python -m scaleflow ...` in a folder of the test's.
 

@@ -65,7 +65,7 @@ def test_a_user_checks_data_trains_and_compares_new_data_with_the_run(tmp_path: 
     assert "id column" in answer_text(command, *bad, "dataset.check=refuse")
     assert not list(tmp_path.glob("outputs/*/*/learned_state.json"))  # there was no run
 
-    small = ("model.units=[8]", "training.max_steps=3", "checkpoint=none", "tracking.system_metrics=false")
+    small = ("model=linear", "training.max_steps=3", "checkpoint=none", "tracking.system_metrics=false")
     trained = answer_of(command, "scaleflow", *first, *small, "hardware=cpu", code=0)
     assert (
         answer_of(command, "scaleflow.check", *read_table("new.csv"), "--against", trained["folder"], code=0)[

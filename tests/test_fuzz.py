@@ -151,7 +151,7 @@ def in_this_process(words: Sequence[str]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("cases", "number"), [(25, 0), *(pytest.param(250, number, marks=pytest.mark.slow) for number in range(1, 5))]
+    ("cases", "number"), [(12, 0), *(pytest.param(250, number, marks=pytest.mark.slow) for number in range(1, 5))]
 )
 def test_random_command_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cases: int, number: int) -> None:
     from hypothesis import HealthCheck, Phase, given, seed, settings

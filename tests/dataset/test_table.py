@@ -612,7 +612,7 @@ def train(base: Path, plan: Plan) -> Any:
 def test_a_table_trains_and_the_model_takes_a_frame(
     isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path
 ) -> None:
-    words = ("dataset=table", "dataset.target=price", "hardware=cpu", "training.batch_size=8")
+    words = ("dataset=table", "dataset.target=price", "model=mlp", "hardware=cpu", "training.batch_size=8")
     made = plan(*words, f"dataset.data_dir={tmp_path}/table.csv")
     losses, found, parameters, layers = isolated(train, tmp_path, made)
     assert len(losses) == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import pytest
 
 from scaleflow.runs.folder import read_json
 from tests.conftest import Command
-from tests.tracking.browser import Pages, chromium, missing
-from tests.tracking.servers import serving
+from tests.tracking.browser import Pages, missing
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,16 +35,10 @@ class Finished:
 
 
 @pytest.fixture(scope="module")
-def uri(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[str]:
-    for server in serving(tmp_path_factory.mktemp("server"), empty_store):
-        yield server.uri
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, uri: str) -> Finished:
+def finished(tmp_path_factory: pytest.TempPathFactory, server_uri: str) -> Finished:
     command = Command(tmp_path_factory.mktemp("pipeline"))
     (command.folder / "conf" / "pipeline").mkdir(parents=True)
-    (command.folder / "conf" / "pipeline" / "mine.yaml").write_text(FILE.replace("URI", uri))
+    (command.folder / "conf" / "pipeline" / "mine.yaml").write_text(FILE.replace("URI", server_uri))
     ended = command("pipeline", "mine", "--config-dir", "conf", timeout=300)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (link,) = (line.split()[-1] for line in ended.stdout.splitlines() if line.startswith("look at it"))
@@ -54,13 +46,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory, uri: str) -> Finished:
     return Finished(
         folder, link.partition("#/")[2].partition("?")[0], read_json(folder / "fit/1/record.json")["run_id"]
     )
-
-
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory, uri: str, request: pytest.FixtureRequest) -> Iterator[Pages]:
-    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
-        pictures = request.config.getoption("--pictures")
-        yield Pages(driver, uri, pictures and Path(pictures))
 
 
 def test_two_clicks_lead_from_a_version_to_its_data_and_its_pipeline(finished: Finished, pages: Pages) -> None:

@@ -38,8 +38,8 @@ def promote(command: Command, *words: str, code: int = 0) -> dict[str, Any]:
 
 def test_a_better_model_becomes_the_champion(command: Command, isolated: Callable[..., Any]) -> None:
     run = ("--json", "dataset=digits", "tracking.system_metrics=false")
-    first = answer_of(command(*run, "training.max_steps=3"))
-    assert promote(command, first["run_id"], "--model", "digits")["version"] == "1"
+    registered = ("tracking.register_as=digits", "tracking.alias=champion")
+    answer_of(command(*run, "training.max_steps=3", *registered))
     champion = ("promotion=champion", "promotion.model=digits")
     done = command(*run, "training.epochs=5", *champion)
     second = answer_of(done)

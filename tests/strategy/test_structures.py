@@ -178,7 +178,7 @@ def test_other_options_give_the_losses_and_metrics_of_one_device(
     ("strategy", "case", "more"),
     [
         ("multi_worker", "everything", ()),
-        ("shards", "everything", ()),
+        pytest.param("shards", "everything", (), marks=pytest.mark.slow),
         pytest.param("parameter_server", "dict out", ("precision=mixed",), marks=pytest.mark.slow),
         pytest.param("parameter_server", "dict out", STREAM, marks=pytest.mark.slow),
         pytest.param("multi_worker", "dict out", ("precision=mixed",), marks=pytest.mark.slow),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Command
-from tests.tracking.browser import Pages, chromium, missing
-from tests.tracking.servers import serving
+from tests.tracking.browser import Pages, missing
 
 pytestmark = [
     pytest.mark.slow,
@@ -51,15 +49,9 @@ class Swept:
 
 
 @pytest.fixture(scope="module")
-def uri(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[str]:
-    for server in serving(tmp_path_factory.mktemp("server"), empty_store):
-        yield server.uri
-
-
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory, uri: str) -> Swept:
+def swept(tmp_path_factory: pytest.TempPathFactory, server_uri: str) -> Swept:
     command = Command(tmp_path_factory.mktemp("swept"))
-    ended = command("-m", *SWEEP, f"tracking.uri={uri}", "hydra.sweep.dir=s", timeout=200)
+    ended = command("-m", *SWEEP, f"tracking.uri={server_uri}", "hydra.sweep.dir=s", timeout=200)
     assert ended.returncode == 0, ended.stderr
     (link,) = (line.split()[-1] for line in ended.stdout.splitlines() if line.startswith("look at it"))
     folder = command.folder / "s"
@@ -68,13 +60,6 @@ def swept(tmp_path_factory: pytest.TempPathFactory, uri: str) -> Swept:
     runs = f"{experiment}/runs"
     (last,) = (row["run"] for row in rows if row["job"] == "2")
     return Swept(folder, link, experiment, f"{runs}/{parent}", f"{runs}/{last}", rows)
-
-
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory, uri: str, request: pytest.FixtureRequest) -> Iterator[Pages]:
-    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
-        pictures = request.config.getoption("--pictures")
-        yield Pages(driver, uri, pictures and Path(pictures))
 
 
 def test_the_table_of_runs_has_the_parent_and_its_children(swept: Swept, pages: Pages) -> None:

@@ -127,6 +127,7 @@ def mount_full_disk(folder: Path) -> Iterator[None]:
 
 
 @needs_root
+@pytest.mark.slow
 def test_a_full_disk_makes_commands_start_cold(warm: Warm) -> None:
     with mount_full_disk(warm.sockets):
         done = warm(*RUN, "tracking=none", **{WARM_ENV: "1"})
