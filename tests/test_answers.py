@@ -16,7 +16,7 @@ from tests.processes import ROOT
 
 MODELS = (ROOT / "docs" / "models.md").read_text()
 
-SHORT = ("training.max_steps=3", "dataset.limit=64", "checkpoint=none")
+SHORT = ("training.max_steps=3", "dataset.limit=64", "checkpoint=none", "evaluation=none")
 
 
 def section(page: str, title: str) -> str:
@@ -128,6 +128,7 @@ def test_a_model_of_own_text_writes(command: Command) -> None:
     assert printed.endswith("True\n")
 
 
+@pytest.mark.slow
 def test_a_parquet_file_trains(command: Command) -> None:
     import pandas as pd
 

@@ -104,6 +104,7 @@ def nodes(tree: ast.AST, inside_functions: bool) -> Iterator[ast.AST]:
         yield from nodes(child, inside_functions)
 
 
+@functools.cache
 def imported(module: str, inside_functions: bool = True, with_types: bool = False) -> set[str]:
     """The dotted names that a module imports; a submodule where that is what `from` takes."""
     found: set[str] = set()

@@ -62,6 +62,7 @@ def test_a_learning_rate_is_found(command: Command) -> None:
     assert "repeat its command" in resumed.stderr
 
 
+@pytest.mark.slow  # worker/test_trial_rules.py has the rules
 def test_a_run_finds_its_batch_size_and_keeps_it(command: Command) -> None:
     words = ("dataset.limit=200", "model=linear", "training.epochs=1", "training.batch_size=auto")
     words += ("tracking.run_name='bs${training.batch_size}'",)

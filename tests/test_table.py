@@ -57,6 +57,7 @@ SMALL = (
     f"training.max_steps={STEPS}",
     "hardware.intra_op_threads=1",
     "tracking=none",
+    "evaluation=none",
 )
 
 

@@ -14,6 +14,7 @@ QUICK: Mapping[str, Sequence[str]] = {
     "checkpoint/test_resume.py::test_it_ends_with_the_same_bits_and_the_same_points": [
         "mirrored-stops3",
     ],
+    "checkpoint/test_resume.py::test_a_run_goes_on_under_another_strategy": ["mirrored"],
     "conf/test_recipes.py::test_a_recipe_trains_validates_and_tests": ["custom_step", "model_parallel"],
     "hydra_plugins/test_optuna5.py::test_our_own_jobs_are_stopped_where_they_do_worse": ["isolated"],
     "hydra_plugins/test_optuna5.py::test_the_search_and_the_report_agree_on_what_is_better": ["words1-1"],
@@ -24,6 +25,9 @@ QUICK: Mapping[str, Sequence[str]] = {
     "optimizer/test_fine_tuning.py::test_rate_factors_and_averages_are_the_same_on_every_strategy": ["mirrored"],
     "strategy/test_pipeline.py::test_float32_equals_one_device": ["mlp"],
     "strategy/test_remat.py::test_losses_and_states_are_the_same": ["accumulated"],
+    "strategy/test_structures.py::test_processes_give_the_losses_and_metrics_of_one_device": [
+        "multi_worker-everything-more0"
+    ],
     "strategy/test_tpu.py::test_xla_compiles_a_step_of_the_loop": ["float32-1"],
     "test_cli.py::test_an_answer_imports_nothing_heavy": ["--cfg job", "strategy=miror"],
     "test_cli.py::test_python_m_imports_nothing_heavy_either": ["--help"],
@@ -53,9 +57,11 @@ QUICK: Mapping[str, Sequence[str]] = {
     "training/test_row_gradients.py::test_updates_by_rows_equal_updates_of_the_whole_table": [
         "Adagrad strategy=mirrored hardware.logical_devices=2 training.accumulate=2 training.clip_norm=0.05",
     ],
+    "training/test_row_gradients.py::test_training_by_rows_resumes_bit_for_bit": ["LazyAdam"],
     "training/test_row_gradients.py::test_a_step_computes_nothing_of_the_size_of_the_table": ["Adagrad"],
     "training/test_step.py::test_two_replicas_train_as_one_device_does": ["two rates"],
     "training/test_targets.py::test_a_kind_of_target_trains_and_its_values_are_numpys": ["multi_label-3"],
+    "warm/test_warm.py::test_signals_reach_the_command": ["SIGINT"],
     "training/test_xla.py::test_a_run_compiled_with_xla_is_the_same_run": [
         "mlp accumulated and clipped-one_device",
     ],

@@ -280,6 +280,7 @@ def call_check(check: Callable[..., None], values: Sequence[str], bench: Bench) 
     check(bench, *values)
 
 
+@pytest.mark.slow
 def test_commands_for_a_gpu_pass_the_rules(
     plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

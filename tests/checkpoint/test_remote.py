@@ -343,7 +343,10 @@ def test_a_run_goes_on_from_the_store_with_the_same_bits(
         assert last.state[name].tobytes() == value.tobytes(), name
 
 
-WORDS = ("hardware=cpu", "tracking=none", "dataset.limit=100", "model.units=8", "training.global_batch_size=16")
+WORDS = (
+    *("hardware=cpu", "tracking=none", "evaluation=none", "dataset.limit=100", "model.units=8"),
+    "training.global_batch_size=16",
+)
 
 
 @pytest.mark.slow

@@ -166,9 +166,7 @@ def begin_all(whole: Plan, plans: Sequence[Plan], folder: str, folders: Sequence
     return course(whole, folder)
 
 
-@pytest.mark.parametrize(
-    "names", [list(CHANGES)[:1], pytest.param(list(CHANGES)[1:], marks=pytest.mark.slow)], ids=["mirrored", "pipeline"]
-)
+@pytest.mark.parametrize("names", [list(CHANGES)[:1], list(CHANGES)[1:]], ids=["mirrored", "pipeline"])
 def test_a_run_goes_on_under_another_strategy(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, names: list[str]
 ) -> None:

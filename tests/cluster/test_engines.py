@@ -193,7 +193,7 @@ def test_a_run_on_an_added_engine(command: Command) -> None:
     path = f"import scaleflow.cluster\nscaleflow.cluster.__path__.append({str(command.folder / 'modules')!r})\n"
     (command.folder / "sitecustomize.py").write_text(path)
     environment = {"PYTHONPATH": str(command.folder), SERVER_ENV: ""}  # the session's server does not know the engine
-    words = ("cluster=fleet", "cluster.ships=3", "training.max_steps=3", "tracking=none")
+    words = ("cluster=fleet", "cluster.ships=3", "training.max_steps=3", "tracking=none", "evaluation=none")
     ended = command.cold("-m", "scaleflow", "--config-dir", "conf", *words, **environment)
     assert ended.returncode == 0, ended.stderr
     assert "3 ships" in ended.stdout

@@ -97,7 +97,10 @@ PORT = 2222
 CPU = ("hardware=cpu", "hardware.intra_op_threads=1")
 
 #: 50 steps of the same global batches on any number of workers.
-SAME = ("training.global_batch_size=48", "training.max_steps=50", "training.steps_per_loop=1", "checkpoint=none", *CPU)
+SAME = (
+    *("training.global_batch_size=48", "training.max_steps=50", "training.steps_per_loop=1", "checkpoint=none"),
+    *("evaluation=none", *CPU),
+)
 
 
 #: Through which machines of many a site reach the outside, and each other not: nothing answers there.
@@ -198,7 +201,14 @@ def test_a_coordinator_a_worker_and_a_server_on_hosts_take_the_steps_they_are_to
 
 
 #: Minutes of it.
-LONG = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=20000", "training.epochs=1000", *CPU)
+LONG = (
+    "dataset=synthetic",
+    "dataset.shape=[16]",
+    "dataset.examples=20000",
+    "training.epochs=1000",
+    *CPU,
+    "evaluation=none",
+)
 
 
 #: Shorter than what TensorFlow's heartbeats take to notice (10 to 20 s).

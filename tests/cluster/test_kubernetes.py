@@ -270,7 +270,7 @@ def test_the_loss_of_a_peer_before_there_is_a_run_is_no_refusal(command: Command
 
 WORDS = (
     *("hardware=cpu", "hardware.intra_op_threads=1", "dataset=synthetic", "dataset.shape=[16]"),
-    *("dataset.examples=2000", "training.epochs=1000"),
+    *("dataset.examples=2000", "training.epochs=1000", "evaluation=none"),
 )
 
 #: Steps of a run that is preempted: it has half a minute of waiting before it.

@@ -24,7 +24,14 @@ from tests.processes import CommandProcess
 #: Starts a run with the words that are typed; gives what ends it: it returns the exit codes and what was said.
 Start = Callable[..., Callable[[], tuple[list[int], str]]]
 
-SMALL = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000", "strategy=multi_worker", *CPU)
+SMALL = (
+    "dataset=synthetic",
+    "dataset.shape=[16]",
+    "dataset.examples=2000",
+    "strategy=multi_worker",
+    "evaluation=none",
+    *CPU,
+)
 SAME = (
     *SMALL,
     "training.global_batch_size=48",

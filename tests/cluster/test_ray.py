@@ -24,7 +24,10 @@ from tests.cluster.machines import HEAD, Machines, machines
 from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, only_run, slow_down
 
-SMALL = ("hardware=cpu", "dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000", "cluster=ray")
+SMALL = (
+    *("hardware=cpu", "dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000", "evaluation=none"),
+    "cluster=ray",
+)
 TWO = (*SMALL, "strategy=multi_worker", "cluster.workers=2")
 
 

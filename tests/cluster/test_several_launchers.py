@@ -20,7 +20,7 @@ from tests.launcher.test_supervisor import only_run, processes, wait_for
 from tests.object_store import make_bucket
 from tests.processes import CommandProcess
 
-WORDS = ("cluster=tf_config", "hardware=cpu", "training.epochs=2")
+WORDS = ("cluster=tf_config", "hardware=cpu", "training.epochs=2", "evaluation=none")
 
 
 class Hosts:

@@ -24,7 +24,7 @@ from tests.conftest import Command
 from tests.launcher.test_supervisor import only_run, slow_down, wait_for
 from tests.processes import server
 
-SMALL = ("hardware=cpu", "dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000")
+SMALL = ("hardware=cpu", "dataset=synthetic", "dataset.shape=[16]", "dataset.examples=2000", "evaluation=none")
 
 
 def task(number: int, count: int = 3, **more: str) -> dict[str, str]:

@@ -113,7 +113,7 @@ def test_a_refusal_is_answered(
 
 
 def test_a_run_and_the_command_that_repeats_it_are_answered(command: Command) -> None:
-    ended = command("--json", "training.max_steps=3", "hydra.run.dir=run", "tracking=none")
+    ended = command("--json", "training.max_steps=3", "hydra.run.dir=run", "tracking=none", "evaluation=none")
     answer = json.loads(ended.stdout.splitlines()[-1])
     assert ended.returncode == answer["exit_code"] == 0, ended.stderr
     assert (answer["status"], answer["error"], answer["model"], answer["run_id"]) == ("FINISHED", None, None, None)

@@ -16,7 +16,7 @@ from tests.dataset import test_tfds
 from tests.processes import call
 from tests.training.fake_engine import ignore, make_session
 
-SHORT = ("training.max_steps=2", "training.epochs=1", "dataset.limit=40", "tracking=none")
+SHORT = ("training.max_steps=2", "training.epochs=1", "dataset.limit=40", "tracking=none", "evaluation=none")
 
 #: What makes each small, `{}` the folder of prepared datasets. Those that are sweeps are in `SWEEPS`.
 SMALL = {

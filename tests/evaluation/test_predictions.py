@@ -68,9 +68,8 @@ def test_a_run_keeps_where_its_drawn_test_examples_come_from(alone: Predictions)
     assert (alone.column("target_rank") == ranks).all()
 
 
-@pytest.mark.parametrize(
-    "name", ["multi_worker", *(pytest.param(n, marks=pytest.mark.slow) for n in STRATEGIES if n != "multi_worker")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_a_strategy_keeps_what_one_device_does(tmp_path: Path, alone: Predictions, name: str) -> None:
     found = keep(tmp_path, *SAME, *STRATEGIES[name])
     assert found.table.column_names == alone.table.column_names

@@ -84,8 +84,13 @@ def check_equal(values: dict[str, float], name: str) -> None:
     assert values["ms"] > 0
 
 
-def test_a_run_exports_formats_that_answer_alike_and_convert_adds_more(command: Command, isolated: Any) -> None:
-    installed = list_installed()
+@pytest.mark.parametrize(
+    "formats", [["litert", "onnx"], pytest.param(None, marks=pytest.mark.slow)], ids=["two", "all"]
+)
+def test_a_run_exports_formats_that_answer_alike_and_convert_adds_more(
+    command: Command, isolated: Any, formats: list[str] | None
+) -> None:
+    installed = [name for name in list_installed() if formats is None or name in formats]
     first = [name for name in installed if name != "onnx"]
     done = command("--json", "dataset=digits", "training.epochs=2", f"export.formats=[{','.join(first)}]")
     assert done.returncode == 0, done.stderr

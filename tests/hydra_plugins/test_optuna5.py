@@ -316,7 +316,7 @@ def test_two_commands_that_train_share_one_study(command: Command) -> None:
     """Each runs its own jobs; one then reports all results."""
     small = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=64", "dataset.validation=null")
     words = ("-m", "hydra/sweeper=optuna5", *small, "training.max_steps=3", "sweep.metric=test/loss")
-    words += ("tracking=none", "checkpoint=none", "model.units=[4]")
+    words += ("tracking=none", "checkpoint=none", "evaluation=none", "model.units=[4]")
     shared = f"sqlite:///{command.folder / 'shared'}"
     words += ("seed=int(interval(0,1000000))", f"hydra.sweeper.storage='{shared}'", "hydra.sweeper.n_trials=8")
     sweeps = [command.start(*words, f"hydra.sweep.dir={name}") for name in "ab"]

@@ -23,7 +23,10 @@ from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, assert_all_points_are_kept, only_run, wait_for
 
 #: Calls of a fixed length, so that a run has its points at the same steps whatever the machine does.
-SHORT = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=640", "training.steps_per_loop=10")
+SHORT = (
+    *("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=640", "training.steps_per_loop=10"),
+    "evaluation=none",
+)
 EXACT = ("hardware=cpu", "hardware.deterministic=true")
 
 
@@ -177,6 +180,7 @@ def test_a_start_that_stalls_is_ended_too(command: Command) -> None:
 def test_workers_that_lose_one_start_again_from_the_checkpoint(tmp_path: Path, isolated: Callable[..., Any]) -> None:
     """It ends as one that lost none, and goes on with three workers where there were two."""
     words = ("training.epochs=15", "training.global_batch_size=48", *EXACT, "hardware.intra_op_threads=1")
+    words += ("evaluation=none",)
     words += ("training.callbacks=[{_target_: tests.pace.Rest, seconds: 1, worker: 1}]", "tracking=none")
     words += ("training.steps_per_epoch=6", "training.steps_per_loop=3")
     whole, parts = make_commands(tmp_path)
@@ -321,7 +325,7 @@ def test_a_run_goes_on_by_hand_from_a_damaged_checkpoint(command: Command) -> No
 
 @pytest.mark.slow
 def test_a_run_with_initial_weights_does_not_begin_again_without_its_checkpoints(command: Command) -> None:
-    base = ("hardware=cpu", "tracking=none", "dataset.limit=100", "model.units=8")
+    base = ("hardware=cpu", "tracking=none", "evaluation=none", "dataset.limit=100", "model.units=8")
     first = command(*base, "training.max_steps=2", "hydra.run.dir=first")
     assert first.returncode == 0, first.stderr
     tuned = command(*base, "training.max_steps=2", "hydra.run.dir=tuned", "model.init_from=first")

@@ -40,7 +40,7 @@ RESTING = "training.callbacks=[{_target_: tests.pace.Rest}]"
 
 #: A run that would go on for hours and takes little of the processor.
 LONG = (
-    *("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=400"),
+    *("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=400", "evaluation=none"),
     *("training.steps_per_loop=2", "training.epochs=100000", RESTING),
 )
 
@@ -432,7 +432,7 @@ def test_a_fault_in_ones_own_code_is_told_with_its_place(command: Command, line:
 
 
 def test_tracking_none_keeps_everything_in_the_folder(command: Command) -> None:
-    ended = command("tracking=none", "training.max_steps=2")
+    ended = command("tracking=none", "training.max_steps=2", "evaluation=none")
     assert ended.returncode == 0, ended.stderr
     assert sorted(p.name for p in command.folder.iterdir()) == ["outputs"]
     assert (command.run_folder() / "model" / "saved_model").is_dir()
@@ -448,7 +448,7 @@ def test_a_sweep_runs_each_job_and_one_that_fails_stops_no_other(command: Comman
 
 @pytest.mark.slow
 def test_two_commands_at_once_share_a_new_store(command: Command) -> None:
-    words = ("training.epochs=1", "dataset.limit=200")
+    words = ("training.epochs=1", "dataset.limit=200", "evaluation=none")
     processes = [command.start(*words, f"seed={n}", **NEW_STORE) for n in range(2)]
     errors = [process.communicate(timeout=120)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors

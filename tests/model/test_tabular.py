@@ -189,6 +189,7 @@ def test_a_run_of_a_table_validates_out_of_fold_and_ends_with_baselines(tmp_path
     assert "table-tabular" in said
 
 
+@pytest.mark.slow  # checkpoint/test_resume.py resumes a model without members
 def test_a_resumed_run_takes_the_same_sizes_and_gets_the_same_numbers(tmp_path: Path) -> None:
     write_noise(tmp_path)
     command = Command(tmp_path)

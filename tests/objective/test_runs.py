@@ -17,7 +17,10 @@ from tests.conftest import Command
 from tests.strategy.test_structures import Values, select_values, train_all
 from tests.test_rerun import INLINE, said
 
-SHORT = ("dataset.limit=300", "model.units=8", "training.global_batch_size=64", "tracking.system_metrics=false")
+SHORT = (
+    *("dataset.limit=300", "model.units=8", "training.global_batch_size=64", "tracking.system_metrics=false"),
+    "evaluation=none",
+)
 
 WATCHED = (
     "objective.metrics=[{_target_: keras.metrics.AUC}, {_target_: keras.metrics.F1Score, average: macro}]",

@@ -91,7 +91,9 @@ class Log(keras.callbacks.Callback):
 
 def test_run_holds_what_a_callback_logs(command: Command) -> None:
     (command.folder / "mine.py").write_text(MINE)
-    ended = command("training.callbacks=[{_target_: mine.Log}]", "training.max_steps=3", "tracking=none")
+    ended = command(
+        *("training.callbacks=[{_target_: mine.Log}]", "training.max_steps=3", "tracking=none", "evaluation=none")
+    )
     assert ended.returncode == 0, ended.stderr
     values = {
         key: (event["step"], value)

@@ -18,7 +18,10 @@ CPU = ("hardware=cpu", "hardware.intra_op_threads=1")
 WORKERS = ("strategy=multi_worker", *CPU)
 
 #: 30 steps of the same global batches on one, two and three devices, one step to a call; the first epoch has 27.
-SAME = ("training.global_batch_size=48", "training.max_steps=30", "training.steps_per_loop=1", "tracking=none", *CPU)
+SAME = (
+    *("training.global_batch_size=48", "training.max_steps=30", "training.steps_per_loop=1", "tracking=none"),
+    *("evaluation=none", *CPU),
+)
 SPREAD = {
     "one_device": ("strategy=one_device",),
     "multi_worker(2)": ("strategy=multi_worker",),

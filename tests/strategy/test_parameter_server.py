@@ -17,8 +17,8 @@ from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, assert_all_points_are_kept, only_run, wait_for
 from tests.strategy.test_multi_worker import CPU, SAME, course
 
-SERVED = ("strategy=parameter_server", *CPU)
-ALONE = ("strategy=parameter_server", "cluster.workers=1")
+SERVED = ("strategy=parameter_server", "evaluation=none", *CPU)
+ALONE = ("strategy=parameter_server", "cluster.workers=1", "evaluation=none")
 IN_SHARDS = (
     *ALONE,
     "cluster.servers=2",

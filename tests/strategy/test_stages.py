@@ -236,7 +236,8 @@ def list_ancestors(operation: Any) -> set[Any]:
     return found
 
 
-@pytest.mark.parametrize("loops", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("loops", [True, False])
 def test_replicas_draw_and_keep_states_as_more_micro_batches_of_one_replica_do(
     isolated: Callable[..., Any], loops: bool
 ) -> None:

@@ -178,10 +178,10 @@ def test_other_options_give_the_losses_and_metrics_of_one_device(
     ("strategy", "case", "more"),
     [
         ("multi_worker", "everything", ()),
-        pytest.param("shards", "everything", (), marks=pytest.mark.slow),
-        pytest.param("parameter_server", "dict out", ("precision=mixed",), marks=pytest.mark.slow),
-        pytest.param("parameter_server", "dict out", STREAM, marks=pytest.mark.slow),
-        pytest.param("multi_worker", "dict out", ("precision=mixed",), marks=pytest.mark.slow),
+        ("shards", "everything", ()),
+        ("parameter_server", "dict out", ("precision=mixed",)),
+        ("parameter_server", "dict out", STREAM),
+        ("multi_worker", "dict out", ("precision=mixed",)),
     ],
 )
 def test_processes_give_the_losses_and_metrics_of_one_device(

@@ -26,7 +26,10 @@ from tests.conftest import Command, make_once
 from tests.launcher.test_supervisor import processes, wait_for
 from tests.processes import NEW_STORE, ROOT, CommandProcess
 
-SMALL = ("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=500", "dataset.validation=null")
+SMALL = (
+    *("dataset=synthetic", "dataset.shape=[16]", "dataset.examples=500", "dataset.validation=null"),
+    "evaluation=none",
+)
 SWEEP = ("-m", *SMALL, "hydra.sweep.dir=s")
 
 

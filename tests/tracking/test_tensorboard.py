@@ -116,7 +116,7 @@ def test_weights_are_counted_in_buckets(isolated: Callable[..., Any]) -> None:
 def test_a_run_s_event_file_is_an_artifact(command: Command) -> None:
     ended = command(
         *("tracking.tensorboard=true", "tracking.histograms_every_epochs=2", "hardware=cpu", "training.epochs=3"),
-        *("dataset.limit=200", "checkpoint=none", "model.units=8"),
+        *("dataset.limit=200", "checkpoint=none", "evaluation=none", "model.units=8"),
     )
     assert ended.returncode == 0, ended.stderr
     found = seen(command.run_folder() / "tensorboard")

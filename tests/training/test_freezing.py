@@ -62,9 +62,8 @@ def courses(plan: Plan, folder: str) -> tuple[Course, dict[int, Course]]:
     return whole, dict(zip(steps, later, strict=True))
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=[] if way == "one_device" else pytest.mark.slow) for way in WAYS]
-)
+@pytest.mark.slow  # checkpoint/test_resume.py resumes runs of one phase
+@pytest.mark.parametrize("way", WAYS)
 def test_a_run_goes_on_in_any_phase_as_if_it_had_not_been_stopped(
     isolated: Callable[..., Any], plan: Callable[..., Any], tmp_path: Path, way: str
 ) -> None:

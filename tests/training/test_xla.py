@@ -77,6 +77,7 @@ def follow_states(plan: Any) -> tuple[str, list[float], dict[str, np.ndarray[Any
     return built.facts.resolved["xla"], losses, states
 
 
+@pytest.mark.slow
 def test_each_replica_keeps_its_own_states_under_xla(isolated: Callable[..., Any], plan: Any) -> None:
     words = (*BASE, *model("with_states"), *STRATEGIES["mirrored"], "training.accumulate=2", MANY_EPOCHS)
     plans = [plan(*words), plan(*words, "hardware.xla=true")]

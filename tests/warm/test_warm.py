@@ -76,6 +76,7 @@ def test_a_command_gets_its_own_umask_streams_and_signals(warm: Warm) -> None:
     assert warm.served() == 3
 
 
+@pytest.mark.slow  # launcher/test_display.py has a bar without the server
 def test_a_terminal_gets_a_bar(warm: Warm, empty_store: Path) -> None:
     warm.serve()
     shutil.copy(empty_store, warm.folder / "mlflow.db")
@@ -122,6 +123,7 @@ def test_signals_reach_the_command(warm: Warm, number: int, code: int) -> None:
     assert ends == ["KILLED"]
 
 
+@pytest.mark.slow
 def test_commands_outlive_the_server(warm: Warm) -> None:
     warm.serve()
     with warm.start(*LONG, "training.epochs=300") as process, warm.start("--info", "searchpath"):

@@ -19,10 +19,10 @@ from tests.conftest import clean_environment
 from tests.launcher.test_supervisor import wait_for
 from tests.processes import ROOT, server
 
-RUN = ("training.epochs=1", "model.units=[8]")
+RUN = ("training.epochs=1", "model.units=[8]", "evaluation=none")
 
 #: A run that lasts until it is stopped.
-LONG = ("training.epochs=100000", "model.units=[8]", "checkpoint=none", "tracking=none")
+LONG = ("training.epochs=100000", "model.units=[8]", "checkpoint=none", "tracking=none", "evaluation=none")
 
 
 class Warm:

@@ -38,6 +38,7 @@ def write(folder: Path, name: str, *more: str) -> str:
 
 def run(command: Command, folder: str, *words: str) -> str:
     base = ("dataset=table", "dataset.target=answer", "model=mlp", "model.units=[8]", "hardware=cpu", "tracking=none")
+    base += ("evaluation=none",)
     ended = command(*base, *words, f"hydra.run.dir={folder}")
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
