@@ -157,6 +157,7 @@ def look_at_each(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow  # data_checks/ has the rules
 def test_each_kind_of_dataset_is_looked_at(isolated: Callable[..., Any], tmp_path: Path) -> None:
     found = isolated(look_at_each, tmp_path)
     rules = {name: set(each[0]) for name, each in found.items()}

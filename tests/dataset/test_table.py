@@ -609,6 +609,7 @@ def train(base: Path, plan: Plan) -> Any:
     return losses, found, loaded.count_params(), layers
 
 
+@pytest.mark.slow  # predict/test_command.py gives frames to the logged model of a table
 def test_a_table_trains_and_the_model_takes_a_frame(
     isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path
 ) -> None:

@@ -43,7 +43,7 @@ def make_houses(rows: int, seed: int = 0) -> pyarrow.Table:
 
 
 class Trained:
-    """A folder with a store, four runs (of the sizes, the prices, digits, a CSV file) and a table of new rows.
+    """A folder with a store, three runs (of the sizes, the prices, digits) and a table of new rows.
 
     The model of the prices is described as those that were logged before a run recorded what it learned.
     """
@@ -52,7 +52,7 @@ class Trained:
         self.command = Command(folder)
         self.folder = folder
         self.new = make_houses(75, 1)
-        self.sizes, self.prices, self.digits, self.csv = runs
+        self.sizes, self.prices, self.digits = runs
 
     def predict(self, run: str, table: str, output: str, *words: str, code: int = 0) -> str:
         """Runs the command; returns what it prints: its standard error if it fails."""
@@ -71,7 +71,7 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return Trained(*make_once(tmp_path_factory, "predict", train_four))
+    return Trained(*make_once(tmp_path_factory, "predict", train_three))
 
 
 #: How the CSV file is written, unlike other CSV files: without a header line, and with dates in a time zone.
@@ -89,13 +89,11 @@ def write_lines(houses: pyarrow.Table) -> bytes:
     return "".join(lines).replace("Aa", "Ää").encode("latin-1")
 
 
-def train_four(folder: Path) -> list[str]:
+def train_three(folder: Path) -> list[str]:
     """Writes the tables and trains; returns the runs' ids."""
     parquet.write_table(make_houses(120), folder / "houses.parquet")
     parquet.write_table(make_houses(75, 1), folder / "new.parquet")
     csv.write_csv(make_houses(75, 1), folder / "new.csv")
-    (folder / "lines.csv").write_bytes(write_lines(make_houses(120)))
-
     runs: list[tuple[str, str]] = call(
         train_each,
         folder,
@@ -103,7 +101,6 @@ def train_four(folder: Path) -> list[str]:
             (*TABLE, "dataset.target=size", "dataset.drop=[id,price]"),
             (*TABLE, "dataset.target=price", "dataset.drop=[id,size]", "model=mlp"),
             ("dataset=digits",),
-            ("dataset=table", "dataset.data_dir=lines.csv", "dataset.target=size", "model=mlp", *CSV_FORM),
         ],
     )
     (record,) = folder.glob(f"mlartifacts/*/{runs[1][1]}/artifacts/data/learned_state.json")
@@ -326,18 +323,22 @@ def test_a_value_that_is_no_number_is_named_by_its_row(trained: Trained) -> None
     assert not (trained.folder / "bad_out.csv").exists()
 
 
+@pytest.mark.slow  # dataset/test_earlier.py reads files as a run did
 def test_the_file_of_the_training_is_read_as_in_training(trained: Trained, isolated: Callable[..., Any]) -> None:
-    trained.predict(trained.csv, "lines.csv", "lines.parquet")
+    (trained.folder / "lines.csv").write_bytes(write_lines(make_houses(120)))
+    words = ("dataset=table", "dataset.data_dir=lines.csv", "dataset.target=size", "model=mlp", *CSV_FORM)
+    ((run, _),) = isolated(train_each, trained.folder, [words])
+    trained.predict(run, "lines.csv", "lines.parquet")
     found = trained.read("lines.parquet")
     houses = make_houses(120)
     sold = [f"{day}T11:30:00" for day in houses["sold"].to_pylist()]
     town = pyarrow.array([None if town is None else town.replace("Aa", "Ää") for town in houses["town"].to_pylist()])
     plain = pyarrow.table({"area": houses["area"], "town": town, "sold": sold})
-    for logits in isolated(compute_elsewhere, trained.folder, trained.csv, plain):
+    for logits in isolated(compute_elsewhere, trained.folder, run, plain):
         chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
         np.testing.assert_allclose(np.stack([found[f"probability_{name}"] for name in SIZES], 1), chances, atol=1e-5)
     (trained.folder / "comma.csv").write_bytes(b"town,area,sold\nBb,-,2024-01-31\n")  # a header line, in another order
-    summary = trained.predict(trained.csv, "comma.csv", "comma.parquet", "--delimiter", ",")
+    summary = trained.predict(run, "comma.csv", "comma.parquet", "--delimiter", ",")
     assert "imputed  area: 1 missing\n" in summary
 
 

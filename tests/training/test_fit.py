@@ -264,6 +264,7 @@ def restored_sums(replicas: int) -> list[float]:
     return sums
 
 
+@pytest.mark.slow
 def test_the_sums_of_a_resumed_epoch_are_not_rounded_on_three_replicas(isolated: Callable[..., Any]) -> None:
     assert isolated(restored_sums, 3) == [2.0, 2.0, 2.0]
 
