@@ -33,7 +33,7 @@ from scaleflow.interfaces.formatting import format_duration
 from scaleflow.interfaces.secret_masking import mask_secrets, register_resolver
 from scaleflow.launcher.answer import ANSWER, FAILED
 from scaleflow.launcher.recording.recovery import find_tracking_options, format_store_error
-from scaleflow.launcher.recording.transfer import EventTransfer
+from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.folder import FolderBusy
 from scaleflow.sync import find_run_folders

@@ -14,10 +14,10 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.events import Event, RunEnded
 from scaleflow.launcher.recording import recovery
-from scaleflow.launcher.recording import transfer as transfer_module
+from scaleflow.launcher.recording import store_transfer as transfer_module
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.launcher.recording.recovery import LAUNCHER_DIED, finalize_run, find_tracking_options, repair
-from scaleflow.launcher.recording.transfer import EventTransfer
+from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import EventReader, RunFolder
 from scaleflow.sync import main
 from scaleflow.tracking import NoTracker, store

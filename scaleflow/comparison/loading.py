@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.launcher.named_runs import find_named_run
-from scaleflow.launcher.recording.transfer import WEIGHTS
+from scaleflow.launcher.recording.store_transfer import WEIGHTS
 from scaleflow.runs import RunFolder
 from scaleflow.runs.provenance.record import Provenance, read_states
 from scaleflow.runs.split_digest import read_split_digests

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.recording.transfer import format_error
+from scaleflow.launcher.recording.store_transfer import format_error
 from scaleflow.runs import RunSpec
 from scaleflow.runs.provenance.collect import LaunchFacts, record_provenance
 

@@ -24,7 +24,7 @@ from scaleflow.launcher.display import Display
 from scaleflow.launcher.prepare import STAGE_TAGS
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.recording.recovery import is_recorded, repair_quietly
-from scaleflow.launcher.recording.transfer import PIPELINE
+from scaleflow.launcher.recording.store_transfer import PIPELINE
 from scaleflow.pipeline.decisions import LEAVE, REUSE, RUN, SKIP, Decider, StageDecision
 from scaleflow.pipeline.definition import DeclaredPipeline, Stage
 from scaleflow.pipeline.processes import LOG, StageProcess, end_left_process

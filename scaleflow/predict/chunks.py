@@ -17,7 +17,7 @@ from scaleflow.evaluation.columns import OutputColumns
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.columns import Array
 from scaleflow.predict.reading import Reading
-from scaleflow.predict.source import Rows, RowSource, name_row, take_chunks
+from scaleflow.predict.table_source import Rows, RowSource, name_row, take_chunks
 
 if TYPE_CHECKING:
     from scaleflow.predict.compute import DistributedModel

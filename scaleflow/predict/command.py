@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from scaleflow.predict.output import Output
     from scaleflow.predict.prompts import PromptModel, TextColumns
     from scaleflow.predict.reading import Reading
-    from scaleflow.predict.source import RowSource
+    from scaleflow.predict.table_source import RowSource
     from scaleflow.tracking.saved_models import ModelDescription
 
 #: The overrides that this command uses.
@@ -182,7 +182,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     """Checks the command, and computes and writes the predictions. Raises ConfigError before, RunError after."""
     sampling, plan = read_sampling(typed), make_prediction_plan(typed)
     from scaleflow.predict.output import open_output
-    from scaleflow.predict.source import list_input_files
+    from scaleflow.predict.table_source import list_input_files
 
     list_input_files(typed.input)
     output = open_output(typed.output, typed.overwrite, typed.resume)
@@ -266,7 +266,7 @@ def make_task(typed: argparse.Namespace, reading: Reading, description: ModelDes
     """Opens the table and checks that the model can take it. Raises ConfigError if it cannot."""
     from scaleflow.evaluation.columns import OutputColumns
     from scaleflow.predict.columns import match_columns
-    from scaleflow.predict.containers import open_input
+    from scaleflow.predict.inputs import open_input
 
     selected = split_names(typed.columns)
     source = open_input(typed.input, typed.delimiter, reading, description.inputs, selected)
@@ -282,10 +282,10 @@ def make_text_task(typed: argparse.Namespace, usual: Any, output: Output) -> Tas
 
     Raises ConfigError if there are none.
     """
-    from scaleflow.predict.containers import open_text_files
+    from scaleflow.predict.inputs import open_text_files
     from scaleflow.predict.prompts import TextColumns, choose_prompt_column
     from scaleflow.predict.reading import Reading
-    from scaleflow.predict.source import open_table
+    from scaleflow.predict.table_source import open_table
 
     source: RowSource | None = open_text_files(typed.input)
     if source is not None:

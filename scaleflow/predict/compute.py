@@ -31,7 +31,7 @@ from scaleflow.interfaces import name_leaves
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.columns import Array, is_list, is_picture
 from scaleflow.predict.reading import Reading
-from scaleflow.predict.source import Rows, name_row
+from scaleflow.predict.table_source import Rows, name_row
 
 #: From encoded pictures, [b] strings, to arrays [b, ...].
 Decode = Callable[[Any], Any]

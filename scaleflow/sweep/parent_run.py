@@ -24,7 +24,7 @@ from scaleflow.launcher.recording.command_run import CommandRun
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.provenance.tags import write_run_tags
-from scaleflow.sweep.comparison import MOST_COMPARED, write_comparison
+from scaleflow.sweep.compared_examples import MOST_COMPARED, write_comparison
 from scaleflow.sweep.description import describe_sweep
 from scaleflow.sweep.ledger import Ledger, is_under
 from scaleflow.sweep.report import Report

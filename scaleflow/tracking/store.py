@@ -25,8 +25,8 @@ from scaleflow.tracking.connection import hold_migration_lock, set_mlflow_defaul
 from scaleflow.tracking.host_versions import explain_versions, opens_by_default
 from scaleflow.tracking.keys import MAX_KEY, MetricKeys, to_distinct_keys
 from scaleflow.tracking.model_files import upload_model_file
-from scaleflow.tracking.points import log_points
 from scaleflow.tracking.registry import ChampionRegistry, register_model
+from scaleflow.tracking.repeated_points import log_points
 from scaleflow.tracking.uri import sqlite_file
 
 if TYPE_CHECKING:

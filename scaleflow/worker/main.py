@@ -12,9 +12,7 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
-from typing import BinaryIO
 
 from scaleflow.cluster.engines import find_engine
 from scaleflow.cluster.members import process_names
@@ -24,11 +22,9 @@ from scaleflow.interfaces.events import Emit, Event, ProcessStarted, RunReady
 from scaleflow.interfaces.secret_masking import MaskedStream, find_environment_secrets, remember_secrets
 from scaleflow.runs import EventWriter, RunSpec
 from scaleflow.worker import keras_import
+from scaleflow.worker.lost_launcher import SECONDS_TO_SAVE, end_with_launcher
 from scaleflow.worker.serve import serve_task
 from scaleflow.worker.train import run_worker
-
-#: Seconds that a worker has to save and end after its launcher is gone.
-SECONDS_TO_SAVE = 30.0
 
 
 def main() -> None:
@@ -79,23 +75,6 @@ def hold_ready(emit: Emit, released: threading.Event) -> Emit:
         emit(event)
 
     return emit_released
-
-
-def end_with_launcher(pipe: BinaryIO, released: threading.Event, stop: threading.Event, patience: float) -> None:
-    """Releases this process at the launcher's first byte, and asks it to save and end when the launcher is gone.
-
-    A process that hangs in a collective operation is ended.
-
-    `pipe` is at its end when the launcher is gone; `stop` is set to ask for the end; `patience` is the seconds until
-    the process is ended.
-    """
-    while pipe.read(1):
-        released.set()
-    print("the launcher has ended, so this worker ends, too", file=sys.stderr, flush=True)
-    if patience and released.is_set():
-        stop.set()
-        time.sleep(patience)
-    os._exit(1)
 
 
 if __name__ == "__main__":

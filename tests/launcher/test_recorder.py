@@ -11,9 +11,9 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracker
 from scaleflow.interfaces.events import DatasetDescribed, RunEnded, StepsProfiled
 from scaleflow.launcher.recording import recorder as recorder_module
-from scaleflow.launcher.recording import transfer as transfer_module
+from scaleflow.launcher.recording import store_transfer as transfer_module
 from scaleflow.launcher.recording.recorder import Recorder
-from scaleflow.launcher.recording.transfer import EventTransfer
+from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.profiler.analysis_process import Profile
 from scaleflow.runs import RunFolder
 from tests.event_files import EventWriter

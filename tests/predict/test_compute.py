@@ -20,7 +20,7 @@ def converted(cases: list[tuple[Any, str, tuple[int, ...], Any, str | None, bool
     from scaleflow.predict.bad_rows import RowReport
     from scaleflow.predict.compute import convert_rows
     from scaleflow.predict.reading import Reading
-    from scaleflow.predict.source import Rows
+    from scaleflow.predict.table_source import Rows
 
     found: list[Any] = []
     for column, dtype, shape, missing, kind, is_filled in cases:

@@ -18,7 +18,7 @@ import pytest
 
 from scaleflow.interfaces import Tracking
 from scaleflow.launcher.recording import recorder as recorder_module
-from scaleflow.launcher.recording import transfer as transfer_module
+from scaleflow.launcher.recording import store_transfer as transfer_module
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.tracking.store import MlflowTracker
 from tests.conftest import Command

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from scaleflow.errors import ConfigError, StoreUnreachable
 from scaleflow.interfaces import Tracker
 from scaleflow.interfaces.events import Event, StepsProfiled
-from scaleflow.launcher.recording.transfer import EventTransfer, StillReadingError, format_error, read_profile
+from scaleflow.launcher.recording.store_transfer import EventTransfer, StillReadingError, format_error, read_profile
 from scaleflow.tracking import TensorBoardWriter
 
 if TYPE_CHECKING:

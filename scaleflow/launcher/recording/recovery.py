@@ -18,7 +18,7 @@ from scaleflow.interfaces import Tracking, name_command
 from scaleflow.interfaces.events import RunEnded, RunReady
 from scaleflow.interfaces.secret_masking import MASK, mask_secrets
 from scaleflow.launcher.answer import write_error
-from scaleflow.launcher.recording.transfer import EventTransfer, format_error
+from scaleflow.launcher.recording.store_transfer import EventTransfer, format_error
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
 from scaleflow.runs.folder import FolderBusy

@@ -22,7 +22,7 @@ from scaleflow.evaluation.columns import to_column
 from scaleflow.files.table_formats import CsvForm
 from scaleflow.predict.columns import format_columns
 from scaleflow.predict.reading import Reading
-from scaleflow.predict.source import Rows, RowSource, list_input_files, open_table
+from scaleflow.predict.table_source import Rows, RowSource, list_input_files, open_table
 from scaleflow.tracking.saved_models import ModelInput
 
 #: Threads that read files of one row each.

@@ -51,7 +51,7 @@ class Rows:
 
 
 class RowSource(Protocol):
-    """Where the rows come from: `TableSource`, and those of `predict/containers.py`.
+    """Where the rows come from: `TableSource`, and those of `predict/inputs.py`.
 
     Attributes:
         files: their paths, in the order in which they are read.

@@ -12,9 +12,9 @@ import pyarrow
 import pytest
 
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.predict.containers import open_input
+from scaleflow.predict.inputs import open_input
 from scaleflow.predict.reading import Reading
-from scaleflow.predict.source import RowSource, name_row
+from scaleflow.predict.table_source import RowSource, name_row
 from scaleflow.tracking.saved_models import ModelInput
 from tests.conftest import Command
 

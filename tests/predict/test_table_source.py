@@ -16,13 +16,13 @@ from scaleflow.errors import ConfigError, RunError
 from scaleflow.evaluation.columns import OutputColumns
 from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import Inputs, LearnedPreprocessing, LearnedState, Outputs
-from scaleflow.predict import source as source_module
+from scaleflow.predict import table_source as source_module
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.chunks import Chunk, Task
 from scaleflow.predict.columns import match_columns
 from scaleflow.predict.output import MANIFEST, open_output
 from scaleflow.predict.reading import Reading, describe_reading
-from scaleflow.predict.source import Rows, name_row, open_table, take_chunks
+from scaleflow.predict.table_source import Rows, name_row, open_table, take_chunks
 from scaleflow.tracking.saved_models import ModelInput, ModelOutput
 
 ROWS = pyarrow.table({"x": list(range(10)), "word": [f"w\n{n}" for n in range(10)]})
