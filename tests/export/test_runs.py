@@ -85,7 +85,7 @@ def check_equal(values: dict[str, float], name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "formats", [["litert", "onnx"], pytest.param(None, marks=pytest.mark.slow)], ids=["two", "all"]
+    "formats", [["litert", "onnx", "openvino"], pytest.param(None, marks=pytest.mark.slow)], ids=["three", "all"]
 )
 def test_a_run_exports_formats_that_answer_alike_and_convert_adds_more(
     command: Command, isolated: Any, formats: list[str] | None

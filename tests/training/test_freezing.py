@@ -77,6 +77,41 @@ def test_a_run_goes_on_in_any_phase_as_if_it_had_not_been_stopped(
     assert set(whole.state["training/starts"].tolist()) == {0, 5, 10}
 
 
+def restore_phases() -> list[tuple[list[int], bool]]:
+    """In a child: the updates before the first one of each variable, and whether a step is traced, in three epochs.
+
+    The last one is that of other phases, which were restored.
+    """
+    import keras
+
+    from scaleflow.interfaces import FreezePhase
+    from scaleflow.training.freezing import FreezePhases
+
+    def make() -> FreezePhases:
+        model = keras.Sequential([keras.layers.Dense(1), keras.layers.Dense(1)])
+        model.build((None, 1))
+        first, last = ([*layer.trainable_variables] for layer in model.layers)
+        only_last = [*((each, False) for each in first), *((each, True) for each in last)]
+        return FreezePhases(model, [FreezePhase(0, only_last), FreezePhase(2, [(each, True) for each in first + last])])
+
+    def begin(phases: FreezePhases, epoch: int, updates: int) -> tuple[list[int], bool]:
+        is_traced = phases.begin(epoch, updates)
+        return [phases.find_start(variable) for variable in phases.variables], is_traced
+
+    phases = make()
+    found = [begin(phases, 0, 0), begin(phases, 1, 5), begin(phases, 2, 10)]
+    restored = make()
+    restored.restore(phases.read_state())
+    return [*found, begin(restored, 2, 99)]
+
+
+def test_a_restored_run_knows_the_updates_before_each_variable_s_first_one(isolated: Callable[..., Any]) -> None:
+    first, second, later, restored = isolated(restore_phases)
+    assert first[0][2:] == second[0][2:] == [0, 0]
+    assert (first[1], second[1]) == (True, False)
+    assert later == restored == ([10, 10, 0, 0], True)
+
+
 def changes(plan: Plan) -> tuple[list[dict[str, float]], list[str], int]:
     """How far the variables move in each epoch at most; the notes; how often the training step is traced at its end."""
     from scaleflow.worker.build import build_training

@@ -23,6 +23,14 @@ NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to become another user or to mount a disk")
 
 
+def test_an_upgraded_package_ends_the_server(warm: Warm) -> None:
+    packages = warm.folder / "site-packages"
+    packages.mkdir()
+    warm.serve(packages=packages)
+    (packages / "keras-99.dist-info").mkdir()
+    wait_for(warm.has_ended)
+
+
 @pytest.mark.slow
 def test_an_upgraded_package_ends_the_server_after_its_commands(warm: Warm) -> None:
     packages = warm.folder / "site-packages"
