@@ -242,7 +242,8 @@ class CommandProcess:
 class ForkedPopen(CommandProcess):
     """In place of `subprocess.Popen`, for `python -m MODULE ...`. Both outputs go through pipes, or neither does.
 
-    The command's last word is the descriptor in `pass_fds`, if there is one.
+    The command's last word is the descriptor in `pass_fds`, if there is one. It leads a process group of its own, and
+    its output is text, whatever else is asked for.
     """
 
     def __init__(

@@ -128,7 +128,7 @@ def test_a_model_of_own_text_writes(command: Command) -> None:
     assert printed.endswith("True\n")
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # predict/test_command.py trains on one
 def test_a_parquet_file_trains(command: Command) -> None:
     import pandas as pd
 

@@ -13,6 +13,8 @@ from omegaconf import OmegaConf
 from scaleflow import find
 from scaleflow.cli import main
 from scaleflow.config.compose import compose_config
+from scaleflow.interfaces.events import SettingFound
+from scaleflow.launcher.batch_search import make_search, use_batch_size
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.runs import RunFolder, RunState
 from tests.conftest import Command
@@ -31,6 +33,23 @@ def test_a_task_of_several_machines_is_refused(
     assert "training.batch_size=auto with TF_CONFIG: " in capsys.readouterr().err
     assert find.main([LR, "checkpoint.folder=x"]) == 2
     assert "TF_CONFIG with python -m scaleflow.find lr: " in capsys.readouterr().err
+
+
+def test_the_run_takes_the_batch_size_and_the_figures_of_its_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["training.batch_size=auto", "tracking=none"]
+    run = prepare_run(RunCommand(compose_config(words), words, 0.0))
+    run.spec.folder.mkdir(parents=True, exist_ok=True)
+    search = make_search(run)
+    search.spec.files.batch_sizes.write_text("the figures")
+    (search.spec.folder / "record.json").write_text('{"run_id": "of the search"}')
+    found = use_batch_size(run, search, SettingFound("training.batch_size", 16, "the fastest", ""))
+    assert (found.spec.plan.training.batch_size, found.config["training"]["batch_size"]) == (16, 16)
+    assert run.spec.files.batch_sizes.read_text() == "the figures"
+    assert found.spec.tags["scaleflow.batch_size"] == "auto: training.batch_size=16, the fastest"
+    assert found.spec.tags["scaleflow.batch_size.run"] == "of the search"
 
 
 def test_a_learning_rate_is_found(command: Command) -> None:
@@ -62,7 +81,7 @@ def test_a_learning_rate_is_found(command: Command) -> None:
     assert "repeat its command" in resumed.stderr
 
 
-@pytest.mark.slow  # worker/test_trial_rules.py has the rules
+@pytest.mark.slow  # worker/test_trial_rules.py has the rules, and a test above what the run takes
 def test_a_run_finds_its_batch_size_and_keeps_it(command: Command) -> None:
     words = ("dataset.limit=200", "model=linear", "training.epochs=1", "training.batch_size=auto")
     words += ("tracking.run_name='bs${training.batch_size}'",)

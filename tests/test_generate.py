@@ -114,7 +114,7 @@ def continue_in_python(folder: str, run: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # the command calls the same function
 def test_python_gets_the_same_text(trained: Trained, isolated: Callable[..., Any]) -> None:
     found = isolated(continue_in_python, str(trained.folder), trained.bytes)
     text, _ = trained.generate(
@@ -132,7 +132,7 @@ def predict(trained: Trained, run: str, *words: str, code: int = 0) -> str:
     return ended.stderr if code else ended.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # predict/test_prompts.py continues prompts without a run
 def test_a_folder_and_a_table_of_prompts_are_continued(trained: Trained) -> None:
     from pyarrow import csv, parquet
 

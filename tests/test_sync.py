@@ -13,8 +13,7 @@ import pytest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.events import Event, RunEnded
-from scaleflow.launcher.recording import recovery
-from scaleflow.launcher.recording import store_transfer as transfer_module
+from scaleflow.launcher.recording import recovery, store_transfer
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.launcher.recording.recovery import LAUNCHER_DIED, finalize_run, find_tracking_options, repair
 from scaleflow.launcher.recording.store_transfer import EventTransfer
@@ -215,7 +214,7 @@ def test_masked_value_is_as_the_environment_has_it(uri: str, tmp_path: Path, mon
 def test_a_store_that_fails_now_and_then_gets_everything(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer_module, "EVENTS_A_PASS", 10)
+    monkeypatch.setattr(store_transfer, "EVENTS_A_PASS", 10)
     made = MadeRun(tmp_path / "run", uri=uri).ready().train(1, 60).end()
     send, calls = MlflowTracker.log_metrics, []
 

@@ -1,4 +1,4 @@
-"""Rows of what is no table: folders of pictures and of texts, `.npz` files, TFRecord files, Hugging Face folders.
+"""Opens what `--input` names: a table, a folder of pictures or texts, `.npz`, TFRecord files, a Hugging Face folder.
 
 No TensorFlow before the first record of a TFRecord file.
 """

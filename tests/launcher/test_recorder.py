@@ -11,7 +11,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracker
 from scaleflow.interfaces.events import DatasetDescribed, RunEnded, StepsProfiled
 from scaleflow.launcher.recording import recorder as recorder_module
-from scaleflow.launcher.recording import store_transfer as transfer_module
+from scaleflow.launcher.recording import store_transfer
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.profiler.analysis_process import Profile
@@ -436,7 +436,7 @@ def test_failed_call_is_sent_again_verbatim_and_nothing_is_skipped(setting: Sett
 
 
 def test_portions_before_the_failing_one_are_not_sent_again(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer_module, "EVENTS_A_PASS", 3)
+    monkeypatch.setattr(store_transfer, "EVENTS_A_PASS", 3)
 
     def after_step_5(call: Call) -> None:
         if call[0] == "metrics" and call[1][-1].step > 5 and len(setting.tracker.tried) < 12:
@@ -671,7 +671,7 @@ def test_finish_does_not_wait_for_the_next_pass(setting: Setting, monkeypatch: p
 
 
 def test_the_file_is_read_in_portions(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer_module, "EVENTS_A_PASS", 10)
+    monkeypatch.setattr(store_transfer, "EVENTS_A_PASS", 10)
     setting.ready()
     setting.metrics(*range(1, 96))
     setting.end()

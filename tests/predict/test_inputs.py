@@ -118,7 +118,7 @@ def test_records_have_the_features_that_the_run_describes(isolated: Callable[...
         open_input(str(tmp_path / "whole.tfrecord"), None, Reading(), ROW)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # the tests above read the files
 def test_predictions_of_pictures_name_their_files_and_those_that_cannot_be_read(command: Command) -> None:
     from PIL import Image
 

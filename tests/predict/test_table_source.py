@@ -16,7 +16,7 @@ from scaleflow.errors import ConfigError, RunError
 from scaleflow.evaluation.columns import OutputColumns
 from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import Inputs, LearnedPreprocessing, LearnedState, Outputs
-from scaleflow.predict import table_source as source_module
+from scaleflow.predict import table_source
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.chunks import Chunk, Task
 from scaleflow.predict.columns import match_columns
@@ -107,7 +107,7 @@ def test_the_header_and_the_encoding_are_those_of_the_run(tmp_path: Path, text: 
 
 
 def test_text_of_another_encoding_is_named_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "CSV_BYTES", 1 << 10)
+    monkeypatch.setattr(table_source, "CSV_BYTES", 1 << 10)
     path = tmp_path / "new.csv"
     path.write_bytes(b"area,town\n" + b"3,Ulm\n" * 1000 + b"3,K\x81ln\n")
     for encoding in ("utf8", "cp1252"):
@@ -121,7 +121,7 @@ def test_text_of_another_encoding_is_named_by_its_file(tmp_path: Path, monkeypat
 def test_rows_with_a_wrong_number_of_fields_keep_their_place(
     tmp_path: Path, suffix: str, header: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_module, "CSV_BYTES", 1 << 10)
+    monkeypatch.setattr(table_source, "CSV_BYTES", 1 << 10)
     wrong = {1, 7, 8, 400, 999}
     rows = ["1,2,3" if n in wrong else f'{n},"a\n{n}"' for n in range(1000)]
     text = "\n".join(rows if header else ["x,word", *rows])

@@ -31,7 +31,7 @@ def test_an_upgraded_package_ends_the_server(warm: Warm) -> None:
     wait_for(warm.has_ended)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # the test above has no command
 def test_an_upgraded_package_ends_the_server_after_its_commands(warm: Warm) -> None:
     packages = warm.folder / "site-packages"
     packages.mkdir()

@@ -123,7 +123,7 @@ def test_signals_reach_the_command(warm: Warm, number: int, code: int) -> None:
     assert ends == ["KILLED"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # the test below loses the server and the command
 def test_commands_outlive_the_server(warm: Warm) -> None:
     warm.serve()
     with warm.start(*LONG, "training.epochs=300") as process, warm.start("--info", "searchpath"):
