@@ -14,6 +14,7 @@ from tests.conftest import Command
 from tests.processes import ROOT
 
 README = (ROOT / "README.md").read_text()
+COMMANDS_PAGE = (ROOT / "docs/commands.md").read_text()
 
 PATHS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -43,7 +44,7 @@ def test_every_command_composes(line: str, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_other_commands_are_there(command: Command) -> None:
-    names = set(re.findall(r"^    scaleflow (\w+)(?: |$)", README, re.M))
+    names = set(re.findall(r"^    scaleflow (\w+)(?: |$)", COMMANDS_PAGE, re.M))
     assert names == {*COMMANDS} - {"project"}
     for name in names:
         done = command.python("-m", f"scaleflow.{name}", "--help")
@@ -109,6 +110,10 @@ def test_a_block_of_code_begins_with_the_name_of_its_file(path: Path) -> None:
     for name, first in re.findall(r"<!-- test: (\S+) -->\n```\w+\n(.*)", path.read_text()):
         assert first.startswith("# ")
         assert first.endswith(name)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150
 
 
 def test_every_make_target_named_is_there() -> None:
