@@ -247,6 +247,24 @@ def test_an_option_is_named_as_its_file_and_there_is_one_for_each_name(compose: 
     assert sorted(list_engines() if group == "cluster" else names) == options
 
 
+@pytest.mark.parametrize("group", [*WITHOUT_TARGET, *WITH_TARGET])
+def test_a_comment_describes_every_key(group: str) -> None:
+    described = {
+        match[1]
+        for path in FILES
+        if path.parts[0] in (group, "config.yaml")
+        for line in text(path)
+        if (match := re.match(r" *(\w+): .*# \S", line))
+    }
+    section = WITHOUT_TARGET.get(group) or WITH_TARGET[group]
+    names = {field.name for cls in {section, *list_sections(group)} for field in dataclasses.fields(cls)}
+    assert names - {"name", "target", "partitioner"} <= described
+
+
+def list_sections(group: str) -> list[type]:
+    return [engine.section for engine in list_engines().values()] if group == "cluster" else []
+
+
 def test_a_key_of_one_option_does_not_stay_when_another_is_chosen(compose: Compose) -> None:
     assert "filters" in compose("model=cnn")["model"]
     assert "filters" not in compose("model=mlp")["model"]
