@@ -294,7 +294,7 @@ class ForwardBackward(Protocol):
 
     def backward(
         self, batch: tuple[Any, Any], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
-    ) -> tuple[tf.Tensor, Any, list[tf.Tensor | tf.IndexedSlices | None]]:
+    ) -> tuple[tf.Tensor, tf.Tensor | None, Any, list[tf.Tensor | tf.IndexedSlices | None]]:
         """Computes the gradient of the weighted loss.
 
         Args:
@@ -305,7 +305,8 @@ class ForwardBackward(Protocol):
             scale: applied to the loss before the backward pass, for float16.
 
         Returns:
-            (the scalar sum of losses times weights, outputs [b, ...], a gradient or None for each of `variables`).
+            (the scalar sum of losses times weights, the model's own losses divided by `parts` or None if it adds none,
+            outputs [b, ...], a gradient or None for each of `variables`).
         """
 
 

@@ -15,8 +15,8 @@ from scaleflow.model.layer_patterns import find_layers, keep_names
 from scaleflow.model.layers import entry, head, hidden, make_inputs
 from scaleflow.model.make import (
     find_batch_norm_warnings,
+    find_compile_note,
     find_graph,
-    find_logits_warning,
     find_moving_average_warning,
     keras_file_doubt,
     make_model,
@@ -36,10 +36,10 @@ __all__ = [
     "entry",
     "expose_members",
     "find_batch_norm_warnings",
+    "find_compile_note",
     "find_freeze_warning",
     "find_graph",
     "find_layers",
-    "find_logits_warning",
     "find_moving_average_warning",
     "find_rate_factors",
     "fine_tune",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -29,7 +29,16 @@ from scaleflow.model.layers import make_inputs
 LARGEST_SHARE, SMALL_SHARE = 0.2, 0.05
 
 
-def make_model(factory: Callable[..., Any], inputs: InputStructure, outputs: OutputStructure) -> keras.Model:
+#: Methods of Keras's training that nothing here calls.
+OWN_STEPS = (
+    *("train_step", "make_train_function", "compute_loss", "compute_metrics"),
+    *("test_step", "make_test_function", "predict_step", "make_predict_function"),
+)
+
+
+def make_model(
+    factory: Callable[..., Any], inputs: InputStructure, outputs: OutputStructure, has_step: bool = False
+) -> keras.Model:
     """Returns the factory's model after checking its inputs and outputs; adds a cast to outputs that are not float32,
     and their scaling (`Outputs.scaling`).
 
@@ -39,11 +48,15 @@ def make_model(factory: Callable[..., Any], inputs: InputStructure, outputs: Out
         factory: (inputs, outputs) -> a Keras model from [batch, *inputs.shape] to [batch, *outputs.shape], or from and
             to dicts of such tensors, with the keys of `inputs` and `outputs`.
         inputs, outputs: the dataset's description.
+        has_step: whether `training.step` is set, so that the loss is not the model's.
 
     Raises:
-        ConfigError: if it is no model, does not take the inputs, or returns other keys or shapes.
+        ConfigError: if it is no model, does not take the inputs, returns other keys or shapes, or has methods for
+            Keras's training that would not be called.
     """
     model = call_factory(factory, inputs, outputs)
+    if not has_step:
+        check_own_steps(model)
     check_input_keys(model, inputs)
     model_inputs = make_inputs(inputs)
     try:
@@ -73,6 +86,21 @@ def call_factory(factory: Callable[..., Any], inputs: InputStructure, outputs: O
     if not isinstance(model, keras.Model):
         raise ConfigError(f"model: the factory returned a {type(model).__name__}, expected a keras.Model")
     return model
+
+
+def check_own_steps(model: keras.Model) -> None:
+    """Rejects a model that replaces a part of Keras's training: it would train with another loss in silence."""
+    own = [
+        name
+        for name in OWN_STEPS
+        if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
+    ]
+    if own:
+        raise ConfigError(
+            f"model: {type(model).__name__} has its own {' and '.join(own)}, which scaleflow does not call, also with "
+            "training.engine=fit; write its loss as a function (model, batch, weights) -> (loss, outputs) and set "
+            "training.step._target_=my_code.my_step, or use add_loss in its call"
+        )
 
 
 def check_input_keys(model: keras.Model, inputs: InputStructure) -> None:
@@ -169,33 +197,54 @@ def scale_output(name: str, tensor: keras.KerasTensor, described: Outputs) -> ke
     return keras.layers.Rescaling(deviation, offset=mean, dtype="float32")(tensor)
 
 
-def find_logits_warning(model: keras.Model, outputs: OutputStructure) -> str | None:
-    """Returns a warning if a layer that returns logits applies softmax or sigmoid, else None."""
-    for name, each in name_leaves(outputs).items():
-        activation = getattr(getattr(find_last_layer(model, name), "activation", None), "__name__", "")
-        if each.kind != "regression" and activation in ("softmax", "sigmoid"):
-            layer = f"the last layer of {label_leaf('outputs', name)}" if name else "its last layer"
-            return f"model: {layer} ends in {activation}, but the loss expects logits; remove that activation"
-    return None
-
-
-def find_last_layer(model: keras.Model, name: str) -> Any:
-    """Returns the layer that computes an output; of a model without a graph the last one, and None for a dict."""
-    if not name:
-        return model.layers[-1] if model.layers else None
-    graph = find_graph(model)
-    return None if graph is None else graph[1][name]._keras_history.operation
+def find_compile_note(model: Any) -> str | None:
+    """Returns a note if a factory's model is compiled: with what has no effect. None if it is not, or by KerasHub."""
+    if not getattr(model, "compiled", False) or type(model).__module__.startswith("keras_hub."):
+        return None
+    loss = model.loss if isinstance(model.loss, str) else getattr(model.loss, "name", type(model.loss).__name__)
+    return (
+        f"model: compile(optimizer={type(model.optimizer).__name__}, loss={loss}) of {type(model).__name__} has no "
+        "effect; the options optimizer and objective.loss say what trains it"
+    )
 
 
 def keras_file_doubt(model: keras.Model) -> str | None:
-    """Returns a warning if Keras cannot write the model as a Keras file, else None."""
+    """Returns a warning if Keras cannot write the model as a Keras file, or read it again, else None."""
     fault = keras_file_fault(model)
     if fault is None:
-        return None
+        return find_load_doubt(model)
     return (
         f"model: Keras cannot write it as a .keras file ({fault}); it is exported as a SavedModel and as weights "
         f"({WEIGHTS_FILE}), which model.init_from and scaleflow.evaluate cannot use"
     )
+
+
+def find_load_doubt(model: keras.Model) -> str | None:
+    """Returns a warning if the Keras file has code that Keras does not load again, else None."""
+    found = dict.fromkeys(list_unregistered(keras.saving.serialize_keras_object(model)))
+    if not found:
+        return None
+    return (
+        f"model: {format_first(list(found))} cannot be read from the .keras file, which scaleflow.evaluate and "
+        "model.init_from need; write a layer as a class, decorate classes and functions of your own with "
+        "@keras.saving.register_keras_serializable(), and add --trust MODULE to evaluate"
+    )
+
+
+def list_unregistered(config: Any) -> Iterator[str]:
+    """Yields the functions and classes in a serialized object that are neither Keras's nor registered."""
+    if isinstance(config, list | tuple | Mapping):
+        for part in config.values() if isinstance(config, Mapping) else config:
+            yield from list_unregistered(part)
+    if not isinstance(config, Mapping) or "class_name" not in config:
+        return
+    kind, name = config["class_name"], config.get("registered_name")
+    if kind == "__lambda__":
+        yield "a lambda of a Lambda layer"
+    elif kind == "function":
+        kind = name = config["config"]
+    if name and not str(config.get("module")).startswith("keras.") and not keras.saving.get_registered_object(name):
+        yield kind
 
 
 def find_batch_norm_warnings(model: keras.Model, portions: Batching) -> list[str]:

@@ -5,6 +5,7 @@ from scaleflow.objective.forms import Loader
 from scaleflow.objective.kept_values import rank_classes, sum_positions
 from scaleflow.objective.make import make_objective
 from scaleflow.objective.members import average_losses
+from scaleflow.objective.probabilities import refuse_probabilities
 from scaleflow.objective.structure import find_mask_note
 from scaleflow.objective.unknown_classes import add_unknown_count, count_as_wrong
 
@@ -19,5 +20,6 @@ __all__ = [
     "find_mask_note",
     "make_objective",
     "rank_classes",
+    "refuse_probabilities",
     "sum_positions",
 ]

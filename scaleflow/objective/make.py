@@ -22,7 +22,7 @@ from scaleflow.objective.short_names import find_loss, find_metrics, is_free_of_
 from scaleflow.objective.structure import Described, by_output
 
 #: Names of other values that are reported under `train/`.
-RESERVED = ("loss", "loss_scale", "rollbacks", "lr")
+RESERVED = ("loss", "extra_loss", "loss_scale", "rollbacks", "lr")
 
 
 def make_objective(

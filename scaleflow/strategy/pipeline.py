@@ -143,6 +143,7 @@ class ForwardState:
     #: Each stage's scalar part of the loss, scaled; None if it has none
     stage_losses: list[tf.Tensor | None] = field(default_factory=list)
     loss: tf.Tensor | None = None  # the scalar sum of the examples' losses times their weights
+    own_losses: list[tf.Tensor] = field(default_factory=list)  # the parts of the losses that layers add
 
 
 class Pipeline:
@@ -186,7 +187,7 @@ class Pipeline:
 
     def backward(
         self, batch: tuple[Any, Any], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
-    ) -> tuple[tf.Tensor, Any, list[tf.Tensor | None]]:
+    ) -> tuple[tf.Tensor, tf.Tensor | None, Any, list[tf.Tensor | None]]:
         inputs, targets = batch
         shares = zip(
             divide_tensors(inputs, self._count, self._first),
@@ -209,8 +210,10 @@ class Pipeline:
                 self._backward_micro_batch(state, devices, scope, sums[-1])
         with tf.device(self._last):
             loss = tf.add_n([state.loss for state in states])
+            added = [each for state in states for each in state.own_losses]
+            extra = tf.add_n(added) if added else None
         outputs = self._join([self._pick_outputs(state.values) for state in states])
-        return loss, outputs, self._sum_gradients(sums)
+        return loss, extra, outputs, self._sum_gradients(sums)
 
     def _divide(
         self, shares: Sequence[Any], replicas: Sequence[Sequence[str]]
@@ -275,6 +278,7 @@ class Pipeline:
                 losses = [tf.reduce_sum(tf.cast(loss, tf.float32)) / (parts * self._count) for loss in layer_losses]
                 if counts_weights:
                     losses += [v.regularizer(v) / parts for v in stage.trainable if v.regularizer is not None]
+                state.own_losses += losses
                 if stage is self._stages[-1]:
                     state.loss = tf.reduce_sum(self._loss(targets, self._pick_outputs(state.values)) * weights)
                     losses.append(state.loss)

@@ -43,6 +43,9 @@ class CallbackModel:
         """Sets the weights that are trained, evaluated and exported, as `Engine.set_weights`."""
         self._engine.set_weights(weights)
 
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._engine.gather_model()(*arguments, **named)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine.gather_model(), name)
 

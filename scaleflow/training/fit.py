@@ -23,7 +23,7 @@ from scaleflow.training import state
 from scaleflow.training.engine import Engine, Host
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.flops import flops_per_example
-from scaleflow.training.forward_backward import own_loss
+from scaleflow.training.forward_backward import sum_own_losses
 from scaleflow.training.metric_sums import MetricSums
 
 
@@ -141,7 +141,7 @@ class FitEngine(Engine):
         """
         if not self._restored:
             return
-        sums = self._restored.pop(state.SUMS)
+        sums = self._metric_sums.restore(self._restored.pop(state.SUMS))
         parts = self.strategy.experimental_local_results(self._sums.sums.value)
         for number, part in enumerate(parts):
             part.assign(sums if number == 0 else np.zeros_like(sums))
@@ -183,12 +183,11 @@ class FitEngine(Engine):
 
 def add_mask_weights(batches: tf.data.Dataset) -> tf.data.Dataset:
     """Replaces the mask of each global batch, and the weights if there are some, by what Keras passes on unchanged:
-    (mask, weights, weights / (valid examples)), each [b].
+    (mask, weights, valid examples), each [b].
     """
 
     def change(inputs: Any, targets: Any, mask: tf.Tensor, *own: tf.Tensor) -> Any:
-        weights = own[0] if own else mask
-        return inputs, targets, (mask, weights, weights / tf.reduce_sum(mask))
+        return inputs, targets, (mask, own[0] if own else mask, tf.ones_like(mask) * tf.reduce_sum(mask))
 
     return batches.map(change)
 
@@ -214,14 +213,18 @@ class FitModel(keras.Model):  # type: ignore[misc]  # keras has no types
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> tf.Tensor:
-        """Computes this replica's part of the global batch's mean loss. Keras sums the gradients."""
-        _, _, weights = sample_weight
-        loss = tf.reduce_sum(self._loss_of(y, y_pred) * weights)
-        return loss + own_loss(self.losses) / tf.distribute.get_strategy().num_replicas_in_sync
+        """Computes this replica's part of the global batch's mean loss, whose gradients Keras sums.
+
+        The batch is added to the sums here, because the weights have changed in `compute_metrics`.
+        """
+        mask, weights, counts = sample_weight
+        loss, count = tf.reduce_sum(self._loss_of(y, y_pred) * weights), counts[0]
+        extra = sum_own_losses(self.losses, tf.distribute.get_strategy().num_replicas_in_sync)
+        extra = None if extra is None else extra * count
+        self._sums.update_state(y, self._report(y_pred, False), loss, mask, weights, extra)
+        return (loss if extra is None else loss + extra) / count
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        mask, weights, _ = sample_weight
-        self._sums.update_state(y, self._report(y_pred, False), self._loss_of(y, y_pred), mask, weights)
         return self.get_metrics_result()
 
     @property
@@ -239,13 +242,11 @@ class EpochSums(keras.metrics.Metric):  # type: ignore[misc]  # keras has no typ
         self.sums = self.add_variable((metric_sums.size,), "zeros", dtype="float64", name="sums")
         self.good = self.add_variable((), "zeros", dtype="float64", name="good")
 
-    def update_state(self, y: Any, y_pred: Any, losses: Any, mask: Any, weights: Any) -> None:
+    def update_state(self, y: Any, y_pred: Any, loss: Any, mask: Any, weights: Any, extra: Any) -> None:
         """Adds a batch in a replica. `good` counts steps while the sum of the losses stays finite."""
-        sums = self.sums + tf.cast(
-            self._metric_sums.compute(y, y_pred, tf.reduce_sum(losses * weights), mask, weights), tf.float64
-        )
+        sums = self.sums + tf.cast(self._metric_sums.compute(y, y_pred, loss, mask, weights, extra), tf.float64)
         self.sums.assign(sums)
-        self.good.assign(self.good + tf.cast(tf.math.is_finite(sums[1]), tf.float64))
+        self.good.assign(self.good + tf.cast(tf.math.is_finite(sums[1] + sums[-1]), tf.float64))
 
     def result(self) -> dict[str, tf.Tensor]:
         """Returns the loss for Keras's logs, which nobody sees: the session reports the values."""

@@ -40,22 +40,23 @@ class TapeForwardBackward:
 
     def backward(
         self, batch: tuple[Any, Any], weights: tf.Tensor, parts: int, scale: Callable[[Any], Any]
-    ) -> tuple[tf.Tensor, Any, list[Gradient]]:
+    ) -> tuple[tf.Tensor, tf.Tensor | None, Any, list[Gradient]]:
         with tf.GradientTape() as tape:
             loss, outputs = self._loss(self._model, batch, weights)
-            total = scale(loss + own_loss(self._model.losses) / parts)
+            extra = sum_own_losses(self._model.losses, parts)
+            total = scale(loss if extra is None else loss + extra)
         gradients = tape.gradient(total, [to_tf_variable(v) for v in self.variables])
         if not self.keeps_rows:
-            return loss, outputs, [make_dense(g) for g in gradients]
-        return loss, outputs, [keep_rows(g, v) for g, v in zip(gradients, self.variables, strict=True)]
+            return loss, extra, outputs, [make_dense(g) for g in gradients]
+        return loss, extra, outputs, [keep_rows(g, v) for g, v in zip(gradients, self.variables, strict=True)]
 
 
-def own_loss(losses: Sequence[Any]) -> tf.Tensor:
-    """Sums the losses that layers add (regularizers, `add_loss`), in float32.
+def sum_own_losses(losses: Sequence[Any], parts: int) -> tf.Tensor | None:
+    """Sums the losses that layers add (regularizers, `add_loss`), in float32, and divides by `parts`; None without any.
 
     A half-precision layer adds a tensor of its own dtype. Like Keras, this sums tensors that are not scalars.
     """
-    return tf.add_n([tf.constant(0.0), *(tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in losses)])
+    return tf.add_n([tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in losses]) / parts if losses else None
 
 
 def to_tf_variable(variable: Any) -> Any:

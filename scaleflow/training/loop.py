@@ -146,7 +146,7 @@ class Loop(Engine):
 
     def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
         state.write_variables(self._variables_by_name(), values)
-        self._epoch[:] = values[state.SUMS]
+        self._epoch = self._metric_sums.restore(values[state.SUMS])
         if self.freezing is not None:
             self.freezing.restore(values)
 
@@ -247,7 +247,8 @@ class Loop(Engine):
             gradients, sums = self._differentiate(feed, batch, weight)
         else:
             gradients, sums = self._accumulate(feed, fetched, epoch, step, weight)
-        gradients, loss = self._sum_over_replicas(gradients, tf.cast(sums[1], weight.dtype) * weight)
+        minimised = tf.cast(sums[1] + sums[-1], weight.dtype) * weight
+        gradients, loss = self._sum_over_replicas(gradients, minimised)
         gradients = [sum_rows(gradient) for gradient in gradients]
         if self._clip_norm is not None:
             gradients = self._clip(gradients, self._clip_norm)
@@ -323,13 +324,16 @@ class Loop(Engine):
         return results
 
     def _gradients(self, feed: Feed, batch: Any, weight: tf.Tensor) -> tuple[list[Gradient], tf.Tensor]:
-        """Returns one micro-batch's part of the gradients, and its sums [count, loss, *metrics]."""
+        """Returns one micro-batch's part of the gradients, and its sums, as `MetricSums` computes them."""
         inputs, targets, mask, *own = batch
         weights = own[0] if own else mask
         parts = feed.batching.accumulate * feed.batching.replicas
-        loss, outputs, gradients = self.passes.backward((inputs, targets), weights * weight, parts, self._scale_loss)
+        loss, extra, outputs, gradients = self.passes.backward(
+            (inputs, targets), weights * weight, parts, self._scale_loss
+        )
+        extra = None if extra is None else extra / weight
         reported = self.objective.report(outputs, False)
-        return gradients, self._metric_sums.compute(targets, reported, loss / weight, mask, weights)
+        return gradients, self._metric_sums.compute(targets, reported, loss / weight, mask, weights, extra)
 
     def _scale_loss(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies by the loss scale, if there is one."""

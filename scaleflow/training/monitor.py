@@ -6,19 +6,22 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Best, EarlyStopping, Objective
 from scaleflow.training.metric_sums import MetricSums
 
 
-def check_monitor(key: str, options: EarlyStopping | Best | None, objective: Objective, validates: bool) -> None:
-    """Checks that the monitored value is one that the run reports.
+def check_monitor(
+    key: str, options: EarlyStopping | Best | None, objective: Objective, validates: bool, has_callbacks: bool = False
+) -> None:
+    """Checks that the monitored value is one that the run reports, or that a callback may report.
 
     Args:
         key: the config key of `options`, for the message.
         options: names the monitored value; None for no check.
         objective: what is reported.
         validates: whether there is a validation split.
+        has_callbacks: whether there are callbacks of the user's.
 
     Raises:
         ConfigError: if the run does not report the value.
@@ -28,7 +31,7 @@ def check_monitor(key: str, options: EarlyStopping | Best | None, objective: Obj
     names = [f"train/{name}" for name in MetricSums(objective).names]
     if validates:
         names += [f"val/{name}" for name in MetricSums(objective, evaluates=True).names]
-    if options.monitor not in names:
+    if options.monitor not in names and not has_callbacks:
         raise ConfigError(f"{key}.monitor={options.monitor}: there is no such value; the values are {', '.join(names)}")
     if find_monitor_mode(options, objective.modes) is None:
         raise ConfigError(
@@ -66,7 +69,12 @@ class BestValue:
         if self._options is None:
             return False
         lower_is_better = self._mode == "min"
-        value = values[self._options.monitor]
+        value = values.get(self._options.monitor)
+        if value is None:
+            raise RunError(
+                f"{self._options.monitor} is monitored, but no callback has reported it in this epoch; the values are "
+                f"{', '.join(values)}"
+            )
         if math.isnan(value):
             return False
         if self._value is not None and not (value < self._value if lower_is_better else value > self._value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -130,6 +131,7 @@ class Session:
         self._callbacks = Callbacks(callbacks, engine, self.epochs, self.steps_per_epoch)
         self._tracing = CallTracing(tracer)
         self._stopped = False
+        self._own_values: dict[str, float] = {}  # of callbacks and user code, by name
 
     def run(self) -> SessionResult:
         """Trains, validates after each epoch, and tests the last or the best model at the end."""
@@ -196,11 +198,15 @@ class Session:
     def _call_callbacks(self, hook: str, *arguments: Any) -> None:
         """Calls a hook of all callbacks, and reports the values that they add to its logs."""
         if self._callbacks and (added := self._callbacks.call_hook(hook, *arguments)):
-            self._log.emit(MetricsLogged(self._updates, added))
+            self._report_own(added)
 
     def log_metric(self, name: str, value: float) -> None:
         """Reports a value from user code at the current step."""
-        self._log.emit(MetricsLogged(self._updates, {name: value}))
+        self._report_own({name: value})
+
+    def _report_own(self, values: Mapping[str, float]) -> None:
+        self._own_values.update(values)
+        self._log.emit(MetricsLogged(self._updates, dict(values)))
 
     def _restore_best(self) -> int:
         """Restores the model of the best checkpoint, if all workers can read it; returns the model's updates."""
@@ -367,6 +373,9 @@ class Session:
         self._log.emit(EpochEnded(done, self.epochs, self._updates, values))
         self._call_callbacks("epoch_end", self.epoch, to_keras_logs(values))
         self._log.report_histograms(done, self._updates)
+        monitored = self._options.early_stopping and self._options.early_stopping.monitor
+        if {monitored, self._checkpointing.best.state()["monitor"]} - {*values, None}:  # the chief's decide for all
+            values.update(json.loads(self._sync.from_chief(lambda: json.dumps(self._own_values))))
         is_over = self._patience.is_over(values)
         is_best = self._checkpointing.best.update(values, self.step)
         if self.first == self.steps_per_epoch:  # else the run ends within the epoch

@@ -140,12 +140,12 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
 
     emit(StageBegan("building the model"))
     length = training.compute_length(plan.training, feeds.train)
-    goal = make_run_objective(plan, splits, runtime, emit)
+    goal = objective.refuse_probabilities(make_run_objective(plan, splits, runtime, emit), splits.outputs)
     validates = feeds.validation is not None and plan.evaluator != "elsewhere"
     plan = choose_best_checkpoint(plan, validates)
     monitors = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
     for key, monitor in monitors.items():
-        training.check_monitor(key, monitor, goal, validates)
+        training.check_monitor(key, monitor, goal, validates, bool(plan.training.callbacks))
     make_model = make_model_maker(plan, splits.inputs, source.outputs, emit, data.changes)
     engine, stage_notes = make_engine(
         plan, runtime, make_model, source.outputs, goal, length, feeds.train, splits.folds
@@ -162,7 +162,6 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     doubts = find_weight_doubts(plan, engine.model, length, runtime.batching)
     warnings = (
         *stage_notes,
-        model.find_logits_warning(engine.model, source.outputs),
         model.keras_file_doubt(engine.model),
         objective.find_mask_note(engine.model, splits.outputs),
         *model.find_batch_norm_warnings(engine.model, runtime.read_batching(runtime.batching)),

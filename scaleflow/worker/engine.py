@@ -46,9 +46,21 @@ def make_model_maker(
     """
     from scaleflow import model
 
-    make = model.keep_names(
-        functools.partial(model.make_model, bind_target(plan.model.target, given=2), inputs, outputs)
-    )
+    factory = bind_target(plan.model.target, given=2)
+    reported: set[str] = set()  # a coordinator makes its model twice
+
+    def report(note: str | None) -> None:
+        if note is not None and note not in reported:
+            reported.add(note)
+            emit(Note(note))
+
+    def make_watched(*described: Any) -> Any:
+        made = factory(*described)
+        report(model.find_compile_note(made))
+        return made
+
+    has_step = plan.training.step is not None
+    make = model.keep_names(functools.partial(model.make_model, make_watched, inputs, outputs, has_step))
     saved = None
     if plan.model.init_from is not None:
         import keras
@@ -57,13 +69,11 @@ def make_model_maker(
             plan.model.init_from, get_origin(plan), () if changes is None else changes.grown_inputs
         )
         keras.utils.set_random_seed(plan.seed)  # reading the weights has used random numbers
-    reported: set[str] = set()  # a coordinator makes its model twice
 
     def make_prepared() -> keras.Model:
         new_model = make()
-        if saved is not None and (note := model.initialize_from(new_model, saved, changes)) not in reported:
-            reported.add(note)
-            emit(Note(note))
+        if saved is not None:
+            report(model.initialize_from(new_model, saved, changes))
         model.fine_tune(new_model, plan.model)
         return new_model
 

@@ -133,27 +133,6 @@ def test_filters_may_be_one_number(isolated: Callable[..., Any]) -> None:
     assert isolated(cnn_of_a_number) == [(3, 3, 1, 4), (64, 5), (5, 10)]
 
 
-def doubts() -> list[str | None]:
-    import keras
-
-    from scaleflow.model import find_logits_warning
-
-    last: list[list[keras.Layer]] = [
-        [keras.layers.Dense(3)],
-        [keras.layers.Dense(3, activation="softmax")],
-        [keras.layers.Dense(1), keras.layers.Activation("sigmoid")],
-    ]
-    three = Outputs("classification", (3,))
-    return [find_logits_warning(keras.Sequential([keras.Input((4,)), *layers]), three) for layers in last]
-
-
-def test_probabilities_in_place_of_logits_are_pointed_out(isolated: Callable[..., Any]) -> None:
-    none, softmax, sigmoid = isolated(doubts)
-    assert none is None
-    assert "ends in softmax, but the loss expects logits" in softmax
-    assert "ends in sigmoid, but the loss expects logits" in sigmoid
-
-
 def norm_doubts() -> dict[str, list[str]]:
     """By what the model has and how a batch is divided."""
     import keras

@@ -133,11 +133,13 @@ def differences(
         wanted = (*whole.backward(batch, weights, 1, lambda x: x), whole.forward(inputs))
         passes, _ = strategy.build_pipeline(model, objective, devices[: count * replicas], options, 8)
         got = (*passes.backward(batch, weights, 1, lambda x: x), passes.forward(inputs))
-        assert [g is None for g in got[2]] == [g is None for g in wanted[2]]
-        for gradient, place in zip(got[2], passes.devices, strict=True):
+        assert [g is None for g in got[3]] == [g is None for g in wanted[3]]
+        for gradient, place in zip(got[3], passes.devices, strict=True):
             assert gradient is None or place in gradient.device
-        gradients = max(far(g, w) for g, w in zip(got[2], wanted[2], strict=True) if g is not None)
-        found.append((far(got[0], wanted[0]), far(got[1], wanted[1]), gradients, far(got[3], wanted[3])))
+        gradients = max(far(g, w) for g, w in zip(got[3], wanted[3], strict=True) if g is not None)
+        losses = max(far(got[0], wanted[0]), 0.0 if wanted[1] is None else far(got[1], wanted[1]))
+        assert (got[1] is None) == (wanted[1] is None)
+        found.append((losses, far(got[2], wanted[2]), gradients, far(got[4], wanted[4])))
     return found
 
 
@@ -185,7 +187,7 @@ def draw_noise(loops: bool, divisions: Sequence[tuple[int, int, bool]]) -> list[
         take = tf.function(lambda passes=passes: passes.backward(batch, tf.fill([8], 0.1), 1, lambda x: x))
         losses, arrays = [], []
         for _ in range(2):
-            loss, _, gradients = take()
+            loss, _, _, gradients = take()
             losses.append(float(loss))
             arrays += [gradient.numpy() for gradient in gradients]
         products = [op for op in take.get_concrete_function().graph.get_operations() if op.type == "MatMul"]

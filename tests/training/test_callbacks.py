@@ -141,3 +141,51 @@ def test_restored_weights_are_tested_on_parameter_servers(command: Any) -> None:
     best, last = [event["values"]["val/loss"] for event in events if event["event"] == "epoch"]
     tested = next(event["values"]["test/loss"] for event in events if "test/loss" in event.get("values", {}))
     assert tested == pytest.approx(best, abs=1e-6) != last
+
+
+def judged(named: Any, silent: Any, unclear: Any) -> tuple[int, int | None, list[Any], list[str]]:
+    """A run that a callback's value ends: its epochs, the step of the best one, what the callback got; two errors."""
+    from scaleflow.errors import ConfigError, RunError
+    from scaleflow.training import Checkpointing
+    from scaleflow.worker.build import build_training
+    from tests.training.watch import CALLED
+
+    errors = []
+    built = build_training(named, ignore)
+    checkpointing = Checkpointing(best=named.checkpoint.sought)
+    session = make_session(named, built, ignore, callbacks=built.callbacks, checkpointing=checkpointing)
+    session.run()
+    for other in (silent, unclear):
+        try:
+            built = build_training(other, ignore)
+            make_session(other, built, ignore, callbacks=built.callbacks).run()
+        except (ConfigError, RunError) as error:
+            errors.append(str(error))
+    return session.epoch, checkpointing.best.step, CALLED[: session.epoch], errors
+
+
+def test_a_callbacks_value_ends_the_run_and_is_the_best(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    monitor = "{monitor: val/own, mode: max"
+    plans = [
+        plan(
+            *(
+                *BASE,
+                SIZE,
+                "training.epochs=4",
+                f"training.callbacks=[{{_target_: tests.training.watch.Judge{judge}}}]",
+            ),
+            f"training.early_stopping={monitors}, patience: 1}}",
+            *extra,
+        )
+        for judge, monitors, extra in (
+            ("", monitor, [f"checkpoint.best={monitor}}}"]),
+            (", name: null", monitor, []),
+            ("", "{monitor: val/own", []),
+        )
+    ]
+    epochs, best, outputs, errors = isolated(judged, *plans)
+    assert epochs == 3
+    assert best == 10
+    assert outputs == [("outputs", epoch, (2, 10)) for epoch in range(3)]
+    assert errors[0].startswith("val/own is monitored, and no callback has reported it in")
+    assert "set training.early_stopping.mode=max or min" in errors[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 
 #: What was called, as (hook, first argument, names of the logs).
 CALLED: list[tuple[str, Any, tuple[str, ...]]] = []
@@ -57,3 +58,16 @@ class Freeze(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
         model = given if self.model is None else self.model
         changed = model.get_layer(self.layer) if self.layer else model
         changed.trainable = False
+
+
+class Judge(keras.callbacks.Callback):  # type: ignore[misc]
+    """Reports a value of its own at the end of each epoch: 2, 5, 1, 0, unless it says nothing."""
+
+    def __init__(self, name: str | None = "val_own") -> None:
+        super().__init__()
+        self.name = name
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        CALLED.append(("outputs", epoch, tuple(self.model(np.zeros((2, *self.model.input_shape[1:]))).shape)))
+        if self.name:
+            logs[self.name] = (2.0, 5.0, 1.0, 0.0)[epoch]
