@@ -16,6 +16,7 @@ import pytest
 
 from tests.chains.data import Table
 from tests.conftest import Command
+from tests.model.test_export import NAMES
 from tests.tracking.servers import serve_model
 
 #: The relative difference that single precision leaves between two orders of summation.
@@ -104,6 +105,26 @@ def make_pictures(folder: Path, kind: str, form: str) -> Examples:
     return Examples(words, folder / "data" / "test", [path.read_bytes() for path in files], answers)
 
 
+def make_names(folder: Path, kind: str, form: str) -> Examples:
+    """A table whose columns have awkward names: numbers, words and a few texts."""
+    random = np.random.default_rng(0)
+    columns: dict[str, list[Any]] = {}
+    for n, name in enumerate(NAMES):
+        words = [f"w{number}" for number in random.integers(12, size=60)]
+        texts = [" ".join(random.choice(words, 4)) for _ in range(60)]
+        columns[name] = random.normal(size=60).tolist() if n % 2 else words if n % 10 else texts
+    answers = (np.array(columns[NAMES[1]]) + random.normal(size=60)).tolist()
+    (folder / "data").mkdir()
+    for split, which in (("train", slice(0, 45)), ("test", slice(45, None))):
+        with (folder / "data" / f"{split}.csv").open("w", newline="") as file:
+            rows = zip(*columns.values(), answers, strict=True)
+            csv.writer(file).writerows([[*columns, "answer"], *[*rows][which]])
+    words = ("dataset=table", "dataset.data_dir=data", "dataset.target=answer", "model.members=2", "model.units=[8]")
+    used = ("dataset.categorical=[__index_level_0__]", "training.max_steps=2")
+    inputs = {name: values[45:] for name, values in columns.items()}
+    return Examples((*words, *used), folder / "data" / "test.csv", inputs, answers[45:])
+
+
 CASES: Mapping[str, tuple[Callable[[Path, str, str], Examples], str, str, Sequence[str]]] = {
     "binary in CSV": (make_table, "binary", "csv", ()),
     "classification in Parquet": (make_table, "classification", "parquet", ()),
@@ -113,6 +134,7 @@ CASES: Mapping[str, tuple[Callable[[Path, str, str], Examples], str, str, Sequen
     "texts": (make_texts, "classification", "", ()),
     "labels in arrays": (make_arrays, "multi_label", "", ()),
     "pictures": (make_pictures, "binary", "", ()),
+    "names of columns": (make_names, "regression", "", ()),
 }
 
 #: Cases that are served over HTTP: one for each kind of target.
@@ -123,6 +145,7 @@ SERVED = (
     "labels in arrays",
     "texts",
     "pictures",
+    "names of columns",
 )
 
 
@@ -253,6 +276,9 @@ def test_every_door_gives_the_same_number(command: Command, isolated: Callable[.
             answered = ask(uri, data.inputs)
         check_same_rows(answered, predicted)
         doors["served"] = score_rows(answered, kind, names, data.answers)
+    if make is make_names:
+        resumed = run_json(command, "scaleflow", "resume=run", "training.max_steps=4")
+        assert resumed["status"] == "FINISHED"
     keys = ("mae",) if kind == "regression" else ("loss", "accuracy")
     for door, found in doors.items():
         for key in keys:

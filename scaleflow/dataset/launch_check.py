@@ -39,8 +39,9 @@ def check_table(arguments: Arguments) -> None:
     check_option(given("header"), Words | None, "dataset.header")
     form = CsvForm(given("delimiter"), tuple(given("header") or ()), given("encoding", CsvForm.encoding))
     files = find_tables(arguments["data_dir"], form, LearnedCache(given("cache_dir"), arguments["data_dir"]))
-    names = choose_columns(files.read_names(), given("target"), given("columns"), given("drop"))
-    parse_column_kinds(names, {kind: given(key.removeprefix("dataset.")) for kind, key in KEYS.items()})
+    kinds = {kind: given(key.removeprefix("dataset.")) for kind, key in KEYS.items()}
+    names = choose_columns(files.read_names(), given("target"), given("columns"), given("drop"), kinds)
+    parse_column_kinds(names, kinds)
 
 
 def check_class_folders(arguments: Arguments) -> None:

@@ -19,7 +19,7 @@ from scaleflow.dataset.reading.text import Text
 from scaleflow.dataset.tables.columns import Category, Date, Number, WordBag
 from scaleflow.dataset.tables.files import TableFiles, open_tables
 from scaleflow.dataset.tables.kinds import SampleColumns, check_column_types, choose_kind
-from scaleflow.dataset.tables.options import choose_columns, find_columns, parse_column_kinds
+from scaleflow.dataset.tables.options import INDEX, choose_columns, find_columns, parse_column_kinds
 from scaleflow.dataset.tables.targets import describe_known_target, find_limits
 from scaleflow.dataset.tables.values import (
     CATEGORY,
@@ -113,9 +113,10 @@ class Table:
             find_columns([target], self._files.names, "dataset.target")
             names, given = list(known), dict(known)
         else:
-            names = choose_columns(self._files.names, target, columns, drop)
+            kinds = {NUMBER: numeric, CATEGORY: categorical, TEXT: text}
+            names = choose_columns(self._files.names, target, columns, drop, kinds)
             names = [*(name for name in known if name in names), *(name for name in names if name not in known)]
-            given = parse_column_kinds(names, {NUMBER: numeric, CATEGORY: categorical, TEXT: text})
+            given = parse_column_kinds(names, kinds)
         unused = [name for name in self._files.names if name not in (*names, target)]
         self._files.use([*names, target])
         options = self._files, (*names, target), form.missing, learn_on
@@ -143,7 +144,10 @@ class Table:
             name: make_preprocessing(name, each, embed, vocabulary, tokens) for name, each in self._kinds.items()
         }
         self._rows = {rows.group: rows.describe(target, self._kinds, self.outputs)}
-        new = [] if earlier is None or earlier.extends else find_new(unused, earlier.find_reading(self))
+        new = [] if earlier is None or earlier.extends else [*find_new(unused, earlier.find_reading(self))]
+        expected = [*(drop or ()), *(unused if known or columns else ())]
+        if index := [repr(name) for name in unused if INDEX.fullmatch(name) and name not in expected]:
+            new.append(f"dataset: not used, because an index has such a name: {', '.join(index)}; rename it to use it")
         self.notes = (*describe_columns(self._kinds, target, self.outputs, rows), *new)
 
     @property

@@ -12,7 +12,7 @@ from scaleflow.model.fine_tuning import (
 )
 from scaleflow.model.initial import initialize_from, read_weights
 from scaleflow.model.layer_patterns import find_layers, keep_names
-from scaleflow.model.layers import entry, head, hidden, make_inputs
+from scaleflow.model.layers import entry, head, hidden, label_leaves, make_inputs
 from scaleflow.model.make import (
     find_batch_norm_warnings,
     find_compile_note,
@@ -22,7 +22,6 @@ from scaleflow.model.make import (
     make_model,
 )
 from scaleflow.model.members import expose_members
-from scaleflow.model.parts import name_arguments
 from scaleflow.model.row_lookup import describe_large_table, list_table_variables, list_tables, read_rows_in_take
 from scaleflow.model.weight_mapping import SavedWeights
 
@@ -49,6 +48,7 @@ __all__ = [
     "keep_names",
     "keras_file_doubt",
     "keras_file_fault",
+    "label_leaves",
     "list_freeze_phases",
     "list_table_variables",
     "list_tables",
@@ -56,7 +56,6 @@ __all__ = [
     "make_inputs",
     "make_model",
     "merge_lora",
-    "name_arguments",
     "read_rows_in_take",
     "read_weights",
     "write_model",

@@ -11,7 +11,7 @@ from keras import ops
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
 from scaleflow.interfaces.options import Fraction, Positive, Widths, check_options
-from scaleflow.model.layers import average, head, hidden, make_inputs, to_label
+from scaleflow.model.layers import average, head, hidden, label_leaves, make_inputs
 
 
 @check_options("model")
@@ -40,12 +40,12 @@ def build(
     """
     check_columns(inputs)
     raw = make_inputs(inputs)
-    vectors, numbers = [], []
+    vectors, numbers, labels = [], [], label_leaves(inputs)
     for name, spec in inputs.items():
         if spec.vocabulary is None:
             numbers.append(scale_numbers(raw[name], spec))
             continue
-        embedded = keras.layers.Embedding(spec.vocabulary, width, name=f"{to_label(name)}_embedding")(raw[name])
+        embedded = keras.layers.Embedding(spec.vocabulary, width, name=f"{labels[name]}_embedding")(raw[name])
         vectors.append(average(embedded, raw[name]) if spec.shape else embedded)
     if numbers:
         joined = keras.layers.Concatenate()(numbers) if len(numbers) > 1 else numbers[0]

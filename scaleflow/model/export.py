@@ -26,8 +26,8 @@ from scaleflow.interfaces import (
     map_named,
     name_leaves,
 )
-from scaleflow.model.layers import make_inputs
-from scaleflow.model.parts import Parts, add_parts, chain, name_arguments
+from scaleflow.model.layers import label_leaves, make_inputs
+from scaleflow.model.parts import Parts, add_parts, chain
 from scaleflow.model.signatures import make_signatures
 
 KERAS_FILE = "model.keras"
@@ -111,6 +111,7 @@ def write_model(
     write_example(inputs, batch, folder, raw.decoders)
     write_arrays(folder / ANSWERS, {name or SINGLE: values[:2] for name, values in outputs_of.items()})
     signature = {
+        "arguments": label_leaves(inputs),  # of the SavedModel's signatures, by the name of the input
         "inputs": map_leaves(lambda each: {"dtype": each.dtype, "shape": [-1, *each.shape]}, inputs),
         "outputs": map_leaves(lambda each: {"dtype": "float32", "shape": [-1, *each.shape]}, outputs),
         "tensorflow": tf.__version__,
@@ -131,7 +132,7 @@ def digest_weights(model: keras.Model) -> str:
 
 def make_input_specs(inputs: InputStructure) -> Any:
     """Returns the specs of the endpoint's argument, named for its signature."""
-    names = name_arguments(inputs)
+    names = label_leaves(inputs)
     return map_named(lambda key, each: tf.TensorSpec([None, *each.shape], each.dtype, name=names[key]), inputs)
 
 
@@ -252,7 +253,7 @@ def add_preprocessing(layers: Mapping[str, keras.Layer], model: keras.Model, inp
         label = f"{model.name}_{names[name]}_preprocessing" if name else f"{model.name}_preprocessing"
         return keras.Model(nested_raw, layers[name](nested_raw), name=label)(raw)
 
-    names = name_arguments(inputs)
+    names = label_leaves(inputs)
     raws = make_inputs(inputs)
     return keras.Model(raws, model(map_named(preprocess, raws)), name=f"{model.name}{ON_RAW_INPUTS}")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import keyword
 import math
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -58,16 +60,31 @@ def head(
     """
 
     def add(name: str, each: Outputs) -> keras.KerasTensor:
-        label = to_label(f"outputs_{name}") if name else "outputs"
+        label = f"outputs_{labels[name]}" if name else "outputs"
         dense = keras.layers.Dense(math.prod(each.shape), dtype="float32", name=label, kernel_regularizer=regularizer)
         return dense(x) if len(each.shape) == 1 else keras.layers.Reshape(each.shape, dtype="float32")(dense(x))
 
+    labels = label_leaves(outputs)
     return map_named(add, outputs)
 
 
-def to_label(name: str) -> str:
-    """Returns a layer's name for the name of an input or output: TensorFlow takes letters, digits and _ only."""
-    return re.sub(r"\W", "_", name, flags=re.ASCII)
+def label_leaves(structure: Any) -> dict[str, str]:
+    """Returns a label for each leaf of a structure by its name, for the names of layers and tensors.
+
+    TensorFlow and Python take ASCII letters, digits and _ only, some words not at all, and names in lower case must
+    differ. A name that is none after symbols became _ gets a label of its own, `column_1a2b3c4d`. It depends on the
+    name alone, so that layers of a column with such a name are the same ones beside other columns.
+    """
+    labels: dict[str, str] = {}
+    taken: set[str] = set()
+    plain = {name: re.sub(r"\W", "_", name, flags=re.ASCII) for name in name_leaves(structure)}
+    for name in sorted(plain, key=lambda name: (name != plain[name], name)):
+        label = plain[name] or "inputs"
+        if label.lower() in taken or label[0] == "_" or keyword.iskeyword(label) or label == "self":
+            label = f"column_{zlib.crc32(name.encode()):08x}"
+        labels[name] = label
+        taken.add(label.lower())
+    return labels
 
 
 def average(x: keras.KerasTensor, tokens: keras.KerasTensor) -> keras.KerasTensor:

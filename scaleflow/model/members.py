@@ -26,16 +26,16 @@ from scaleflow.interfaces import (
     map_named,
     name_leaves,
 )
-from scaleflow.model.layers import to_label
+from scaleflow.model.layers import label_leaves
 from scaleflow.model.make import find_graph, scale_output
 
 #: The logarithm of the weight of a member that does not count.
 NOTHING = -1e9
 
 
-def name_members(output: str) -> str:
-    """Returns the name of the layer that returns the members' predictions of an output."""
-    return to_label(f"{MEMBERS}_{output}") if output else MEMBERS
+def name_members(outputs: OutputStructure) -> dict[str, str]:
+    """Returns the name of the layer that returns the members' predictions, by the name of the output."""
+    return {name: f"{MEMBERS}_{label}" if name else MEMBERS for name, label in label_leaves(outputs).items()}
 
 
 def average_members(members: Any, described: Outputs, shares: Any = None) -> Any:
@@ -85,9 +85,10 @@ def expose_members(model: keras.Model, outputs: OutputStructure, folds: int = 0)
     """
     graph = find_graph(model)
     layers = {layer.name: layer for layer in getattr(model, "layers", ())}
-    if graph is None or any(name_members(name) not in layers for name in name_leaves(outputs)):
+    labels = name_members(outputs)
+    if graph is None or any(label not in layers for label in labels.values()):
         return None
-    members = map_named(lambda name, each: scale_output(name, layers[name_members(name)].output, each), outputs)
+    members = map_named(lambda name, each: scale_output(name, layers[labels[name]].output, each), outputs)
     returned = {PREDICTION: graph[1], MEMBERS: members}
     if not folds:
         return keras.Model(graph[0], returned, name=model.name)

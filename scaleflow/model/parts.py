@@ -12,7 +12,6 @@ is portable as it is.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from scaleflow.interfaces import InputStructure, map_named, name_leaves
+from scaleflow.model.layers import label_leaves
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def add_parts(archive: Any, model: keras.Model, parts: Parts, specs: Any) -> Any
         return serve
     preprocess = trace(parts.preprocess, specs)
     features = preprocess.get_concrete_function().structured_outputs
-    names = name_arguments(features)
+    names = label_leaves(features)
     given = {name: tf.TensorSpec([None, *each.shape[1:]], each.dtype, names[name]) for name, each in features.items()}
     portable = trace(parts.compute, given)
     with compute_in_float32(parts.core):
@@ -111,14 +111,3 @@ def compute_in_float32(model: keras.Model) -> Iterator[None]:
     finally:
         for layer, policy in zip(layers, policies, strict=True):
             layer.dtype_policy = policy
-
-
-def name_arguments(inputs: InputStructure) -> dict[str, str]:
-    """Returns a different name for each input, of letters, digits and underscores: TensorFlow takes no others."""
-    names: dict[str, str] = {}
-    for key in name_leaves(inputs):
-        plain = name = re.sub(r"\W", "_", key, flags=re.ASCII) or "inputs"
-        while name in names.values():
-            name = f"{plain}_{len(names)}"
-        names[key] = name
-    return names

@@ -19,7 +19,7 @@ from keras.initializers import Initializer, RandomNormal, RandomUniform
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, InputStructure, Outputs, OutputStructure, label_leaf, map_named, name_leaves
 from scaleflow.interfaces.options import Positive, SizeByName, Widths, check_options
-from scaleflow.model.layers import average, make_inputs, to_label, to_list
+from scaleflow.model.layers import average, label_leaves, make_inputs, to_list
 from scaleflow.model.members import average_members, limit_values, name_members
 
 Array = np.ndarray[Any, Any]
@@ -97,13 +97,13 @@ def build(
     """
     raw = make_inputs(inputs)
     columns, features = [], []
-    specs = name_leaves(inputs)
+    specs, labels = name_leaves(inputs), label_leaves(inputs)
     for name, tensor in name_leaves(raw).items():
         spec = specs[name]
         check_column(name, spec)
         if spec.quantiles is None:
             width = (embeddings or {}).get(name, choose_embedding(spec))
-            features.append(encode(name, tensor, spec, width))
+            features.append(encode(f"{labels[name]}_embedding", tensor, spec, width))
             continue
         columns.append((tensor[:, :1], spec.quantiles))
         if spec.shape[0] > 1:
@@ -121,11 +121,12 @@ def build(
             add_layer(x, "bd,kdw->bkw", (count, first), f"hidden1{suffix}", normal(1.0), activation=activation)
         )
     x = concatenate_all(hidden, axis=1)
+    labelled = name_members(outputs)
     for number, width in enumerate(later, 2):
         x = add_layer(x, "bkd,kdw->bkw", (members, width), f"hidden{number}", normal(1.0), activation=activation)
 
     def add_head(name: str, each: Outputs) -> keras.KerasTensor:
-        count, label = math.prod(each.shape), name_members(name)
+        count, label = math.prod(each.shape), labelled[name]
         # one value last would make its bias a column, whose sum LiteRT does not have
         values = add_layer(x, "bkd,kdc->bck", (count, members), f"{label}_values", dtype="float32")
         values = values if count == 1 else keras.layers.Permute((2, 1), dtype="float32")(values)
@@ -155,12 +156,11 @@ def check_column(name: str, spec: Inputs) -> None:
         raise ConfigError(f"model=tabular: is for columns of tables, but {label} have the shape {list(spec.shape)}")
 
 
-def encode(name: str, x: Any, spec: Inputs, width: int) -> Any:
+def encode(label: str, x: Any, spec: Inputs, width: int) -> Any:
     """Converts categories, words and other features to numbers [b, n].
 
     Embeddings begin as 0, so that a word that no training row has says nothing.
     """
-    label = f"{to_label(name)}_embedding"
     if spec.vocabulary is None:
         x = x if spec.shape else keras.layers.Reshape((1,))(x)
         x = x if spec.scale is None else keras.layers.Rescaling(spec.scale)(x)

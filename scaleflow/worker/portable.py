@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from scaleflow.export.formats import PortableModel
 from scaleflow.interfaces import LearnedState, map_named, name_leaves
-from scaleflow.model import name_arguments
+from scaleflow.model import label_leaves
 
 #: The file beside that of a format with what its tensors mean.
 DESCRIPTION = "model.json"
@@ -40,7 +40,7 @@ class SavedParts:
         self._preprocess = getattr(self._loaded, "preprocess", None)
         self._portable = getattr(self._loaded, "portable", None)
         specs = name_leaves(read_specs_of(self._portable or self.serve))
-        names = name_arguments(specs)
+        names = label_leaves(specs)
         self.specs = {name: tf.TensorSpec(each.shape, each.dtype, names[name]) for name, each in specs.items()}
         returned = name_leaves(self.serve.concrete_functions[0].structured_outputs)
         self.outputs = {name: f"output_{n}" for n, name in enumerate(returned)}

@@ -49,6 +49,26 @@ def make(data_dir: Path | str, target: str = "price", **changes: Any) -> Any:
     return Table(str(data_dir), target, **changes)
 
 
+def read_columns(folder: Path, name: str, *numeric: str) -> tuple[list[str], list[str]]:
+    source = make(folder / name, "y", numeric=[*numeric] or None)
+    return list(source.inputs), [note for note in source.notes if "an index" in note]
+
+
+def test_columns_of_an_index_are_left_out_with_a_note(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    import pandas as pd
+
+    frame = pd.DataFrame({"a": np.arange(30) + 0.5, "y": np.arange(30) * 2.5}, index=np.arange(30)[::-1])
+    frame.to_csv(tmp_path / "unnamed.csv")
+    frame.to_parquet(tmp_path / "level.parquet")
+    write(tmp_path / "ends.csv", "a,y,,\n" + "".join(f"{n}.5,{n}.25,,\n" for n in range(30)))
+    for name, label in (("unnamed.csv", "''"), ("level.parquet", "'__index_level_0__'"), ("ends.csv", "'', ''")):
+        columns, (note,) = isolated(read_columns, tmp_path, name)
+        assert columns == ["a"], name
+        assert f": {label};" in note
+    level = "__index_level_0__"
+    assert isolated(read_columns, tmp_path, "level.parquet", level) == (["a", level], [])
+
+
 def table(rows: int = 60) -> Any:
     """Columns of every type as a DataFrame; each but `new` and the target has missing values."""
     import pandas as pd

@@ -208,3 +208,36 @@ def test_a_run_of_what_keras_cannot_write_says_so_first_and_finishes(command: Co
     refused = command.python("-m", "scaleflow.evaluate", run_id)
     assert refused.returncode == 2
     assert "Keras could not write it as a .keras file" in refused.stderr
+
+
+#: Names of columns as people have them: symbols, other scripts, equal in lower case, words of Python and Keras.
+NAMES = (
+    *("_id", "__index_level_0__", "__len__", " age", "age ", "age", "% of total", "$price", "(Intercept)", "-1", "1"),
+    *("цена", "Цена", "面积", "価格", "T", "t", "x_1", "X 1", "x.1", "x-1", "class", "from", "self", "None", "True"),
+    *("lambda", "inputs", "outputs", "name", "training", "mask", "serve", "file", "args", "kwargs", "Size (m²)", "a:b"),
+    *("a;b", 'a"b', "it's", "a,b", "a=b", "{x}", "${y}", "[v2]", "#1", "a\\b", "émile", "e\u0301mile", "Straße", "I"),
+    *("i", "İ", "😀", "@home", "~", "*", "column_3", ".", "--help", "null", "x" * 300),
+)
+
+
+def export_named(folder: Path) -> None:
+    """Exports a model whose inputs have these names, and compares what a signature answers with NumPy's sum."""
+    import keras
+    import tensorflow as tf
+
+    from scaleflow.model import write_model
+
+    inputs = {name: Inputs((1,)) for name in NAMES}
+    raw = {name: keras.Input((1,)) for name in NAMES}
+    model = keras.Model(raw, keras.layers.Add()([raw[name] * float(n) for n, name in enumerate(NAMES)]))
+    batch = {name: np.full((2, 1), 1.5 + n % 3, np.float32) for n, name in enumerate(NAMES)}
+    write_model(model, inputs, Outputs("regression", (1,)), batch, "float32", folder)
+    labels = json.loads((folder / "signature.json").read_text())["arguments"]
+    serve = tf.saved_model.load(str(folder / "saved_model")).signatures["serving_default"]
+    found = serve(**{labels[name]: tf.constant(values) for name, values in batch.items()})["prediction"].numpy()
+    assert found == pytest.approx([sum(n * (1.5 + n % 3) for n in range(len(NAMES)))] * 2)
+
+
+def test_names_of_inputs_do_not_matter(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    assert len(set(NAMES)) >= 60
+    isolated(export_named, tmp_path)

@@ -333,7 +333,7 @@ def open_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles
         for name, value in files.partitions[path].items():
             schema = schema.append(pyarrow.field(name, value.type))
         files.schemas[path] = schema
-        if duplicate := next((name for n, name in enumerate(schema.names) if name in schema.names[:n]), None):
+        if duplicate := next((name for n, name in enumerate(schema.names) if name and name in schema.names[:n]), None):
             raise ConfigError(f"dataset.data_dir: {path}: two columns have the name {duplicate!r}; rename one of them")
     return files
 

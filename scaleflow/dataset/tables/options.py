@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,9 +14,18 @@ from scaleflow.interfaces.options import Words, check_option, check_options
 KEYS = {NUMBER: "dataset.numeric", CATEGORY: "dataset.categorical", TEXT: "dataset.text"}
 
 
+#: The name of a column that pandas or R made of a table's index.
+INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+(\.\d+)*")
+
+
 @check_options("dataset")
-def choose_columns(names: Sequence[str], target: Any, columns: Words | None, drop: Words | None) -> list[str]:
-    """Returns the names of the input columns. Dropped columns may have any names."""
+def choose_columns(
+    names: Sequence[str], target: Any, columns: Words | None, drop: Words | None, kinds: Mapping[str, Any]
+) -> list[str]:
+    """Returns the names of the input columns. Dropped columns may have any names.
+
+    An index is no input, unless `columns` or the options of `kinds` name it.
+    """
     dropped = find_columns(drop or (), names, "dataset.drop")
     left = [name for name in names if name not in dropped]
     find_columns([target], names, "dataset.target")
@@ -23,6 +33,11 @@ def choose_columns(names: Sequence[str], target: Any, columns: Words | None, dro
     selected = find_columns(columns or (), names, "dataset.columns")
     if target in selected:
         raise ConfigError(f"dataset.columns: {target} is the target, which cannot be an input; remove it")
+    named = [
+        *selected,
+        *(name for value in kinds.values() for name in (value if isinstance(value, list | tuple) else ())),
+    ]
+    left = [name for name in left if name in named or not INDEX.fullmatch(name)]
     inputs = [name for name in left if name != target and (not selected or name in selected)]
     if not inputs:
         raise ConfigError("dataset.columns: no column is left besides the target")
