@@ -20,9 +20,9 @@ from scaleflow.training.state import list_variables_in
 #: Attributes that Keras sets for each command.
 OF_KERAS = {"_model", "params", "validation_data", "monitor_op", "append_header"}
 
-SEQUENCES = {each.__name__: each for each in (list, tuple, set, frozenset, deque)}
-MAPPINGS = {each.__name__: each for each in (dict, OrderedDict, Counter, defaultdict)}
-FACTORIES = {each.__name__: each for each in (int, float, str, bool, list, set, dict)}
+SEQUENCES: dict[str, Callable[..., Any]] = {each.__name__: each for each in (list, tuple, set, frozenset, deque)}
+MAPPINGS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (dict, OrderedDict, Counter, defaultdict)}
+FACTORIES: dict[str, Callable[[], Any]] = {each.__name__: each for each in (int, float, str, bool, list, set, dict)}
 
 #: Types without a state of the run, or with one that is in the checkpoint anyway, and files, which hooks open again.
 STATELESS = (
