@@ -21,8 +21,16 @@ refusal.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Literal
+
+#: What Keras writes around the reason of an error: the layer that was called, or whose weights were read, before it.
+AROUND_REASON = re.compile(
+    r"(?:Exception encountered when calling (.+?)\.|Example error message for object .+?:)\n\s*\n(.*?)"
+    r"(?:\n\s*\n\s*(?:Arguments received|List of objects)|\Z)",
+    re.DOTALL,
+)
 
 
 class ScaleflowError(Exception):
@@ -104,7 +112,19 @@ class WorkerDied(RunError):
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, or the name of its class if it has none."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return next(iter(read_reason(error).splitlines()), type(error).__name__)
+
+
+def read_reason(error: BaseException) -> str:
+    """Returns an error's message without what Keras and TensorFlow write around it: calls, arguments, operations."""
+    text = re.sub(r"\x1b\[\d*m", "", str(error)).strip()
+    if match := AROUND_REASON.search(text):
+        place = f"{match[1]}: " if match[1] else ""
+        return place + read_reason(Exception(match[2]))
+    text = re.split(r"(?:Exception|Error) encountered:\s", text)[-1].partition(" Full object config: ")[0].strip()
+    if text.startswith("in user code:"):
+        text = text.splitlines()[-1]
+    return re.sub(r"\{\{function_node.*?\}\} *| *\[Op:\w*\].*", "", text).strip()
 
 
 def find_similar(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -25,6 +27,9 @@ from scaleflow.interfaces import (
 )
 
 Array = np.ndarray[Any, Any]
+
+#: Examples of an iterator that are counted. One that gives more may have no end.
+MOST_COUNTED = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,8 @@ def make_source(
         preprocessing: what is learned of the inputs, as `Source.preprocessing`: `Text()` for texts.
 
     Raises:
-        ConfigError: if a split is none of these, is empty, without end, or can be iterated only once.
+        ConfigError: if a split is none of these, is empty, can be iterated only once, gives batches, or has neither a
+            length nor an end within a million examples.
     """
     made = {name: make_examples(name, split) for name, split in splits.items()}
     if inputs is None:
@@ -101,6 +107,7 @@ class MapExamples:
 
     def make_stream(self, inputs: InputStructure, outputs: OutputStructure, length: int | None) -> Stream:
         specs = example_specs(inputs, outputs, len(self._first))
+        check_first(self._split, to_specs(self._first), specs)
         flat = tf.nest.flatten(specs)
 
         def read(index: Array) -> list[Array]:
@@ -131,6 +138,7 @@ class IteratedExamples:
 
     def make_stream(self, inputs: InputStructure, outputs: OutputStructure, length: int | None) -> Stream:
         specs = example_specs(inputs, outputs, len(self._first))
+        check_first(self._split, to_specs(self._first), specs)
 
         def generate() -> Iterator[Any]:
             for number, example in enumerate(self._iterate()):
@@ -140,7 +148,8 @@ class IteratedExamples:
                     raise ConfigError(f"example {number}: {error}") from error
                 yield tuple(tf.nest.pack_sequence_as(specs, flat))
 
-        count = length or sum(1 for _ in self._iterate())
+        count = length or sum(1 for _ in itertools.islice(self._iterate(), MOST_COUNTED + 1))
+        check_count(self._split, count, length)
         return Stream(tf.data.Dataset.from_generator(generate, output_signature=specs), count)
 
 
@@ -158,8 +167,8 @@ class DatasetExamples:
         for name, spec in name_leaves(self._spec[0]).items():
             if not spec.shape.is_fully_defined():
                 raise ConfigError(
-                    f"dataset: inputs {name} of {self._split!r} have the shape {spec.shape}; yield single examples of "
-                    "one shape (unbatch, tf.ensure_shape)"
+                    f"dataset: {label_leaf('inputs', name)} of {self._split!r} have the shape {spec.shape}; yield "
+                    "single examples of one shape (unbatch, tf.ensure_shape)"
                 )
         described: InputStructure = map_leaves(
             lambda spec: describe_input(tuple(spec.shape), spec.dtype.as_numpy_dtype), self._spec[0]
@@ -168,11 +177,14 @@ class DatasetExamples:
 
     def make_stream(self, inputs: InputStructure, outputs: OutputStructure, length: int | None) -> Stream:
         specs = example_specs(inputs, outputs, len(self._spec))
+        check_first(self._split, self._spec, specs)
         count = length or int(self._dataset.cardinality())
         if count == tf.data.INFINITE_CARDINALITY:
             raise ConfigError(f"dataset: {self._split!r} never ends; remove repeat(), or set lengths")
         if count == tf.data.UNKNOWN_CARDINALITY:
-            count = int(self._dataset.reduce(tf.constant(0, tf.int64), lambda total, *_: total + 1))
+            counted = self._dataset.take(MOST_COUNTED + 1)
+            count = int(counted.reduce(tf.constant(0, tf.int64), lambda total, *_: total + 1))
+        check_count(self._split, count, length)
 
         def convert(*example: Any) -> tuple[Any, ...]:
             tf.nest.assert_same_structure(specs, example)
@@ -190,6 +202,8 @@ def make_examples(name: str, split: Any) -> Any:
             f"dataset: the split {name!r} can be read only once; give the function that makes the iterator, without "
             "calling it"
         )
+    if isinstance(split, keras.utils.PyDataset):
+        refuse_batches(name)
     if not inspect.isclass(split):
         if hasattr(split, "__getitem__") and hasattr(split, "__len__"):
             return MapExamples(name, split)
@@ -210,6 +224,55 @@ def split_example(example: Any, split: str) -> tuple[Any, ...]:
             "(input, target, weight)"
         )
     return tuple(example)
+
+
+def check_count(split: str, count: int, length: int | None) -> None:
+    """Rejects a split that may have no end."""
+    if length is None and count > MOST_COUNTED:
+        raise ConfigError(
+            f"dataset: the split {split!r} has no length, and no end within {MOST_COUNTED:,} examples; set "
+            f"make_source(..., lengths={{{split!r}: NUMBER}})"
+        )
+
+
+def check_first(split: str, found: tuple[Any, ...], specs: tuple[Any, ...]) -> None:
+    """Rejects a split whose first example is a batch, or has texts as targets.
+
+    Args:
+        split: its name.
+        found: the specs of the first example, as it is.
+        specs: those that the examples are to have.
+    """
+    targets = list(zip(tf.nest.flatten(found[1]), tf.nest.flatten(specs[1]), strict=False))
+    if any(each.dtype == tf.string != spec.dtype for each, spec in targets):
+        raise ConfigError(
+            f"dataset: the targets of {split!r} are texts, expected numbers; give the numbers of the classes, from 0, "
+            "and their names in Outputs.names"
+        )
+    shapes = [each.shape for each in tf.nest.flatten(found[:2])]
+    leading = {shape[0] if shape.rank else None for shape in shapes}
+    is_ambiguous = all(shape.rank == 1 for shape in shapes)  # one-hot targets, of as many classes as there are inputs
+    if leading - {1, None} and len(leading) == 1 and not is_ambiguous:
+        rests = [(each.shape[1:].num_elements(), spec.shape.num_elements()) for each, spec in targets]
+        if all(rest == wanted for rest, wanted in rests):
+            refuse_batches(split, f" of {leading.pop()}")
+
+
+def refuse_batches(split: str, size: str = "") -> NoReturn:
+    raise ConfigError(
+        f"dataset: the split {split!r} gives batches{size}, expected single examples; unbatch it: unbatch() of a "
+        "tf.data.Dataset, otherwise its arrays, or a function that yields one example after another"
+    )
+
+
+def to_specs(example: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the specs of an example's arrays."""
+
+    def to_spec(value: Any) -> tf.TensorSpec:
+        array = to_array(value)
+        return tf.TensorSpec(array.shape, tf.string if array.dtype.kind in "OSU" else array.dtype)
+
+    return tuple(map_leaves(to_spec, part) for part in example)
 
 
 def describe_structure(values: Any) -> InputStructure:
@@ -267,7 +330,7 @@ def to_array(value: Any) -> Array:
 def convert_array(array: Array, spec: tf.TensorSpec) -> Array:
     """Converts to the spec's dtype; a target of one value may come without its dimension.
 
-    Raises ConfigError for a value that the integer dtype of the spec does not have.
+    Raises ConfigError for another shape, and for a value that the integer dtype of the spec does not have.
     """
     dtype = spec.dtype.as_numpy_dtype
     if spec.dtype != tf.string and array.dtype != dtype:
@@ -276,7 +339,12 @@ def convert_array(array: Array, spec: tf.TensorSpec) -> Array:
         if spec.dtype.is_integer and (is_lost := np.asarray(converted != array)).any():
             raise ConfigError(f"{describe_misfit(spec)} {array[is_lost].ravel()[0]}")
         array = converted
-    return array.reshape(spec.shape) if array.size == 1 and spec.shape.num_elements() == 1 else array
+    if array.size == 1 and spec.shape.num_elements() == 1:
+        return array.reshape(spec.shape)
+    if array.shape != tuple(spec.shape):
+        hint = ", which all examples must have; pad those that are shorter" if array.ndim == spec.shape.rank else ""
+        raise ConfigError(f"{spec.name} has the shape {array.shape}, expected {tuple(spec.shape)}{hint}")
+    return array
 
 
 def convert_tensor(tensor: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:

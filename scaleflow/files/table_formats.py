@@ -35,7 +35,10 @@ def find_format(path: str, key: str) -> str:
     for suffix in reversed(Path(path).suffixes):
         if name := FORMATS.get(suffix.lower().partition("-")[0]):
             return name
-    raise ConfigError(f"{key}: {path} does not end in {', '.join(FORMATS)}; rename it")
+    raise ConfigError(
+        f"{key}: {path} does not end in {', '.join(FORMATS)}; save a table in one of these formats, other data, such "
+        "as sound, as arrays in an .npz file"
+    )
 
 
 @dataclass(frozen=True)

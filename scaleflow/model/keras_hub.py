@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from scaleflow.errors import ConfigError, first_line
-from scaleflow.interfaces import Inputs, OutputStructure
+from scaleflow.interfaces import Inputs, InputStructure, OutputStructure, Target, name_leaves
 from scaleflow.interfaces.options import Fraction, check_options
 from scaleflow.model.layers import average, check_shape, check_tokens, entry, head
 
@@ -28,8 +29,8 @@ def build(
     """Builds a backbone of KerasHub, the average of its features, and a dense layer.
 
     For texts, tokens with the number 0 are padding. If the targets have a class for each token, the dense layer is
-    applied to each token's features instead of their average. The backbone gets images near [0, 1]; what a preset's
-    own preprocessor does beyond that (tokenizing, resizing, other ranges) is the dataset's task.
+    applied to each token's features instead of their average. The backbone gets images near [0, 1], or in the range of
+    the preset's own preprocessor. What that does beyond it (tokenizing, resizing) is the dataset's task.
 
     Args:
         inputs: images of shape (height, width, channels), or word numbers of shape (tokens,) with a vocabulary.
@@ -45,7 +46,8 @@ def build(
     if (preset is None) == (backbone is None):
         raise ConfigError("model=keras_hub: set model.preset=NAME, or model.backbone=CLASS and model.config={...}")
     network = load_preset(preset, weights) if backbone is None else make_backbone(backbone, config or {})
-    raw, features = apply_to_tokens(network, inputs) if isinstance(network.input, dict) else apply(network, inputs)
+    is_text = isinstance(network.input, dict)
+    raw, features = apply_to_tokens(network, inputs) if is_text else apply(network, inputs, load_converter(preset))
     if isinstance(outputs, Mapping) or len(outputs.shape) < 2 or len(features.shape) == 2:
         features = pool(features, raw)
     if dropout:
@@ -59,6 +61,26 @@ def build(
         )
     logits = keras.layers.Dense(outputs.shape[-1], dtype="float32", name="outputs")(features)
     return keras.Model(raw, logits, name="keras_hub")
+
+
+def check_words(target: Target, inputs: InputStructure, reading: Mapping[str, Any]) -> None:
+    """Rejects a preset with its weights for words that the dataset numbers itself: they are other words there.
+
+    Args:
+        target: of the model.
+        inputs: of the source, before its preprocessing.
+        reading: how the source reads its data.
+    """
+    given = {"preset": None, "weights": True, **target.arguments}
+    tokenizer = str(reading.get("tokenizer", "")).partition(" ")[0]
+    has_texts = any(each.dtype == "string" for each in name_leaves(inputs).values())
+    is_preset = target.path == f"{__name__}.build" and given["preset"] and given["weights"]
+    if is_preset and (has_texts or tokenizer in ("bytes", "words")):
+        raise ConfigError(
+            f"model.preset={given['preset']}: its weights are for the tokens of its own tokenizer, and the dataset "
+            "numbers words or bytes itself; use dataset=tokens dataset.tokenizer=PRESET, or ids of that tokenizer in "
+            "dataset=npz, or model.weights=false"
+        )
 
 
 def load_preset(preset: str | None, weights: bool) -> keras.Model:
@@ -96,10 +118,27 @@ def make_backbone(name: Any, config: Mapping[str, Any]) -> keras.Model:
         raise ConfigError(f"model.config: {name} does not accept these arguments: {first_line(error)}") from error
 
 
-def apply(network: keras.Model, inputs: Inputs) -> tuple[Any, Any]:
-    """Applies a backbone of one input to images, scaled to about [0, 1]. Returns the model's input and the features."""
+def load_converter(preset: str | None) -> Any:
+    """Returns the preset's converter of images, whose scale and offset its weights need; None if it has none."""
+    import keras_hub
+
+    try:
+        return None if preset is None else keras_hub.layers.ImageConverter.from_preset(preset)
+    except (FileNotFoundError, ValueError):  # no such file; no such class for the backbone
+        return None
+
+
+def apply(network: keras.Model, inputs: Inputs, converter: Any = None) -> tuple[Any, Any]:
+    """Applies a backbone of one input to images. Returns the model's input and the features.
+
+    Images are scaled to about [0, 1], and then as the converter of a preset scales pictures of 0 to 255.
+    """
     check_shape(inputs, "keras_hub")
     raw, x = entry(inputs)
+    scale, offset = getattr(converter, "scale", None), getattr(converter, "offset", None)
+    if scale is not None or offset is not None:
+        scale = np.multiply(1 if scale is None else scale, 255).tolist()
+        x = keras.layers.Rescaling(scale, offset=0.0 if offset is None else offset)(x)
     try:
         return raw, take_features(network(x))
     except (ValueError, TypeError) as error:

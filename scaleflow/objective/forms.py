@@ -7,7 +7,6 @@ metrics get probabilities.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import Outputs, Target
 from scaleflow.objective.positions import is_shares
 
@@ -49,7 +48,7 @@ class Loader:
         try:
             return make()
         except Exception as error:  # a class may raise anything
-            raise ConfigError(f"{target.key}: {target.path}: {strip_operation(error)}") from error
+            raise ConfigError(f"{target.key}: {target.path}: {first_line(error)}") from error
 
 
 def find_keras_name(named: Any) -> str | None:
@@ -87,12 +86,6 @@ def takes(named: Any, name: str) -> bool:
 
 def add_arguments(target: Target, arguments: Mapping[str, Any]) -> Target:
     return replace(target, arguments={**target.arguments, **arguments})
-
-
-def strip_operation(error: BaseException) -> str:
-    """Returns the first line of an error's message, without the operation that TensorFlow adds."""
-    lines = re.sub(r"\{\{.*?\}\} *| *\[Op:\w*\].*", "", str(error)).strip().splitlines()
-    return lines[0] if lines else "it fails"
 
 
 # ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import Outputs, Target
 from scaleflow.objective.forms import (
     FROM_LOGITS,
@@ -18,7 +18,6 @@ from scaleflow.objective.forms import (
     draw_batch,
     find_keras_name,
     has_logits,
-    strip_operation,
     takes,
     to_one_hot,
     to_probabilities,
@@ -175,7 +174,7 @@ def check_loss(described: Outputs, target: Target, named: Any, loss: Loss, has_c
     except ConfigError:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise ConfigError(f"{start}fails on {form}: {strip_operation(error)}") from error
+        raise ConfigError(f"{start}fails on {form}: {first_line(error)}") from error
     shape = tuple(both.shape)
     if shape[:1] != (2,) or shape != tuple(outputs.shape)[: len(shape)]:
         axes = tuple(range(1, len(described.shape) + 1))
@@ -194,7 +193,7 @@ def check_loss(described: Outputs, target: Target, named: Any, loss: Loss, has_c
     if described.ignore is not None:
         raise ConfigError(
             f"{start}returns shape {shape} for {form}, so single targets with the value {described.ignore} cannot be "
-            "left out (Outputs.ignore); leave the loss null"
+            "left out (Outputs.ignore); remove Outputs.ignore if the loss itself leaves them out, or set it to null"
         )
     if has_class_weights:
         raise ConfigError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaleflow.cluster.members import find_unreachable
-from scaleflow.errors import ScaleflowError
+from scaleflow.errors import ScaleflowError, read_reason
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import ArtifactWritten, Emit, FaultReported
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -71,7 +71,7 @@ def format_failure(error: Exception, plan: Plan) -> str:
         )
     if match := re.search(r"\{\{node (\S+)/CheckNumericsV2\}\}", str(error)):
         return f"debug.nan: the operation {match[1]} returned NaN or Inf; the log shows where it was called"
-    reason = next((line.strip() for line in str(error).splitlines() if not LEADS_TO_REASON.match(line)), "")
+    reason = next((line.strip() for line in read_reason(error).splitlines() if not LEADS_TO_REASON.match(line)), "")
     reason = OF_TF_DATA.sub("while data was read: ", reason).partition(" [[{{node")[0].rstrip(":")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_code(f.filename, plan.search)]
     location = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""

@@ -107,11 +107,34 @@ def test_texts_become_numbers_in_a_line(isolated: Callable[..., Any]) -> None:
     assert (inputs.shape, inputs.vocabulary) == ((4,), 5)
 
 
+def endless() -> Iterator[Any]:
+    while True:
+        yield from rows()
+
+
+def batches() -> Iterator[Any]:
+    return ((np.zeros((5, 2)), np.arange(5) % 3) for _ in range(4))
+
+
+def texts() -> list[Any]:
+    return [(x, "abc"[target]) for x, target in rows()]
+
+
 def refusals() -> list[str]:
+    import keras
     import tensorflow as tf
 
-    from scaleflow.dataset import make_source
+    from scaleflow.dataset import make_source, own
 
+    class Sequence(keras.utils.PyDataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return np.zeros((1, 2)), np.zeros(1)
+
+    own.MOST_COUNTED = 2 * COUNT
+    signature = tf.TensorSpec((2,), tf.float64), tf.TensorSpec((), tf.int32)
     pairs = tf.data.Dataset.from_tensor_slices((np.zeros((4, 2), np.float32), [0, 1, 2, 0]))
     cases: list[Any] = [
         [],
@@ -123,6 +146,16 @@ def refusals() -> list[str]:
         pairs.repeat(),
         pairs.batch(2),
         pairs.map(lambda x, _: x),
+        endless,
+        pairs.repeat().filter(lambda *_: True),
+        tf.data.Dataset.from_generator(endless, output_signature=signature),
+        Sequence(),
+        list(batches()),
+        batches,
+        pairs.batch(2, drop_remainder=True),
+        texts(),
+        lambda: iter(texts()),
+        tf.data.Dataset.from_tensor_slices((np.zeros((4, 2)), list("abca"))),
     ]
     found = []
     for split in cases:
@@ -143,9 +176,34 @@ def test_unknown_split_is_refused(isolated: Callable[..., Any]) -> None:
         "never ends",
         "yield single examples of one shape",
         "expected (input, target)",
+        *["'train' has no length, and no end within 60 examples; set make_source(..., lengths={'train'"] * 3,
+        "gives batches, expected single examples; unbatch it",
+        *["gives batches of 5, expected single examples"] * 2,
+        "gives batches of 2, expected single examples",
+        *["the targets of 'train' are texts, expected numbers; give the numbers of the classes"] * 3,
     ]
     for message, words in zip(isolated(refusals), wanted, strict=True):
         assert words in message
+
+
+def shapes() -> list[str]:
+    """What is said of examples of several lengths, and of one-hot targets; and of a million examples with a length."""
+    from scaleflow.dataset import make_source, own
+
+    own.MOST_COUNTED = COUNT
+    lengths = [(np.zeros((3 + n % 2, 2)), n % 3) for n in range(COUNT)]
+    one_hot = [(np.zeros(3), np.eye(3)[n % 3]) for n in range(COUNT)]
+    splits: list[Any] = [lengths, lambda: iter(lengths), one_hot]
+    said = [prepared(lambda split=split: make_source({"train": split}, CLASSES)) for split in splits]  # type: ignore[misc]
+    return [*said, len(examples(make_source({"train": endless}, CLASSES, lengths={"train": 40}), "train")[0])]
+
+
+def test_examples_of_several_shapes_are_refused(isolated: Callable[..., Any]) -> None:
+    mapped, iterated, one_hot, counted = isolated(shapes)
+    for message in (mapped, iterated):
+        assert "its input has the shape (4, 2), expected (3, 2), which all examples must have; pad those" in message
+    assert "its target has the shape (3,), expected ()" in one_hot
+    assert counted == 40
 
 
 def misfits() -> Any:

@@ -89,6 +89,72 @@ def refusal(inputs: Inputs, **arguments: Any) -> str:
     return "nothing was refused"
 
 
+def said_of_words() -> list[str]:
+    from scaleflow.interfaces import Target
+    from scaleflow.model import check_words
+
+    path, preset = "scaleflow.model.keras_hub.build", {"preset": "bert"}
+    raw, ids = Inputs((), "string"), Inputs((8,), "int32", vocabulary=50)
+    cases: list[Any] = [
+        (path, preset, raw, {}),
+        (path, preset, ids, {"tokenizer": "words 100 lower"}),
+        (path, preset, ids, {"tokenizer": "bytes"}),
+        (path, preset, {"a": raw, "b": ids}, {}),
+        (path, preset, ids, {"tokenizer": "keras_hub bert 0123"}),
+        (path, preset, ids, {}),
+        (path, {**preset, "weights": False}, raw, {}),
+        (path, {"preset": None, "backbone": "BertBackbone"}, raw, {}),
+        ("scaleflow.model.text.build", {}, raw, {}),
+    ]
+    found = []
+    for name, arguments, inputs, reading in cases:
+        try:
+            check_words(Target("model", name, arguments), inputs, reading)
+            found.append("")
+        except ConfigError as error:
+            found.append(str(error))
+    return found
+
+
+def test_words_that_a_preset_numbers_otherwise_are_refused(isolated: Callable[..., Any]) -> None:
+    found = isolated(said_of_words)
+    assert found[4:] == [""] * 5
+    for message in found[:4]:
+        assert message.startswith("model.preset=bert: its weights are for the tokens of its own tokenizer")
+
+
+def scaled_images(folder: str) -> tuple[Any, Any, float]:
+    """What a preset's backbone makes of pictures of 0 to 255 with its converter, plainly and here; and without it."""
+    import keras
+    import keras_hub
+    import numpy as np
+
+    from scaleflow.model.keras_hub import build
+
+    backbone = keras_hub.models.ResNetBackbone(**RESNET)
+    backbone.save_to_preset(folder)
+    plain = build(IMAGE, THREE, preset=folder)
+    scale, offset = [0.011, 0.012, 0.013], [-1.0, -2.0, -3.0]
+    converter = keras_hub.layers.ResNetImageConverter(scale=scale, offset=offset)
+    converter.save_to_preset(folder)
+    pictures = np.random.default_rng(0).integers(256, size=(4, 16, 16, 3), dtype=np.uint8)
+    wanted = keras.ops.mean(backbone(converter(pictures.astype("float32"))), axis=(1, 2))
+
+    def features(model: Any) -> Any:
+        return np.asarray(keras.Model(model.input, model.layers[-1].input)(pictures))
+
+    found, unscaled = features(build(IMAGE, THREE, preset=folder)), features(plain)
+    return np.asarray(wanted), found, float(np.abs(unscaled - found).max())
+
+
+@pytest.mark.slow
+def test_images_are_scaled_as_the_preset_scales_them(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    pytest.importorskip("keras_hub", reason="the extra hub is not installed")
+    wanted, found, distance = isolated(scaled_images, str(tmp_path))
+    assert found == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    assert distance > 1e-2
+
+
 @pytest.mark.slow
 def test_backbones_of_texts_and_images_get_a_head(isolated: Callable[..., Any], tmp_path: Path) -> None:
     pytest.importorskip("keras_hub", reason="the extra hub is not installed")

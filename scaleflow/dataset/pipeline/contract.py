@@ -107,7 +107,7 @@ def check_targets(outputs: Outputs, split: str, name: str, targets: np.ndarray[A
     kind = outputs.kind
     label = f"{kind} {label_leaf('targets', name)} of {split!r}"
     if targets.dtype.kind not in ("iu" if kind == "classification" else "iufb"):
-        expected = "integers" if kind == "classification" else "numbers"
+        expected = "integers, and the classes' names in Outputs.names" if kind == "classification" else "numbers"
         raise ConfigError(f"dataset: {label} are {targets.dtype.name}, expected {expected}")
     check_finite_targets(label, targets)
     counted = targets if outputs.ignore is None else targets[targets != outputs.ignore]

@@ -297,7 +297,16 @@ def first_inputs(examples: Examples, count: int) -> Any:
             return examples.head(count).inputs
     with refuse_unreadable("train", examples):
         first = [x for x, *_ in decode_records(examples, examples.dataset.take(count)).as_numpy_iterator()]
-        return map_leaves(lambda *values: np.stack(values), *first)
+
+        def stack(*values: Any) -> Any:
+            if other := next((each.shape for each in values if each.shape != values[0].shape), None):
+                raise ConfigError(
+                    f"dataset: inputs of 'train' have the shapes {values[0].shape} and {other}, expected one shape; "
+                    "pad those that are shorter"
+                )
+            return np.stack(values)
+
+        return map_leaves(stack, *first)
 
 
 def load_split(source: Source, split: str) -> Examples:
