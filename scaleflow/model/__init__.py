@@ -11,7 +11,7 @@ from scaleflow.model.fine_tuning import (
     merge_lora,
 )
 from scaleflow.model.initial import initialize_from, read_weights
-from scaleflow.model.keras_hub import check_words
+from scaleflow.model.keras_hub import check_preset_words
 from scaleflow.model.layer_patterns import find_layers, keep_names
 from scaleflow.model.layers import entry, head, hidden, label_leaves, make_inputs
 from scaleflow.model.make import (
@@ -30,7 +30,7 @@ __all__ = [
     "TOLERANCE",
     "RawInputs",
     "SavedWeights",
-    "check_words",
+    "check_preset_words",
     "correct_keras_add",
     "describe_large_table",
     "digest_weights",

@@ -63,7 +63,7 @@ def build(
     return keras.Model(raw, logits, name="keras_hub")
 
 
-def check_words(target: Target, inputs: InputStructure, reading: Mapping[str, Any]) -> None:
+def check_preset_words(target: Target, inputs: InputStructure, reading: Mapping[str, Any]) -> None:
     """Rejects a preset with its weights for words that the dataset numbers itself: they are other words there.
 
     Args:

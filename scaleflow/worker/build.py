@@ -140,7 +140,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
 
     emit(StageBegan("building the model"))
     length = training.compute_length(plan.training, feeds.train)
-    model.check_words(plan.model.target, source.inputs, getattr(source, "reading", None) or {})
+    model.check_preset_words(plan.model.target, source.inputs, getattr(source, "reading", None) or {})
     goal = objective.refuse_probabilities(make_run_objective(plan, splits, runtime, emit), splits.outputs)
     validates = feeds.validation is not None and plan.evaluator != "elsewhere"
     plan = choose_best_checkpoint(plan, validates)

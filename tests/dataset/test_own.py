@@ -186,23 +186,36 @@ def test_unknown_split_is_refused(isolated: Callable[..., Any]) -> None:
         assert words in message
 
 
-def shapes() -> list[str]:
-    """What is said of examples of several lengths, and of one-hot targets; and of a million examples with a length."""
-    from scaleflow.dataset import make_source, own
+def shapes() -> tuple[list[str], int]:
+    """What is said of an example of another length, of a one-hot target, and of a stream of several lengths; and how
+    many examples an iterator without an end has, if it is told.
+    """
+    import tensorflow as tf
 
+    from scaleflow.dataset import make_source, own
+    from scaleflow.dataset.pipeline.splits import first_inputs
+    from scaleflow.interfaces import Stream
+
+    lengths = tf.data.Dataset.from_tensor_slices([3, 4]).map(lambda n: (tf.zeros([n, 2]), n))
+    cases: list[Callable[[], Any]] = [
+        lambda: own.convert_array(np.zeros((4, 2)), tf.TensorSpec((3, 2), tf.float32, "its input")),
+        lambda: own.convert_array(np.eye(3)[1], tf.TensorSpec((), tf.int32, "its target")),
+        lambda: first_inputs(Stream(lengths, 2), 2),
+    ]
+    found = []
+    for case in cases:
+        with pytest.raises(ConfigError) as refused:
+            case()
+        found.append(str(refused.value))
     own.MOST_COUNTED = COUNT
-    lengths = [(np.zeros((3 + n % 2, 2)), n % 3) for n in range(COUNT)]
-    one_hot = [(np.zeros(3), np.eye(3)[n % 3]) for n in range(COUNT)]
-    splits: list[Any] = [lengths, lambda: iter(lengths), one_hot]
-    said = [prepared(lambda split=split: make_source({"train": split}, CLASSES)) for split in splits]  # type: ignore[misc]
-    return [*said, len(examples(make_source({"train": endless}, CLASSES, lengths={"train": 40}), "train")[0])]
+    return found, len(make_source({"train": endless}, CLASSES, lengths={"train": 40}).load("train"))
 
 
 def test_examples_of_several_shapes_are_refused(isolated: Callable[..., Any]) -> None:
-    mapped, iterated, one_hot, counted = isolated(shapes)
-    for message in (mapped, iterated):
-        assert "its input has the shape (4, 2), expected (3, 2), which all examples must have; pad those" in message
-    assert "its target has the shape (3,), expected ()" in one_hot
+    (other, one_hot, stream), counted = isolated(shapes)
+    assert other.startswith("its input has the shape (4, 2), expected (3, 2), which all examples must have; pad those")
+    assert one_hot == "its target has the shape (3,), expected ()"
+    assert "inputs of 'train' have the shapes (3, 2) and (4, 2), expected one shape; pad" in stream
     assert counted == 40
 
 

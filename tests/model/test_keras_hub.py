@@ -91,7 +91,7 @@ def refusal(inputs: Inputs, **arguments: Any) -> str:
 
 def said_of_words() -> list[str]:
     from scaleflow.interfaces import Target
-    from scaleflow.model import check_words
+    from scaleflow.model import check_preset_words
 
     path, preset = "scaleflow.model.keras_hub.build", {"preset": "bert"}
     raw, ids = Inputs((), "string"), Inputs((8,), "int32", vocabulary=50)
@@ -109,7 +109,7 @@ def said_of_words() -> list[str]:
     found = []
     for name, arguments, inputs, reading in cases:
         try:
-            check_words(Target("model", name, arguments), inputs, reading)
+            check_preset_words(Target("model", name, arguments), inputs, reading)
             found.append("")
         except ConfigError as error:
             found.append(str(error))

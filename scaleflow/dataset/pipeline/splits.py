@@ -299,10 +299,11 @@ def first_inputs(examples: Examples, count: int) -> Any:
         first = [x for x, *_ in decode_records(examples, examples.dataset.take(count)).as_numpy_iterator()]
 
         def stack(*values: Any) -> Any:
-            if other := next((each.shape for each in values if each.shape != values[0].shape), None):
+            shapes = list(dict.fromkeys(map(np.shape, values)))
+            if len(shapes) > 1:
                 raise ConfigError(
-                    f"dataset: inputs of 'train' have the shapes {values[0].shape} and {other}, expected one shape; "
-                    "pad those that are shorter"
+                    f"dataset: inputs of 'train' have the shapes {shapes[0]} and {shapes[1]}, expected one shape; pad "
+                    "those that are shorter"
                 )
             return np.stack(values)
 
