@@ -31,7 +31,6 @@ from scaleflow.config.compose import (
     user_module_folders,
 )
 from scaleflow.config.folders import create_folder
-from scaleflow.config.hydra_config import check_folder_writable
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Status
 from scaleflow.interfaces.trials import Trial
@@ -40,6 +39,7 @@ from scaleflow.launcher.data_frame import set_data_dir, to_arrow, write_feather
 from scaleflow.launcher.launch import describe_outcome, launch_run
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recording.recovery import repair_quietly
+from scaleflow.runs.folder_use import RUN_DIR, check_folder
 from scaleflow.runs.split_digest import Repetition
 from scaleflow.runs.state import RunHistory
 
@@ -186,7 +186,7 @@ def launch_config(
         return 0, run.spec.folder
     if not run.resume_number:
         check_main(run.spec.plan)
-    make_writable(run.spec.folder)
+    make_folder(run.spec.folder)
     if fill_folder is not None:
         fill_folder()
     return launch_run(run, refuse=refuse), run.spec.folder
@@ -230,15 +230,13 @@ def check_main(plan: Plan) -> None:
             )
 
 
-def make_writable(folder: Path) -> Path:
-    """Creates a run's folder if it does not exist, and checks that it can be written."""
+def make_folder(folder: Path) -> None:
+    """Creates a run's folder if it does not exist, and checks that the run can use it."""
     try:
         create_folder(folder)
     except OSError as error:
-        raise ConfigError(
-            f"hydra.run.dir={folder}: cannot be created ({error.strerror}); choose another folder"
-        ) from error
-    return check_folder_writable(folder)
+        raise ConfigError(f"{RUN_DIR}={folder}: cannot be created ({error.strerror}); choose another folder") from error
+    check_folder(folder)
 
 
 def default_folder() -> Path:

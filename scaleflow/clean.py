@@ -7,7 +7,8 @@
 It asks before it deletes; without a terminal it only lists. A run without its folder, or without its checkpoints, can
 no longer be trained longer (resume=...); its model, metrics and files are in MLflow. Left alone are runs that were
 stopped, failed, are running, are not recorded or not completely, and the finished jobs of a sweep that is not finished.
-Links are not followed. A folder of a run that was deleted in MLflow, and is in its trash, is deleted like the others.
+It deletes only files that the run has written: a folder with any other file or link, or with a tracking store, stays.
+A folder of a run that was deleted in MLflow, and is in its trash, is deleted like the others.
 
 Exit code: 0 done, or there is nothing to do; 1 a folder cannot be deleted; 2 wrong arguments.
 """
@@ -17,10 +18,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,13 @@ from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.folder import FolderBusy
 from scaleflow.sync import find_run_folders
 from scaleflow.tracking import NoTracker, make_tracker
+from scaleflow.tracking.uri import sqlite_file
 
 #: Where runs and sweeps are if no folder is typed.
 DEFAULT_FOLDERS = ("outputs", "multirun")
+
+#: The most files that are named of those that keep a folder.
+MAX_NAMED = 3
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -136,6 +140,10 @@ def find_runs(roots: Sequence[Path], least_age: float, only_checkpoints: bool) -
     folders = list(dict.fromkeys(folder for root in roots for folder in find_run_folders(root)))
     store = StoreCheck()
     runs = {folder: describe_folder(folder, least_age, only_checkpoints, store) for folder in folders}
+    stores = {sqlite_file(str(RunFolder(folder).read_record().get("uri"))) for folder in folders} - {None}
+    for folder, run in runs.items():
+        if any(file is not None and file.is_relative_to(folder) for file in stores):
+            run.state = "holds a tracking store"
     for sweep in [folder for folder in folders if RunFolder(folder).ledger.is_file()]:
         jobs = [run for folder, run in runs.items() if folder != sweep and folder.is_relative_to(sweep)]
         if runs[sweep].status != "FINISHED":
@@ -148,8 +156,8 @@ def find_runs(roots: Sequence[Path], least_age: float, only_checkpoints: bool) -
 
 def describe_folder(folder: Path, least_age: float, only_checkpoints: bool, store: StoreCheck) -> FoundRun:
     files, state = RunFolder(folder), RunState.read(folder)
-    target = files.checkpoints if only_checkpoints else folder
-    size = sum(measure(path) for path in walk_own(target))
+    own, others = list_deletable(files, only_checkpoints)
+    size = sum(measure(path) for path in own)
     age = time.time() - state.time / 1000
     run = FoundRun(folder, state.status, "", size, age)
     if is_locked(files):
@@ -158,8 +166,8 @@ def describe_folder(folder: Path, least_age: float, only_checkpoints: bool, stor
         run.state = "ended before training began"
     elif state.status != "FINISHED":
         run.state = {"FAILED": "failed", "KILLED": "stopped"}.get(str(state.status), "not ended; see scaleflow sync")
-    elif target.is_symlink():
-        run.state = "a link"
+    elif others:
+        run.state = name_others(others)
     else:
         run.state = store.check(folder)
         if run.is_deletable and age < least_age:
@@ -206,13 +214,19 @@ class StoreCheck:
         return RECORDED
 
 
-def walk_own(folder: Path) -> Iterator[Path]:
-    """Yields the files of a run's folder, without those of other runs in it. Links are not followed."""
-    for base, folders, names in os.walk(folder):
-        if Path(base) != folder and not RunFolder.MARKS.isdisjoint(names):
-            folders.clear()
-            continue
-        yield from (Path(base, name) for name in names)
+def list_deletable(files: RunFolder, only_checkpoints: bool) -> tuple[list[Path], list[str]]:
+    """Returns the files of a run that are to be deleted, and the names of files that are in the way."""
+    own, others = files.split_files()
+    if only_checkpoints:
+        start = f"{files.checkpoints.name}{os.sep}"
+        own, others = ([name for name in names if f"{name}{os.sep}".startswith(start)] for names in (own, others))
+    return [files.path / name for name in own], others
+
+
+def name_others(names: Sequence[str]) -> str:
+    """Says that a folder holds files that no run has written."""
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"holds other files: {', '.join(names[:MAX_NAMED])}{more}"
 
 
 def measure(path: Path) -> int:
@@ -230,7 +244,13 @@ def delete(run: FoundRun, only_checkpoints: bool) -> str:
                 return f"{run.folder}: it goes on"
             if not only_checkpoints and (other := find_other_run(run.folder)):
                 return f"{run.folder}: it holds another run, {other}"
-            shutil.rmtree(files.checkpoints if only_checkpoints else run.folder)
+            own, others = list_deletable(files, only_checkpoints)
+            if others:
+                return f"{run.folder}: {name_others(others)}"
+            for path in own:
+                path.unlink()
+        for base, *_ in os.walk(files.checkpoints if only_checkpoints else run.folder, topdown=False):
+            Path(base).rmdir()
     except (FolderBusy, OSError) as error:
         return f"{run.folder}: {error}"
     run.is_deleted = True

@@ -24,6 +24,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Status, Tracking
 from scaleflow.launcher.answer import FINISHED, REFUSED
 from scaleflow.runs import RunFolder
+from scaleflow.runs.folder_use import FolderRefused
 from scaleflow.runs.state import RunHistory
 from scaleflow.sweep.best_job import read_sweep_tags
 from scaleflow.sweep.history import JobHistory
@@ -103,7 +104,10 @@ def run_sweep(
     if not str(config.hydra.launcher.get("_target_")).startswith("hydra_plugins.scaleflow."):
         name = config.hydra.runtime.choices["hydra/launcher"]
         raise ConfigError(f"hydra/launcher={name}: run_sweep needs a launcher of scaleflow; use isolated or ray")
-    context.callbacks.on_multirun_start(config=config, config_name="config")
+    try:
+        context.callbacks.on_multirun_start(config=config, config_name="config")
+    except FolderRefused as refusal:
+        raise ConfigError(str(refusal)) from refusal
     path = Path(str(config.hydra.sweep.dir)).absolute()
     with as_command(words, dirs), task:
         sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=task, config=config)

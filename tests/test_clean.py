@@ -75,7 +75,6 @@ def test_only_finished_runs_that_are_recorded_and_old_go(
     RunFolder(day / "purged").write_record({**record, "run_id": "0" * 32})
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "precious").write_text("here")
-    (day / "whole" / "link").symlink_to(tmp_path / "outside")
     (day / "linked").symlink_to(tmp_path / "outside")
     expected = {
         "whole": "recorded",
@@ -129,6 +128,7 @@ def test_the_jobs_of_a_sweep_go_with_it_and_not_before_it_is_finished(
     for name, status in (("done", "FINISHED"), ("failed", "FAILED")):
         sweep = finish(tmp_path / name, uri, status).folder
         RunFolder(sweep).ledger.write_text("{}")
+        RunFolder(sweep).manifest.unlink()  # it does not list the ledger
         for number in ("0", "1"):
             finish(sweep / f"{name}-{number}", uri)
     nested = finish(tmp_path / "outer", uri).folder
@@ -156,3 +156,56 @@ def test_a_store_that_is_gone_keeps_its_runs(uri: str, tmp_path: Path, capsys: p
     (tmp_path / "mlflow.db").unlink()
     assert states(answer(capsys, "--older-than", "0s", "--yes")) == {"outputs/a": "not in the store"}
     assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_files_that_the_run_did_not_write_keep_its_folder(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In every place: at the top, in folders of the run's, as links; with a manifest, and of an earlier version."""
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("top", "inside", "link", "old", "old-inside", "before", "checkpoints", "whole"):
+        made = MadeRun(tmp_path / "runs" / name, uri=uri).ready().train(1, 3)
+        write_checkpoint(made.folder, 10)
+        files = RunFolder(made.folder)
+        files.evaluation.mkdir()
+        if name == "before":
+            (files.evaluation / "mine.txt").write_text("mine")
+            files.manifest.write_text(json.dumps({"before": ["evaluation/mine.txt"]}))
+        (files.evaluation / "report.html").write_text("report")
+        made.end()
+        assert repair(made.folder).result == "recorded"
+        assert set(json.loads(files.manifest.read_text())["files"]) >= {"config.yaml", "evaluation/report.html"}
+        if name.startswith("old"):
+            files.manifest.unlink()
+    mine = {
+        "top": "train.py",
+        "inside": "plots/mine.png",
+        "old": "mlflow.db",
+        "old-inside": "src/code.py",
+        "checkpoints": "checkpoints/step-00000003/note",
+    }
+    for name, path in mine.items():
+        file = tmp_path / "runs" / name / path
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("mine")
+    (tmp_path / "runs/link/plots").symlink_to(tmp_path / "elsewhere")
+    checkpoints = answer(capsys, "runs", "--checkpoints", "--older-than", "0s")
+    assert {name for name, state in states(checkpoints).items() if state != "recorded"} == {"runs/checkpoints"}
+    found = answer(capsys, "runs", "--older-than", "0s", "--yes")
+    mine |= {"link": "plots", "before": "evaluation/mine.txt"}
+    expected = {f"runs/{name}": f"holds other files: {path}" for name, path in mine.items()}
+    assert states(found) == {**expected, "runs/whole": "recorded"}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == mine.keys()
+
+
+def test_a_folder_with_a_store_stays(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The store of its own run, or of another one."""
+    inside = RunFolder(tmp_path / "runs/holder").evaluation / "mlflow.db"
+    finish(tmp_path / "runs/holder", uri)
+    inside.parent.mkdir()
+    shutil.copy(tmp_path / "mlflow.db", inside)
+    RunFolder(tmp_path / "runs/holder").manifest.unlink()
+    finish(tmp_path / "runs/other", f"sqlite:///{inside}")
+    found = states(answer(capsys, "runs", "--older-than", "0s", "--yes"))
+    assert found == {"runs/holder": "holds a tracking store", "runs/other": "recorded"}
+    assert inside.exists()

@@ -70,5 +70,24 @@ def check_enough(variable: str, count: int, servers: int, instead: str) -> None:
         )
 
 
+#: The variables with the number of copies of a command that something has started, and what that is.
+COPIES = {"SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpiexec"}
+
+
+def describe_copies(plan: Plan, environment: Mapping[str, str]) -> str | None:
+    """Returns a line if something has started several copies of a command whose cluster is local; None if not.
+
+    Raises ConfigError if the strategy is one of several processes: each copy would start all of them.
+    """
+    name = next((name for name in COPIES if environment.get(name, "").isdigit() and int(environment[name]) > 1), None)
+    if name is None:
+        return None
+    what = f"{COPIES[name]} has started this command {environment[name]} times ({name})"
+    words = f"cluster=slurm{'' if COPIES[name] == 'srun' else ', and start it with srun'}"
+    if plan.strategy.has_several_processes:
+        raise ConfigError(f"strategy={plan.strategy.name}: {what}, and each would be a whole run; add {words}")
+    return f"note: {what}, and each is a whole run; for one run add strategy=multi_worker {words}"
+
+
 #: Shell test: the folder `$run` holds a run that can be resumed.
 HAS_RUN = """grep -qs '"event": "ready"' "$run/events.jsonl\""""

@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from scaleflow.config.folders import check_current_folder
 from scaleflow.config.hydra_errors import (
     CONF,
     check_config_dirs,
@@ -79,6 +80,7 @@ def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] =
             f"experiment={choices.get('experiment')}: this recipe is a sweep, and only one run can be started "
             f"here; run {name_command()} experiment={choices.get('experiment')}"
         )
+    check_current_folder(config)
     check_single_run(config)
     with open_dict(config):
         del config["hydra"]

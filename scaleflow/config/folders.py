@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
-from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
+
+from scaleflow.errors import ConfigError
 
 _created: set[Path] = set()
 
@@ -39,13 +38,11 @@ def lineage(folder: Path) -> list[Path]:
     return [absolute, *absolute.parents]
 
 
-class NoteFolders(Callback):
-    """Notes missing folders before Hydra creates the folder of a run or a sweep, which it does before the task."""
-
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        with contextlib.suppress(OmegaConfBaseException):  # Hydra reports it
-            note_missing(Path(str(config.hydra.run.dir)))
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        with contextlib.suppress(OmegaConfBaseException):
-            note_missing(Path(str(config.hydra.sweep.dir)))
+def check_current_folder(config: DictConfig) -> None:
+    """Raises ConfigError if Hydra is to change the current folder: relative paths are of the one that was typed in."""
+    if OmegaConf.select(config, "hydra.job.chdir"):
+        raise ConfigError(
+            "hydra.job.chdir=true: relative paths are those of the folder where the command was typed, and it stays "
+            "the current one; leave this key out, and name files in the run's folder as "
+            "${hydra:runtime.output_dir}/FILE"
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.config.compose import ComposedConfig
-from scaleflow.errors import ConfigError
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 
 
@@ -33,15 +31,10 @@ def read_typed_overrides() -> list[str]:
     return [str(word) for word in words]
 
 
-def check_folder_writable(folder: Path) -> Path:
-    """Returns the folder of a run. Raises ConfigError if no files can be created in it."""
-    try:
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ConfigError(
-            f"hydra.run.dir={folder}: cannot be written ({error.strerror}); choose another folder"
-        ) from error
-    return folder
+def list_hydra_names() -> list[str]:
+    """Lists the names of what Hydra itself writes to the folder of the current job, before the job begins."""
+    hydra = HydraConfig.get()
+    return [str(hydra.output_subdir).partition("/")[0], f"{hydra.job.name}.log"]
 
 
 def mask_sweep_config(path: Path) -> None:

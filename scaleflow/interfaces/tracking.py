@@ -62,6 +62,13 @@ class Tracker(Protocol):
             ConfigError: if it cannot be used.
         """
 
+    def check_experiment(self) -> None:
+        """Checks the experiment of a new run, without creating it.
+
+        Raises:
+            ConfigError: if it was deleted.
+        """
+
     def find_folder(self, run_id: str) -> str:
         """Returns the folder in which a run was started.
 

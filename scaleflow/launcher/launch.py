@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from scaleflow.cluster.engines import find_engine
 from scaleflow.config.compose import check_job, check_single_run
 from scaleflow.config.folders import remove_created
-from scaleflow.config.hydra_config import check_folder_writable, read_composed_config, read_typed_overrides
+from scaleflow.config.hydra_config import list_hydra_names, read_composed_config, read_typed_overrides
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
@@ -39,7 +39,7 @@ from scaleflow.launcher.batch_search import make_search, use_batch_size
 from scaleflow.launcher.collector import ProvenanceCollector
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.last_lines import finish_run
-from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
+from scaleflow.launcher.prepare import PreparedRun, RunCommand, note_copies, prepare_run
 from scaleflow.launcher.processes.inline import InlineRun
 from scaleflow.launcher.processes.local_host import LocalHost
 from scaleflow.launcher.processes.server_start import start_fork_server
@@ -52,6 +52,7 @@ from scaleflow.launcher.submit import render_submission
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.code_record import write_code
 from scaleflow.runs.data_digest import digest_files, find_data_files
+from scaleflow.runs.folder_use import check_folder
 from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.provenance.record import remove_launch_state
 from scaleflow.runs.state import RunHistory
@@ -100,7 +101,7 @@ def run_job(config: DictConfig, started: float) -> int:
             ANSWER.read = partial(describe_outcome, run.spec.folder)
             print(f"{run.spec.folder}: the run is finished; to train longer, add training.epochs=N with more epochs")
             return 0
-        check_folder_writable(run.spec.folder)
+        check_folder(run.spec.folder, ignored=list_hydra_names())
     except ConfigError as refusal:
         remove_created(composed.folder)
         return print_refusal(str(refusal))
@@ -151,6 +152,7 @@ def launch_run(
             spec = replace(spec, plan=resources.enter_context(locate_weights(spec.plan)))
             if spec.records:
                 resources.enter_context(spec.files.lock_recording())
+                resources.enter_context(spec.files.track_files())
                 write_configs(run)
         except ConfigError as error:
             display.close()
@@ -264,6 +266,8 @@ def describe_part(spec: RunSpec, is_resumed: bool) -> list[str]:
     if spec.plan.evaluator == "here":
         folder = spec.plan.checkpoint.folder
         lines.append(f"{spec.name} of the checkpoints in {folder}; the chief records the run")
+    if spec.parent is None and (note := note_copies(spec.plan)):
+        lines.append(note)
     task = spec.plan.task
     if task and task.worker:
         lines.append(f"{spec.name} of {len(task.peers)} processes; the chief, {task.peers[0]}, records the run")

@@ -71,6 +71,7 @@ class RecordedRun:
         self._tracking = tracking
         self._lock = contextlib.ExitStack()
         self._lock.enter_context(self.files.lock_recording())
+        self._lock.enter_context(self.files.track_files())
         self._run = CommandRun(self.files, self._before.is_ready, what)
 
     def open(self, name: str, tags: Mapping[str, str], params: Mapping[str, str], parent: Path | None) -> None:

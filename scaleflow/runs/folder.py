@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +23,21 @@ SECONDS_TO_WAIT = 60.0
 
 #: The files of what a run learned from its data, in its folder, in each checkpoint and in each exported model.
 LEARNED_STATE, LEARNED_ARRAYS = "learned_state.json", "learned_state.npz"
+
+
+#: The files of the processes of a run, as patterns.
+PROCESS_FILES = ("coordinator.log", "evaluator.log", "worker-*.log", "server-*.log", "events*.jsonl")
+
+#: Further files at the top of a run's folder, as patterns: of the run, and of what its command is, which a file tells.
+RUN_FILES = (
+    *("resume-*.yaml", "data-*.feather", "batch_sizes.*", "learning_rates.*", "*.partial"),
+    *("stage.log", "scaleflow.log", ".hydra"),
+)
+COMMAND_FILES = {
+    "sweep.json": ("report.*", "*.png", "optuna.*", "trials.csv", "optimization_results.yaml"),
+    "pipeline.yaml": ("pipeline.yaml", "results.csv", "stages.yaml", "graph.png"),
+    "stage.log": ("data_report.html", "result.json", "predictions.parquet"),
+}
 
 
 class FolderBusy(ConfigError):
@@ -78,6 +94,7 @@ class RunFolder:
     sweep_config = FolderEntry("multirun.yaml")  # what Hydra writes for a sweep, secrets masked
     ledger = FolderEntry("sweep.json")  # the jobs of a sweep; only a sweep's folder has it
     sweep_inputs = FolderEntry("sweep-inputs.json")  # digests of the code and data that the jobs of a sweep read
+    manifest = FolderEntry("files.json")  # which files of the folder the run has written
 
     _write_lock = FolderEntry("run.lock")
     _record_lock = FolderEntry("record.lock")
@@ -121,18 +138,78 @@ class RunFolder:
 
     def list_process_files(self) -> list[Path]:
         """Returns the files that the processes of a run write: events, logs, the summary of the model."""
-        patterns = ("coordinator.log", "evaluator.log", "worker-*.log", "server-*.log", "events*.jsonl")
         learned = [self.path / name for name in (LEARNED_STATE, LEARNED_ARRAYS)]
-        return [self.model_summary, *learned, *(path for pattern in patterns for path in self.path.glob(pattern))]
+        return [self.model_summary, *learned, *(path for pattern in PROCESS_FILES for path in self.path.glob(pattern))]
 
     def list_launcher_files(self) -> list[Path]:
         """Returns the files that a launcher writes before its processes are ready, and its locks."""
         files = [self.config, self.overrides, self.environment, self.provenance, self.code, self.record]
-        return [*files, self.batch_sizes, self._write_lock, self._record_lock]
+        return [*files, self.batch_sizes, self.manifest, self._write_lock, self._record_lock]
 
     def list_sweep_files(self) -> list[Path]:
         """Returns the files that a sweep writes before its first job is ready."""
-        return [self.ledger, self.sweep_inputs, self.sweep_config, self._sweep_lock, self._record_lock]
+        return [self.ledger, self.sweep_inputs, self.sweep_config, self.manifest, self._sweep_lock, self._record_lock]
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a process of a run, or of a sweep, has written to the folder."""
+        marks = (*self.MARKS, *PROCESS_FILES, "stage.log")
+        return any(True for mark in marks for _ in self.path.glob(mark))
+
+    def is_own(self, name: str) -> bool:
+        """Whether a file or folder at the top has a name that a run gives."""
+        entries = {entry.name for entry in vars(RunFolder).values() if isinstance(entry, FolderEntry)}
+        patterns = [*entries, *PROCESS_FILES, *RUN_FILES, LEARNED_STATE, LEARNED_ARRAYS]
+        patterns += [each for mark, more in COMMAND_FILES.items() if (self.path / mark).exists() for each in more]
+        return any(fnmatch(name, pattern) for pattern in patterns)
+
+    def walk(self) -> Iterator[str]:
+        """Yields the relative paths of all files and links in the folder, without those of other runs in it."""
+        for base, folders, names in os.walk(self.path):
+            if Path(base) != self.path and not self.MARKS.isdisjoint(names):
+                folders.clear()
+                continue
+            links = [name for name in folders if Path(base, name).is_symlink()]
+            yield from (os.path.relpath(Path(base, name), self.path) for name in (*names, *links))
+
+    def split_files(self) -> tuple[list[str], list[str]]:
+        """Returns the relative paths of the files that the run has written, and of all others.
+
+        The manifest says which they are. A run of an earlier version has none, and one that was killed has an
+        incomplete one: its files are those with the names that a run gives, except those that were there before.
+        """
+        manifest = read_json(self.manifest)
+        before, listed = set(manifest.get("before", ())), manifest.get("files")
+        late = (self.manifest, self.record, self._write_lock, self._record_lock, self._sweep_lock)
+        known = None if listed is None else {*listed, *(path.name for path in (*late, *self.list_process_files()))}
+        names = list(self.walk())
+        tops = {top for top in {name.partition(os.sep)[0] for name in names} if self.is_own(top)}
+        own = [
+            name
+            for name in names
+            if name.partition(os.sep)[0] in tops
+            and name not in before
+            and (known is None or name in known)
+            and not (self.path / name).is_symlink()
+        ]
+        return own, sorted({*names} - {*own})
+
+    @contextlib.contextmanager
+    def track_files(self) -> Iterator[None]:
+        """Keeps the manifest: what a command writes during the block is the run's. What was there before is not, if it
+        is not in the manifest of an earlier command.
+        """
+        before = self.split_files()[1] if self.manifest.exists() else []
+        self._write_manifest({"before": before})
+        try:
+            yield
+        finally:
+            if self.manifest.exists():  # otherwise there is no run, and nothing of it stays
+                self._write_manifest({"before": before, "files": self.split_files()[0]})
+
+    def _write_manifest(self, content: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the disk is full: `clean` knows the files by their names
+            replace_json(self.manifest, content)
 
     @contextlib.contextmanager
     def lock_recording(self, seconds: float = SECONDS_TO_WAIT) -> Iterator[None]:
@@ -181,13 +258,7 @@ class RunFolder:
 
         Raises OSError if it cannot be written.
         """
-        partial = self.record.with_suffix(".partial")
-        with partial.open("w") as file:
-            json.dump(record, file)
-            if is_vital:
-                file.flush()
-                os.fsync(file.fileno())
-        partial.replace(self.record)
+        replace_json(self.record, record, is_vital)
 
 
 @contextlib.contextmanager
@@ -214,6 +285,17 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def replace_json(path: Path, content: Mapping[str, Any], is_vital: bool = False) -> None:
+    """Replaces a JSON file atomically. If it `is_vital`, waits until it is on the disk. Raises OSError."""
+    partial = path.with_suffix(".partial")
+    with partial.open("w") as file:
+        json.dump(content, file)
+        if is_vital:
+            file.flush()
+            os.fsync(file.fileno())
+    partial.replace(path)
 
 
 def to_file_name(process: str) -> str:

@@ -28,7 +28,7 @@ from omegaconf import DictConfig
 
 from scaleflow.cluster.engines import find_engine
 from scaleflow.config.folders import create_folder, remove_created
-from scaleflow.config.hydra_config import check_folder_writable, list_module_folders, mask_sweep_config
+from scaleflow.config.hydra_config import list_module_folders, mask_sweep_config
 from scaleflow.config.parse import parse_section
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, NothingCanRun
@@ -39,10 +39,12 @@ from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.display import Display, JobDisplay
 from scaleflow.launcher.launch import SweepContext, launch_run
+from scaleflow.launcher.prepare import note_copies
 from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder, RunState
+from scaleflow.runs.folder_use import SWEEP_DIR, check_writable, refuse_others
 from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.state import is_finished
 from scaleflow.sweep.composer import JobComposer
@@ -128,10 +130,11 @@ class SweepRunner:
         self.watch: Callable[[Sequence[int], Event], bool] | None = None
         if self._n_jobs < 1:
             raise ConfigError(f"hydra.launcher.n_jobs={self._n_jobs}: expected at least 1")
-        check_folder_writable(self._folder)
+        check_writable(self._folder, SWEEP_DIR)
         with contextlib.ExitStack() as resources:
             resources.enter_context(self._files.lock_sweep())
             resources.enter_context(self._files.lock_recording())  # of the parent run
+            resources.enter_context(self._files.track_files())
             self._ledger = Ledger.load(self._files)
             self._inputs = SweepInputs(self._files, list_module_folders(config.hydra.runtime))
             self._resources = resources.pop_all()
@@ -262,6 +265,7 @@ class SweepRunner:
             job.entry.status = "FINISHED"
             return None
         try:
+            refuse_others(folder)
             plan = self._composer.prepare(job.request, folder, state.is_ready).spec.plan
         except ConfigError as refusal:
             job.entry.status, job.entry.reason = "REFUSED", str(mask_secrets(str(refusal)))
@@ -317,24 +321,21 @@ class SweepRunner:
             state = RunState.read(self._folder / job.entry.folder)
             if not state.is_ready:
                 job.entry.inputs = ""
-            status = "REFUSED" if code == REFUSED else state.status or self._status_without_run(code)
+            without_run = "KILLED" if code == self._stop.exit_code else "FAILED"
+            status = "REFUSED" if code == REFUSED else state.status or without_run
             if job.is_pruned and status == "KILLED":
                 status = "PRUNED"
             self._record_status(job, status, state.error if status != "FINISHED" else "")
         finally:
             slots.put(environment)
 
-    def _status_without_run(self, code: int) -> str:
-        """Returns the status of a job whose command ended with an exit code before there was a run."""
-        return "KILLED" if code == self._stop.exit_code else "FAILED"
-
     def _launch_job(self, job: SweepJob, portion: Mapping[str, str]) -> int:
         """Runs a job with a portion of this machine. Returns the exit code of its command."""
         stop, number = JobStop(self._stop), job.entry.number
         is_inline = job.request.is_inline
         display = Display(sys.stdout, breaks_silence=False) if is_inline else JobDisplay(sys.stdout, number)
-        turn = f" ({job.request.turn})" if job.request.turn else ""
-        display.print_line((" ".join(job.request.describe(self._ledger.swept)) or "without overrides") + turn)
+        words = job.request.describe(self._ledger.swept) or ["without overrides"]
+        display.print_line(" ".join([*words, *([f"({job.request.turn})"] if job.request.turn else [])]))
 
         def on_event(event: Event) -> None:
             if isinstance(event, RunReady):
@@ -348,12 +349,12 @@ class SweepRunner:
             display.print_error(job.entry.reason)
 
         folder = self._folder / job.entry.folder
-        label = job.request.label(self._ledger.swept)
         try:
             run = self._composer.prepare(job.request, folder, job.is_resumed)
             is_elsewhere = find_engine(run.spec.plan.cluster).is_remote  # it shares this machine with no other job
             environment = {**job.request.environment, **({} if is_elsewhere else portion)}
             create_folder(folder)
+            label = job.request.label(self._ledger.swept)
             sweep = (self._folder, label, environment, self._server, display, stop, on_event, self._facts)
             return launch_run(run, SweepContext(*sweep), refuse)
         except ConfigError as refusal:  # what the job needs is gone since it was checked
@@ -385,9 +386,7 @@ class SweepRunner:
 
     def _read_history(self, entry: LedgerEntry) -> JobHistory:
         """Reads the run of a job, once if it has ended."""
-        if entry.number in self._histories:
-            return self._histories[entry.number]
-        history = JobHistory.read(self._folder / entry.folder)
+        history = self._histories.get(entry.number) or JobHistory.read(self._folder / entry.folder)
         if entry.status in ENDED:
             self._histories[entry.number] = history
         return history
@@ -397,6 +396,8 @@ class SweepRunner:
         if not self._is_started:
             self._is_started = True
             self._stop = self._resources.enter_context(catch_stop_signals())
+            if self._plan is not None and (note := note_copies(self._plan)):
+                Display(sys.stdout).print_line(note)
         if not self._server and self._are_remote != {True}:
             self._server = self._resources.enter_context(start_fork_server())
 

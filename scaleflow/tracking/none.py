@@ -20,6 +20,8 @@ class NoTracker:
 
     def connect(self) -> None: ...
 
+    def check_experiment(self) -> None: ...
+
     def find_folder(self, run_id: str) -> str:
         raise ConfigError(f"tracking=none: there is no store with the run {run_id}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from itertools import groupby
@@ -20,9 +21,13 @@ def log_points(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> 
 
     If the store has some of the points already, older versions of MLflow insert those of other metrics again, and fail.
     With the points of one metric in a request they do not.
+
+    NaN is logged for the run alone: for a model, MLflow's SQL store keeps it as 0.0.
     """
+    from mlflow.entities import Metric
     from mlflow.exceptions import MlflowException
 
+    metrics = [Metric(m.key, m.value, m.timestamp, m.step) if math.isnan(m.value) else m for m in metrics]
     try:
         client.log_batch(run_id, metrics=metrics)
     except MlflowException as error:

@@ -27,7 +27,7 @@ from scaleflow.tracking.keys import MAX_KEY, MetricKeys, to_distinct_keys
 from scaleflow.tracking.model_files import upload_model_file
 from scaleflow.tracking.registry import ChampionRegistry, register_model
 from scaleflow.tracking.repeated_points import log_points
-from scaleflow.tracking.uri import sqlite_file
+from scaleflow.tracking.uri import DEFAULT_EXPERIMENT, artifact_location, sqlite_file
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -69,8 +69,8 @@ SWEPT = "scaleflow.swept"
 #: A name that MLflow generated, such as bold-ant-123.
 GENERATED_NAME = re.compile(r"[a-z]+-[a-z]+-\d{1,4}")
 
-#: The default of `tracking.experiment`. Only if it is unchanged can MLflow's environment variables name another.
-DEFAULT_EXPERIMENT = "scaleflow"
+#: The most characters of a run's name that the databases of MLflow's servers take.
+MAX_RUN_NAME = 250
 
 T = TypeVar("T")
 
@@ -200,7 +200,7 @@ class MlflowTracker:
         return run
 
     def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
-        self._run_name = name
+        self._run_name = name = name[:MAX_RUN_NAME]
         if self.adopted is not None:
             tags = self._adopt(self.adopted, tags)
         elif self.run_id is None:
@@ -253,21 +253,29 @@ class MlflowTracker:
         """Returns the experiment's ID. Creates a missing experiment, whose artifacts are next to an SQLite store."""
         from mlflow.exceptions import MlflowException
 
-        name = self._experiment_name
-        experiment = self._client.get_experiment_by_name(name)
-        if experiment is None:
+        found, name = self._find_experiment(), self._experiment_name
+        if found is None:
             try:
-                return str(self._client.create_experiment(name, artifact_location(self.uri, name), EXPERIMENT_TAGS))
+                found = self._client.create_experiment(name, artifact_location(self.uri, name), EXPERIMENT_TAGS)
             except MlflowException:  # another command may have created it since
-                experiment = self._client.get_experiment_by_name(name)
-                if experiment is None:
+                found = self._find_experiment()
+                if found is None:
                     raise
-        if experiment.lifecycle_stage != "active":
+        return str(found)
+
+    def _find_experiment(self) -> str | None:
+        """Returns the experiment's ID; None if there is none. Raises ConfigError if it was deleted."""
+        found = self._client.get_experiment_by_name(self._experiment_name)
+        if found is not None and found.lifecycle_stage != "active":
             raise ConfigError(
-                f"tracking.experiment={name}: was deleted; restore it with `mlflow experiments restore "
-                f"--experiment-id {experiment.experiment_id}`, or use another name"
+                f"tracking.experiment={self._experiment_name}: was deleted; restore it with `mlflow experiments "
+                f"restore --experiment-id {found.experiment_id}`, or use another name"
             )
-        return str(experiment.experiment_id)
+        return None if found is None else str(found.experiment_id)
+
+    def check_experiment(self) -> None:
+        if self.adopted is None:
+            self._find_experiment()
 
     def log_params(self, values: Mapping[str, str]) -> None:
         from mlflow.entities import Param
@@ -452,12 +460,6 @@ def is_transient(error: Exception) -> bool:
     if isinstance(error, MlflowException):  # raised by the client itself: no answer, or a locked database
         return error.error_code in ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE")
     return isinstance(error, OSError)
-
-
-def artifact_location(uri: str, experiment: str) -> str | None:
-    """Returns an artifact folder next to an SQLite file, as a URI; None if a server chooses the location."""
-    file = sqlite_file(uri)
-    return None if file is None else (file.parent / "mlartifacts" / re.sub(r"[^\w.-]", "_", experiment)).as_uri()
 
 
 def split_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -10,12 +10,17 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from scaleflow.config.synonyms import translate_address
 from scaleflow.errors import ConfigError, StoreUnreachable
 from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.secret_masking import MASK, mask_secrets
 
 PROBE_SECONDS = 3.0
+
+#: The default of `tracking.experiment`. Only if it is unchanged can MLflow's environment variables name another.
+DEFAULT_EXPERIMENT = "scaleflow"
+
+#: The most characters that MLflow, and the databases of its servers, accept in the names of experiments and models.
+MAX_EXPERIMENT_NAME, MAX_MODEL_NAME = 500, 256
 
 
 def resolve_store(tracking: Tracking) -> Tracking:
@@ -27,11 +32,10 @@ def resolve_store(tracking: Tracking) -> Tracking:
     if tracking.name == "none":
         return tracking
     check_registered_name(tracking)
+    check_experiment_name(tracking.experiment)
     origin = "tracking.uri" if tracking.uri is not None else "MLFLOW_TRACKING_URI"
     uri = tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     scheme = uri.partition(":")[0].lower() if ":" in uri else ""
-    if meant := translate_address(uri):
-        raise ConfigError(f"{origin}={uri}: is no address of a store; type tracking.uri={meant}")
     if uri in ("sqlite://", "sqlite:///:memory:"):
         raise ConfigError(
             f"{origin}={uri}: a store in memory would be lost at the end of the command; use sqlite:///mlflow.db"
@@ -62,15 +66,38 @@ def check_registered_name(tracking: Tracking) -> None:
         raise ConfigError(f"tracking.alias={alias}: MLflow reserves this name; choose another, such as newest")
 
 
+def check_experiment_name(name: str) -> None:
+    """Raises ConfigError for a name of an experiment that MLflow would reject when the run begins."""
+    origin = "tracking.experiment"
+    if name == DEFAULT_EXPERIMENT and (variable := os.environ.get("MLFLOW_EXPERIMENT_NAME")):
+        origin, name = "MLFLOW_EXPERIMENT_NAME", variable
+    if not name.strip() or len(name) > MAX_EXPERIMENT_NAME:
+        shown = f"{name[:20]}..." if name.strip() else name
+        raise ConfigError(
+            f"{origin}={shown}: expected a name of 1 to {MAX_EXPERIMENT_NAME} characters, and it has {len(name)}"
+        )
+
+
 def check_model_name(key: str, name: str) -> None:
     """Raises ConfigError for a name of a registered model that MLflow would reject; the message begins with a key."""
     if not name.strip() or set(name) & set("/:'\"%\n") or name.startswith("..") or name == ".":
         raise ConfigError(f"{key}{name}: expected a name without / : % and quotes, such as digits-mlp")
+    if len(name) > MAX_MODEL_NAME:
+        raise ConfigError(f"{key}{name[:20]}...: has {len(name)} characters; expected at most {MAX_MODEL_NAME}")
 
 
 def sqlite_file(uri: str) -> Path | None:
     """Returns the file of an SQLite store, which need not exist; None for another store."""
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+def artifact_location(uri: str, experiment: str) -> str | None:
+    """Returns an artifact folder next to an SQLite file, as a URI; None if a server chooses the location.
+
+    Its name, which a file system limits to 255 bytes, need not be unique: the folders in it are named by random ids.
+    """
+    file, name = sqlite_file(uri), re.sub(r"^\.+|[^\w.-]", "_", experiment)[:60]
+    return None if file is None else (file.parent / "mlartifacts" / name).as_uri()
 
 
 def absolute_sqlite(file: Path, uri: str, origin: str, offline: bool) -> str:

@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,11 @@ import pytest
 
 from scaleflow.cluster.slurm import expand_node_list, make_task_config
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Cluster, Plan
+from scaleflow.launcher.launch import describe_part
+from scaleflow.launcher.prepare import note_copies
 from scaleflow.launcher.processes.handover import SERVER_ENV
+from scaleflow.runs import RunSpec
 from tests.cluster import engine, forked, hosts
 from tests.conftest import Command
 from tests.launcher.test_supervisor import only_run, slow_down, wait_for
@@ -107,6 +112,32 @@ def ran(command: Command, slurm: Mapping[str, str], *words: str) -> str:
     return subprocess.run(
         words, cwd=command.folder, env=environment, capture_output=True, text=True, timeout=300, check=True
     ).stdout
+
+
+@pytest.mark.parametrize(
+    ("variable", "what", "words"),
+    [
+        ("SLURM_STEP_NUM_TASKS", "srun", "cluster=slurm"),
+        ("OMPI_COMM_WORLD_SIZE", "mpirun", "cluster=slurm, and start it with srun"),
+    ],
+)
+def test_copies_of_a_command_that_joins_none_of_them_are_noted_or_refused(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, what: str, words: str
+) -> None:
+    spec = RunSpec(plan(), tmp_path, 0.0)
+    for count, lines in (("1", 0), ("", 0), ("2", 1)):
+        monkeypatch.setenv(variable, count)
+        assert len(describe_part(spec, False)) == lines
+    (line,) = describe_part(spec, False)
+    assert line == (
+        f"note: {what} has started this command 2 times ({variable}), and each is a whole run; for one run add "
+        f"strategy=multi_worker {words}"
+    )
+    assert describe_part(replace(spec, parent="sweep"), False) == [], "the sweep says it once"
+    for strategy in ("multi_worker", "parameter_server"):
+        with pytest.raises(ConfigError, match=f"strategy={strategy}: {what} has started .* add {words}$"):
+            note_copies(plan(f"strategy={strategy}"))
+    assert note_copies(replace(plan(), cluster=Cluster(name="slurm"))) is None
 
 
 @pytest.mark.slow

@@ -44,6 +44,8 @@ class FakeTracker:
     def connect(self) -> None:
         self.take("connect")
 
+    def check_experiment(self) -> None: ...
+
     def find_folder(self, run_id: str) -> str:
         raise NotImplementedError
 

@@ -65,7 +65,7 @@ def repair(folder: Path, uri: str | None = None, tries: int = MAX_ATTEMPTS, agai
     folder = folder.absolute()
     try:
         files = RunFolder(folder)
-        with files.lock_recording(seconds=0), files.lock_writing():
+        with files.lock_recording(seconds=0), files.lock_writing(), files.track_files():
             was_open = finalize_run(folder)
             state = RunState.read(folder)
             status = SyncStatus(folder, "no run", state.status, was_open)
@@ -143,12 +143,13 @@ def send_missing(status: SyncStatus, tracking: Tracking, tries: int, is_new: boo
     """Sends what the store lacks, or if it `is_new` everything, as a new run."""
     transfer = EventTransfer(make_tracker(tracking), RunFolder(status.folder).events, tries_of_a_file=max(1, tries - 1))
     reason, left = "", tries
-    if is_new:
-        transfer.start_over()
     transfer.save_state()
     while left:
         before = transfer.taken
         try:
+            if is_new:
+                transfer.start_over()
+                is_new = False
             transfer.open()
             transfer.send(again=True)
             break

@@ -170,7 +170,9 @@ class EventTransfer:
         self._late = LatePoints(self._events)
 
     def start_over(self) -> None:
-        """Begins a new run in the store with all events, because the run that had them was deleted there."""
+        """Begins a new run in the store with all events, as it has the earlier one no more. Raises ConfigError."""
+        self._tracker.connect()
+        self._tracker.check_experiment()  # before the record of the earlier run is gone
         before = self._record["folder"]
         self.start_after(0)
         self._record["folder"] = before  # the events name files in it
@@ -193,8 +195,10 @@ class EventTransfer:
             raise type(missing)(
                 f"{missing}; {name_command('sync')} {folder} --again records it again, as a new run"
             ) from missing
-        if not self.has_run and "adopts" in self._record:  # an earlier command began to adopt a run, and died
-            self._tracker.adopted = self._record["adopts"]
+        if not self.has_run:
+            if "adopts" in self._record:  # an earlier command began to adopt a run, and died
+                self._tracker.adopted = self._record["adopts"]
+            self._tracker.check_experiment()
 
     def _refuse_new_store(self) -> None:
         """Raises RunMissing if the store of a recorded run is an SQLite file that is gone: opening would create it."""

@@ -1,0 +1,103 @@
+"""Which folders a new run, or a sweep, may use: new ones, empty ones, and those that hold nothing but a run's files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from scaleflow.config.folders import check_current_folder, note_missing
+from scaleflow.errors import ConfigError
+from scaleflow.runs.folder import RunFolder
+from scaleflow.runs.state import RunState
+
+RUN_DIR, SWEEP_DIR = "hydra.run.dir", "hydra.sweep.dir"
+
+#: The most names in a message.
+MAX_NAMED = 4
+
+
+class FolderRefused(BaseException):
+    """The folder of a command cannot be used. Hydra prints an `Exception` of a callback as a warning, and goes on."""
+
+
+def check_folder(folder: Path, key: str = RUN_DIR, ignored: Collection[str] = ()) -> None:
+    """Raises ConfigError if a new run cannot use an existing folder: see `check_writable` and `refuse_others`."""
+    check_writable(folder, key)
+    refuse_others(folder, key, ignored)
+
+
+def check_writable(folder: Path, key: str) -> None:
+    """Raises ConfigError if no files can be created in a folder."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(f"{key}={folder}: cannot be written ({error.strerror}); choose another folder") from error
+
+
+def refuse_others(folder: Path, key: str = RUN_DIR, ignored: Collection[str] = ()) -> None:
+    """Raises ConfigError if a folder holds what no run has written: the run's files could replace it.
+
+    Args:
+        folder: the folder, which need not exist.
+        key: `RUN_DIR`, or `SWEEP_DIR`: a sweep's folder may also hold folders of runs.
+        ignored: names of files that this command has written there.
+    """
+    files = RunFolder(folder)
+    names = sorted(set(os.listdir(folder)) - {*ignored}) if folder.is_dir() else []  # noqa: PTH208
+    is_theirs = files.ledger.exists() if key == SWEEP_DIR else RunState.read(folder).is_ready
+    if not names or is_theirs:  # another rule refuses a second run
+        return
+    own = [name for name in names if files.is_own(name)]
+    others = [name for name in names if name not in own and holds_file(folder / name)]
+    is_known = files.is_begun
+    if key == SWEEP_DIR and all((folder / name).is_dir() for name in others):
+        runs = [name for name in others if holds_run(folder / name)]
+        is_known, others = is_known or bool(runs), [name for name in others if name not in runs]
+    if not is_known:
+        others = [*own, *others]  # first those that the run would replace
+    if others:
+        more = f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
+        raise ConfigError(
+            f"{key}={os.path.relpath(folder)}: holds files that are not a run's ({', '.join(others[:MAX_NAMED])}{more})"
+            "; choose a new or an empty folder"
+        )
+
+
+def holds_file(path: Path) -> bool:
+    """Whether a path is a file, or a folder with a file somewhere in it."""
+    return not path.is_dir() or any(names for _, _, names in os.walk(path))
+
+
+def holds_run(folder: Path) -> bool:
+    return any(not RunFolder.MARKS.isdisjoint(names) for _, _, names in os.walk(folder))
+
+
+class CheckFolders(Callback):
+    """Checks the folder of a run or a sweep, and notes which of its parents are missing, before Hydra writes there."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        self._check(config, RUN_DIR)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        self._check(config, SWEEP_DIR)
+
+    def _check(self, config: DictConfig, key: str) -> None:
+        with contextlib.suppress(OmegaConfBaseException):  # Hydra reports it
+            folder = Path(str(OmegaConf.select(config, key)))
+            note_missing(folder)
+            try:
+                check_current_folder(config)
+                if OmegaConf.select(config, "resume") is None:  # that has a folder of its own
+                    refuse_others(folder, key)
+            except ConfigError as refusal:
+                raise FolderRefused(str(refusal)) from refusal
+            except OSError:  # it cannot be read: Hydra reports that it cannot be written
+                return

@@ -1,0 +1,124 @@
+"""What a run's folder may hold before, and which of its files are the run's afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import scaleflow
+from scaleflow.cli import main
+from scaleflow.errors import ConfigError
+from scaleflow.runs import RunFolder
+from scaleflow.runs.folder_use import RUN_DIR, SWEEP_DIR, refuse_others
+from tests.tracking.example_runs import MadeRun
+
+
+def write(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"of the user: {name}")
+    return folder
+
+
+def digest(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+#: Files of a user's whose names a run, a sweep or Hydra gives, and others.
+MINE = ("train.py", "config.yaml", "multirun.yaml", "evaluation/report.html", "model/net.py", "mlflow.db", ".hydra/a")
+
+STARTS: dict[str, tuple[str, Callable[[], object]]] = {
+    "run": (RUN_DIR, lambda: main(["tracking=none", "hydra.run.dir=.", "hydra.output_subdir=.hydra"])),
+    "sweep": (SWEEP_DIR, lambda: main(["-m", "tracking=none", "seed=1,2", "hydra.sweep.dir=."])),
+    "basic": (
+        SWEEP_DIR,
+        lambda: main(["-m", "tracking=none", "seed=1,2", "hydra.sweep.dir=.", "hydra/launcher=basic"]),
+    ),
+    "optuna": (
+        SWEEP_DIR,
+        lambda: main(["-m", "tracking=none", "seed=1,2", "hydra/sweeper=optuna5", "hydra.sweep.dir=."]),
+    ),
+    "api": (RUN_DIR, lambda: scaleflow.run("tracking=none", folder=".")),
+    "api-sweep": (SWEEP_DIR, lambda: scaleflow.run_sweep("tracking=none", "seed=1,2", folder=".")),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_folder_with_other_files_is_refused_before_anything_is_written(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(write(tmp_path, *MINE))
+    before, (key, call) = digest(tmp_path), STARTS[start]
+    if start.startswith("api"):
+        with pytest.raises(ConfigError) as refused:
+            call()
+        said = str(refused.value)
+    else:
+        assert call() == 2
+        said = capsys.readouterr().err.strip().splitlines()[-1]
+    others = "(.hydra, config.yaml, evaluation, model and 3 more)"
+    assert f"{key}=.: holds files that are not a run's {others}; choose a new or an empty folder" in said
+    assert digest(tmp_path) == before
+
+
+def test_a_folder_of_a_run_or_of_a_sweep_is_used_again(tmp_path: Path) -> None:
+    """That of a run that never began, of other processes of the run, of earlier jobs; and with a file more, not."""
+    write(tmp_path / "left", "record.lock", "config.yaml", "worker-0.log")
+    write(tmp_path / "worker", "worker-1.log", "events-worker-1.jsonl")
+    write(tmp_path / "jobs", "multirun.yaml", "a=1/b=2/events.jsonl")
+    write(tmp_path / "sweep", "sweep.json", "multirun.yaml", "mine")
+    MadeRun(tmp_path / "run").ready()
+    (tmp_path / "empty" / "inside").mkdir(parents=True)
+    for name in ("left", "worker", "run", "nowhere", "empty"):
+        refuse_others(tmp_path / name)
+    for name in ("jobs", "sweep"):
+        refuse_others(tmp_path / name, SWEEP_DIR)
+    for name in ("left", "worker"):
+        with pytest.raises(ConfigError, match=r"\(mine\)"):
+            refuse_others(write(tmp_path / name, "mine"))
+    with pytest.raises(ConfigError, match=r"\(multirun\.yaml, a=1\)"):
+        refuse_others(tmp_path / "jobs")
+    with pytest.raises(ConfigError, match=r"\(src\)"):
+        refuse_others(write(tmp_path / "jobs", "src/net.py"), SWEEP_DIR)
+
+
+def test_the_manifest_has_what_a_run_writes_and_nothing_else(tmp_path: Path) -> None:
+    files = RunFolder(write(tmp_path, "data-1.feather", "stage.log"))  # a command may write before the run begins
+    with files.track_files():
+        write(tmp_path, "config.yaml", "model/model.keras", "events.jsonl")
+    write(tmp_path, "model/mine.py", "notes.md", "worker-1.log")  # the last is of another machine
+    other = {"model/mine.py", "notes.md"}
+    assert set(files.split_files()[1]) == other
+    with files.track_files():  # the run is continued
+        write(tmp_path, "evaluation/report.html", "inner/events.jsonl")
+        assert set(files.split_files()[1]) == other, "if the command is killed here"
+    own, others = files.split_files()
+    assert set(others) == other, "files of another run in the folder are neither"
+    assert {"config.yaml", "model/model.keras", "evaluation/report.html", "worker-1.log", "files.json"} <= {*own}
+    assert {"data-1.feather", "stage.log"} <= {*own}
+
+
+def test_nothing_is_left_of_a_run_that_was_refused(tmp_path: Path) -> None:
+    files = RunFolder(tmp_path)
+    with files.track_files():
+        files.manifest.unlink()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_current_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("tracking=none", "hydra.job.chdir=true")
+    for command in (list(words), ["-m", "seed=1,2", *words], ["-m", "seed=1,2", "hydra/launcher=basic", *words]):
+        assert main(command) == 2
+        assert "hydra.job.chdir=true: relative paths are those of the folder" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"hydra\.job\.chdir=true"):
+        scaleflow.run(*words)
+    with pytest.raises(ConfigError, match=r"hydra\.job\.chdir=true"):
+        scaleflow.run_sweep("seed=1,2", *words)
+    assert list(tmp_path.iterdir()) == []

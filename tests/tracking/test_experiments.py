@@ -1,0 +1,92 @@
+"""What MLflow would refuse of an experiment and of its metrics: it is refused before the run, or recorded otherwise."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Tracking
+from scaleflow.launcher.recording.recovery import find_tracking_options, repair
+from scaleflow.launcher.recording.store_transfer import EventTransfer
+from scaleflow.tracking import make_tracker
+from scaleflow.tracking.uri import check_model_name, resolve_store
+from tests.tracking.example_runs import MadeRun, assert_has_one_model, only_run
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint is inferred")
+
+
+@pytest.fixture
+def uri(empty_store: Path, tmp_path: Path) -> str:
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def test_names_that_mlflow_rejects_are_refused_before_the_run(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("x" * 501, "", "  "):
+        with pytest.raises(ConfigError, match=r"^tracking\.experiment=.*1 to 500 characters, and it has"):
+            resolve_store(Tracking(uri=uri, experiment=name))
+    with pytest.raises(ConfigError, match=r"^tracking\.register_as=m+\.\.\.: has 257 characters"):
+        resolve_store(Tracking(uri=uri, register_as="m" * 257))
+    check_model_name("--model ", "m" * 256)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "y" * 600)
+    with pytest.raises(ConfigError, match=r"^MLFLOW_EXPERIMENT_NAME=y+\.\.\.:"):
+        resolve_store(Tracking(uri=uri))
+    resolve_store(Tracking(uri=uri, experiment="of my own"))
+
+
+@pytest.mark.parametrize("name", ["x" * 500, "Ж" * 200, "..", "a/../b"])
+def test_any_other_name_is_recorded_with_its_files_below_the_artifacts(uri: str, tmp_path: Path, name: str) -> None:
+    made = MadeRun(tmp_path / "run", uri=uri, experiment=name).ready().train(1, 3).files().end()
+    assert repair(made.folder, tries=1).result == "recorded"
+    place = Path(unquote(only_run(uri, name).info.artifact_uri).removeprefix("file://"))
+    assert place.resolve().is_relative_to(tmp_path / "mlartifacts")
+    assert len(place.resolve().relative_to(tmp_path / "mlartifacts").parts) == 3
+    assert (place / "plot.txt").exists()
+
+
+def test_nan_is_no_metric_of_a_model(uri: str, tmp_path: Path) -> None:
+    """MLflow would keep it as 0.0, the best loss of all. The run itself has it as NaN."""
+    from mlflow import MlflowClient
+
+    made = MadeRun(tmp_path / "run", uri=uri).ready()
+    made.write("metrics", step=9, values={"test/loss": math.nan, "test/accuracy": 0.5, "val/loss": math.inf})
+    made.files().end()
+    assert repair(made.folder).result == "recorded"
+    run = only_run(uri, "run")
+    assert math.isnan(run.data.metrics["test/loss"])
+    model = MlflowClient(uri).get_logged_model(assert_has_one_model(uri, run).model_id)
+    assert {each.key: each.value for each in model.metrics if each.key != "val/loss"} == {"test/accuracy": 0.5}
+
+
+def test_a_run_of_a_deleted_experiment_is_not_forgotten(uri: str, tmp_path: Path) -> None:
+    """It was killed while it ran. Sent again in vain, it stays known, so that after a restore it gets its end."""
+    from mlflow import MlflowClient
+
+    client, made = MlflowClient(uri), MadeRun(tmp_path / "run", uri=uri).ready().train(1, 3)
+    transfer = EventTransfer(make_tracker(find_tracking_options(made.folder, uri)), made.events)
+    transfer.open()
+    transfer.send()
+    experiment = client.get_experiment_by_name("run").experiment_id
+    client.delete_experiment(experiment)
+    again = repair(made.folder, tries=1, again=True)
+    assert (again.result, again.run_id) == ("not recorded", transfer.run_id)
+    assert "tracking.experiment=run: was deleted; restore it with `mlflow experiments restore" in again.reason
+    client.restore_experiment(experiment)
+    assert repair(made.folder).result == "recorded"
+    assert only_run(uri, "run").info.status == "KILLED"
+
+
+def test_a_deleted_experiment_is_refused_when_the_store_is_opened(uri: str, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri)
+    client.delete_experiment(client.create_experiment("gone"))
+    tracker = make_tracker(replace(Tracking(uri=uri), experiment="gone"))
+    with pytest.raises(ConfigError, match=r"^tracking\.experiment=gone: was deleted; restore it"):
+        EventTransfer(tracker, tmp_path / "events.jsonl").open()
