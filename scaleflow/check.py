@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.commands.frame import run_command
-from scaleflow.commands.parser import CommandParser
+from scaleflow.commands.parser import CommandParser, check_page
 from scaleflow.commands.process import end_with
 from scaleflow.commands.supervision import supervise_worker
 from scaleflow.commands.tracked_run import load_learned_state, make_one_process_plan
@@ -87,10 +87,7 @@ def check_words(words: list[str]) -> int:
     )
     typed = parser.parse_intermixed_args(split_overrides(words))
     report = Path(typed.report)
-    if not report.absolute().parent.is_dir():
-        raise ConfigError(f"--report {report}: there is no folder {report.parent}; create it first")
-    if report.is_dir():
-        raise ConfigError(f"--report {report}: is a folder; name a file, such as {report / REPORT}")
+    check_page("--report", report)
     with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:
         plan = make_check_plan(typed.overrides, typed.config_dir, typed.examples)
         schema = None if typed.against is None else read_schema_of_run(typed.against, typed.overrides, display)
@@ -204,6 +201,7 @@ def check_data(
     ):
         schema = None if against is None else read_schema_of_run(against, overrides, display)
         page = Path(folder) / REPORT if report is None else Path(report)
+        check_page("report", page)
         checked = look_at_data(plan, schema, examples, page, display, StopRequest())
     assert checked is not None
     return {"findings": checked.findings, "splits": checked.splits}

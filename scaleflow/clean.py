@@ -29,7 +29,7 @@ from scaleflow.commands.frame import run_command
 from scaleflow.commands.parser import CommandParser
 from scaleflow.commands.process import end_with
 from scaleflow.errors import ConfigError, RunDeleted, RunMissing
-from scaleflow.interfaces.formatting import format_duration
+from scaleflow.interfaces.formatting import format_duration, join_first
 from scaleflow.interfaces.secret_masking import mask_secrets, register_resolver
 from scaleflow.launcher.answer import ANSWER, FAILED
 from scaleflow.launcher.recording.recovery import find_tracking_options, format_store_error
@@ -42,9 +42,6 @@ from scaleflow.tracking.uri import sqlite_file
 
 #: Where runs and sweeps are if no folder is typed.
 DEFAULT_FOLDERS = ("outputs", "multirun")
-
-#: The most files that are named of those that keep a folder.
-MAX_NAMED = 3
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -225,8 +222,7 @@ def list_deletable(files: RunFolder, only_checkpoints: bool) -> tuple[list[Path]
 
 def name_others(names: Sequence[str]) -> str:
     """Says that a folder holds files that no run has written."""
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return f"holds other files: {', '.join(names[:MAX_NAMED])}{more}"
+    return f"holds other files: {join_first(names)}"
 
 
 def measure(path: Path) -> int:

@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scaleflow.commands.frame import run_command
-from scaleflow.commands.parser import CommandParser
+from scaleflow.commands.parser import CommandParser, check_page
 from scaleflow.commands.process import end_with
-from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.launcher.answer import ANSWER
 from scaleflow.launcher.named_runs import locate_run
@@ -42,8 +41,8 @@ def diff(words: list[str]) -> int:
     for named in (options.first, options.second):
         if not RunFolder(Path(named).expanduser()).events.is_file():
             locate_run(named, Tracking())  # refuses what is no run before anything is imported
-    if options.html is not None and not options.html.absolute().parent.is_dir():
-        raise ConfigError(f"--html {options.html}: there is no folder {options.html.parent}; create it first")
+    if options.html is not None:
+        check_page("--html", options.html)
     from scaleflow.comparison.runs import compare_runs
     from scaleflow.comparison.tables import print_comparison, to_page, to_values
 

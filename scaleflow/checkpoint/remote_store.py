@@ -21,7 +21,6 @@ from typing import Any, BinaryIO, Literal
 from scaleflow.checkpoint.store import (
     CHUNK_BYTES,
     MANIFEST,
-    PROBE,
     QUARANTINE,
     VISIBLE_SECONDS,
     DamagedCheckpoint,
@@ -52,7 +51,7 @@ class RemoteStore:
 
     def check_writable(self) -> None:
         """Writes an object, reads it and deletes it. Raises ConfigError if that fails, or takes a minute."""
-        call_store(KEY, self.address, lambda: self.remove_probe(self._write_probe(PROBE)))
+        call_store(KEY, self.address, lambda: self.remove_probe(self._write_probe("seen")))
 
     def list_steps(self) -> list[int]:
         """Returns what `steps` does. Raises ConfigError if the store does not answer."""

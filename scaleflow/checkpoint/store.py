@@ -30,8 +30,10 @@ TENSORS = "tensors"
 MANIFEST = "checkpoint.json"
 CHECKSUM = "crc32"
 QUARANTINE = "damaged.json"
-PROBE = "can-be-written"
 CHUNK_BYTES = 1 << 22
+
+#: The files of a checkpoint.
+OWN_FILE = re.compile(rf"{TENSORS}\..*|{MANIFEST}|{QUARANTINE}|learned_state\.\w+")
 
 #: Bytes of the tensors that are written at a time, since TensorFlow needs a copy of them. A larger tensor is written
 #: alone.
@@ -84,10 +86,7 @@ class CheckpointStore:
 
     def check_writable(self) -> None:
         """Writes a file and removes it; raises TensorFlow's error or OSError if that fails."""
-        tf.io.gfile.makedirs(self.folder)
-        with tf.io.gfile.GFile(f"{self.folder}/{PROBE}", "w") as file:
-            file.write(" ")
-        tf.io.gfile.remove(f"{self.folder}/{PROBE}")
+        tf.io.gfile.remove(f"{self.folder}/{self.write_probe()}")
 
     def write_probe(self) -> str:
         """Writes a file for `can_see_probe`; returns its name."""
@@ -110,7 +109,7 @@ class CheckpointStore:
     def remove_probe(self, name: str) -> None:
         """Removes the probe, and the folder if `write_probe` created it."""
         tf.io.gfile.remove(f"{self.folder}/{name}")
-        if self._is_new:
+        if self._is_new and not tf.io.gfile.listdir(self.folder):  # another run may use it by now
             tf.io.gfile.rmtree(self.folder)
 
     def write(self, snapshot: Snapshot) -> str:
@@ -127,7 +126,7 @@ class CheckpointStore:
             for name, content in self._records.items():
                 with tf.io.gfile.GFile(f"{path}/{name}", "wb") as file:
                     file.write(content)
-            files = {name: describe_file(f"{path}/{name}") for name in tf.io.gfile.listdir(path)}
+            files = {name: describe_file(f"{path}/{name}") for name in self._list_own(path)}
             manifest = {"format": FORMAT, "step": snapshot.step, "files": files, "host": snapshot.host}
             with tf.io.gfile.GFile(f"{path}/{MANIFEST}", "w") as file:
                 file.write(json.dumps({**manifest, CHECKSUM: manifest_checksum(manifest)}))
@@ -163,12 +162,23 @@ class CheckpointStore:
             ) from error
 
     def delete(self, step: int) -> None:
-        """Deletes a checkpoint, the manifest first, so that an interrupted deletion leaves no valid checkpoint."""
+        """Deletes a checkpoint, the manifest first, so that an interrupted deletion leaves no valid checkpoint.
+
+        Other files in its folder stay.
+        """
         path = self.path_of(step)
         if tf.io.gfile.exists(f"{path}/{MANIFEST}"):
             tf.io.gfile.remove(f"{path}/{MANIFEST}")
-        if tf.io.gfile.exists(path):
+        if not tf.io.gfile.exists(path):
+            return
+        for name in self._list_own(path):
+            tf.io.gfile.remove(f"{path}/{name}")
+        if not tf.io.gfile.listdir(path):
             tf.io.gfile.rmtree(path)
+
+    def _list_own(self, path: str) -> list[str]:
+        """Returns the names of the files in a checkpoint's folder that were written as parts of it."""
+        return [each for each in tf.io.gfile.listdir(path) if OWN_FILE.fullmatch(each) or each in self._records]
 
     def quarantine(self, step: int) -> None:
         """Renames the manifest of a damaged checkpoint, so that its files stay but are no checkpoint any more."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 from typing import NoReturn
 
 from scaleflow.config.parse import suggest
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces.formatting import GENERATOR
 from scaleflow.launcher.answer import JSON, print_refusal
 
 
@@ -35,3 +38,13 @@ class CommandParser(argparse.ArgumentParser):
     def add_repeated(self, flag: str, metavar: str, about: str) -> None:
         about = f"{about}; repeat the flag for several"
         self.add_argument(flag, action="append", default=[], metavar=metavar, help=about)
+
+
+def check_page(flag: str, path: Path) -> None:
+    """Raises ConfigError if a page cannot be written to a path, or if another program's file is there."""
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{flag} {path}: there is no folder {path.parent}; create it first")
+    if path.is_dir():
+        raise ConfigError(f"{flag} {path}: is a folder; name a file, such as {path / 'page.html'}")
+    if path.exists() and GENERATOR.encode() not in path.read_bytes()[:1000]:
+        raise ConfigError(f"{flag} {path}: this file is no page of scaleflow's; delete it, or name another one")

@@ -14,7 +14,7 @@ from rich.text import Text
 from scaleflow.comparison.results import NOT_KNOWN, MetricDifference
 from scaleflow.comparison.runs import Comparison
 from scaleflow.comparison.verdict import describe_verdict
-from scaleflow.interfaces.formatting import format_number
+from scaleflow.interfaces.formatting import GENERATOR, format_number
 from scaleflow.launcher.answer import to_printable
 from scaleflow.runs.provenance.differences import CATEGORIES, COMMIT, Difference
 
@@ -31,14 +31,16 @@ SHOWN_SPEED = ("perf/examples_per_second", "perf/seconds_to_first_step", "perf/p
 PAGE_WIDTH, PIPE_WIDTH = 140, 120
 
 #: It loads nothing, and follows the theme of the browser.
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>scaleflow diff</title><style>
+PAGE = (
+    f'<!DOCTYPE html>\n<html lang="en"><head>{GENERATOR}'
+    """<title>scaleflow diff</title><style>
 {stylesheet}
 :root {{ color-scheme: light dark; }}
 body {{ margin: 2rem; background: Canvas; color: CanvasText; }}
 pre {{ font-family: ui-monospace, Menlo, Consolas, monospace; line-height: 1.35; overflow-x: auto; }}
 </style></head><body><pre><code style="font-family:inherit">{code}</code></pre></body></html>
 """
+)
 
 
 def print_comparison(comparison: Comparison, stream: TextIO) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,6 +206,15 @@ def resolve_config(config: DictConfig) -> dict[str, Any]:
     assert isinstance(resolved, dict)
     remember_secrets(find_secrets(OmegaConf.to_container(config, resolve=False), resolved))
     return {str(key): value for key, value in resolved.items()}
+
+
+def keep_hydra_values(raw: Any, resolved: Any) -> Any:
+    """Returns a config with its interpolations, except those of Hydra's own part, which only its command knows."""
+    if isinstance(raw, Mapping) and isinstance(resolved, Mapping):
+        return {key: keep_hydra_values(value, resolved.get(key, value)) for key, value in raw.items()}
+    if isinstance(raw, list) and isinstance(resolved, list) and len(raw) == len(resolved):
+        return [keep_hydra_values(*both) for both in zip(raw, resolved, strict=True)]
+    return resolved if "${hydra:" in str(raw) else raw
 
 
 def read_app_choices() -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from scaleflow.evaluation.charts import STYLE
 from scaleflow.evaluation.findings import describe_figure
 from scaleflow.evaluation.resampling import Figure
-from scaleflow.interfaces.formatting import format_number
+from scaleflow.interfaces.formatting import GENERATOR, format_number
 
 PAGE_STYLE = """
 body { background: var(--page); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 0 auto;
@@ -36,7 +36,7 @@ figcaption { font-size: 13px; color: var(--faint); max-width: 440px; }
 
 def make_page(title: str, about: str, sections: Iterable[str]) -> str:
     """Returns a page with a heading, a line about it, and sections."""
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+    head = f'{GENERATOR}<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     style = f"<style>{STYLE}{PAGE_STYLE}</style>"
     body = f'<h1>{escape(title)}</h1><p class="faint">{escape(about)}</p>{"".join(sections)}'
     return f'<!DOCTYPE html><html lang="en"><head>{head}{style}</head><body>{body}</body></html>\n'

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+#: The beginning of the head of every HTML page, by which a page of scaleflow's is known.
+GENERATOR = '<meta charset="utf-8"><meta name="generator" content="scaleflow">'
+
+#: The most names in a message.
+MAX_NAMED = 3
 
 
 def format_number(value: float) -> str:
@@ -41,3 +47,9 @@ def format_duration(seconds: float) -> str:
 def format_elapsed(seconds: float) -> str:
     """Formats the time that something takes, as `0.4 s`, `12 s` or `4 min 10 s`."""
     return f"{seconds:.1f} s" if seconds < 9.95 else format_duration(seconds)
+
+
+def join_first(words: Sequence[str]) -> str:
+    """Joins the first words with commas, and says how many more there are."""
+    more = f" and {len(words) - MAX_NAMED} more" if len(words) > MAX_NAMED else ""
+    return ", ".join(words[:MAX_NAMED]) + more

@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.cluster.engines import find_engine
-from scaleflow.config.compose import check_job, check_single_run
+from scaleflow.config.compose import check_job, check_single_run, keep_hydra_values
 from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_config import list_hydra_names, read_composed_config, read_typed_overrides
 from scaleflow.config.words import quote_override
@@ -288,7 +288,8 @@ def write_configs(run: PreparedRun) -> None:
         files.resume_overrides(run.resume_number).write_text(overrides)
         return
     refuse_used_folder(run.spec)
-    files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(run.config))))
+    config = keep_hydra_values(run.config, run.spec.plan.config)
+    files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(config))))
     files.overrides.write_text(overrides)
     write_code(run.spec.plan, files)
 

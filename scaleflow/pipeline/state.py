@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.formatting import join_first
 from scaleflow.runs.folder import hold_lock, read_json
 
 #: The folder of all pipelines, in the current one, and that of a pipeline's own runs, in its folder.
 PIPELINES, RUNS = "pipelines", "_runs"
+
+#: The lock of a pipeline's folder.
+LOCK = "pipeline.lock"
 
 #: Another version writes other keys. A pipeline of an earlier version runs again.
 VERSION = 1
@@ -83,7 +87,8 @@ class PipelineState:
 
     @contextlib.contextmanager
     def lock(self, may_create: bool) -> Iterator[None]:
-        """Excludes other commands of this pipeline during the block. Raises ConfigError if there is one.
+        """Excludes other commands of this pipeline during the block. Raises ConfigError if there is one, or if the
+        folder is not a pipeline's.
 
         Args:
             may_create: whether a folder that does not exist is made; without a folder there is no lock.
@@ -95,8 +100,14 @@ class PipelineState:
                 raise ConfigError(
                     f"--folder {self.folder}: cannot be created ({error.strerror}); choose another one"
                 ) from error
+        is_known = self._path.exists() or (self.folder / LOCK).exists()
+        if not is_known and self.folder.is_dir() and (names := sorted(path.name for path in self.folder.iterdir())):
+            raise ConfigError(
+                f"--folder {self.folder}: holds files that are not a pipeline's ({join_first(names)}); choose a new or "
+                "an empty folder"
+            )
         message = f"{self.folder}: another command runs this pipeline; wait for its end, or use --folder DIR"
-        lock = hold_lock(self.folder / "pipeline.lock", 0.0, message)
+        lock = hold_lock(self.folder / LOCK, 0.0, message)
         with lock if self.folder.is_dir() else contextlib.nullcontext():
             yield
 

@@ -15,13 +15,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow.config.folders import check_current_folder, note_missing
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.formatting import join_first
 from scaleflow.runs.folder import RunFolder
 from scaleflow.runs.state import RunState
 
 RUN_DIR, SWEEP_DIR = "hydra.run.dir", "hydra.sweep.dir"
-
-#: The most names in a message.
-MAX_NAMED = 4
 
 
 class FolderRefused(BaseException):
@@ -64,10 +62,9 @@ def refuse_others(folder: Path, key: str = RUN_DIR, ignored: Collection[str] = (
     if not is_known:
         others = [*own, *others]  # first those that the run would replace
     if others:
-        more = f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
         raise ConfigError(
-            f"{key}={os.path.relpath(folder)}: holds files that are not a run's ({', '.join(others[:MAX_NAMED])}{more})"
-            "; choose a new or an empty folder"
+            f"{key}={os.path.relpath(folder)}: holds files that are not a run's ({join_first(others)}); choose a new "
+            "or an empty folder"
         )
 
 

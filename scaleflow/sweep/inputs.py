@@ -17,10 +17,11 @@ from typing import Any
 
 from scaleflow.config.trust import list_targets
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.formatting import join_first
 from scaleflow.runs import RunFolder
 from scaleflow.runs.code_digest import digest_code, list_digest_changes
 from scaleflow.runs.data_digest import digest_files, find_changed_files, find_data_files, group_by_folder
-from scaleflow.sweep.ledger import LedgerEntry, join_first
+from scaleflow.sweep.ledger import LedgerEntry
 
 #: The tag of the sweep's run that says which results are older than the code or the data.
 CHANGED = "scaleflow.changed"

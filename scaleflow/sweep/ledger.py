@@ -14,6 +14,7 @@ from typing import Any
 
 from scaleflow.config.parse import flatten_config, format_value
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.formatting import join_first
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import RunFolder
 
@@ -28,9 +29,6 @@ IGNORED_KEYS = (
 MODEL_KEYS = ("checkpoint.best", "checkpoint.export")
 
 IGNORED_SECTIONS = tuple(f"{key}." for key in IGNORED_KEYS)
-
-#: The most differences, or jobs, that a message names.
-MAX_NAMED = 3
 
 Config = Mapping[str, Any]
 
@@ -127,12 +125,6 @@ class Ledger:
             )
         self.base = {k: v for k, v in now.items() if not is_under(k, all_swept)}
         self.swept = all_swept
-
-
-def join_first(words: Sequence[str]) -> str:
-    """Joins the first words with commas, and says how many more there are."""
-    more = f" and {len(words) - MAX_NAMED} more" if len(words) > MAX_NAMED else ""
-    return ", ".join(words[:MAX_NAMED]) + more
 
 
 def list_job_leaves(config: Config) -> dict[str, Any]:

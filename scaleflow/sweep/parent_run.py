@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from scaleflow.config.compose import keep_hydra_values
 from scaleflow.interfaces import Plan, Status
 from scaleflow.interfaces.events import (
     ArtifactWritten,
@@ -63,6 +64,7 @@ class ParentRun:
         tracking = plan.tracking
         own_config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = OmegaConf.to_container(own_config, resolve=False)
+        plain = keep_hydra_values(plain, plan.config)
         self._files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(plain))))
         write_run_tags(self._files.path, facts.make_run_tags() | read_stage_tags())
         swept = ", ".join(self._ledger.swept)

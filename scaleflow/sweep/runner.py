@@ -34,7 +34,7 @@ from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, NothingCanRun
 from scaleflow.interfaces import Plan, Status, Sweep
 from scaleflow.interfaces.events import Event, RunReady
-from scaleflow.interfaces.formatting import format_duration
+from scaleflow.interfaces.formatting import format_duration, join_first
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.display import Display, JobDisplay
@@ -59,7 +59,7 @@ from scaleflow.sweep.inputs import (
     mark_changes,
 )
 from scaleflow.sweep.jobs import JobRequest, SweepJob, expand_repeats, find_swept_keys
-from scaleflow.sweep.ledger import Ledger, LedgerEntry, find_common_leaves, join_first
+from scaleflow.sweep.ledger import Ledger, LedgerEntry, find_common_leaves
 from scaleflow.sweep.parent_run import ParentRun
 from scaleflow.sweep.ranking import choose_mode
 from scaleflow.sweep.report import Report, format_loading_line
@@ -246,7 +246,7 @@ class SweepRunner:
     def _subfolder(self, request: JobRequest, number: int) -> str:
         """Returns the job's folder as `hydra.sweep.subdir` gives it, relative to the sweep's folder and made unique."""
         name = os.path.relpath(self._composer.name_folder(request, number), self._folder)
-        used_names = {entry.folder for entry in self._ledger.entries}
+        used_names = {os.curdir, *(entry.folder for entry in self._ledger.entries)}  # "." is the sweep's own
         names = itertools.chain([name], (f"{name}-{turn}" for turn in itertools.count(number)))
         return next(
             each for each in names if each not in used_names and not RunFolder(self._folder / each).events.exists()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
 import socket
+import sqlite3
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -104,6 +106,7 @@ def absolute_sqlite(file: Path, uri: str, origin: str, offline: bool) -> str:
     path = file.expanduser().absolute()
     if path.is_dir():
         raise ConfigError(f"{origin}={uri}: {path} is a folder; use a file in it, such as {path}/mlflow.db")
+    refuse_other_database(path, f"{origin}={uri}")
     if offline:
         return f"sqlite:///{path}"
     if not path.parent.is_dir():
@@ -111,6 +114,22 @@ def absolute_sqlite(file: Path, uri: str, origin: str, offline: bool) -> str:
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"{origin}={uri}: {path} cannot be written; choose another file")
     return f"sqlite:///{path}"
+
+
+def refuse_other_database(path: Path, word: str) -> None:
+    """Raises ConfigError if a file is no store of MLflow's, which would add its tables to it."""
+    if not path.is_file() or path.stat().st_size == 0 or Path(f"{path}.lock").exists():  # the lock of a migration
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=PROBE_SECONDS)) as store:
+            tables = {name for (name,) in store.execute("select name from sqlite_master where type = 'table'")}
+    except sqlite3.OperationalError:  # it is locked, or cannot be read: MLflow says so
+        return
+    except sqlite3.DatabaseError as error:
+        raise ConfigError(f"{word}: {path} is no SQLite file ({error}); choose another file") from error
+    if tables and "experiments" not in tables:
+        others = ", ".join(sorted(tables)[:3])
+        raise ConfigError(f"{word}: {path} is a database of another program (tables {others}); choose another file")
 
 
 def probe_server(uri: str, origin: str) -> None:

@@ -57,6 +57,26 @@ def test_a_checkpoint_is_read_as_it_was_written(isolated: Callable[..., Any], tm
     assert isolated(written_and_read, place.format(tmp_path)) == [[], [5, 30, 123456789], True, True, True]
 
 
+def write_beside(folder: str) -> list[Any]:
+    from scaleflow.checkpoint import CheckpointStore
+
+    shelf = CheckpointStore(folder)
+    shelf.check_writable()
+    shelf.write(snapshot(5))
+    listed = json.loads(Path(shelf.path_of(5), "checkpoint.json").read_text())["files"]
+    shelf.delete(5)
+    return ["mine" in listed, shelf.steps()]
+
+
+def test_files_of_others_in_the_folder_of_checkpoints_stay(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    mine = [tmp_path / "can-be-written", *(tmp_path / f"step-0000000{step}" / "mine" for step in (5, 7))]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    assert isolated(write_beside, str(tmp_path)) == [False, []]
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(mine)
+
+
 def test_a_plain_reader_of_tensorflows_opens_one(isolated: Callable[..., Any], tmp_path: Path) -> None:
     assert isolated(read_plainly, str(tmp_path)) == snapshot(4).tensors["model/0"].tolist()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +11,15 @@ import pytest
 
 import scaleflow
 from scaleflow.cli import main
+from scaleflow.commands.parser import check_page
+from scaleflow.config.compose import keep_hydra_values
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Tracking
+from scaleflow.interfaces.formatting import GENERATOR
+from scaleflow.pipeline.state import PipelineState
 from scaleflow.runs import RunFolder
 from scaleflow.runs.folder_use import RUN_DIR, SWEEP_DIR, refuse_others
+from scaleflow.tracking.uri import resolve_store
 from tests.tracking.example_runs import MadeRun
 
 
@@ -60,7 +67,7 @@ def test_a_folder_with_other_files_is_refused_before_anything_is_written(
     else:
         assert call() == 2
         said = capsys.readouterr().err.strip().splitlines()[-1]
-    others = "(.hydra, config.yaml, evaluation, model and 3 more)"
+    others = "(.hydra, config.yaml, evaluation and 4 more)"
     assert f"{key}=.: holds files that are not a run's {others}; choose a new or an empty folder" in said
     assert digest(tmp_path) == before
 
@@ -122,3 +129,51 @@ def test_another_current_folder_is_refused(
     with pytest.raises(ConfigError, match=r"hydra\.job\.chdir=true"):
         scaleflow.run_sweep("seed=1,2", *words)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipeline_takes_no_folder_with_other_files(tmp_path: Path) -> None:
+    for name in ("new", "empty"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with PipelineState(tmp_path / name).lock(may_create=True):
+            pass
+        with PipelineState(write(tmp_path / name, "notes.md")).lock(may_create=True):
+            pass
+    with (
+        pytest.raises(ConfigError, match=r"holds files that are not a pipeline's \(fit\); choose"),
+        PipelineState(write(tmp_path / "mine", "fit/1/config.yaml")).lock(may_create=True),
+    ):
+        pass
+    assert digest(tmp_path / "mine").keys() == {"fit/1/config.yaml"}
+
+
+def test_a_page_replaces_only_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    check_page("--report", page)
+    page.write_text(f"<!DOCTYPE html><html><head>{GENERATOR}</head></html>")
+    check_page("--report", page)
+    for path, said in ((write(tmp_path, "a.html") / "a.html", "no page"), (tmp_path / "no/b.html", "no folder")):
+        with pytest.raises(ConfigError, match=f"--report .*{said}"):
+            check_page("--report", path)
+    with pytest.raises(ConfigError, match="is a folder"):
+        check_page("--report", tmp_path)
+
+
+def test_a_store_is_no_file_of_another_program(empty_store: Path, tmp_path: Path) -> None:
+    """MLflow would add its tables to a database."""
+    with sqlite3.connect(tmp_path / "shop.db") as shop:
+        shop.execute("create table orders (id)")
+    for name, said in (("shop.db", r"database of another program \(tables orders\)"), ("a.csv", "is no SQLite file")):
+        before = digest(write(tmp_path, "a.csv"))
+        with pytest.raises(ConfigError, match=said):
+            resolve_store(Tracking(uri=f"sqlite:///{tmp_path / name}"))
+        assert digest(tmp_path) == before
+    resolve_store(Tracking(uri=f"sqlite:///{empty_store}"))
+    (tmp_path / "new.db").touch()
+    resolve_store(Tracking(uri=f"sqlite:///{tmp_path}/new.db"))
+
+
+def test_what_only_the_command_knows_is_written_as_a_value() -> None:
+    """A command that resumes the run has another folder."""
+    raw = {"a": ["${hydra:runtime.output_dir}/log.csv", "${seed}"], "b": {"c": "${oc.env:HOME}"}, "d": 1}
+    resolved = {"a": ["/run/log.csv", 0], "b": {"c": "/home"}, "d": 1}
+    assert keep_hydra_values(raw, resolved) == {**raw, "a": ["/run/log.csv", "${seed}"]}
