@@ -73,7 +73,7 @@ class BestValue:
         if value is None:
             raise RunError(
                 f"{self._options.monitor} is monitored, but no callback has reported it in this epoch; the values are "
-                f"{', '.join(values)}"
+                f"{', '.join(name for name in values if not name.startswith('perf/'))}"
             )
         if math.isnan(value):
             return False

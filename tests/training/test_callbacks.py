@@ -187,5 +187,5 @@ def test_a_callbacks_value_ends_the_run_and_is_the_best(isolated: Callable[..., 
     assert epochs == 3
     assert best == 10
     assert outputs == [("outputs", epoch, (2, 10)) for epoch in range(3)]
-    assert errors[0].startswith("val/own is monitored, and no callback has reported it in")
+    assert errors[0].startswith("val/own is monitored, but no callback has reported it in")
     assert "set training.early_stopping.mode=max or min" in errors[1]
