@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from scaleflow.dataset.own import make_source
     from scaleflow.dataset.pipeline.augment import augment_feed
     from scaleflow.dataset.pipeline.blocks import check_shards, describe_shards
-    from scaleflow.dataset.pipeline.cache import is_mapped
+    from scaleflow.dataset.pipeline.cache import is_mapped, preprocess_inputs
     from scaleflow.dataset.pipeline.chosen_examples import (
         is_spread,
         locate_examples,
@@ -54,6 +54,7 @@ __all__ = [
     "match_source",
     "open_columns",
     "prepare_splits",
+    "preprocess_inputs",
     "read_cheap_targets",
     "read_input_batches",
     "read_inputs",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from scaleflow.dataset.reading.files import TEST_FRACTION, draw_test_examples, expand_data_dir, suggest_path
 from scaleflow.dataset.reading.finite_targets import check_finite_targets
+from scaleflow.dataset.reading.spread import is_wide, measure_spread
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, Kind, Outputs, map_leaves
 from scaleflow.interfaces.options import Seed, TestFraction, Words, check_option, check_options
@@ -37,7 +39,8 @@ class Npz:
 
     Uncompressed arrays (`numpy.savez`) are memory-mapped, so only what is used is read. They stay mapped unless
     `dataset.cache` reads them into memory, their dtype is converted, or part of their examples is held out. Inputs
-    keep their dtype, except that float64, float16 and bool become float32. The model scales uint8 images to [0, 1].
+    keep their dtype, except that float16, bool and float64 become float32; float64 stays if float32 would round it too
+    much. Such targets are scaled, as those of tables are. The model scales uint8 images to [0, 1].
 
     Args:
         earlier: what an earlier run learned: the kinds of its targets.
@@ -75,7 +78,8 @@ class Npz:
                 check_finite_targets(f"targets {name!r}" + ("" if split == "all" else f" of {split!r}"), array)
             known = None if earlier is None else earlier.find_outputs("" if isinstance(targets, str) else name)
             kind = resolve_kind(kinds[name], of_all(name)) if known is None else find_kind(kinds[name], known)
-            return describe_array_outputs(kind, list(of_all(name).values()))
+            described = describe_array_outputs(kind, list(of_all(name).values()))
+            return described if known is None else replace(described, scaling=known.scaling)
 
         self.inputs = map_leaves(lambda name: describe_inputs(data_dir, name, of_all(name)), self._names[0])
         self.outputs = map_leaves(describe_target, self._names[1])
@@ -269,7 +273,8 @@ def describe_inputs(data_dir: Any, name: str, arrays: Mapping[str, Array]) -> In
     shape, dtype = next(iter(specs.values()))
     if dtype == np.uint8 and len(shape) >= 2:
         return Inputs(shape, "uint8", scale=1 / 255)
-    return Inputs(shape, "float32" if dtype.kind in "fb" else dtype.name)
+    is_exact = dtype == np.float64 and any(map(is_wide, arrays.values()))
+    return Inputs(shape, "float32" if dtype.kind in "fb" and not is_exact else dtype.name)
 
 
 def resolve_kind(kind: AutoKind, targets: Mapping[str, Array]) -> Kind:
@@ -317,11 +322,13 @@ def describe_array_outputs(kind: Kind, targets: list[Array]) -> Outputs:
         return Outputs(kind, (max(2, 1 + max(int(y.max()) for y in targets)),))
     if kind == "binary" and shape != (1,):
         raise ConfigError(f"dataset.kind=binary: the targets have the shape {shape} each, expected one number")
-    return Outputs(kind, shape)
+    if kind != "regression" or not is_wide(np.reshape(targets[0], -1)):
+        return Outputs(kind, shape)
+    return Outputs(kind, shape, scaling=measure_spread(np.reshape(targets[0], -1).astype(np.float64)))
 
 
 def convert_targets(outputs: Outputs, targets: Array) -> Array:
-    """Returns [n] int32 for classes, else [n, *outputs.shape] float32."""
+    """Returns [n] int32 for classes, else [n, *outputs.shape] of `outputs.target_dtype`."""
     if outputs.kind == "classification" and targets.shape[1:] == outputs.shape != (1,):
         targets = one_hot_classes(targets)
     return targets.reshape(len(targets), *outputs.target_shape).astype(outputs.target_dtype)

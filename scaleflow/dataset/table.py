@@ -57,7 +57,7 @@ MOST_NAMED = 12
 class Table:
     """Reads tables, one example per row, one input per column.
 
-    An input is a number (float32, NaN is missing), or a string ("" is missing): a category, a text, or a date as
+    An input is a number (float64, NaN is missing), or a string ("" is missing): a category, a text, or a date as
     `2024-01-31T23:59:59`. `Number`, `Category`, `WordBag` or `Text`, and `Date` convert them inside the saved model.
     Types are those of the file; in a CSV file, a column has the type that all its values have.
 
@@ -138,7 +138,7 @@ class Table:
         self.reading = {"columns": self._kinds, "target": target, "format": self._files.format, **asdict(form)}
         self.reading["unused"] = unused
         self.inputs = {
-            name: Inputs((), "float32" if each == NUMBER else "string") for name, each in self._kinds.items()
+            name: Inputs((), "float64" if each == NUMBER else "string") for name, each in self._kinds.items()
         }
         self.preprocessing = {
             name: make_preprocessing(name, each, embed, vocabulary, tokens) for name, each in self._kinds.items()
@@ -239,7 +239,7 @@ class TableRows:
         """Says how columns are converted; rows can be read then."""
         self._target, self._kinds, self._outputs = target, kinds, outputs
         targets = tf.TensorSpec(outputs.target_shape, outputs.target_dtype)
-        specs = {name: tf.TensorSpec([], tf.float32 if kind == NUMBER else tf.string) for name, kind in kinds.items()}
+        specs = {name: tf.TensorSpec([], tf.float64 if kind == NUMBER else tf.string) for name, kind in kinds.items()}
         self.spec = specs, targets
         used = [*(name for name in kinds if kinds[name] == NUMBER), *([target] if outputs.kind == "regression" else [])]
 

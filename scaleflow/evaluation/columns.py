@@ -47,6 +47,7 @@ class OutputColumns:
 
     def convert(self, values: dict[str, Array]) -> dict[str, Any]:
         """Converts outputs [rows, ...] by name to columns by name, as `serving/answers.py` says."""
+        values = {name: np.asarray(each, self.outputs[name].dtype) for name, each in values.items()}
         columns = make_prediction_columns(self.outputs, values, self.has_all)
         if self.has_logits:
             columns |= make_logit_columns(self.outputs, values)
@@ -54,7 +55,7 @@ class OutputColumns:
 
     def make_empty(self) -> dict[str, Any]:
         """Returns the columns without values."""
-        return self.convert({name: np.zeros((0, *each.shape), np.float32) for name, each in self.outputs.items()})
+        return self.convert({name: np.zeros((0, *each.shape)) for name, each in self.outputs.items()})
 
     def make_schema(self) -> Any:
         """Returns the names and the types of the columns."""

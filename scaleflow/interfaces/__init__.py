@@ -76,6 +76,7 @@ from scaleflow.interfaces.recording_config import (
     Tracking,
 )
 from scaleflow.interfaces.structures import (
+    apply_layer,
     describe_keys,
     label_leaf,
     map_leaves,
@@ -194,6 +195,7 @@ __all__ = [
     "Tracking",
     "Training",
     "Workers",
+    "apply_layer",
     "count_new",
     "describe_extension",
     "describe_keys",

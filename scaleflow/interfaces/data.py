@@ -23,6 +23,12 @@ Standardize = Literal["lower_and_strip_punctuation", "lower", "strip_punctuation
 MOST_CONFUSION_CLASSES = 1000
 
 
+#: Half of the spacing of float32 numbers near 1: what rounding changes, relative to a number.
+ROUNDING = 2.0**-24
+
+#: The most that rounding to float32 may change a value inside of a run, in deviations of its column.
+MOST_ROUNDING = 1e-6
+
 #: The key of an input that only training and evaluations have: the fold of an example, from 0; -1: it is in none.
 FOLD = "__fold__"
 
@@ -89,14 +95,28 @@ class Outputs:
 
     @property
     def target_dtype(self) -> str:
-        """The dtype to which a source converts targets."""
-        return "int32" if self.kind == "classification" else "float32"
+        """The dtype to which a source converts targets: values keep what float32 would round."""
+        return {"classification": "int32", "regression": "float64"}.get(self.kind, "float32")
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the model's output: float64 for values that float32 cannot tell apart, such as seconds since
+        1970, which are 128 apart there. float32 for all others."""
+        if self.scaling is None:
+            return "float32"
+        mean, deviation = self.scaling
+        return "float32" if fits_float32((mean, *(self.limits or ())), deviation, MOST_ROUNDING) else "float64"
 
     @property
     def is_one_class(self) -> bool:
         """Whether the target of each example is one class, of two or of several."""
         is_single = self.kind == "classification" and len(self.shape) == 1
         return is_single or (self.kind == "binary" and self.shape == (1,))
+
+
+def fits_float32(values: Iterable[float], deviation: float, most: float) -> bool:
+    """Returns whether rounding to float32 changes values by no more than `most` deviations."""
+    return max(map(abs, values)) * ROUNDING <= most * deviation
 
 
 #: One tensor, or a dict from name to `Inputs` or to further dicts.
@@ -224,7 +244,9 @@ class Preprocessing(Protocol):
     with it, so it takes raw inputs: a string, a row.
 
     It may have a method `extend(learned, new)`: it returns what an earlier run learned with new entries of what `learn`
-    returned for other data, the known ones first. Without it, fine-tuning takes what the earlier run learned.
+    returned for other data, the known ones first. Without it, fine-tuning takes what the earlier run learned. It may
+    have a method `layer_of_all`: from what was learned for each of several inputs to one layer, from a list of raw
+    inputs to a list of features.
     """
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> Any:

@@ -6,7 +6,7 @@ joined with `/`, or "" for a single value. Names are in `tf.nest`'s order: dicts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
@@ -30,6 +30,11 @@ def map_named(function: Callable[[str, Any], Any], structure: Any, prefix: str =
         return function(prefix, structure)
     start = f"{prefix}/" if prefix else ""
     return {key: map_named(function, value, f"{start}{key}") for key, value in structure.items()}
+
+
+def apply_layer(layer: Callable[[Any], Any], inputs: Sequence[Any]) -> list[Any]:
+    """Returns what the preprocessing of one input, or of several at once, makes of each of them."""
+    return list(layer(list(inputs))) if len(inputs) > 1 else [layer(inputs[0])]
 
 
 def describe_keys(structure: Any) -> str:

@@ -21,6 +21,7 @@ from scaleflow.interfaces import (
     Inputs,
     InputStructure,
     OutputStructure,
+    apply_layer,
     label_leaf,
     map_leaves,
     map_named,
@@ -55,11 +56,11 @@ class RawInputs:
     """How raw inputs become what the trained model takes, by the name of an input.
 
     Attributes:
-        preprocessing_layers: creates the preprocessing of an input.
+        preprocessing_layers: creates the preprocessing of one or several inputs, by their names.
         decoders: traced functions from an encoded picture, a string of shape (), to one example of an input.
     """
 
-    preprocessing_layers: Mapping[str, Callable[[], keras.Layer]] = field(default_factory=dict)
+    preprocessing_layers: Mapping[tuple[str, ...], Callable[[], keras.Layer]] = field(default_factory=dict)
     decoders: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = field(default_factory=dict)
 
 
@@ -100,7 +101,7 @@ def write_model(
     is_whole = keras_file_fault(model) is None
     if not is_whole:
         model.save_weights(folder / WEIGHTS_FILE)  # no preprocessing: the user's code loads them into the model alone
-    layers = {name: make() for name, make in raw.preprocessing_layers.items()}
+    layers = {names: make() for names, make in raw.preprocessing_layers.items()}
     whole = add_preprocessing(layers, model, inputs) if layers else model
     if is_whole:
         whole.save(folder / KERAS_FILE)
@@ -113,7 +114,7 @@ def write_model(
     signature = {
         "arguments": label_leaves(inputs),  # of the SavedModel's signatures, by the name of the input
         "inputs": map_leaves(lambda each: {"dtype": each.dtype, "shape": [-1, *each.shape]}, inputs),
-        "outputs": map_leaves(lambda each: {"dtype": "float32", "shape": [-1, *each.shape]}, outputs),
+        "outputs": map_leaves(lambda each: {"dtype": each.dtype, "shape": [-1, *each.shape]}, outputs),
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
     }
@@ -242,20 +243,20 @@ def keras_file_fault(model: keras.Model) -> str | None:
     return None
 
 
-def add_preprocessing(layers: Mapping[str, keras.Layer], model: keras.Model, inputs: InputStructure) -> keras.Model:
+def add_preprocessing(
+    layers: Mapping[tuple[str, ...], keras.Layer], model: keras.Model, inputs: InputStructure
+) -> keras.Model:
     """Returns a model that applies the preprocessing of each input to raw inputs, then `model`."""
-
-    def preprocess(name: str, raw: keras.KerasTensor) -> keras.KerasTensor:
-        if name not in layers:
-            return raw
-        nested_raw = keras.Input(raw.shape[1:], dtype=raw.dtype)
-        # A nested model, because a layer of the preprocessing may have the model's name.
-        label = f"{model.name}_{names[name]}_preprocessing" if name else f"{model.name}_preprocessing"
-        return keras.Model(nested_raw, layers[name](nested_raw), name=label)(raw)
-
-    names = label_leaves(inputs)
+    labels = label_leaves(inputs)
     raws = make_inputs(inputs)
-    return keras.Model(raws, model(map_named(preprocess, raws)), name=f"{model.name}{ON_RAW_INPUTS}")
+    named = dict(name_leaves(raws))
+    for names, layer in layers.items():
+        nested_raw = [keras.Input(named[name].shape[1:], dtype=named[name].dtype) for name in names]
+        # A nested model, because a layer of the preprocessing may have the model's name.
+        own = f"_{labels[names[0]]}" if len(names) == 1 and names[0] else ""
+        nested = keras.Model(nested_raw, apply_layer(layer, nested_raw), name=f"{model.name}{own}_preprocessing")
+        named.update(zip(names, nested([named[name] for name in names]), strict=True))
+    return keras.Model(raws, model(map_named(lambda name, _: named[name], raws)), name=f"{model.name}{ON_RAW_INPUTS}")
 
 
 def to_numpy_strings(batch: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

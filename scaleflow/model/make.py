@@ -190,11 +190,11 @@ def scale_outputs(model: keras.Model, inputs: Any, returned: Any, outputs: Outpu
 
 
 def scale_output(name: str, tensor: keras.KerasTensor, described: Outputs) -> keras.KerasTensor:
-    """Converts an output, or that of each member of an ensemble, to float32 in the unit of the targets."""
+    """Converts an output, or that of each member of an ensemble, to `Outputs.dtype` in the unit of the targets."""
     if described.scaling is None:
         return cast_to_float32(name, tensor)
     mean, deviation = described.scaling
-    return keras.layers.Rescaling(deviation, offset=mean, dtype="float32")(tensor)
+    return keras.layers.Rescaling(deviation, offset=mean, dtype=described.dtype)(tensor)
 
 
 def find_compile_note(model: Any) -> str | None:

@@ -1,25 +1,27 @@
 """The parts of an exported model: what only TensorFlow can compute, and what other runtimes can.
 
-Other runtimes have no lookup of words. So a model whose raw inputs are texts has two endpoints more than `serve`:
+Other runtimes have no lookup of words, and most have no float64. So a model that preprocesses texts or numbers of
+float64 has two endpoints more than `serve`:
 
-- `preprocess`: raw inputs -> a dict by the name of an input: features in place of each text, other inputs as they are;
-- `portable`: this dict -> the outputs.
+- `preprocess`: raw inputs -> a dict by the name of an input: features in place of these, other inputs as they are;
+- `portable`: this dict -> the outputs, where they are float64 before their scaling (`Outputs.scaling`).
 
-A model that computes in a lower precision has the endpoint `portable`, in float32, too. Without these endpoints `serve`
-is portable as it is.
+A model that computes in a lower precision, or has outputs of float64, has these endpoints, too. Without them `serve` is
+portable as it is.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.models.functional import Functional
 
-from scaleflow.interfaces import InputStructure, map_named, name_leaves
+from scaleflow.interfaces import InputStructure, apply_layer, map_leaves, map_named, name_leaves
 from scaleflow.model.layers import label_leaves
 
 
@@ -29,37 +31,46 @@ class Parts:
 
     Attributes:
         core: the trained model.
-        layers: the preprocessing of its inputs, by name.
+        layers: the preprocessing of one or several inputs, by their names.
         inputs: raw inputs.
         policy: the dtype policy of the core.
     """
 
     core: keras.Model
-    layers: Mapping[str, keras.Layer]
+    layers: Mapping[tuple[str, ...], keras.Layer]
     inputs: InputStructure
     policy: str
 
     @property
     def looked_up(self) -> set[str]:
-        """The inputs that are texts, and that the preprocessing turns into numbers."""
+        """The inputs that are texts or float64, and that the preprocessing turns into other numbers."""
         named = name_leaves(self.inputs)
-        return {name for name in self.layers if named[name].dtype == "string"}
+        return {name for names in self.layers for name in names if named[name].dtype in ("string", "float64")}
 
     def preprocess(self, raw: Any) -> dict[str, tf.Tensor]:
-        """Returns features in place of texts, by the name of the input."""
-        lookups = self.looked_up
-        named = name_leaves(raw)
-        return {name: self.layers[name](each) if name in lookups else tf.identity(each) for name, each in named.items()}
+        """Returns features in place of texts and float64, by the name of the input."""
+        return {name: tf.identity(each) for name, each in self._apply(name_leaves(raw), self.looked_up).items()}
 
-    def compute(self, features: Mapping[str, tf.Tensor]) -> Any:
+    def compute(self, core: keras.Model, features: Mapping[str, tf.Tensor]) -> Any:
         """Returns the outputs of the core for what `preprocess` returns."""
-        lookups = self.looked_up
+        named = self._apply(features, set(name_leaves(self.inputs)) - self.looked_up)
+        return core(map_named(lambda name, _: named[name], self.inputs), training=False)
 
-        def finish(name: str, _: Any) -> tf.Tensor:
-            is_done = name in lookups or name not in self.layers
-            return features[name] if is_done else self.layers[name](features[name])
+    def _apply(self, named: Mapping[str, tf.Tensor], chosen: Collection[str]) -> dict[str, tf.Tensor]:
+        """Returns inputs by name, with features in place of those that are chosen and have a preprocessing."""
+        found = dict(named)
+        for names, layer in self.layers.items():
+            if names[0] in chosen:
+                found.update(zip(names, apply_layer(layer, [named[name] for name in names]), strict=True))
+        return found
 
-        return self.core(map_named(finish, self.inputs), training=False)
+
+def remove_wide_scaling(model: keras.Model) -> keras.Model:
+    """Returns a model without the last layers that bring outputs of float64 to their unit (`Outputs.dtype`)."""
+    if not isinstance(model, Functional) or all(each.dtype != "float64" for each in model.outputs):
+        return model
+    outputs = map_leaves(lambda x: x._keras_history.operation.input if x.dtype == "float64" else x, model.output)
+    return keras.Model(model.input, outputs)
 
 
 def add_parts(archive: Any, model: keras.Model, parts: Parts, specs: Any) -> Any:
@@ -71,7 +82,8 @@ def add_parts(archive: Any, model: keras.Model, parts: Parts, specs: Any) -> Any
         parts: of the model.
         specs: of the raw inputs.
     """
-    is_full = parts.policy == "float32"
+    core = remove_wide_scaling(parts.core)
+    is_full = parts.policy == "float32" and core is parts.core
     serve = trace(lambda raw: model(raw, training=False), specs)
     if not parts.looked_up and is_full:
         archive.add_endpoint("serve", serve)
@@ -80,7 +92,7 @@ def add_parts(archive: Any, model: keras.Model, parts: Parts, specs: Any) -> Any
     features = preprocess.get_concrete_function().structured_outputs
     names = label_leaves(features)
     given = {name: tf.TensorSpec([None, *each.shape[1:]], each.dtype, names[name]) for name, each in features.items()}
-    portable = trace(parts.compute, given)
+    portable = trace(lambda features: parts.compute(core, features), given)
     with compute_in_float32(parts.core):
         portable.get_concrete_function()
     if is_full:  # one graph for both

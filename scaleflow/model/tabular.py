@@ -105,7 +105,7 @@ def build(
             width = (embeddings or {}).get(name, choose_embedding(spec))
             features.append(encode(f"{labels[name]}_embedding", tensor, spec, width))
             continue
-        columns.append((tensor[:, :1], spec.quantiles))
+        columns.append((tensor[:, :1] if spec.shape[0] > 1 else tensor, spec.quantiles))
         if spec.shape[0] > 1:
             features.append(tensor[:, 1:])
     described = name_leaves(outputs)

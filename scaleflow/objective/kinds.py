@@ -51,7 +51,7 @@ def defaults_for(described: Outputs) -> Defaults:
         return Defaults(
             squared_error,
             (mean("mae", absolute_error), mean("rmse", squared_error, square_root)),
-            (r2_measure("r2", targets, outputs, columns),),
+            (r2_measure("r2", targets, outputs, columns, described.scaling[0] if described.scaling else 0.0),),
             {"mae": "min", "rmse": "min", "r2": "max"},
         )
     modes: dict[str, Literal["min", "max"]] = {"accuracy": "max", "exact_match": "max", "balanced_accuracy": "max"}
@@ -161,11 +161,16 @@ def get_outputs(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
 
 
 def squared_error(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    return tf.square(tf.cast(targets, outputs.dtype) - outputs)
+    return tf.square(subtract(targets, outputs))
 
 
 def absolute_error(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    return tf.abs(tf.cast(targets, outputs.dtype) - outputs)
+    return tf.abs(subtract(targets, outputs))
+
+
+def subtract(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """Returns the errors in float32, without rounding what they are the difference of."""
+    return tf.cast(tf.cast(targets, tf.float64) - tf.cast(outputs, tf.float64), tf.float32)
 
 
 def square_root(mean: float) -> float:

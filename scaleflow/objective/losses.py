@@ -95,7 +95,7 @@ def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, 
 
     def loss(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         if described.kind != "classification":
-            targets = tf.cast(targets, tf.float32)
+            targets = tf.cast(targets, outputs.dtype)
         elif keras_name is not None and keras_name not in INTEGER_LOSSES:
             targets = to_one_hot(targets, outputs)
         elif is_shares(targets, outputs):

@@ -119,7 +119,9 @@ def standardise_loss(loss: Loss, mean: float, deviation: float) -> Loss:
     """Returns the loss of values with mean 0 and deviation 1, from targets and outputs in their unit."""
 
     def compute(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        return loss((tf.cast(targets, outputs.dtype) - mean) / deviation, (outputs - mean) / deviation)
+        return loss(
+            *(tf.cast((tf.cast(each, tf.float64) - mean) / deviation, tf.float32) for each in (targets, outputs))
+        )
 
     return compute
 

@@ -41,7 +41,7 @@ def mean_measure(name: str, values: Values, ignores: bool, finish: Callable[[flo
     return Measure((name,), sum_examples, lambda sums, total: [finish(divide(sums[0], total))])
 
 
-def r2_measure(name: str, targets_of: Values, outputs_of: Values, columns: int) -> Measure:
+def r2_measure(name: str, targets_of: Values, outputs_of: Values, columns: int, center: float = 0.0) -> Measure:
     """Makes R2, the mean over the outputs of 1 - (squared error / squared deviation from the mean target).
 
     An output whose targets are all equal counts 1 if it is predicted exactly, and 0 otherwise, as in scikit-learn.
@@ -50,17 +50,19 @@ def r2_measure(name: str, targets_of: Values, outputs_of: Values, columns: int) 
         name: the name of the value.
         targets_of, outputs_of: return targets and outputs [b, ..., columns].
         columns: the size of the last axis.
+        center: near the mean of the targets: squares of distances from it are summed.
     """
 
     def sum_squares(targets: Any, outputs: Any, weights: tf.Tensor) -> tf.Tensor:
-        # In float64: the squared deviation is a small difference of large sums if the mean is far from 0.
+        # In float64: the squared deviation is a small difference of large sums if the mean is far from the center.
         true, counted = targets_of(targets, outputs)
         counts = spread_weights(weights, true) if counted is None else spread_weights(weights, true) * counted
         counts, true, predicted = (
             tf.reshape(tf.cast(each, tf.float64), [-1, columns])
             for each in (counts, true, outputs_of(targets, outputs)[0])
         )
-        values = (counts, counts * true, counts * true**2, counts * (true - predicted) ** 2)
+        errors, true = true - predicted, true - center
+        values = (counts, counts * true, counts * true**2, counts * errors**2)
         return tf.concat([tf.reduce_sum(each, axis=0) for each in values], axis=0)
 
     def finish(sums: Array, total: float) -> Sequence[float]:

@@ -91,6 +91,8 @@ def make_measure(
     has_threshold = target.arguments.get("threshold") is not None
     if needs_threshold(described, keras_name) and takes(named, "threshold") and not has_threshold:
         target = add_arguments(target, {"threshold": 0.5})
+    if described.kind == "regression" and keras_name is not None and takes(named, "dtype"):
+        target = add_arguments(target, {"dtype": "float64", **target.arguments})
     metric = loader.make(target)
     check_metric(described, start, metric, keras_name)
     rows = MetricRows(described, metric, keras_name, has_logits(metric), is_weighted)
@@ -178,7 +180,7 @@ class MetricRows:
             if not self._takes_integers:
                 targets = tf.one_hot(targets, self.columns, dtype=tf.float32)
         elif kind == "regression":
-            targets = tf.cast(targets, tf.float32)
+            targets = tf.cast(targets, tf.float64)
         else:
             targets = tf.cast(tf.cast(targets, tf.float32) > 0.5, tf.float32)
             if self._takes_decisions:

@@ -305,7 +305,7 @@ def convert_values(
         missing: words that mean a missing value; None: text is taken as it is.
         kind: what training took the column for; None: it is not known.
     """
-    if kind in CONVERSIONS:
+    if kind in CONVERSIONS and kind != NUMBER:
         return *CONVERSIONS[kind](clean_column(column, MISSING if missing is None else missing)), EXPECTED[kind]
     if dtype == tf.string:
         if types.is_timestamp(column.type) or types.is_date(column.type):
@@ -321,7 +321,9 @@ def convert_values(
     numbers, is_bad = to_numbers(column)
     if dtype.is_bool:
         is_bad = is_bad | np.isnan(numbers)
-    return numbers.astype(dtype.as_numpy_dtype), is_bad, EXPECTED[NUMBER]
+    with np.errstate(over="ignore"):
+        converted = numbers.astype(dtype.as_numpy_dtype)
+    return converted, is_bad | np.isinf(converted), EXPECTED[NUMBER]
 
 
 def to_whole_numbers(column: Any, dtype: tf.DType) -> tuple[Array, Array]:

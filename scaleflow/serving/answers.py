@@ -20,6 +20,7 @@ class DescribedOutput(Protocol):
         shape: its shape, without the batch dimension.
         kind: as in `Outputs`; None if it is not known.
         names: of the classes, labels or values; None if they have none.
+        dtype: numpy's name of the dtype of its values.
     """
 
     @property
@@ -30,6 +31,9 @@ class DescribedOutput(Protocol):
 
     @property
     def names(self) -> Sequence[str] | None: ...
+
+    @property
+    def dtype(self) -> str: ...
 
 
 #: Outputs by name; "" is the name of a single one without a name.

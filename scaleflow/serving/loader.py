@@ -246,7 +246,9 @@ def convert_numbers(values: Array, dtype: tf.DType) -> tuple[Array, Array, str]:
     if values.dtype.kind not in "biuf":
         values, is_bad = parse_numbers(values)
     if dtype.is_floating:
-        return values.astype(dtype.as_numpy_dtype), is_bad, "a finite number"
+        with np.errstate(over="ignore"):
+            converted = values.astype(dtype.as_numpy_dtype)
+        return converted, is_bad | np.isinf(converted), "a finite number"
     if values.dtype.kind == "f":
         is_bad = is_bad | np.isnan(values)
     if dtype.is_bool:

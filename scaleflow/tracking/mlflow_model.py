@@ -46,7 +46,7 @@ DATA = ("model.*", "learned_state.*", "example_outputs.npz", "saved_model", "for
 PARAMS = ParamSchema([ParamSpec("output", DataType.string, "prediction")])
 
 #: MLflow's type of a column whose numpy dtype has this kind.
-COLUMN_TYPES = {"b": DataType.boolean, "i": DataType.long, "f": DataType.float, "O": DataType.string}
+COLUMN_TYPES = {"b": DataType.boolean, "i": DataType.long, "f": DataType.double, "O": DataType.string}
 
 
 def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: str) -> None:
@@ -135,14 +135,14 @@ def make_output_schema(state: LearnedState) -> Schema:
     """Returns the schema of the predictions; a column with a value for each position has arrays."""
     outputs = name_leaves(state.outputs)
     empty = make_prediction_columns(
-        outputs, {name: np.zeros((1, *each.shape), np.float32) for name, each in outputs.items()}
+        outputs, {name: np.zeros((1, *each.shape), each.dtype) for name, each in outputs.items()}
     )
     return Schema([ColSpec(to_column_type(values), name) for name, values in empty.items()])
 
 
 def to_column_type(values: np.ndarray[Any, Any]) -> Any:
     """Returns MLflow's type of the cells of a column, whose values are [1] or [1, ...]."""
-    found: Any = COLUMN_TYPES[values.dtype.kind]
+    found: Any = DataType.float if values.dtype == np.float32 else COLUMN_TYPES[values.dtype.kind]
     for _ in values.shape[1:]:
         found = ArrayType(found)
     return found

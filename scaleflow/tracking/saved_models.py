@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,13 @@ class ModelOutput:
         shape: its shape, without the batch dimension.
         kind: `classification`, `binary`, `multi_label` or `regression`; None if the store does not say it.
         names: of the classes, labels or values, in their order; None if they have no names, or too many to be stored.
+        dtype: numpy's name of the dtype of its values.
     """
 
     shape: tuple[int, ...]
     kind: str | None = None
     names: tuple[str, ...] | None = None
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def describe_model(
         return ModelDescription(
             {name: ModelInput(tuple(each.shape), each.dtype, name in state.pictures) for name, each in inputs.items()},
             {
-                name: describe_output(tuple(each.shape), each.kind, list(each.names or ()))
+                name: replace(describe_output(tuple(each.shape), each.kind, list(each.names or ())), dtype=each.dtype)
                 for name, each in outputs.items()
             },
         )

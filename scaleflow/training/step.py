@@ -39,11 +39,14 @@ def add_checks(step: LossStep, name: str, outputs: OutputStructure) -> LossStep:
 
     Returns:
         The wrapped step. It raises ConfigError if the loss is not a real scalar, or the outputs have another shape. It
-        casts both to float32.
+        casts the loss to float32, and values and their targets to the dtype of the model's outputs.
     """
+    dtypes = map_leaves(lambda each: each.dtype, outputs)
 
     def call_checked(model: Any, batch: tuple[Any, Any], weights: Any) -> tuple[tf.Tensor, Any]:
-        returned = step(model, batch, weights)
+        inputs, targets = batch
+        targets = map_leaves(lambda x, dtype: tf.cast(x, dtype) if x.dtype == tf.float64 else x, targets, dtypes)
+        returned = step(model, (inputs, targets), weights)
         if not isinstance(returned, tuple | list) or len(returned) != 2 or any(part is None for part in returned):
             raise ConfigError(f"{KEY}={name}: returned {describe_result(returned)}, expected (loss, outputs)")
         loss, values = tf.convert_to_tensor(returned[0]), returned[1]
@@ -65,7 +68,7 @@ def add_checks(step: LossStep, name: str, outputs: OutputStructure) -> LossStep:
                     f"{KEY}={name}: returned {label_leaf('outputs', key)} of shape {tensor.shape}, but the dataset's "
                     f"{each.kind} targets need {expected}"
                 )
-        return tf.cast(loss, tf.float32), map_leaves(lambda tensor: tf.cast(tensor, tf.float32), values)
+        return tf.cast(loss, tf.float32), map_leaves(tf.cast, values, dtypes)
 
     return call_checked
 

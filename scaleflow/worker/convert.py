@@ -159,7 +159,9 @@ class Converter:
         return {**measured, "mb": sum(each.stat().st_size for each in files) / 1e6}
 
     def _measure(self, form: ExportFormat, runtime: RuntimeProcess) -> dict[str, float]:
-        comparison = RuntimeComparison(self._parts, form, runtime)
+        outputs = {} if self._state is None else name_leaves(self._state.outputs)
+        scalings: Any = {self._parts.outputs[name]: outputs[name].scaling for name in self._parts.wide}
+        comparison = RuntimeComparison(self._parts, form, runtime, scalings)
         if self._proof.evaluate is None:
             comparison.compare(self._parts.nest_raw({name: tf.constant(x) for name, x in self._proof.sample.items()}))
             metrics = {}
@@ -199,8 +201,10 @@ class RuntimeComparison:
         error: of the runtime.
     """
 
-    def __init__(self, parts: SavedParts, form: ExportFormat, runtime: RuntimeProcess) -> None:
-        self._parts, self._form, self._runtime = parts, form, runtime
+    def __init__(
+        self, parts: SavedParts, form: ExportFormat, runtime: RuntimeProcess, scalings: Mapping[str, Any]
+    ) -> None:
+        self._parts, self._form, self._runtime, self._scalings = parts, form, runtime, scalings
         self.difference, self.largest = 0.0, 1.0
         self.error: ExportError | None = None
 
@@ -218,15 +222,22 @@ class RuntimeComparison:
             except ExportError as error:
                 self.error = error
                 raise
-            values = [np.asarray(found[tensor], np.float32) for tensor in tensors]
             wanted = dict(zip(tensors, arrays[len(names) :], strict=True))
-            difference, largest = measure_difference(wanted, dict(zip(tensors, values, strict=True)))
+            values = {tensor: np.asarray(found[tensor], wanted[tensor].dtype) for tensor in tensors}
+            scaled, unscaled = dict(values), dict(wanted)
+            for tensor, (mean, deviation) in self._scalings.items():
+                if self._form.takes_raw:
+                    scaled[tensor] = (values[tensor] - mean) / deviation
+                else:
+                    values[tensor] = values[tensor] * deviation + mean
+                unscaled[tensor] = (wanted[tensor] - mean) / deviation
+            difference, largest = measure_difference(unscaled, scaled)
             self.difference = difference if math.isnan(difference) else max(self.difference, difference)
             self.largest = max(self.largest, largest)
-            return values
+            return [values[tensor] for tensor in tensors]
 
         arguments = [*given.values(), *expected.values()]
-        computed = tf.numpy_function(compute, arguments, [tf.float32] * len(tensors), stateful=True)
+        computed = tf.numpy_function(compute, arguments, [each.dtype for each in expected.values()], stateful=True)
         values = computed if isinstance(computed, list | tuple) else [computed]
         named = {name: tf.ensure_shape(x, expected[name].shape) for name, x in zip(expected, values, strict=True)}
         return named.get("", named)

@@ -322,7 +322,10 @@ def list_computing_layers(model: keras.Model) -> list[Any]:
 
 
 def compute_outputs(model: keras.Model, inputs: Any) -> Any:
-    """Computes the outputs in a replica: [batch, ...], float32. It is traced."""
+    """Computes the outputs in a replica: [batch, ...], float32 or float64. It is traced."""
     import tensorflow as tf
 
-    return map_leaves(lambda tensor: tf.cast(tensor, tf.float32), model(inputs, training=False))
+    return map_leaves(
+        lambda tensor: tensor if tensor.dtype == tf.float64 else tf.cast(tensor, tf.float32),
+        model(inputs, training=False),
+    )

@@ -16,7 +16,7 @@ from scaleflow.interfaces import (
     InputStructure,
     OutputStructure,
     Source,
-    map_named,
+    map_leaves,
     name_leaves,
 )
 from scaleflow.interfaces.events import ArtifactWritten, Emit, Note
@@ -87,14 +87,14 @@ class ExampleReader:
         raw: the split before its preprocessing.
         inputs: of the dataset.
         read_slices: reads the columns `evaluation.slices`; None if there are none.
-        transforms: the preprocessing, by the name of an input.
+        transforms: the preprocessing, by the names of inputs.
         has_folds: whether the model of a training also takes the number of a fold, which these have none of.
     """
 
     raw: Examples
     inputs: InputStructure
     read_slices: Callable[[Array], Mapping[str, Any]] | None = None
-    transforms: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    transforms: Mapping[tuple[str, ...], Callable[[Any], Any]] = field(default_factory=dict)
     has_folds: bool = False
 
     def read_examples(self, examples: Array) -> tuple[Any, Any]:
@@ -108,12 +108,10 @@ class ExampleReader:
         """Returns the inputs of the model for raw ones, as arrays."""
         import numpy as np
 
-        def convert(name: str, values: Array) -> Array:
-            if name not in self.transforms:
-                return values
-            return np.asarray(self.transforms[name](values.astype(object) if values.dtype.kind in "SU" else values))
+        from scaleflow import dataset
 
-        converted = map_named(convert, inputs)
+        plain = map_leaves(lambda values: values.astype(object) if values.dtype.kind in "SU" else values, inputs)
+        converted = map_leaves(np.asarray, dataset.preprocess_inputs(plain, self.transforms))
         if not self.has_folds:
             return converted
         return {**converted, FOLD: np.full(len(next(iter(converted.values()))), -1, np.int32)}

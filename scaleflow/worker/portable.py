@@ -31,6 +31,7 @@ class SavedParts:
     Attributes:
         specs: of the arguments of the portable part, by the name of the input.
         outputs: the names of the outputs, and of the tensors that they become.
+        wide: the outputs of float64, which the portable part returns before their scaling.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,6 +45,7 @@ class SavedParts:
         self.specs = {name: tf.TensorSpec(each.shape, each.dtype, names[name]) for name, each in specs.items()}
         returned = name_leaves(self.serve.concrete_functions[0].structured_outputs)
         self.outputs = {name: f"output_{n}" for n, name in enumerate(returned)}
+        self.wide = {name for name, each in returned.items() if each.dtype == tf.float64}
 
     def decode_pictures(self, pictures: Any) -> Any:
         return self._loaded.decode(pictures)
@@ -76,19 +78,20 @@ class SavedParts:
         return PortableModel(folder, module.portable, {spec.name: spec for spec in self.specs.values()})
 
     def describe(self, state: LearnedState | None, takes_raw: bool) -> str:
-        """Returns the text of `model.json`: what the tensors mean, and how texts become numbers."""
+        """Returns the text of `model.json`: what the tensors mean, and how texts and numbers of float64 become them."""
         learned = {} if state is None or takes_raw else state.preprocessing
         described = {} if state is None else name_leaves(state.outputs)
         raw = name_leaves(self._raw)
         inputs = []
         for name, spec in self.specs.items():
             entry = {"name": name, "tensor": spec.name, "shape": [None, *spec.shape[1:]], "dtype": spec.dtype.name}
-            if raw[name].dtype == tf.string and name in learned:
+            if raw[name].dtype in (tf.string, tf.float64) and name in learned:
                 entry["preprocessing"] = asdict(learned[name])
             inputs.append(entry)
         outputs = []
         for name, tensor in self.outputs.items():
-            more = {} if name not in described else {key: asdict(described[name])[key] for key in ("kind", "names")}
+            keys = ["kind", "names", *(["scaling"] if name in self.wide and not takes_raw else [])]
+            more = {} if name not in described else {key: asdict(described[name])[key] for key in keys}
             outputs.append({"name": name, "tensor": tensor, **more})
         return json.dumps({"version": VERSION, "inputs": inputs, "outputs": outputs}, indent=1)
 

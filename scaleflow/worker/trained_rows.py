@@ -29,7 +29,7 @@ def write_seen(
     """Writes which examples of a split are among those that a run was trained on.
 
     An example is identified by the column `evaluation.id`, if both configs have the same, otherwise by the raw inputs
-    that both runs have, as they read them; numbers by their float32.
+    that both runs have, as they read them; numbers by their float64.
 
     Args:
         examples: the split, before its preprocessing.
@@ -107,7 +107,7 @@ def digest_rows(columns: Sequence[Array]) -> Iterator[bytes]:
 
 def encode_numbers(value: Any) -> bytes:
     """Returns the bytes of numbers: a column of integers may be read as floats, if another file has a missing value."""
-    return np.asarray(value).astype(np.float32).tobytes()
+    return np.asarray(value).astype(np.float64).tobytes()
 
 
 def encode_texts(value: Any) -> bytes:

@@ -54,7 +54,7 @@ def texts_in_every_form() -> dict[str, Any]:
             feed = dataset.make_feed(examples, Batching(3, 1, 1), strategy, transforms=splits.transforms)
             batches = [(x.numpy(), mask.numpy()) for x, _, mask in feed.batches(1, feed.batching.steps(feed.examples))]
             rows.append(np.concatenate([x[mask == 1] for x, mask in batches]))
-        front = splits.preprocessing_layers[""]()(np.asarray(splits.sample, object)).numpy()
+        front = splits.preprocessing_layers[("",)]()(np.asarray(splits.sample, object)).numpy()
         found[f"{form}, {cache}"] = (splits.inputs, rows, front)
     return found
 

@@ -144,10 +144,10 @@ def test_each_column_is_an_input_of_its_type(isolated: Callable[..., Any], tmp_p
         "(regression)"
     )
     assert {name: (each.shape, each.dtype) for name, each in inputs.items()} == {
-        **dict.fromkeys(("area", "new"), ((), "float32")),
+        **dict.fromkeys(("area", "new"), ((), "float64")),
         **dict.fromkeys(("town", "note", "sold", "seen", "rooms"), ((), "string")),
     }
-    np.testing.assert_array_equal(raw.inputs["area"], np.array([100.5, np.nan, 60, 80], np.float32))
+    np.testing.assert_array_equal(raw.inputs["area"], np.array([100.5, np.nan, 60, 80]))
     assert raw.inputs["new"].tolist() == [1, 0, 1, 0]
     assert raw.inputs["town"].tolist() == ["Ulm", "", "Bonn", "Ulm"]
     assert raw.inputs["note"].tolist() == zipped
@@ -329,7 +329,7 @@ def test_files_folders_and_globs_are_read_and_divided(isolated: Callable[..., An
             np.testing.assert_array_equal(found[name][split], values, err_msg=name)
     assert [len(values) for values in found["folder"].values()] == [48, 12]
     together = np.sort(np.concatenate(list(found["folder"].values())))
-    np.testing.assert_array_equal(together, np.sort(table()["Size (m²)"].to_numpy(np.float32)))
+    np.testing.assert_array_equal(together, np.sort(table()["Size (m²)"].to_numpy()))
     assert [len(values) for values in found["splits"].values()] == [20, 40]
     assert found["splits"]["test"][0] == 40.25
 

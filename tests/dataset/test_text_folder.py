@@ -15,7 +15,7 @@ def loaded(base: Path) -> Any:
     source = TextFolder(str(base), vocabulary=5, tokens=3)
     splits = dataset.prepare_splits(source, options(cache="memory"), 0)
     learned = dict(zip(splits.train.targets[:, 0].tolist(), splits.train.inputs.tolist(), strict=True))
-    front = splits.preprocessing_layers[""]().predict_on_batch(splits.sample)
+    front = splits.preprocessing_layers[("",)]().predict_on_batch(splits.sample)
     return source.inputs, source.outputs, examples(source, "test"), splits.inputs, learned, splits.sample, front
 
 

@@ -50,7 +50,7 @@ def exported(folder: Path) -> None:
         "my text": np.array(["a", "bb", "ccc"]),
         "table": {"age": np.arange(3, dtype=np.int32), "row": np.ones((3, 2), np.float32)},
     }
-    write_model(net, raw, outputs, batch, "float32", folder, raw=RawInputs({"my text": Length}))
+    write_model(net, raw, outputs, batch, "float32", folder, raw=RawInputs({("my text",): Length}))
     write_learned_state(folder, LearnedState(raw, outputs))
 
 

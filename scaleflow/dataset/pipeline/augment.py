@@ -245,9 +245,9 @@ class MixedFeed(AugmentedFeed):
         return mixed, mixed_targets, mask, *mixed_weights
 
     def _soft(self, targets: tf.Tensor) -> tf.Tensor:
-        """Converts targets to float32; classes become one-hot."""
+        """Returns values as they are; classes become one-hot."""
         if self._classes is None:
-            return tf.cast(targets, tf.float32)
+            return targets
         return tf.one_hot(targets, self._classes)
 
 
@@ -282,8 +282,9 @@ class Draws:
 
 def mix_examples(values: tf.Tensor, others: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
     """Returns share * values + (1 - share) * others, [b, ...] of the dtype of `values`; rounds integers."""
-    shares = tf.reshape(share, [-1, *[1] * (values.shape.rank - 1)])
-    mixed = shares * tf.cast(values, tf.float32) + (1 - shares) * tf.cast(others, tf.float32)
+    dtype = tf.float64 if values.dtype == tf.float64 else tf.float32
+    shares = tf.cast(tf.reshape(share, [-1, *[1] * (values.shape.rank - 1)]), dtype)
+    mixed = shares * tf.cast(values, dtype) + (1 - shares) * tf.cast(others, dtype)
     return tf.cast(tf.round(mixed) if values.dtype.is_integer else mixed, values.dtype)
 
 

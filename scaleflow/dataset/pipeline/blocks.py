@@ -215,10 +215,10 @@ def concatenate(parts: Sequence[Arrays]) -> Arrays:
 
 
 def store_by_rows(arrays: Arrays) -> Arrays:
-    """Copies columns of float32 into one array by rows: so it is much faster to gather rows from them."""
+    """Copies columns of float64 into one array by rows: so it is much faster to gather rows from them."""
     flat: list[Array] = tf.nest.flatten(arrays.parts)
-    numbers = [n for n, array in enumerate(flat) if array.dtype == np.float32 and array.ndim == 1]
-    matrix = np.empty([len(arrays), len(numbers)], np.float32)
+    numbers = [n for n, array in enumerate(flat) if array.dtype == np.float64 and array.ndim == 1]
+    matrix = np.empty([len(arrays), len(numbers)])
     for first in range(0, len(arrays), SLAB):  # a part that fits in the cache of a core
         for column, n in enumerate(numbers):
             matrix[first : first + SLAB, column] = flat[n][first : first + SLAB]

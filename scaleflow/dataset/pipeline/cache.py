@@ -17,7 +17,7 @@ from scaleflow.dataset.pipeline.blocks import MEMORY_BYTES, Blocks, make_blocks
 from scaleflow.dataset.pipeline.records import decode_records, static_bytes
 from scaleflow.dataset.pipeline.unreadable import FAILURES, find_first_unreadable, operation_message, unreadable_message
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Examples, Stream, Workers, map_named
+from scaleflow.interfaces import Arrays, Examples, Stream, Workers, map_named, name_leaves
 
 #: `dataset.cache=auto` caches a split in memory up to this size, and up to a quarter of the available memory.
 AUTO_BYTES = 1 << 30
@@ -27,8 +27,8 @@ READ_BATCH_SIZE = 256
 #: The same for arrays of single values, such as the columns of a table, where the time of a call dominates.
 VALUES_BATCH_SIZE = 4096
 
-#: Preprocessing by the name of the input that has one: raw [b, ...] -> the model's input [b, ...]. Traced.
-Transforms = Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
+#: Preprocessing by the names of inputs: raw [b, ...] of each -> the model's inputs [b, ...]. Traced.
+Transforms = Mapping[tuple[str, ...], Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]]
 
 
 def cache_split(split: str, examples: Examples, cache: str, transforms: Transforms, workers: Workers) -> Examples:
@@ -142,26 +142,34 @@ def refuse_unreadable(split: str, examples: Examples) -> Iterator[None]:
 def preprocess_batches(batches: tf.data.Dataset, transforms: Transforms) -> tf.data.Dataset:
     if not transforms:
         return batches
+    return batches.map(
+        lambda inputs, *rest: (preprocess_inputs(inputs, transforms), *rest),
+        num_parallel_calls=tf.data.AUTOTUNE,
+        deterministic=True,
+    )
 
-    def preprocess(inputs: Any, *rest: Any) -> Any:
-        return map_named(lambda name, x: transforms[name](x) if name in transforms else x, inputs), *rest
 
-    return batches.map(preprocess, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+def preprocess_inputs(inputs: Any, transforms: Transforms) -> Any:
+    """Returns the model's inputs for raw ones [b, ...]."""
+    named = dict(name_leaves(inputs))
+    for names, transform in transforms.items():
+        named.update(zip(names, transform([named[name] for name in names]), strict=True))
+    return map_named(lambda name, _: named[name], inputs)
 
 
 def preprocess_arrays(arrays: Arrays, transforms: Transforms) -> Arrays:
     """Preprocesses inputs in memory, on the CPU."""
-
-    def preprocess(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        if name not in transforms:
-            return array
-        parts, size = [], VALUES_BATCH_SIZE if array.ndim == 1 else READ_BATCH_SIZE
+    named = dict(name_leaves(arrays.inputs))
+    for names, transform in transforms.items():
+        raw = [named[name] for name in names]
+        size = VALUES_BATCH_SIZE if raw[0].ndim == 1 else READ_BATCH_SIZE
         with tf.device("CPU:0"):
-            for first in range(0, len(array), size):
-                parts.append(np.asarray(transforms[name](tf.constant(array[first : first + size]))))
-        return np.concatenate(parts)
-
-    return replace(arrays, inputs=map_named(preprocess, arrays.inputs)) if transforms else arrays
+            parts = [
+                [x.numpy() for x in transform([tf.constant(array[first : first + size]) for array in raw])]
+                for first in range(0, len(arrays), size)
+            ]
+        named.update(zip(names, map(np.concatenate, zip(*parts, strict=True)), strict=True))
+    return replace(arrays, inputs=map_named(lambda name, _: named[name], arrays.inputs)) if transforms else arrays
 
 
 def allocate(shape: list[int], dtype: tf.DType, cache: str) -> np.ndarray[Any, Any]:

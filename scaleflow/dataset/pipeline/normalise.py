@@ -10,9 +10,11 @@ import numpy as np
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs
+from scaleflow.interfaces.data import MOST_ROUNDING
+from scaleflow.interfaces.data import ROUNDING as HALF_SPACING
 
-#: Lower bound of the deviation, so that a constant channel is not amplified.
-LEAST_DEVIATION = 1e-6
+#: A channel with a deviation of at most so much of its mean is a constant, which is not amplified.
+ROUNDING = 1e-14
 
 
 def can_be_normalised(inputs: Inputs) -> bool:
@@ -51,7 +53,8 @@ class Normalise:
             mean = mean + delta * len(values) / total  # Chan, Golub and LeVeque 1979
             squares = squares + ((values - batch_mean) ** 2).sum(axis=0) + delta**2 * count * len(values) / total
             count = total
-        deviation = np.maximum(np.sqrt(squares / max(count, 1)), LEAST_DEVIATION)
+        deviation = np.sqrt(squares / max(count, 1))
+        deviation = np.where(deviation > ROUNDING * np.abs(mean), deviation, 1.0)
         return {"mean": mean.tolist(), "deviation": deviation.tolist()}
 
     def features(self, learned: Any) -> Inputs:
@@ -59,7 +62,14 @@ class Normalise:
         return Inputs(shape=self._inputs.shape, dtype="float32")
 
     def layer(self, learned: Any) -> keras.Layer:
-        """Returns the layer raw inputs [b, ...] -> [b, ...] float32."""
-        deviation = np.reshape(learned["deviation"], self._inputs.shape[-1:])
-        offset = -np.reshape(learned["mean"], self._inputs.shape[-1:]) / deviation
-        return keras.layers.Rescaling((1 / deviation).tolist(), offset.tolist(), dtype="float32", name="normalise")
+        """Returns the layer raw inputs [b, ...] -> [b, ...] float32.
+
+        It computes in float64 where float32 would round the inputs before their mean is subtracted.
+        """
+        mean, deviation = (np.reshape(learned[key], self._inputs.shape[-1:]) for key in ("mean", "deviation"))
+        if np.all(np.abs(mean) * HALF_SPACING <= MOST_ROUNDING * deviation) and self._inputs.dtype != "float64":
+            scale, offset = (1 / deviation).tolist(), (-mean / deviation).tolist()
+            return keras.layers.Rescaling(scale, offset, dtype="float32", name="normalise")
+        raw = keras.Input(self._inputs.shape, dtype=self._inputs.dtype)
+        features = (keras.ops.cast(raw, "float64") - mean) / deviation
+        return keras.Model(raw, keras.ops.cast(features, "float32"), name="normalise")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -26,6 +26,7 @@ from scaleflow.interfaces import (
     Preprocessing,
     Source,
     Workers,
+    apply_layer,
     describe_extension,
     describe_keys,
     label_leaf,
@@ -161,10 +162,21 @@ def raw_batches(examples: Examples, name: str) -> Iterator[np.ndarray[Any, Any]]
     yield from batches.map(lambda x, *_: name_leaves(x)[name]).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
 
 
-def make_layer(preprocessing: Preprocessing, learned: Any) -> keras.Layer:
-    """Returns the layer, in float32 whatever the model's dtype policy is."""
+def group_names(preprocessings: Preprocessings) -> list[tuple[str, ...]]:
+    """Returns the inputs that one layer preprocesses: those of a class with `layer_of_all`, else each by itself."""
+    groups: dict[Any, list[str]] = {}
+    for name, each in preprocessings.items():
+        groups.setdefault(type(each) if hasattr(each, "layer_of_all") else name, []).append(name)
+    return [tuple(names) for names in groups.values()]
+
+
+def make_layer(preprocessings: Preprocessings, learned: Mapping[str, Any], names: Sequence[str]) -> keras.Layer:
+    """Returns the layer of some inputs, in float32 whatever the model's dtype policy is."""
     with use_float32():
-        return preprocessing.layer(learned)
+        first: Any = preprocessings[names[0]]
+        if len(names) == 1:
+            return first.layer(learned[names[0]])
+        return first.layer_of_all([learned[name] for name in names])
 
 
 @contextlib.contextmanager
@@ -179,26 +191,33 @@ def use_float32() -> Iterator[None]:
 
 
 def make_transform(
-    preprocessing: Preprocessing, learned: Any, sample: np.ndarray[Any, Any], features: Inputs
-) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns the preprocessing function of the input pipeline, on the CPU.
+    preprocessings: Preprocessings,
+    learned: Mapping[str, Any],
+    names: Sequence[str],
+    samples: Mapping[str, np.ndarray[Any, Any]],
+    features: Mapping[str, Inputs],
+) -> Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]:
+    """Returns the preprocessing function of the input pipeline for some inputs, on the CPU.
 
-    Raises ConfigError if the layer turns `sample` (raw inputs) into another shape or dtype than `features`.
+    Raises ConfigError if the layer turns the samples (raw inputs) into another shape or dtype than `features`.
     """
     with tf.device("CPU:0"), use_float32():
-        layer = preprocessing.layer(learned)
-        raw = tf.constant(sample)
+        layer = make_layer(preprocessings, learned, names)
+        raw = [tf.constant(samples[name]) for name in names]
         # Traced once: each split, and the description of its features, would trace it again.
-        run = tf.function(layer, input_signature=[tf.TensorSpec([None] * raw.shape.rank, raw.dtype)])
-        output = run(raw)
-    if (tuple(output.shape[1:]), output.dtype.name) != (tuple(features.shape), features.dtype):
-        name = type(preprocessing).__name__
-        raise ConfigError(
-            f"dataset: {name}.layer returns {output.dtype.name} of shape {tuple(output.shape[1:])}, but its features "
-            f"say {features.dtype} of shape {tuple(features.shape)}"
-        )
+        specs = [tf.TensorSpec([None] * each.shape.rank, each.dtype) for each in raw]
+        run = tf.function(lambda inputs: apply_layer(layer, inputs), input_signature=[specs], autograph=False)
+        outputs = run(raw)
+    for name, output in zip(names, outputs, strict=True):
+        wanted = features[name]
+        if (tuple(output.shape[1:]), output.dtype.name) != (tuple(wanted.shape), wanted.dtype):
+            raise ConfigError(
+                f"dataset: {type(preprocessings[name]).__name__}.layer returns {output.dtype.name} of shape "
+                f"{tuple(output.shape[1:])}, but its features say {wanted.dtype} of shape {tuple(wanted.shape)}"
+            )
 
-    def transform(inputs: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(run(inputs), [inputs.shape[0], *features.shape])
+    def transform(inputs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        count = inputs[0].shape[0]
+        return [tf.ensure_shape(x, [count, *features[n].shape]) for n, x in zip(names, run(list(inputs)), strict=True)]
 
     return transform

@@ -20,6 +20,7 @@ from scaleflow.dataset.pipeline.folds import choose_validation, number_folds
 from scaleflow.dataset.pipeline.preprocessing import (
     Preprocessings,
     choose_preprocessing,
+    group_names,
     learn_on_chief,
     make_layer,
     make_transform,
@@ -81,7 +82,7 @@ class Splits:
     sample: Any  # a few raw inputs of the training split
     transforms: Transforms = field(default_factory=dict)  # preprocessing of streams; arrays are preprocessed already
     #: By the name of an input, makes a new preprocessing layer for it, as the first part of a saved model
-    preprocessing_layers: Mapping[str, Callable[[], keras.Layer]] = field(default_factory=dict)
+    preprocessing_layers: Mapping[tuple[str, ...], Callable[[], keras.Layer]] = field(default_factory=dict)
     fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)  # of each raw split, by name
     learned: LearnedState | None = None  # the record of what was learned; None without preprocessing
     is_drawn_as_read: bool = False  # whether the validation split is drawn from a stream while its records are read
@@ -257,18 +258,13 @@ def preprocess_splits(
         for name, each in preprocessings.items()
     }
     features = {name: each.features(learned[name]) for name, each in preprocessings.items()}
-    samples = name_leaves(splits.sample)
+    samples, groups = name_leaves(splits.sample), group_names(preprocessings)
     return replace(
         splits,
         learned=splits.learned and replace(splits.learned, preprocessing=records),
         inputs=map_named(lambda name, inputs: features.get(name, inputs), splits.inputs),
-        transforms={
-            name: make_transform(each, learned[name], samples[name], features[name])
-            for name, each in preprocessings.items()
-        },
-        preprocessing_layers={
-            name: functools.partial(make_layer, each, learned[name]) for name, each in preprocessings.items()
-        },
+        transforms={names: make_transform(preprocessings, learned, names, samples, features) for names in groups},
+        preprocessing_layers={names: functools.partial(make_layer, preprocessings, learned, names) for names in groups},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Literal
 
 from scaleflow.interfaces import Kind, Outputs
@@ -34,16 +35,16 @@ def match_names(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
     """
     exact = {name: index for index, name in enumerate(known)}
     counts = Counter(map(normalise_name, known))
-    similar: Mapping[str, int] = {
+    similar: Mapping[Decimal | str, int] = {
         normalise_name(name): index for name, index in exact.items() if counts[normalise_name(name)] == 1
     }
     return [exact.get(name, similar.get(normalise_name(name))) for name in names]
 
 
-def normalise_name(name: str) -> str:
-    """Returns a number as Python writes it as a float, `true` and `false` in lower case, another name unchanged."""
+def normalise_name(name: str) -> Decimal | str:
+    """Returns a number with all its digits, `true` and `false` in lower case, another name unchanged."""
     if re.match(IS_NUMBER, name):
-        return repr(float(name) + 0.0)  # -0.0 becomes 0.0
+        return Decimal(name)  # floats would make ids of 17 digits equal
     return name.lower() if name.lower() in ("true", "false") else name
 
 

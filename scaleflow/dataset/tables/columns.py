@@ -6,13 +6,14 @@ Everything is built from Keras's layers and operations, so a saved model takes r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from scaleflow.dataset.reading.spread import measure_spread
 from scaleflow.dataset.reading.text import SPECIAL, Text, add_words
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs
@@ -28,6 +29,9 @@ LONGEST = 29
 #: How many quantiles of a column of numbers are learned, the least and the greatest value among them.
 QUANTILES = 49
 
+#: The interquartile range, in deviations, of a column of which float32 could not tell most numbers apart.
+LONG_TAIL = 1e-3
+
 #: Days from the day that Julian day numbers count from to 1970-01-01.
 EPOCH_DAY = 2440588
 DAY = 86400
@@ -41,7 +45,7 @@ class Number:
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, Any]:
         """Returns the mean, the deviation, the quantiles, and whether some are missing, of batches [b]."""
-        return describe_numbers(batch.astype(np.float64) for batch in batches)
+        return describe_numbers(batches)
 
     def extend(self, learned: Any, new: Any) -> dict[str, Any]:
         """Returns what was learned, with an indicator if numbers are missing in the new data."""
@@ -52,15 +56,29 @@ class Number:
         return Inputs((2 if learned["missing"] else 1,), quantiles=standardise_quantiles(learned))
 
     def layer(self, learned: Any) -> keras.Model:
-        """Builds the model numbers [b] float32 -> [b, 1] or [b, 2] float32."""
-        raw = keras.Input((), dtype="float32", name="number")
-        x = ops.expand_dims(raw, -1)
+        """Builds the model numbers [b] float64 -> [b, 1] or [b, 2] float32."""
+        return self.layer_of_all([learned])
+
+    def layer_of_all(self, learned: Sequence[Any]) -> keras.Model:
+        """Builds the model of several columns at once, lists of numbers and features: each layer of a column takes time
+        to build, to trace and to save.
+
+        float32 would round numbers such as seconds since 1970 before their mean is subtracted.
+        """
+        raw = [keras.Input((), dtype="float64", name=f"number_{n}") for n in range(len(learned))]
+        x = ops.stack(raw, axis=1)
         absent = ops.isnan(x)
-        standardised = (ops.where(absent, 0.0, x) - learned["mean"]) / learned["deviation"]
-        parts = [ops.where(absent, 0.0, standardised)]
-        if learned["missing"]:
-            parts.append(ops.cast(absent, "float32"))
-        return keras.Model(raw, join(parts), name="number")
+        means, deviations = (np.array([each[key] for each in learned]) for key in ("mean", "deviation"))
+        standardised = (ops.where(absent, 0.0, x) - means) / deviations
+        features = ops.cast(ops.where(absent, 0.0, standardised), "float32")
+        widths = [2 if each["missing"] else 1 for each in learned]
+        if max(widths) > 1:
+            features = join([features, ops.cast(absent, "float32")])
+            places = [n + place * len(learned) for n, width in enumerate(widths) for place in range(width)]
+            features = ops.take(features, np.array(places), axis=1)
+        if len(learned) > 1:
+            features = list(ops.split(features, np.cumsum(widths)[:-1].tolist(), axis=1))
+        return keras.Model(raw if len(raw) > 1 else raw[0], features, name="number")
 
 
 class Category:
@@ -179,14 +197,22 @@ class Date:
 
 
 def describe_numbers(batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, Any]:
-    """Returns the mean, the deviation (1 for a constant) and the quantiles of numbers [b], and whether some are NaN."""
+    """Returns the mean, the deviation (1 for a constant) and the quantiles of numbers [b], and whether some are NaN.
+
+    If a few numbers are so large that all others are within `LONG_TAIL` deviations, the median takes the place of the
+    mean: float32 has more digits near 0.
+    """
     numbers = np.concatenate(list(batches))
     present = numbers[~np.isnan(numbers)]
-    is_known = len(present) > 0
-    mean, deviation = (float(present.mean()), float(present.std())) if is_known else (0.0, 0.0)
-    quantiles = np.quantile(present, np.linspace(0, 1, QUANTILES)).tolist() if is_known else [0.0] * QUANTILES
-    is_missing = len(present) < len(numbers)
-    return {"mean": mean, "deviation": deviation or 1.0, "missing": is_missing, "quantiles": quantiles}
+    found = {"mean": 0.0, "deviation": 1.0, "missing": len(present) < len(numbers), "quantiles": [0.0] * QUANTILES}
+    if not len(present):
+        return found
+    quantiles = np.quantile(present, np.linspace(0, 1, QUANTILES)).tolist()
+    mean, deviation = measure_spread(present)
+    middle = QUANTILES // 2
+    if quantiles[-1 - middle // 2] - quantiles[middle // 2] < LONG_TAIL * deviation:
+        mean = quantiles[middle]
+    return {**found, "mean": mean, "deviation": deviation or 1.0, "quantiles": quantiles}
 
 
 def standardise_quantiles(learned: Mapping[str, Any]) -> tuple[float, ...] | None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from scaleflow.dataset.reading.class_names import IS_NUMBER, OneKind, describe_outputs
+from scaleflow.dataset.reading.spread import measure_spread
 from scaleflow.dataset.tables.kinds import SampleColumns
 from scaleflow.dataset.tables.values import Array, is_numeric, to_classes, to_numbers
 from scaleflow.errors import ConfigError
@@ -22,12 +23,11 @@ def describe_target(rows: SampleColumns, target: str, kind: OneKind, most: int, 
     """Describes the target; raises `ConfigError` if its values do not fit `kind`."""
     if kind == "regression" or (kind == "auto" and has_values(rows, target)):
         numbers, is_bad = to_numbers(rows.columns[target])
-        numbers = numbers[~is_bad & ~np.isnan(numbers)].astype(np.float64)
+        numbers = numbers[~is_bad & ~np.isnan(numbers)]
         if not len(numbers):
             raise ConfigError(f"dataset.target={target}: no row of the training split has a number in it")
-        deviation = float(numbers.std())
-        scaling = (float(numbers.mean()), deviation) if is_scaled and deviation > 0 else None
-        return Outputs("regression", (1,), scaling=scaling)
+        mean, deviation = measure_spread(numbers)
+        return Outputs("regression", (1,), scaling=(mean, deviation) if is_scaled and deviation > 0 else None)
     classes = find_classes(rows, target, most)
     if len(classes) < 2 or (kind == "binary" and len(classes) != 2):
         expected = "2" if kind == "binary" else "at least 2"

@@ -126,7 +126,7 @@ def are_plain_numbers(column: Any) -> bool:
 
 
 def to_numbers(column: Any) -> tuple[Array, Array]:
-    """Converts a column to float32 [n], NaN if missing, and returns which values are no finite numbers: [n] bool.
+    """Converts a column to float64 [n], NaN if missing, and returns which values are no finite numbers: [n] bool.
 
     A boolean is 1 or 0, also as a word of a CSV file.
     """
@@ -144,9 +144,8 @@ def to_numbers(column: Any) -> tuple[Array, Array]:
             is_bad = ~is_number.to_numpy()
             column = compute.if_else(is_number, strip_plus(column), pyarrow.scalar(None, pyarrow.string()))
     elif not is_numeric(column):
-        return np.full(len(column), np.nan, np.float32), ~is_missing(column)
-    with np.errstate(over="ignore"):
-        numbers = compute.cast(column, "float64", safe=False).to_numpy().astype(np.float32)
+        return np.full(len(column), np.nan), ~is_missing(column)
+    numbers = compute.cast(column, "float64", safe=False).to_numpy()
     return numbers, is_bad | np.isinf(numbers)
 
 
@@ -229,7 +228,7 @@ def to_classes(column: Any) -> Any:
 
 
 def convert_target(column: Any, outputs: Outputs) -> tuple[Array, Array, str]:
-    """Returns the targets of rows, [n, 1] float32 or [n] int32, which of them cannot be used, and what is expected.
+    """Returns the targets of rows, [n, 1] or [n], which of them cannot be used, and what is expected.
 
     With `outputs.ignore`, that is the target of an unknown class.
     """
