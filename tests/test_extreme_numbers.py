@@ -20,7 +20,7 @@ COLUMNS: Mapping[str, Callable[[Any], Any]] = {
     "julian": lambda u: 2_460_000 + 3 * u,
     "northing": lambda u: 5_400_000 + 2 * u,
     "id": lambda u: 9_007_199_254_740_993 + (4000 * u).astype(np.int64),
-    "tail": lambda u: np.exp(14 * (u + 1)),
+    "tail": lambda u: np.exp(20 * (u + 1)),
     "tiny": lambda u: 1e-12 * u,
     "noise": lambda u: 1e6 + 1e-3 * u,
     "zero": lambda u: np.where(u > 0, 0.0, -0.0),

@@ -194,7 +194,9 @@ def scale_output(name: str, tensor: keras.KerasTensor, described: Outputs) -> ke
     if described.scaling is None:
         return cast_to_float32(name, tensor)
     mean, deviation = described.scaling
-    return keras.layers.Rescaling(deviation, offset=mean, dtype=described.dtype)(tensor)
+    if described.dtype == "float32":
+        return keras.layers.Rescaling(deviation, offset=mean, dtype="float32")(tensor)
+    return keras.ops.cast(tensor, "float64") * deviation + mean  # the layer would round both to float32
 
 
 def find_compile_note(model: Any) -> str | None:

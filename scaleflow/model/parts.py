@@ -66,11 +66,16 @@ class Parts:
 
 
 def remove_wide_scaling(model: keras.Model) -> keras.Model:
-    """Returns a model without the last layers that bring outputs of float64 to their unit (`Outputs.dtype`)."""
+    """Returns a model without the last operations that bring outputs of float64 to their unit (`Outputs.dtype`)."""
     if not isinstance(model, Functional) or all(each.dtype != "float64" for each in model.outputs):
         return model
-    outputs = map_leaves(lambda x: x._keras_history.operation.input if x.dtype == "float64" else x, model.output)
-    return keras.Model(model.input, outputs)
+
+    def find_scaled(tensor: Any) -> Any:
+        while tensor.dtype == "float64":
+            tensor = tensor._keras_history.operation.input
+        return tensor
+
+    return keras.Model(model.input, map_leaves(find_scaled, model.output))
 
 
 def add_parts(archive: Any, model: keras.Model, parts: Parts, specs: Any) -> Any:

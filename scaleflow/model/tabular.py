@@ -36,8 +36,8 @@ FREQUENCIES, WAVE_FEATURES = 16, 3
 #: Pieces of a piecewise linear function of a number, between quantiles, and the features that they become.
 BINS, BIN_FEATURES = 16, 8
 
-#: The slope of a piece between equal quantiles.
-STEEP = 1e4
+#: The largest slope of a piece, between equal or close quantiles: it multiplies what runtimes round otherwise.
+STEEP = 256
 
 #: The deviation of the first frequencies, in waves over the interquartile range.
 FREQUENCY = 0.1
@@ -194,8 +194,15 @@ def embed_numbers(columns: Sequence[tuple[Any, Sequence[float]]], kind: str) -> 
 
 
 def bound(x: Any) -> Any:
-    """Keeps numbers within 3, smoothly: those near 0 stay what they are."""
-    return x / (1 + (x / 3) ** 2) ** 0.5
+    """Keeps numbers within 3, smoothly: those near 0 stay what they are.
+
+    It is x / sqrt(1 + x² / 9) in operations that are rounded alike in every batch and graph: where quantiles are close,
+    a piecewise linear function multiplies a difference of the last digit. TensorFlow makes an approximate reciprocal
+    of a division by a root, and its powers depend on the place in a batch.
+    """
+    square = 1 + x * x * (1 / 9)
+    root = np.sqrt if isinstance(x, np.ndarray) else ops.sqrt
+    return x * (root(square) / square)
 
 
 def embed_by_waves(x: Any) -> Any:
@@ -224,12 +231,13 @@ def embed_by_waves(x: Any) -> Any:
 def embed_by_bins(x: Any, quantiles: Array) -> Any:
     """Returns numbers [b, BIN_FEATURES, n] that are piecewise linear in numbers [b, n], with knots at quantiles."""
     knots = quantiles[:, np.linspace(0, quantiles.shape[1] - 1, BINS + 1).round().astype(int)].T
-    low, widths = knots[:-1], np.diff(knots, axis=0)
-    is_step = (widths <= 0).astype(np.float32)  # a piece of no width: 0 below its place, else 1
-    slopes = np.where(widths > 0, 1 / np.where(widths > 0, widths, 1.0), STEEP).astype(np.float32)
+    low, high = knots[:-1], knots[1:]
+    is_narrow = high - low < 1 / STEEP  # it rises before a value that may be frequent, by more than rounding
+    low = np.where(is_narrow, high - 1.01 / STEEP, low)
+    slopes = (1 / np.where(is_narrow, 1 / STEEP, high - low)).astype(np.float32)
     least, most = np.zeros((BINS, 1), np.float32), np.ones((BINS, 1), np.float32)
     least[0], most[-1] = -1, 2  # beyond the range that was seen the line goes on for a while
-    shares = (ops.expand_dims(x, 1) - low.astype(np.float32)) * slopes + is_step
+    shares = (ops.expand_dims(x, 1) - low.astype(np.float32)) * slopes
     shares = ops.minimum(ops.maximum(shares, least), most)
     n = x.shape[1]
     bent = keras.layers.EinsumDense(
