@@ -24,6 +24,7 @@ from scaleflow.commands.frame import run_command
 from scaleflow.commands.hydra_task import HydraTask, JobFailed, compose_once, raise_hydra_errors
 from scaleflow.commands.table import check_first_word, describe_commands, find_command
 from scaleflow.config.hydra_errors import CONF, check_config_dirs, check_flags, check_overrides, explain_error
+from scaleflow.config.synonyms import translate_words
 from scaleflow.config.words import prepare_words, split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.secret_masking import (
@@ -32,7 +33,7 @@ from scaleflow.interfaces.secret_masking import (
     register_resolver,
     remember_secrets,
 )
-from scaleflow.launcher.answer import FAILED
+from scaleflow.launcher.answer import FAILED, JSON
 from scaleflow.launcher.display import end_greeting
 from scaleflow.runs.folder_use import FolderRefused
 
@@ -40,6 +41,12 @@ from scaleflow.runs.folder_use import FolderRefused
 FLAGS_WITH_VALUE = (
     *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--cfg", "-c", "--package", "-p"),
     *("--info", "-i", "--experimental-rerun"),
+)
+
+#: All flags of a run.
+FLAGS = (
+    *(*FLAGS_WITH_VALUE, "--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m"),
+    *("--shell-completion", "-sc", JSON),
 )
 
 #: Errors of a standard output that goes to a file.
@@ -67,7 +74,7 @@ def run_words(words: list[str], began: float) -> int:
     """Runs a job or a sweep. Raises ConfigError if its words cannot work."""
     if words[:1] in (["-sc"], ["--shell-completion"]) and LINE in os.environ and complete_line():
         return 0
-    flags, overrides = split_flags(split_overrides(words))
+    flags, overrides = split_flags(translate_words(split_overrides(words), FLAGS))
     check_first_word(overrides)
     words = [*flags, *overrides]  # Hydra's parser accepts no flag between two overrides
     if "--version" in words:  # Hydra would print its own version

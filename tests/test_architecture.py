@@ -32,7 +32,7 @@ LAYERS = ("config", "runs", "data_checks", "worker", "launcher", "sweep", "compa
 
 #: What the groups may import besides the contracts.
 GROUP_EXTRAS = {
-    "dataset": {"files"},
+    "dataset": {"files", "serving"},
     "checkpoint": {"files"},
     "evaluation": {"serving"},
     "model": {"serving"},
@@ -257,7 +257,8 @@ def test_the_worker_imports_nothing_heavy_before_it_has_its_spec() -> None:
 def test_the_code_that_travels_with_a_model_needs_no_scaleflow() -> None:
     for name in SOURCES:
         if package_of(name) == "serving":
-            assert {each for each in imported(name) if each.startswith("scaleflow")} <= {"scaleflow.serving.answers"}
+            used = {each for each in imported(name) if each.startswith("scaleflow")}
+            assert used <= {"scaleflow.serving.answers", "scaleflow.serving.cells"}
 
 
 def test_only_the_main_module_imports_the_command() -> None:

@@ -141,6 +141,10 @@ def look_at_each(folder: Path) -> dict[str, Any]:
     (folder / "corpus.txt").write_text("one two three four five " * 900)
     kinds = {
         "photos": ("dataset=image_folder", f"dataset.data_dir={folder}/photos", "dataset.size=[24,24]"),
+        "photos, allowed": (
+            *("dataset=image_folder", f"dataset.data_dir={folder}/photos", "dataset.size=[24,24]"),
+            "dataset.on_bad_example=skip",
+        ),
         "texts": ("dataset=text_folder", f"dataset.data_dir={folder}/texts"),
         "arrays": ("dataset=npz", f"dataset.data_dir={folder}/arrays.npz"),
         "corpus": ("dataset=tokens", f"dataset.data_dir={folder}/corpus.txt", "dataset.tokens=16"),
@@ -153,7 +157,11 @@ def look_at_each(folder: Path) -> dict[str, Any]:
         page = folder / f"{name}.html"
         look_at_dataset(make_check_plan(words, (), 5000), DataCheckSpec(str(page), 5000), events.append)
         (checked,) = (each for each in events if isinstance(each, DataChecked))
-        found[name] = [each["rule"] for each in checked.findings], checked.splits, page.read_text().count("<img")
+        found[name] = (
+            [each["rule"] for each in checked.findings if each["level"] != "hint"],
+            checked.splits,
+            page.read_text().count("<img"),
+        )
     return found
 
 
@@ -162,6 +170,7 @@ def test_each_kind_of_dataset_is_looked_at(isolated: Callable[..., Any], tmp_pat
     found = isolated(look_at_each, tmp_path)
     rules = {name: set(each[0]) for name, each in found.items()}
     assert rules["photos"] >= {"unreadable", "contradicting labels"}
+    assert rules["photos, allowed"] == rules["photos"] - {"unreadable"}
     assert "contradicting labels" in rules["texts"]
     assert rules["arrays"] == {"constant column"}
     assert found["photos"][2] == 2  # a sheet for each class
@@ -209,6 +218,13 @@ def test_a_sample_is_spread_over_the_split(isolated: Callable[..., Any], tmp_pat
     assert found["drawn"] == (200, 300)
     assert found["stream"] == ([0, 1, 2, 3, 4], False)
     assert found["all"][0] == list(range(100))
+
+
+def test_what_cannot_be_read_is_no_fault_if_the_user_leaves_it_out() -> None:
+    from scaleflow.worker.check import judge_left_out
+
+    assert [each.level for each in judge_left_out(["a.png"], is_allowed=False)] == ["fault"]
+    assert [each.level for each in judge_left_out(["a.png"], is_allowed=True)] == ["hint"]
 
 
 def test_findings_are_told_as_the_user_wants() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import datetime
 import json
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -125,6 +126,30 @@ def make_names(folder: Path, kind: str, form: str) -> Examples:
     return Examples((*words, *used), folder / "data" / "test.csv", inputs, answers[45:])
 
 
+def make_german(folder: Path, kind: str, form: str) -> Examples:
+    """Numbers, days and codes as Excel writes them in Germany. A program sends the cells as they are in the file."""
+    random = np.random.default_rng(0)
+    x, code = random.normal(0, 5000, 60), random.choice(["01067", "10115", "1E5"], 60)
+    days = [datetime.date(2024, 1, 1) + datetime.timedelta(int(n)) for n in random.integers(0, 365, 60)]
+    answers = (x + random.normal(0, 900, 60) + 1000 * (code == "01067")).round(2)
+    columns = {
+        "x": [f"{each:,.2f}".translate(str.maketrans(",.", ".,")) for each in x],
+        "code": code.tolist(),
+        "day": [f"{day:%d.%m.%Y}" for day in days],
+    }
+    columns["x"][0] = columns["x"][50] = ""
+    (folder / "data").mkdir()
+    for split, which in (("train", slice(0, 45)), ("test", slice(45, None))):
+        lines = [
+            ";".join(row) for row in zip(*columns.values(), (str(a).replace(".", ",") for a in answers), strict=True)
+        ]
+        text = "\n".join(["sep=;", ";".join([*columns, "answer"]), *lines[which]])
+        (folder / "data" / f"{split}.csv").write_text(text)
+    words = ("dataset=table", "dataset.data_dir=data", "dataset.target=answer", "model.members=2", "model.units=[8]")
+    inputs = {name: values[45:] for name, values in columns.items()}
+    return Examples(words, folder / "data" / "test.csv", inputs, answers[45:].tolist())
+
+
 CASES: Mapping[str, tuple[Callable[[Path, str, str], Examples], str, str, Sequence[str]]] = {
     "binary in CSV": (make_table, "binary", "csv", ()),
     "classification in Parquet": (make_table, "classification", "parquet", ()),
@@ -134,6 +159,7 @@ CASES: Mapping[str, tuple[Callable[[Path, str, str], Examples], str, str, Sequen
     "texts": (make_texts, "classification", "", ()),
     "labels in arrays": (make_arrays, "multi_label", "", ()),
     "pictures": (make_pictures, "binary", "", ()),
+    "as Excel writes in Germany": (make_german, "regression", "", ()),
     "names of columns": (make_names, "regression", "", ()),
 }
 
@@ -145,6 +171,7 @@ SERVED = (
     "labels in arrays",
     "texts",
     "pictures",
+    "as Excel writes in Germany",
     "names of columns",
 )
 

@@ -309,15 +309,15 @@ training=dafault | training=dafault | did you mean default?
 strategy= | auto | mirrored | one_device
 strategy=null | strategy=null | auto | mirrored | one_device
 strategy=3 | strategy=3 | auto | mirrored | one_device
-training.epoch=3 | did you mean training.epochs?
-model.unit=3 | did you mean model.units?
-model=cnn model.filter=3 | model.filter: | did you mean model.filters?
+training.epoch=3 | did you mean training.epochs=
+model.unit=3 | did you mean model.units=3?
+model=cnn model.filter=3 | model.filter: | did you mean model.filters=3?
 foo=1 | there is no such key
-epochs=3 | there is no such key | did you mean training.epochs?
+epochs=3 | there is no such key | did you mean training.epochs=
 data_dir=x | dataset.data_dir is a key of dataset=cifar10, | table
-dataset=table data_dir=x | data_dir: | did you mean dataset.data_dir?
+dataset=table data_dir=x | data_dir: | did you mean dataset.data_dir=x?
 +foo=1 | there is no such key
-stratgy=mirrored | did you mean strategy?
+stratgy=mirrored | did you mean strategy=mirrored?
 +stratgy=mirrored | did you mean strategy?
 training.epochs=abc | training.epochs=abc | an integer, at least 1
 training.epochs= | an integer, at least 1
@@ -325,7 +325,7 @@ tracking.uri=runs | tracking.uri=runs | sqlite:///mlflow.db
 'tracking.uri='"'"'http://[::1'"'"'' | tracking.uri=http://[::1
 hydra.run.dir=plain/x | hydra.run.dir=plain/x | choose a folder
 hydra.run.dir=plain | hydra.run.dir=plain | choose a folder
-'training.epochs=[1' | training.epochs=[1 | quotes
+'training.epochs=[1' | training.epochs=[1 | a bracket is missing; type 'training.epochs=[1]'
 'training.epochs=${' | training.epochs=${
 training | training | KEY=VALUE
 training.epochs=1,2 | training.epochs=1,2 | -m
@@ -341,19 +341,19 @@ training.epochs=1 --config-dir conf model=mien | model=mien | did you mean mine?
 training.epochs 3 | training.epochs | KEY=VALUE in one word
 evalute abc | evalute: there is no such command; did you mean evaluate? (doctor, check, find,
 --config-dir conf evaluate abc | evaluate: a command is the first word; write scaleflow evaluate
-training.early_stopping.patience=2 | training.early_stopping is null | {patience: ...}
+training.early_stopping.patience=2 | type 'training.early_stopping={patience: 2}'
 training.epochs=1 strategy=mirrored,one_device | strategy=mirrored,one_device | several values need -m
--m model=mlp,cnn training.epoch=1 | training.epoch: | did you mean training.epochs?
+-m model=mlp,cnn training.epoch=1 | training.epoch: | did you mean training.epochs=
 -m model=mlp,cnn 'model.filters=[4]' | model.filters: | no such key
 --config-dir | --config-dir
 --config-name=nowhere | nowhere
 --frobnicate | --frobnicate
 --cfg jub | jub | job
 --cfg job strategy=miror | strategy=miror | did you mean mirrored?
---cfg job training.epoch=3 | training.epoch | did you mean training.epochs?
+--cfg job training.epoch=3 | training.epoch | did you mean training.epochs=
 -m strategy=mirrored,miror | strategy=miror | did you mean mirrored?
 -m cluster=local,flink | cluster=flink | there is no such option | kubernetes
--m training.epoch=1,2 | training.epoch | did you mean training.epochs?
+-m training.epoch=1,2 | training.epoch | did you mean training.epochs=
 hydra/launcher=jobless | hydra/launcher=jobless | basic
 hydra.run.dirr=x | hydra.run.dirr
 --config-dir conf model=mien | model=mien | did you mean mine? | cnn

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from scaleflow.config.parse import suggest
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import name_command
 from scaleflow.interfaces.formatting import GENERATOR
 from scaleflow.launcher.answer import JSON, print_refusal
 
@@ -28,6 +29,10 @@ class CommandParser(argparse.ArgumentParser):
             word = message.split()[2]
             flags = [*re.findall(r"--[\w-]+", self.format_usage()), "--help"]
             message = f"{word}: there is no such flag{suggest(word, flags, '')} ({', '.join(flags)})"
+        elif message.startswith("the following arguments are required: "):
+            needed = [action for action in self._actions if action.required and action.dest != "overrides"]
+            words = [" ".join([*action.option_strings[:1], str(action.metavar or action.dest)]) for action in needed]
+            message = f"{message}; type {name_command(self.name)} {' '.join(words)}"
         self.exit(print_refusal(message.removesuffix(", KEY=VALUE")))  # argparse says so of words that may be absent
 
     def add_overrides(self, about: str) -> None:

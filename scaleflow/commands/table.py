@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from scaleflow.config.parse import suggest
+from scaleflow.config.synonyms import OTHER_COMMANDS, simplify
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.answer import JSON
 
@@ -84,5 +85,7 @@ def check_first_word(words: Sequence[str]) -> None:
         return
     if word in COMMANDS:
         raise ConfigError(f"{word}: a command is the first word; write scaleflow {word} ...")
+    if simplify(word) in OTHER_COMMANDS:
+        raise ConfigError(f"{word}: there is no such command; type {OTHER_COMMANDS[simplify(word)]}")
     hint = suggest(word, COMMANDS, "; to set a key of a run, write KEY=VALUE in one word")
     raise ConfigError(f"{word}: there is no such command{hint} ({', '.join(COMMANDS)})")

@@ -20,6 +20,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from scaleflow.config.parse import EMPTY_MAPPINGS, every_key, unknown_key_error, unknown_option_error
+from scaleflow.config.synonyms import close_brackets, translate_key
+from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
@@ -42,9 +44,7 @@ def explain_error(error: Exception, words: Sequence[str]) -> str:
     except Exception:
         pass  # `error`, which came first, says more
     if isinstance(error, OverrideParseException):
-        typed = mask_override(error.override)
-        way_out = "put quotes around a value with special characters" if "=" in typed else "write KEY=VALUE in one word"
-        return f"{typed}: cannot be read as KEY=VALUE; {way_out}"
+        return f"{mask_override(error.override)}: cannot be read as KEY=VALUE; {suggest_word(error.override, words)}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
         return str(unknown_option_error(group, option, error.options))
@@ -53,6 +53,21 @@ def explain_error(error: Exception, words: Sequence[str]) -> str:
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
     return shorten_error(error)
+
+
+def suggest_word(word: str, words: Sequence[str]) -> str:
+    """Says what to type instead of a word that Hydra cannot read, one of the `words` of a command."""
+    key, is_override, value = word.partition("=")
+    if not is_override:
+        before = list(itertools.takewhile(lambda other: other != word, words))
+        after = itertools.takewhile(lambda other: "=" not in other, words[len(before) :])
+        if before and "=" in before[-1] and not before[-1].startswith("-"):  # a value with spaces without quotes
+            key, _, value = before[-1].partition("=")
+            return f"type {mask_override(quote_override(key, ' '.join([value, *after])))}"
+        return f"type {word}=VALUE in one word"
+    if closed := close_brackets(word):
+        return f"a bracket is missing; type {mask_override(closed)}"
+    return f"type {mask_override(quote_override(key, value))}"
 
 
 def explain_mapping(error: Exception, words: Sequence[str]) -> str:
@@ -109,9 +124,24 @@ def check_overrides(words: Sequence[str]) -> None:
                 continue
             known = known or list_keys_for(find_choices(typed, groups), search)
             if key not in known:
-                error = unknown_key_error(key, [*known, *groups])
-                has_hint = "did you mean" in str(error)
-                raise error if has_hint else ConfigError(f"{error}{describe_other_options(key, groups, loader)}")
+                raise explain_unknown_key(override, known, groups, loader)
+
+
+def explain_unknown_key(override: Override, known: Sequence[str], groups: Sequence[str], loader: Any) -> ConfigError:
+    """Returns the error for an override of a key that does not exist, with what to type."""
+    key, value = override.key_or_group, mask_override(override.input_line or "").partition("=")[2]
+    error = str(unknown_key_error(key, [*known, *groups]))
+    text, is_similar, similar = error.partition("; did you mean ")
+    parent, _, leaf = key.rpartition(".")
+    is_misspelled = similar.rstrip("?").rpartition(".")[0] == parent and bool(parent)
+    is_leaf = bool(is_similar) and similar.rstrip("?").endswith(f".{leaf}")
+    meant = "" if is_misspelled else translate_key(key, value)
+    is_other_form = meant.count("=") > 1 or meant.startswith(("'", "strategy=", "hydra."))
+    if is_other_form or (meant and not is_leaf and meant.partition("=")[0] in [*known, *groups]):
+        return ConfigError(f"{key}: there is no such key; type {meant}")
+    if is_similar:
+        return ConfigError(f"{text}; did you mean {similar.rstrip('?')}={value}?")
+    return ConfigError(f"{error}{describe_other_options(key, groups, loader)}")
 
 
 def describe_other_options(key: str, groups: Sequence[str], loader: Any) -> str:

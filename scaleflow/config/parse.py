@@ -13,6 +13,7 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
+from scaleflow.config.synonyms import translate_option
 from scaleflow.errors import ConfigError, find_similar
 from scaleflow.interfaces import Target
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -226,8 +227,9 @@ def unknown_key_error(key: str, known: Iterable[str]) -> ConfigError:
 
 def unknown_option_error(group: str, option: str, available: Sequence[str]) -> ConfigError:
     """Returns the error for an option that does not exist; lists the available ones."""
-    names = ", ".join(available)
-    return ConfigError(f"{group}={option}: there is no such option" + suggest(option, available, "") + f" ({names})")
+    meant = translate_option(group, option)
+    hint = f"; type {meant}" if meant else f"{suggest(option, available, '')} ({', '.join(available)})"
+    return ConfigError(f"{group}={option}: there is no such option{hint}")
 
 
 def suggest(word: str, known: Iterable[str], otherwise: str) -> str:

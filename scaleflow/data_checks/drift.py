@@ -29,8 +29,11 @@ HALF = 0.5
 #: The share of values that may be outside of the range, or missing where none were, and the least number of them.
 SHARE, FEWEST = 0.01, 5
 
-#: A larger share of missing values than before is drift.
-MORE_MISSING = 0.1
+#: A larger share of missing values than before is drift, if the difference is so many standard errors.
+MORE_MISSING, ERRORS = 0.1, 4
+
+#: Ranges, or values, that fewer values were in before are joined: of rare categories, each sample has others.
+FEW = 5
 
 #: The most values, or columns, that a message names.
 MOST_NAMED = 5
@@ -61,11 +64,12 @@ class DriftCounter:
     """Counts the values of data by the histograms of a schema, in portions.
 
     Args:
-        schema: the `columns` of the training split, as `make_schema` returns them.
+        schema: of the training split, as `make_schema` returns it: its `columns`, and its `rows`.
     """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._known: dict[str, Mapping[str, Any]] = dict(schema.get("columns", {}))
+        self._rows = float(schema.get("rows", math.inf))
         self._counts: dict[str, Array] = {}
         self._unseen: dict[str, Counter[str]] = {}
         self._missing: Counter[str] = Counter()
@@ -87,8 +91,9 @@ class DriftCounter:
                 return  # another type, which the comparison of the columns says
             numbers = reduce_values(values, kind)
             is_known = np.isfinite(numbers) if kind != TEXT else values != ""
+            counted = numbers if kind == TEXT and known["min"] == 0 else numbers[is_known]  # of an early version
             self._missing[name] += int((~is_known).sum())
-            self._add_numbers(name, known, numbers[is_known])
+            self._add_numbers(name, known, counted)
         elif values.dtype == object:
             self._missing[name] += int((values == "").sum())
 
@@ -121,9 +126,10 @@ class DriftCounter:
             if name in self._unseen:
                 yield describe_unseen(name, self._unseen[name], total, known)
             missing = self._missing[name] / total
-            if missing > known["missing"] + MORE_MISSING or (
+            is_more = missing > known["missing"] + MORE_MISSING or (
                 not known["missing"] and missing > SHARE and self._missing[name] >= FEWEST
-            ):
+            )
+            if is_more and exceeds_chance(known["missing"], self._rows, missing, total):
                 text = f"{name}: {missing:.1%} of the values are missing, {known['missing']:.1%} in training"
                 yield DataFinding("missing", DRIFT, text, "10 % more than in training, or above 1 % of none", [name])
             yield from self._find_shift(name, known)
@@ -149,6 +155,12 @@ class DriftCounter:
             yield DataFinding("range", DRIFT, text, because, [name])
 
 
+def exceeds_chance(before: float, rows: float, now: float, total: int) -> bool:
+    """Returns whether a share of `total` values is larger than one of `rows` values, beyond chance."""
+    share = (before + now * total / rows) / (1 + total / rows)
+    return now - before > ERRORS * math.sqrt(share * (1 - share) * (1 / rows + 1 / total))
+
+
 def limit_by_chance(before: int, now: int) -> float:
     """Returns how many of `now` values are hardly outside of the range of `before` values of the same distribution.
 
@@ -166,8 +178,10 @@ def describe_unseen(name: str, unseen: Counter[str], total: int, known: Mapping[
     more = f" and {len(unseen) - MOST_NAMED} more" if len(unseen) > MOST_NAMED else ""
     text = f"{name}: {unseen.total():,} of {total:,} values are not in training: {shown}{more}"
     counts = list(known["values"].values())
-    expected = 2 * total * counts.count(1) / max(1, sum(counts))
-    level = DRIFT if unseen.total() > max(FEWEST, SHARE * total, expected) else HINT
+    rows = max(1, sum(counts))
+    expected = total * counts.count(1) / rows
+    is_much = unseen.total() > max(SHARE * total, FEWEST + 2 * expected + ERRORS * math.sqrt(expected))
+    level = DRIFT if is_much and exceeds_chance(0.0, rows, unseen.total() / total, total) else HINT
     return DataFinding("unseen", level, text, "a category that training did not have; drift above 1 %", [name])
 
 
@@ -179,7 +193,7 @@ def compute_stability(before: Array, now: Array) -> tuple[float, float]:
     """
     order = np.argsort(-before, kind="stable")
     before, now = before[order], now[order]
-    is_small = np.cumsum(before) / max(1.0, before.sum()) > 0.98
+    is_small = (np.cumsum(before) / max(1.0, before.sum()) > 0.98) | (before < FEW)
     is_small &= np.arange(len(before)) > 0
     if is_small.sum() > 1:
         before, now = (np.append(each[~is_small], each[is_small].sum()) for each in (before, now))
@@ -214,7 +228,7 @@ def compare_columns(schema: Mapping[str, Any], kinds: Mapping[str, str]) -> Iter
 def compare_sample(schema: Mapping[str, Any], sample: SplitSample, label: str = "") -> list[DataFinding]:
     """Returns how examples differ from a schema: inputs, and targets. `label` begins the texts."""
     targets = {f"target {name}".strip(): values for name, values in sample.targets.items()}
-    counter = DriftCounter({"columns": {**schema.get("columns", {}), **schema.get("targets", {})}})
+    counter = DriftCounter({**schema, "columns": {**schema.get("columns", {}), **schema.get("targets", {})}})
     for name, values in {**sample.columns, **targets}.items():
         counter.add(name, values)
     found = [*compare_columns(schema, sample.kinds), *counter.find()]

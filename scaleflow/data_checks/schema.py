@@ -44,7 +44,7 @@ def describe_column(values: Array, kind: str) -> Column:
     if kind == DATE:
         return described | {"min": min(known, default=""), "max": max(known, default="")}
     if kind == TEXT:
-        numbers = summarise_numbers(reduce_values(values, kind))
+        numbers = summarise_numbers(reduce_values(known, kind))
         return {**numbers, **described, "distinct": len(set(known.tolist()))}
     counts = Counter(str(value)[:MOST_LETTERS] for value in known.tolist())
     kept = dict(counts.most_common(MOST_CATEGORIES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import tensorflow as tf
 from scaleflow.dataset.reading.files import (
     PICTURE_SUFFIXES,
     TEST_FRACTION,
+    describe_unused,
     draw_test_examples,
     find_data_dir,
     find_split_folders,
@@ -20,6 +22,7 @@ from scaleflow.dataset.reading.files import (
     walk_files,
 )
 from scaleflow.dataset.reading.images import (
+    PNG_HEADER,
     Channels,
     ImageSize,
     Resize,
@@ -45,8 +48,8 @@ UNKNOWN = 256
 #: Brings [red, green, blue] to one number.
 PLACES = (1 << 16, 1 << 8, 1)
 
-#: The place of the bits of a channel and of the colour type in a PNG file, and the type of a palette.
-PNG_HEADER, PALETTE = 24, 3
+#: The colour type of a PNG file with a palette.
+PALETTE = 3
 
 
 @dataclass(frozen=True)
@@ -95,10 +98,12 @@ class SegmentationFolder:
         self.outputs = Outputs("classification", (*size, count), names, ignore=IGNORED)
         base = find_data_dir(data_dir)
         folders = find_split_folders(base)
+        unused = Counter[str]()
         if folders:
-            self._pairs = {split: find_pairs(folder) for split, folder in folders.items()}
+            self._pairs = {split: find_pairs(folder, unused) for split, folder in folders.items()}
         else:
-            self._pairs = divide_pairs(find_pairs(base), test, split_seed)
+            self._pairs = divide_pairs(find_pairs(base, unused), test, split_seed)
+        self.notes = describe_unused(unused, PICTURE_SUFFIXES)
 
     @property
     def splits(self) -> Collection[str]:
@@ -199,8 +204,11 @@ def is_value(value: Any) -> bool:
     return is_integer(value) and 0 <= value <= 255
 
 
-def find_pairs(base: Path) -> np.ndarray[Any, Any]:
-    """Returns the paths of images and their masks, [n, 2]; raises ConfigError if a folder or a mask is missing."""
+def find_pairs(base: Path, unused: Counter[str]) -> np.ndarray[Any, Any]:
+    """Returns the paths of images and their masks, [n, 2], and counts other files.
+
+    Raises ConfigError if a folder or a mask is missing.
+    """
     for name in (IMAGES, MASKS):
         if not (base / name).is_dir():
             raise ConfigError(f"dataset.data_dir: there is no folder {base / name}; put the {name} there")
@@ -212,6 +220,7 @@ def find_pairs(base: Path) -> np.ndarray[Any, Any]:
     pairs = []
     for path in walk_files(base / IMAGES):
         if not has_suffix(path, PICTURE_SUFFIXES):
+            unused[Path(path).suffix.lower()] += 1
             continue
         place = Path(path).relative_to(base / IMAGES).with_suffix("")
         if place not in masks:

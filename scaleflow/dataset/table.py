@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +19,7 @@ from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.dataset.reading.text import Text
 from scaleflow.dataset.tables.columns import Category, Date, Number, WordBag
 from scaleflow.dataset.tables.files import TableFiles, open_tables
+from scaleflow.dataset.tables.forms import Form, apply_form, describe_forms, find_forms
 from scaleflow.dataset.tables.kinds import SampleColumns, check_column_types, choose_kind
 from scaleflow.dataset.tables.options import INDEX, choose_columns, find_columns, parse_column_kinds
 from scaleflow.dataset.tables.targets import describe_known_target, find_limits
@@ -29,6 +31,7 @@ from scaleflow.dataset.tables.values import (
     NUMBER,
     TEXT,
     Array,
+    are_codes,
     are_plain_numbers,
     clean_column,
     convert_target,
@@ -85,6 +88,9 @@ class Table:
         delimiter: str | None = None,
         header: Words | None = None,
         encoding: str = "utf8",
+        decimal: Literal[".", ","] | None = None,
+        thousands: Literal[",", ".", " ", "'"] | None = None,
+        dates: str | None = None,
         most_values: AtLeastTwo = 1000,
         vocabulary: Annotated[int, at_least(3)] = 1000,
         embed: bool = False,
@@ -122,21 +128,38 @@ class Table:
         options = self._files, (*names, target), form.missing, learn_on
         self._read = partial(TableRows, *options, words=find_categories(known, earlier))
         rows = self._read("train" if "train" in self._files.by_split else ALL)
+        forms = {} if earlier is None else earlier.find_reading(self).get("forms", {})
+        sought = [name for name in names if name not in known and given.get(name) in (None, NUMBER)]
+        if kind in ("auto", "regression") and (earlier is None or earlier.find_outputs() is None):
+            sought.append(target)
+        written = numeric, decimal, thousands, dates
 
         def learn() -> Any:
+            columns = {name: rows.raw_columns[name] for name in sought}
+            quantities = sought if self._files.format == "csv" else (numeric or ())
+            rows.forms = {**forms, **find_forms(columns, quantities, decimal, thousands, dates)}
             sample = rows.sample_columns
             check_column_types(sample, {name: each for name, each in given.items() if name not in known}, most_values)
             outputs = describe_known_target(sample, target, kind, most_values, scale_target, earlier)
             outputs = find_limits(outputs, sample.columns[target], ~self._draw_test(rows)[rows.sampled], earlier)
             taken = {**known, **given}
-            return {name: taken.get(name) or choose_kind(sample, name, most_values) for name in names}, asdict(outputs)
+            found = {name: taken.get(name) or choose_kind(sample, name, most_values) for name in names}
+            inferred = [name for name in sought if name not in given and sample.format == "csv"]
+            return (
+                found,
+                asdict(outputs),
+                rows.forms,
+                [name for name in inferred if are_codes(sample.columns[name])],
+                rows.count_missing_words(),
+            )
 
         learned = earlier and (earlier.find_outputs(), earlier.extends)
-        depends_on = [given, kind, most_values, scale_target, known, learned, test, split_seed]
-        self._kinds, described = rows.recall("types", depends_on, learn)
+        depends_on = [given, forms, sought, written, kind, most_values, scale_target, known, learned, test, split_seed]
+        self._kinds, described, rows.forms, codes, rows.missing_words = rows.recall("types", depends_on, learn)
+        self._missing_words = rows.missing_words
         self.outputs: Outputs = parse_leaves([{"name": "", **described}], Outputs)
         self.reading = {"columns": self._kinds, "target": target, "format": self._files.format, **asdict(form)}
-        self.reading["unused"] = unused
+        self.reading |= {"unused": unused, "forms": rows.forms}
         self.inputs = {
             name: Inputs((), "float64" if each == NUMBER else "string") for name, each in self._kinds.items()
         }
@@ -148,7 +171,12 @@ class Table:
         expected = [*(drop or ()), *(unused if known or columns else ())]
         if index := [repr(name) for name in unused if INDEX.fullmatch(name) and name not in expected]:
             new.append(f"dataset: not used, because an index has such a name: {', '.join(index)}; rename it to use it")
-        self.notes = (*describe_columns(self._kinds, target, self.outputs, rows), *new)
+        written_as = describe_forms({name: each for name, each in rows.forms.items() if name in sought})
+        if codes:
+            new.append(
+                f"dataset: codes, not numbers: {', '.join(codes)}; dataset.numeric takes such a column for numbers"
+            )
+        self.notes = (*describe_columns(self._kinds, target, self.outputs, rows), *written_as, *new)
 
     @property
     def splits(self) -> Collection[str]:
@@ -158,7 +186,9 @@ class Table:
         """Returns the rows of a split in blocks."""
         group = split if split in self._files.by_split else ALL
         if group not in self._rows:
-            self._rows[group] = self._read(group).describe(self._target, self._kinds, self.outputs)
+            rows = self._rows[group] = self._read(group)
+            rows.forms, rows.missing_words = self.reading["forms"], self._missing_words
+            rows.describe(self._target, self._kinds, self.outputs)
         rows = self._rows[group]
         if group == split:
             return make_blocks(rows)
@@ -199,6 +229,9 @@ class TableRows:
         self._columns = list(columns)
         self._missing = missing
         self._learn_on = learn_on
+        self.forms: dict[str, Form] = {}  # how numbers and dates are written
+        self._raw_targets: list[Any] = []
+        self.missing_words: dict[str, int] = {}  # those that the target has
         self.blocks = files.list_blocks(group, self._columns[-1])
         self.lengths: Sequence[int] = [block.rows for block in self.blocks]
         self.paths: Sequence[str] = [block.path for block in self.blocks]
@@ -221,19 +254,38 @@ class TableRows:
         return files.cache.recall(what, files.by_split[self.group], [form, options], learn)
 
     @cached_property
-    def sample_columns(self) -> SampleColumns:
+    def raw_columns(self) -> Mapping[str, Any]:
         """The sample as it is in the files; it is read when it is first used."""
         import pyarrow
 
         parts: list[dict[str, Any]] = []
         for block, rows in self._sampled_blocks:  # as strings in a CSV file, whether numbers are known yet or not
-            parts.append(self._read_columns(block, None if rows == self.lengths[block] else rows))
-        columns = {name: pyarrow.chunked_array([c for part in parts for c in part[name].chunks]) for name in parts[0]}
+            table = self._files.read(self.blocks[block], self._columns, None if rows == self.lengths[block] else rows)
+            self._raw_targets.append(table[self._columns[-1]])
+            parts.append({name: clean_column(table[name], self._missing) for name in self._columns})
+        return {name: pyarrow.chunked_array([c for part in parts for c in part[name].chunks]) for name in parts[0]}
+
+    @cached_property
+    def sample_columns(self) -> SampleColumns:
+        """The sample, with numbers and dates in one form."""
+        columns = {name: apply_form(column, self.forms.get(name)) for name, column in self.raw_columns.items()}
         return SampleColumns(columns, self._files.format, lambda row: self.name(int(self.sampled[row])))
 
     @cached_property
     def _sample(self) -> tuple[Arrays, dict[int, str]]:
         return self._convert(self.sample_columns.columns)
+
+    def count_missing_words(self) -> dict[str, int]:
+        """Returns how often the target has each word of `dataset.missing`."""
+        import pyarrow
+        from pyarrow import compute, types
+
+        counts: Counter[str] = Counter()
+        for column in self._raw_targets if self.raw_columns else ():
+            if types.is_string(column.type):
+                words = column.filter(compute.is_in(column, value_set=pyarrow.array(self._missing)))
+                counts.update(word for word in words.to_pylist() if word)
+        return dict(counts)
 
     def describe(self, target: str, kinds: Mapping[str, str], outputs: Outputs) -> TableRows:
         """Says how columns are converted; rows can be read then."""
@@ -244,11 +296,12 @@ class TableRows:
         used = [*(name for name in kinds if kinds[name] == NUMBER), *([target] if outputs.kind == "regression" else [])]
 
         def learn() -> Any:
-            numbers = [name for name in used if are_plain_numbers(self.sample_columns.columns[name])]
+            plain = [name for name in used if name not in self.forms]
+            numbers = [name for name in plain if are_plain_numbers(self.sample_columns.columns[name])]
             faults = self._sample[1]
             return numbers, [f"{self.name(int(self.sampled[row]))}: {faults[row]}" for row in sorted(faults)[:NAMED]]
 
-        self._numbers, faults = self.recall("types", [kinds, outputs], learn)
+        self._numbers, faults = self.recall("types", [kinds, outputs, self.forms], learn)
         self.faults: Sequence[str] = [*self.malformed, *faults][:NAMED]
         return self
 
@@ -296,7 +349,8 @@ class TableRows:
 
     def _read_columns(self, block: int, rows: int | None, numbers: Sequence[str] = ()) -> dict[str, Any]:
         table = self._files.read(self.blocks[block], self._columns, rows, numbers)
-        return {name: clean_column(table[name], self._missing) for name in self._columns}
+        clean = {name: clean_column(table[name], self._missing) for name in self._columns}
+        return {name: apply_form(column, self.forms.get(name)) for name, column in clean.items()}
 
     def _choose_sample(self) -> tuple[list[tuple[int, int]], Array]:
         """Returns the blocks of the sample with the number of their first rows in it, and the indices of these rows.
@@ -327,9 +381,14 @@ class TableRows:
 
         def take(name: str, values: Array, is_bad: Array, expected: str) -> Array:
             label = f"its target {name}" if name == self._target else name
+            hint = ""
+            if name == self._target and self.missing_words and self._outputs.kind != "regression":
+                found = ", ".join(f"{word} ({count} rows)" for word, count in self.missing_words.items())
+                hint = f": dataset.missing has {found}; if it is a class, leave it out there"
             for row in np.flatnonzero(is_bad):
                 value = columns[name][int(row)].as_py()
-                problem = "is missing" if value is None or value != value else f"is {value}, expected {expected}"
+                is_absent = value is None or value != value
+                problem = f"is missing{hint}" if is_absent else f"is {value}, expected {expected}"
                 reasons.setdefault(int(row), f"{label} {problem}")
             return values
 

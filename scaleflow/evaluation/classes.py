@@ -6,8 +6,9 @@ All are weighted by the examples' weights. scikit-learn defines them: `precision
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,17 @@ BINS = 10
 
 #: Ranking figures take a sort and two running sums for each class: fewer resamples are enough for their intervals.
 RANKED_RESAMPLES = 200
+
+#: The powers of probabilities that a calibration tries, its rounds for each, the examples that it uses, and the least
+#: probability that it sees.
+POWERS, FITTING_ROUNDS, MOST_FITTED, LEAST_CHANCE = np.geomspace(0.1, 2, 8), 12, 10_000, 1e-9
+
+#: Labels are doubted only by a model with at most this share of a constant's errors, that is sure at this share of its
+#: own, and whose mean confidence is above its accuracy by at most this.
+ERRORS_LEFT, SURE_SHARE, MOST_TOO_SURE = 0.5, 2 / 3, 0.05
+
+#: The log loss, summed over examples, that a model has to save beyond what the calibration may save by chance.
+LEAST_SAVED = 4.0
 
 Array = np.ndarray[Any, Any]
 
@@ -285,15 +297,55 @@ def find_chance_error(confidence: Array, weights: Array, count: int = 200) -> fl
     return float(np.percentile(errors, 95))
 
 
-def find_label_errors(data: Classes) -> Array:
+def calibrate(data: Classes) -> Classes:
+    """Returns predictions whose probabilities are right on average, fitted on their own labels.
+
+    Weights of classes move probabilities, and so does a model that is too sure. A temperature and a factor for each
+    class undo that: the mean probability of each class becomes its share of the labels.
+    """
+    if data.chances is None or not len(data.rows):
+        return data
+    chances = np.maximum(data.chances, LEAST_CHANCE).astype(np.float64)
+    places = np.unique(np.linspace(0, len(chances) - 1, MOST_FITTED).astype(np.int64))
+    target, fitted, count = data.target[places], chances[places], len(data.names)
+    support = np.bincount(target, minlength=count)
+    best = math.inf, 1.0, np.ones(count)
+    for power in POWERS:
+        powered, factors = fitted**power, np.ones(count)
+        for _ in range(FITTING_ROUNDS):
+            factors = divide_or(support, (1 / (powered @ factors)) @ powered)
+        of_target = (powered * factors)[np.arange(len(target)), target] / (powered @ factors)
+        best = min(best, (float(-np.log(of_target).mean()), power, factors), key=lambda each: each[0])
+    chances = chances ** best[1] * best[2]
+    chances /= chances.sum(axis=1, keepdims=True)
+    of_target, confidence = chances[np.arange(len(chances)), data.target], chances.max(axis=1)
+    return replace(data, predicted=chances.argmax(axis=1), confidence=confidence, of_target=of_target, chances=chances)
+
+
+def find_gain(calibrated: Classes) -> float:
+    """Returns the share of a constant's log loss that the model saves; 0 if that may be chance."""
+    shares = np.bincount(calibrated.target) / max(1, len(calibrated.target))
+    constant = float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())
+    saved = constant - float(-np.log(np.maximum(calibrated.of_target, EPSILON)).mean())
+    return saved / constant if constant and saved * len(calibrated.target) > LEAST_SAVED else 0.0
+
+
+def find_label_errors(calibrated: Classes) -> Array:
     """Returns the examples whose label is probably wrong, the most likely first: places in [n].
 
     Confident learning (Northcutt et al. 2021): the model predicts another class with at least the mean probability that
-    it gives this class where it is the label.
+    it gives this class where it is the label. There are none if the model does not know better than the labels: it has
+    to make at most half of the errors of a constant, it has to be sure at most of them, and not more often than right.
     """
-    count = len(data.names)
+    data = calibrated
+    count, wrong = len(data.names), ~data.is_correct
     support = np.bincount(data.target, minlength=count)
     usual = divide_or(np.bincount(data.target, data.of_target, count), support, 1.0)
-    places = np.flatnonzero(~data.is_correct & (data.confidence >= usual[data.predicted]))
+    places = np.flatnonzero(wrong & (data.confidence >= usual[data.predicted]))
+    if not len(wrong):
+        return places
+    is_good = wrong.sum() <= ERRORS_LEFT * (len(wrong) - support.max()) and len(places) >= SURE_SHARE * wrong.sum()
+    if not is_good or data.confidence.mean() > 1 - wrong.mean() + MOST_TOO_SURE:
+        return places[:0]
     order = np.argsort(data.of_target[places] - data.confidence[places], kind="stable")
     return np.asarray(places[order])

@@ -22,6 +22,10 @@ CALIBRATION_ERROR = 0.05
 #: The least number of examples of a class that is never predicted, and the share of labels that are suspected.
 FEWEST_OF_CLASS, SUSPECT_SHARE = 5, 0.02
 
+#: The share of a constant's loss (log loss, or squared error) that a model has to save to be better, whatever its
+#: accuracy: if one class is rare, or classes have weights, the accuracy of a useful model may be that of a constant.
+LEAST_GAIN = 0.03
+
 #: The most findings of a rule that are named one by one.
 MOST_NAMED = 3
 
@@ -114,13 +118,14 @@ def compare_splits(analysis: OutputAnalysis, context: KnownOfRun) -> Iterator[Fi
         if gap >= least and is_certain:
             text = f"{name} is {format_number(train)} in training and {describe_figure(figure)} here"
             yield Finding("overfit", text, "a gap of at least max(0.03, 10 %), beyond the interval")
-    if baseline is not None:
+    if baseline is not None and baseline != (0.0 if COMPARED[metric] else 1.0):  # there is something to gain
         gain = sign * (figure.value - baseline)
-        if gain < max(0.0 if COMPARED[metric] else 0.01, 0.03 * abs(baseline)):
+        is_small = gain < max(0.0 if COMPARED[metric] else 0.01, 0.03 * abs(baseline))
+        if is_small and analysis.facts.get("gain", 0.0) < LEAST_GAIN:
             text = (
                 f"{name} {describe_figure(figure)} is no better than {format_number(baseline)}, always the same answer"
             )
-            yield Finding("baseline", text, "a gain of less than max(0.01, 3 %)")
+            yield Finding("baseline", text, "a gain of less than max(0.01, 3 %), and of 3 % of the loss")
 
 
 def judge_classes(analysis: OutputAnalysis) -> Iterator[Finding]:
@@ -158,5 +163,6 @@ def judge_columns(analysis: OutputAnalysis, columns: Sequence[Mapping[str, Any]]
     useless = [row["column"] for row in known if row["is_useless"]]
     if useless and len(useless) < len(known):
         more = f" and {len(useless) - 10} more" if len(useless) > 10 else ""
-        text = f"the model does not use {', '.join(useless[:10])}{more}"
-        yield Finding("useless columns", text, "an importance below 0.001, or an interval that contains 0")
+        text = f"{f'{analysis.name}: ' if analysis.name else ''}the model does not use {', '.join(useless[:10])}{more}"
+        because = f"shuffled, they surely cost less than 1 % of a constant's {known[0]['measure']}"
+        yield Finding("useless columns", text, because)

@@ -12,10 +12,12 @@ from scaleflow.evaluation.charts import Chart, draw_confusion_matrix, draw_rates
 from scaleflow.evaluation.classes import (
     BINS,
     Classes,
+    calibrate,
     choose_threshold,
     count_confusion,
     divide_or,
     find_chance_error,
+    find_gain,
     find_label_errors,
     measure_classes,
     rank_scores,
@@ -112,10 +114,12 @@ def analyse_classes(output: str, data: Classes, resample: Resample, miss_cost: f
     resamples = resample(data.rows)
     figures, rows = measure_classes(data, resamples)
     counts, weights = count_confusion(data, resamples.weights), resamples.weights
+    calibrated = calibrate(data)
     facts: dict[str, Any] = {
         "never predicted": [row["class"] for row in rows if row["support"] and not row["predicted"]],
         "chance error": find_chance_error(data.confidence, weights) if len(data.rows) else np.nan,
         "confused": list_confused(counts, data.names),
+        "gain": find_gain(calibrated) if data.chances is not None else 0.0,
     }
     drawings = []
     if len(data.names) <= 200:
@@ -143,7 +147,7 @@ def analyse_classes(output: str, data: Classes, resample: Resample, miss_cost: f
         "accuracy",
         False,
         worst,
-        find_label_errors(data),
+        find_label_errors(calibrated),
         {"class": np.array(data.names, object)[data.target]},
         facts,
     )
@@ -187,7 +191,7 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
     groups = {"target": target[:, 0]} if count == 1 else {}
     measure = "mae" if count == 1 else "error in standard deviations"
     worst = np.argsort(-scores, kind="stable")
-    facts = {"quantiles": quantiles}
+    facts = {"quantiles": quantiles, "gain": np.nan_to_num(np.fmin(figures["r2"].low, figures["r2"].value))}
     return OutputAnalysis(
         output, figures, classes, drawings, rows, scores, measure, True, worst, groups=groups, facts=facts
     )

@@ -172,7 +172,8 @@ def show_importance(columns: Sequence[Mapping[str, Any]]) -> str:
     limit = max(1e-9, *(row["importance"].high for row in shown), *(row["importance"].value for row in shown))
     bars = draw_rates("importance", [row["column"] for row in shown], [row["importance"] for row in shown], limit)
     rows = [{"column": row["column"], "alone": row.get("alone"), "used": not row["is_useless"]} for row in columns]
-    about = "How much worse the model is if a column is shuffled; and how good a model of that column alone is."
+    measure = shown[0]["measure"]
+    about = f"How much the {measure} grows if a column is shuffled; and how good a model of that column alone is."
     return f'<p class="faint">{about}</p><div class="side"><div>{bars}</div>{make_table(rows[:MOST_SHOWN])}</div>'
 
 

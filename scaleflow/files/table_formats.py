@@ -8,7 +8,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,13 @@ FORMATS = {
     ".jsonl": "json",
     ".ndjson": "json",
 }
+
+
+#: Delimiters that are recognised, in so many of the first lines, in so many bytes.
+DELIMITERS, FIRST_LINES, SAMPLE = ";\t|", 20, 1 << 16
+
+#: What Excel writes in the first line to name the delimiter.
+SEPARATOR_LINE = re.compile(r'"?sep=([^"\n\r])"?', re.IGNORECASE)
 
 
 def find_format(path: str, key: str) -> str:
@@ -51,15 +58,39 @@ class CsvForm:
             recognised.
         encoding: of the text.
         missing: the strings that mean a missing value.
+        has_separator_line: whether a line such as `sep=;`, which Excel writes, is before the header.
     """
 
     delimiter: str | None = None
     header: tuple[str, ...] = ()
     encoding: str = "utf8"
     missing: tuple[str, ...] = ()
+    has_separator_line: bool = False
 
     def delimiter_of(self, path: str) -> str:
         return self.delimiter or ("\t" if ".tsv" in Path(path).name.lower() else ",")
+
+    def recognise(self, stream: Any, path: str) -> CsvForm:
+        """Returns the form with the delimiter that the first lines have, if none is given, and whether a line `sep=;`
+        is the first. `stream` has the bytes of the file. The usual delimiter is not replaced unless another one fits.
+        """
+        start = stream.read(SAMPLE)
+        if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise ValueError("it is UTF-16, which pyarrow cannot read in parts; save it as UTF-8")
+        text = start.decode(self.encoding, "replace").removeprefix("\ufeff")
+        lines = (text.rpartition("\n")[0] or text).splitlines()
+        if lines and (found := SEPARATOR_LINE.fullmatch(lines[0])):
+            return replace(self, delimiter=self.delimiter or found[1], has_separator_line=True)
+        if self.delimiter is not None:
+            return self
+
+        def count_fields(delimiter: str) -> int:
+            counts = {len(row) for row in csv.reader(lines[:FIRST_LINES], delimiter=delimiter) if row}
+            return min(counts) if len(counts) == 1 else min(counts, default=1) if delimiter == usual else 1
+
+        usual = self.delimiter_of(path)
+        best = max((usual, *DELIMITERS), key=count_fields)
+        return self if best == usual else replace(self, delimiter=best)
 
     def read_first_fields(self, stream: Any, path: str) -> list[str]:
         """Returns the fields of the first row of a file, of which `stream` yields the bytes.
@@ -71,6 +102,8 @@ class CsvForm:
         """
         is_utf8 = codecs.lookup(self.encoding).name == "utf-8"
         text = io.TextIOWrapper(stream, "utf-8-sig" if is_utf8 else self.encoding, newline="")
+        if self.has_separator_line:
+            text.readline()
         rows = csv.reader(text, delimiter=self.delimiter_of(path))
         try:
             first = next((row for row in rows if row), None)
@@ -124,4 +157,5 @@ def refuse_unreadable_file(label: str) -> Iterator[None]:
 def explain_arrow_error(error: Exception) -> str:
     """Returns pyarrow's reason, without the path and the advice that it puts around it."""
     line = str(error).strip().partition("\n")[0]
-    return re.split(r"Invalid: |'\): ", line)[-1].strip() or "pyarrow gives no reason"
+    reason = re.split(r"Invalid: |'\): ", line)[-1].strip() or "pyarrow gives no reason"
+    return reason + ("; name its encoding, such as dataset.encoding=latin-1" if "invalid UTF" in reason else "")

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import OmegaConf
 
@@ -27,7 +27,7 @@ from scaleflow.config.plan import check_plan, check_trial, leave_schedule_out, p
 from scaleflow.errors import ConfigError
 from scaleflow.export.formats import check_formats
 from scaleflow.files.object_store import is_store_address
-from scaleflow.interfaces import Cluster, Plan, Strategy
+from scaleflow.interfaces import Plan, Strategy
 from scaleflow.interfaces.trials import Trial
 from scaleflow.launcher.recording.description import read_overrides
 from scaleflow.launcher.resume import find_resumed_run
@@ -182,21 +182,26 @@ def apply_tf_config(plan: Plan, environment: Mapping[str, str]) -> Plan:
     cluster, engine = plan.cluster, find_engine(plan.cluster)
     if cluster.submit is not None or engine.is_remote:
         several = (cluster.workers != 1) if cluster.submit is not None else (cluster.workers or 1) > 1
-        return replace(plan, strategy=Strategy(name="multi_worker")) if several and plan.strategy.is_auto else plan
+        return choose_strategy(plan, "multi_worker") if several and plan.strategy.is_auto else plan
     if engine.is_local and not (plan.strategy.is_auto and environment.get(TF_CONFIG)):
         return plan
     task = parse_tf_config(engine.read_tf_config(plan, environment))
     if task.evaluator == "here":
-        alone = Cluster(start_seconds=cluster.start_seconds)
+        # It gets the words of the others. It waits for checkpoints, so progress is not watched.
+        alone = replace(cluster, name="local", workers=None, servers=None, stall_seconds=None)
         chief = task.peers[0] if len(task.peers) > 1 else None
         return replace(plan, strategy=Strategy(name="one_device"), cluster=alone, evaluator="here", chief=chief)
     plan = replace(plan, evaluator=task.evaluator)
     if not plan.strategy.is_auto or len(task.peers) == 1:
         return plan
     if engine.is_local:
-        cluster = Cluster(name="tf_config", start_seconds=cluster.start_seconds)
-    strategy = Strategy(name="parameter_server" if task.servers else "multi_worker")
-    return replace(plan, strategy=strategy, cluster=cluster)
+        cluster = replace(cluster, name="tf_config")
+    return replace(choose_strategy(plan, "parameter_server" if task.servers else "multi_worker"), cluster=cluster)
+
+
+def choose_strategy(plan: Plan, name: Literal["multi_worker", "parameter_server", "tpu"]) -> Plan:
+    """Returns a plan with a strategy in place of `auto`; the user's other options of it stay."""
+    return replace(plan, strategy=replace(plan.strategy, name=name))
 
 
 def apply_tpu(plan: Plan) -> Plan:
@@ -213,7 +218,7 @@ def apply_tpu(plan: Plan) -> Plan:
     if not is_wanted and (address is None or not is_sure(address)):
         return plan
     hardware = replace(plan.hardware, name="tpu", tpu=address.address if address else None)
-    return replace(plan, strategy=Strategy(name="tpu"), hardware=hardware)
+    return replace(choose_strategy(plan, "tpu"), hardware=hardware)
 
 
 def probe(plan: Plan) -> Plan:

@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.distribute.values import MirroredVariable
 
 from scaleflow.errors import ExportError
 from scaleflow.interfaces import (
@@ -96,7 +97,21 @@ def write_model(
     Raises:
         ExportError: if the outputs differ by more than the tolerance.
     """
-    raw = raw or RawInputs()
+    with use_first_copies(model):
+        write_files(model, inputs, outputs, batch, policy, folder, on_host, raw or RawInputs())
+
+
+def write_files(
+    model: keras.Model,
+    inputs: InputStructure,
+    outputs: OutputStructure,
+    batch: Any,
+    policy: str,
+    folder: Path,
+    on_host: bool,
+    raw: RawInputs,
+) -> None:
+    """Does the work of `write_model`."""
     folder.mkdir(parents=True, exist_ok=True)
     is_whole = keras_file_fault(model) is None
     if not is_whole:
@@ -119,6 +134,26 @@ def write_model(
         "keras": keras.__version__,
     }
     (folder / SIGNATURE).write_text(json.dumps(signature, indent=2))
+
+
+@contextlib.contextmanager
+def use_first_copies(model: keras.Model) -> Iterator[None]:
+    """Gives the model the first replica's copy of each mirrored variable, and leaves its random generators unchanged.
+
+    TensorFlow cannot save a function that assigns to mirrored variables, as layers do that draw random numbers.
+    """
+    mirrored = [(each, each._value) for each in model.variables if isinstance(each._value, MirroredVariable)]
+    seeds = [each for each in model.non_trainable_variables if each.name == "seed_generator_state"]
+    states = [keras.ops.convert_to_numpy(each) for each in seeds]
+    try:
+        for variable, value in mirrored:
+            variable._value = value._primary
+        yield
+    finally:
+        for variable, value in mirrored:
+            variable._value = value
+        for seed, state in zip(seeds, states, strict=True):
+            seed.assign(state)
 
 
 def digest_weights(model: keras.Model) -> str:

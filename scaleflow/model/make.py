@@ -51,12 +51,17 @@ def make_model(
         has_step: whether `training.step` is set, so that the loss is not the model's.
 
     Raises:
-        ConfigError: if it is no model, does not take the inputs, returns other keys or shapes, or has methods for
-            Keras's training that would not be called.
+        ConfigError: if it is no model, does not take the inputs, returns other keys or shapes, is stateful, or has
+            methods for Keras's training that would not be called.
     """
     model = call_factory(factory, inputs, outputs)
     if not has_step:
         check_own_steps(model)
+    if stateful := [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]:
+        raise ConfigError(
+            f"model: {format_first(stateful)} is stateful: it continues from the batch before, whose examples are "
+            "others here; write stateful=False"
+        )
     check_input_keys(model, inputs)
     model_inputs = make_inputs(inputs)
     try:

@@ -57,6 +57,8 @@ def make_objective(
         dot = "." if name else ""
         target = find_loss(described, losses.get(name), f"objective.loss{dot}{name}")
         parts = make_output_objective(described, target, smoothing, weights, loader)
+        if metrics.get(name) == []:
+            return drop_metrics(parts)
         targets = find_metrics(described, parts, metrics.get(name, ()), f"objective.metrics{dot}{name}")
         return add_metrics(parts, described, targets, loader, is_weighted)
 
@@ -126,6 +128,17 @@ def standardise_loss(loss: Loss, mean: float, deviation: float) -> Loss:
     return compute
 
 
+def drop_metrics(parts: Objective) -> Objective:
+    """Returns the objective with the loss alone: no metrics of the kind, no confusion matrix, no baselines of them."""
+    modes = {"loss": parts.modes["loss"]}
+    dropped = replace(parts, measures=(), evaluation_measures=(), modes=modes, classes=None, decide=None)
+    return replace(dropped, replaced=name_measures(parts))
+
+
+def name_measures(parts: Objective) -> set[str]:
+    return {name for measure in (*parts.measures, *parts.evaluation_measures) for name in measure.names}
+
+
 def add_metrics(
     parts: Objective, described: Outputs, targets: Sequence[Target], loader: Loader | None, is_weighted: bool
 ) -> Objective:
@@ -147,13 +160,12 @@ def add_metrics(
         [measure for measure in measures if not set(measure.names) & set(own)]
         for measures in (parts.measures, parts.evaluation_measures)
     )
-    defaults = {name for measure in (*parts.measures, *parts.evaluation_measures) for name in measure.names}
     return replace(
         parts,
         measures=[*kept, *(measure for measure, _ in made)],
         evaluation_measures=of_evaluations,
         modes=modes,
-        replaced=defaults & set(own),
+        replaced=name_measures(parts) & set(own),
     )
 
 

@@ -14,6 +14,7 @@ import pyarrow
 import tensorflow as tf
 from pyarrow import ArrowInvalid, compute, types
 
+from scaleflow.dataset.tables.forms import apply_form
 from scaleflow.dataset.tables.values import (
     CONVERSIONS,
     DATE,
@@ -255,7 +256,7 @@ def convert_column(
         if not is_whole.all():
             flat, _ = flatten_lists(column.filter(pyarrow.array(is_whole)))
     kind = reading.kinds.get(name)
-    converted, is_unusable, expected = convert_values(flat, spec.dtype, reading.missing, kind)
+    converted, is_unusable, expected = convert_values(flat, spec.dtype, reading.missing, kind, reading.forms.get(name))
     absent = find_missing(converted, kind) & ~is_unusable
     is_bad = is_unusable if input_name in reading.filled else is_unusable | absent
 
@@ -295,7 +296,11 @@ def flatten_lists(column: Any) -> tuple[Any, Array]:
 
 
 def convert_values(
-    column: Any, dtype: tf.DType, missing: Sequence[str] | None, kind: str | None
+    column: Any,
+    dtype: tf.DType,
+    missing: Sequence[str] | None,
+    kind: str | None,
+    form: Mapping[str, str] | None = None,
 ) -> tuple[Array, Array, str]:
     """Converts values to an array, and returns which of them cannot be converted: [n] bool, and what is expected.
 
@@ -304,9 +309,12 @@ def convert_values(
         dtype: of the input.
         missing: words that mean a missing value; None: text is taken as it is.
         kind: what training took the column for; None: it is not known.
+        form: how its numbers or dates are written.
     """
-    if kind in CONVERSIONS and kind != NUMBER:
-        return *CONVERSIONS[kind](clean_column(column, MISSING if missing is None else missing)), EXPECTED[kind]
+    if kind in CONVERSIONS:
+        column = apply_form(clean_column(column, MISSING if missing is None else missing), form)
+        if kind != NUMBER:
+            return *CONVERSIONS[kind](column), EXPECTED[kind]
     if dtype == tf.string:
         if types.is_timestamp(column.type) or types.is_date(column.type):
             return *to_dates(column), "a date"

@@ -30,6 +30,7 @@ class Reading:
         input: the column, array or feature that the run read its single input from; None if it is not known.
         features: `dataset.features` of TFRecord files.
         compression: of TFRecord files, as TensorFlow names it.
+        forms: how the numbers and dates of columns are written; see `rewrite_cells`.
         unused: the columns of the run's table that were no inputs; None: it is not known.
     """
 
@@ -42,6 +43,7 @@ class Reading:
     input: str | None = None
     features: Mapping[str, Any] = field(default_factory=dict)
     compression: str = ""
+    forms: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     unused: tuple[str, ...] | None = None
 
 
@@ -67,6 +69,7 @@ def describe_reading(state: LearnedState | None, options: Mapping[str, Any], inp
         input=to_word(found.get("input")) or to_word(found.get("inputs")),
         features=features if isinstance(features, dict) else {},
         compression="" if compression == "NONE" else compression,
+        forms=forms if isinstance(forms := found.get("forms"), dict) else {},
         unused=to_words(found.get("unused")),
     )
     if state is None:

@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow
 from pyarrow import csv, dataset
 
-from scaleflow.dataset.reading.files import match_files
+from scaleflow.dataset.reading.files import ALL, match_files
+from scaleflow.dataset.reading.learned_cache import LearnedCache
+from scaleflow.dataset.tables.files import TableFiles, unify_types
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.files.table_formats import CsvForm, explain_arrow_error, find_format, refuse_unreadable_file
 from scaleflow.predict.reading import Reading
@@ -130,6 +132,11 @@ class TableSource:
         if self.format == "csv":
             yield from self._read_csv(self.files[index], columns)
             return
+        if self.format == "json":  # pyarrow's dataset takes the types of the first lines for those of all
+            for table in open_json_lines(self.files, self.schema).read_json_lines(self.files[index], columns):
+                for first in range(0, len(table), at_once):
+                    yield table.slice(first, at_once), {}
+            return
         for batch in self.fragments[index].to_batches(
             schema=self.schema,
             columns=list(columns),
@@ -150,7 +157,11 @@ class TableSource:
 
         first = 0
         read = csv.ReadOptions(  # with threads, rows have no numbers
-            block_size=CSV_BYTES, column_names=names, encoding=self.form.encoding, use_threads=False
+            block_size=CSV_BYTES,
+            column_names=names,
+            encoding=self.form.encoding,
+            use_threads=False,
+            skip_rows=int(self.form.has_separator_line),
         )
         convert = csv.ConvertOptions(include_columns=list(columns), column_types=types)
         with csv.open_csv(path, read, self.form.parse_options(path, note), convert) as reader:
@@ -232,6 +243,8 @@ def open_csv_files(
     usual = reading.form.delimiter
     form = replace(reading.form, delimiter=delimiter or (usual if usual != "," else None))
     form.check(files[0], "csv")
+    with refuse_unreadable_file(f"--input {files[0]}:"), pyarrow.input_stream(files[0]) as stream:
+        form = form.recognise(stream, files[0])
     headers, given = [], {}
     for file in files:
         names = read_first_row(file, form)
@@ -271,11 +284,19 @@ def open_dataset(path: str, files: Sequence[str], form: str) -> tuple[TableSourc
             path if is_folder else list(files), format=form, partitioning="hive" if is_folder else None
         )
         fragments = tuple(sorted(whole.get_fragments(), key=lambda each: each.path))
-    headers = []
+    headers, schema = [], whole.schema
     for fragment in fragments:
         with refuse_unreadable_file(f"--input {fragment.path}:"):
-            headers.append(list(fragment.physical_schema.names))
-    return TableSource(tuple(each.path for each in fragments), form, whole.schema, fragments), headers
+            found = fragment.physical_schema
+            if form == "json":
+                found = open_json_lines([fragment.path]).read_schema(fragment.path)
+                schema = found if fragment is fragments[0] else unify_types(schema, found, form)
+            headers.append(list(found.names))
+    return TableSource(tuple(each.path for each in fragments), form, schema, fragments), headers
+
+
+def open_json_lines(files: Sequence[str], schema: Any = None) -> TableFiles:
+    return TableFiles({ALL: list(files)}, "json", CsvForm(), LearnedCache(None, ""), used=schema)
 
 
 def list_input_files(path: str) -> Sequence[str]:

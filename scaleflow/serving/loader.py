@@ -18,6 +18,7 @@ import tensorflow as tf
 from mlflow.exceptions import MlflowException
 
 from scaleflow.serving.answers import make_prediction_columns, make_probability_columns
+from scaleflow.serving.cells import rewrite_cells
 
 #: Words in the place of a number that mean a missing one.
 MISSING_WORDS = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
@@ -45,6 +46,7 @@ class SavedModel:
         reading = learned.get("reading", {})
         self._kinds = reading.get("columns", {})
         self._missing = reading.get("missing", ())
+        self._forms = reading.get("forms", {})
         self._outputs = {
             each["name"]: SimpleNamespace(kind=each["kind"], shape=tuple(each["shape"]), names=each["names"])
             for each in learned.get("outputs", ())
@@ -104,11 +106,17 @@ class SavedModel:
         if name in self._pictures:
             return np.array([to_picture(each) for each in read_values(given).ravel()], object)
         kind = self._kinds.get(name)
-        if kind is None or kind == "numbers":
+        form = self._forms.get(name)
+        if kind is None or (kind == "numbers" and form is None):
             return given
+        if kind == "numbers":
+            cells = [to_cell(cell) for cell in read_values(given).ravel()]
+            return np.array([rewrite_cells([c], form)[0] if isinstance(c, str) else c for c in cells], object)
         texts = pd.Series(convert_texts(read_values(given).ravel()), dtype=object)
         texts = texts.map(lambda text: text.decode(errors="replace") if isinstance(text, bytes) else text).str.strip()
         texts = texts.where(~texts.isin(self._missing), "")
+        if form is not None:
+            texts = pd.Series(rewrite_cells(texts, form), dtype=object)
         if kind == "dates":
             dates = pd.to_datetime(texts.where(texts != "", None), format="ISO8601", utc=True, errors="coerce")
             texts = texts.where(dates.isna(), dates.dt.strftime("%Y-%m-%dT%H:%M:%S"))  # the model names what is no date

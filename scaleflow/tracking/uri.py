@@ -12,6 +12,7 @@ import sqlite3
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from scaleflow.config.synonyms import translate_address
 from scaleflow.errors import ConfigError, StoreUnreachable
 from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.secret_masking import MASK, mask_secrets
@@ -38,6 +39,8 @@ def resolve_store(tracking: Tracking) -> Tracking:
     origin = "tracking.uri" if tracking.uri is not None else "MLFLOW_TRACKING_URI"
     uri = tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     scheme = uri.partition(":")[0].lower() if ":" in uri else ""
+    if meant := translate_address(uri):
+        raise ConfigError(f"{origin}={uri}: is no address of a store; type tracking.uri={meant}")
     if uri in ("sqlite://", "sqlite:///:memory:"):
         raise ConfigError(
             f"{origin}={uri}: a store in memory would be lost at the end of the command; use sqlite:///mlflow.db"

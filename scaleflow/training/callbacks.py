@@ -10,7 +10,11 @@ import keras
 import numpy as np
 
 from scaleflow.errors import ConfigError, RunError
+from scaleflow.training.callback_state import CallbackState
 from scaleflow.training.engine import Engine
+
+#: The start of the names of the arrays of callbacks in a checkpoint.
+ARRAYS = "callbacks/"
 
 
 class CallbackModel:
@@ -75,8 +79,14 @@ class Callbacks:
         for callback in self._all:
             callback.set_params({"verbose": 0, "epochs": epochs, "steps": steps})
             callback.set_model(self._watched)
+            check_callback(callback, engine)
+            prepare_monitor(callback, engine)
             if change := self._change_by(callback):
                 raise ConfigError(change)
+        of_engine = (
+            {id(part) for parts in engine.variables_by_name().values() for part in parts} if callbacks else set()
+        )
+        self._states = [CallbackState(callback, of_engine) for callback in self._all]
 
     def __len__(self) -> int:
         return len(self._all)
@@ -116,15 +126,81 @@ class Callbacks:
                 )
         return None
 
-    def state(self) -> list[Any]:
-        """Returns the state of each callback for a checkpoint, as JSON values; None without a method `get_state`."""
-        return [callback.get_state() if hasattr(callback, "get_state") else None for callback in self._all]
+    def list_doubts(self) -> list[str]:
+        """Lists what a checkpoint does not hold, as `Halve.smoother (Smoother)`."""
+        pairs = zip(self._all, self._states, strict=True)
+        unaided = [(each, state) for each, state in pairs if not hasattr(each, "get_state")]
+        return [f"{type(each).__name__}.{doubt}" for each, state in unaided for doubt in state.doubts]
 
-    def restore(self, states: Sequence[Any]) -> None:
-        """Passes each saved state to its callback's method `set_state`."""
-        for callback, state in zip(self._all, states, strict=False):
-            if state is not None:
-                callback.set_state(state)
+    def read_state(self) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+        """Returns the state of the callbacks for a checkpoint: JSON values, and arrays by name.
+
+        It is what a callback's attributes hold, and what its `get_state` returns, if it has that method.
+        """
+        arrays: dict[str, np.ndarray[Any, Any]] = {}
+
+        def add(array: np.ndarray[Any, Any]) -> int:
+            arrays[f"{ARRAYS}{len(arrays)}"] = array
+            return len(arrays) - 1
+
+        kept = [
+            {"class": type(each).__qualname__, "attributes": state.read(add)}
+            | ({"own": each.get_state()} if hasattr(each, "get_state") else {})
+            for each, state in zip(self._all, self._states, strict=True)
+        ]
+        return {"callbacks": kept, "stops": self._watched.stop_training}, arrays
+
+    def restore(self, host: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Gives the callbacks the state that `read_state` returned, as far as their classes are the same."""
+        self._watched.stop_training = host.get("stops", False)
+        for callback, state, kept in zip(self._all, self._states, host["callbacks"], strict=False):
+            is_new = isinstance(kept, dict) and kept.get("class") == type(callback).__qualname__
+            own = kept.get("own") if is_new else kept  # an earlier version kept only what `get_state` returned
+            if is_new:
+                state.restore(kept["attributes"], lambda number: arrays[f"{ARRAYS}{number}"])
+            if own is not None and hasattr(callback, "set_state"):
+                callback.set_state(own)
+            if isinstance(callback, keras.callbacks.CSVLogger):
+                callback.append = True  # not to delete the lines of the epochs before
+
+
+def check_callback(callback: Any, engine: Engine) -> None:
+    """Raises ConfigError for a callback of Keras's that cannot do its work here."""
+    name = type(callback).__name__
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        raise ConfigError(
+            f"training.callbacks: {name}: scaleflow's checkpoints do its work; remove it, and continue a run with "
+            "resume=RUN"
+        )
+    if isinstance(callback, keras.callbacks.ReduceLROnPlateau | keras.callbacks.LearningRateScheduler):
+        inner = getattr(engine.optimizer, "inner_optimizer", engine.optimizer)
+        if inner is None:
+            raise ConfigError(f"training.callbacks: {name}: the training step has its own optimizers; set their rates")
+        if isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            raise ConfigError(
+                f"training.callbacks: {name} sets the learning rate, which here follows from the step; use "
+                "optimizer.schedule=constant without a warm-up, or remove the callback"
+            )
+
+
+def prepare_monitor(callback: Any, engine: Engine) -> None:
+    """Gives a callback of Keras's the direction of the metric that it monitors. Keras does it after the first epoch,
+    and changes the sign of `min_delta` then, which must not happen again in a resumed run.
+
+    Raises:
+        ConfigError: if neither the config nor Keras knows whether larger values are better.
+    """
+    if getattr(callback, "monitor_op", 0) is not None or not hasattr(callback, "_set_monitor_op"):
+        return
+    if getattr(callback, "mode", None) == "auto":
+        callback.mode = engine.objective.modes.get(callback.monitor.removeprefix("val_"), "auto")
+    try:
+        callback._set_monitor_op()
+    except ValueError as error:
+        raise ConfigError(
+            f"training.callbacks: {type(callback).__name__} has monitor={callback.monitor}, and it is not known "
+            "whether larger values are better; add mode: max or mode: min"
+        ) from error
 
 
 def make_callback(factory: Callable[[], Any], path: str) -> Any:

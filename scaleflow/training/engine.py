@@ -247,6 +247,6 @@ class Engine(ABC):
             held: the factor that the restored state already contains, if the rate is part of that state.
         """
 
-    def _variables_by_name(self) -> dict[str, list[Any]]:
+    def variables_by_name(self) -> dict[str, list[Any]]:
         """Returns the variables that a checkpoint needs."""
         return {**state.name_model_variables(self.model), **(self._slots.by_name() if self._slots else {})}

@@ -150,10 +150,11 @@ class FitEngine(Engine):
 
     def read_state(self) -> Mapping[str, np.ndarray[Any, Any]]:
         starts = {} if self.freezing is None else self.freezing.read_state()
-        return state.read_variables({**self._variables_by_name(), **self._sums_by_name()}) | starts
+        # What a resumed epoch has not begun with yet counts.
+        return state.read_variables({**self.variables_by_name(), **self._sums_by_name()}) | self._restored | starts
 
     def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        state.write_variables(self._variables_by_name(), values)
+        state.write_variables(self.variables_by_name(), values)
         self._restored = {name: values[name] for name in self._sums_by_name() if name in values}
         if self.freezing is not None:
             self.freezing.restore(values)

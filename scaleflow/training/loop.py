@@ -142,10 +142,10 @@ class Loop(Engine):
 
     def read_state(self) -> Mapping[str, np.ndarray[Any, Any]]:
         starts = {} if self.freezing is None else self.freezing.read_state()
-        return {**state.read_variables(self._variables_by_name()), state.SUMS: self._epoch.copy(), **starts}
+        return {**state.read_variables(self.variables_by_name()), state.SUMS: self._epoch.copy(), **starts}
 
     def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        state.write_variables(self._variables_by_name(), values)
+        state.write_variables(self.variables_by_name(), values)
         self._epoch = self._metric_sums.restore(values[state.SUMS])
         if self.freezing is not None:
             self.freezing.restore(values)

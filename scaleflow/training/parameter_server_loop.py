@@ -80,8 +80,8 @@ class ParameterServerLoop(Loop):
         """Returns the applied updates, which may be more than the steps."""
         return int(self._applied.numpy())
 
-    def _variables_by_name(self) -> dict[str, list[Any]]:
-        return {**super()._variables_by_name(), "training/applied": [self._applied]}
+    def variables_by_name(self) -> dict[str, list[Any]]:
+        return {**super().variables_by_name(), "training/applied": [self._applied]}
 
     def _take(self, feed: Feed, opened: Any, epoch: int, first: int, steps: int) -> tuple[np.ndarray[Any, Any], int]:
         length = max(1, -(-steps // self._portions))

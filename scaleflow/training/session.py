@@ -132,14 +132,18 @@ class Session:
         self._tracing = CallTracing(tracer)
         self._stopped = False
         self._own_values: dict[str, float] = {}  # of callbacks and user code, by name
+        self._is_over = False  # whether early stopping or a callback has ended the run
+        self._is_restored = False
+        self._doubts: list[str] = []
+        self._report_doubts()
 
     def run(self) -> SessionResult:
         """Trains, validates after each epoch, and tests the last or the best model at the end."""
-        self._call_callbacks("train_begin")
+        self._call_callbacks("train_begin", is_repeated=self._is_restored)
         if self._rollbacks.is_enabled and not self.step:
             self._save()  # a rollback in the first epoch needs a checkpoint
         try:
-            while not self._is_through():
+            while not self._is_over and not self._is_through():
                 pass
         except BaseException:
             self._tracing.close(self._log.usual_ms)
@@ -147,11 +151,11 @@ class Session:
         self._tracing.close(self._log.usual_ms, wait=lambda: self._sync(0.0))
         if not self._stopped:
             self._tracing.finish(self.step)
-        self._call_callbacks("train_end", to_keras_logs(self._log.values))
         if self._checkpointing.checkpoints is not None:
             self._log.emit(StageBegan("saving the last checkpoint"))
-        self._save()
+        self._save()  # before the hook, which may change the weights: a resumed run calls it again
         self._checkpointing.wait()
+        self._call_callbacks("train_end", to_keras_logs(self._log.values))
         if self._stopped:
             return SessionResult(self._updates, True, self._updates, {})
         if self._feeds.test is not None:
@@ -195,10 +199,30 @@ class Session:
         check_finite(self._engine.model, tensors, self.step)
         return tensors
 
-    def _call_callbacks(self, hook: str, *arguments: Any) -> None:
-        """Calls a hook of all callbacks, and reports the values that they add to its logs."""
-        if self._callbacks and (added := self._callbacks.call_hook(hook, *arguments)):
+    def _call_callbacks(self, hook: str, *arguments: Any, is_repeated: bool = False) -> None:
+        """Calls a hook of all callbacks, and reports the values that they add to its logs.
+
+        What a hook changes that `is_repeated`, the restored state contains already: it is restored again.
+        """
+        if not self._callbacks:
+            return
+        before = (self._engine.read_state(), self._callbacks.read_state()) if is_repeated else None
+        if added := self._callbacks.call_hook(hook, *arguments):
             self._report_own(added)
+        if before is not None:
+            self._engine.restore(before[0])
+            self._callbacks.restore(*before[1])
+
+    def _report_doubts(self) -> None:
+        """Emits a note about what a checkpoint does not hold of the callbacks, once for each attribute."""
+        if doubts := [each for each in self._callbacks.list_doubts() if each not in self._doubts]:
+            self._doubts += doubts
+            self._log.emit(
+                Note(
+                    f"training.callbacks: checkpoints do not hold {', '.join(doubts)}: a resumed run has what the "
+                    "constructor makes; give the class get_state and set_state"
+                )
+            )
 
     def log_metric(self, name: str, value: float) -> None:
         """Reports a value from user code at the current step."""
@@ -234,20 +258,25 @@ class Session:
         Raises:
             NotFinite: if weights are not finite.
         """
+        callbacks, arrays = self._callbacks.read_state()
+        self._report_doubts()
         host = {
             **self._position_inputs(),
+            **callbacks,
             "updates": self._updates,
             "epoch": self.epoch,
             "values": self._log.values,
+            "own_values": self._own_values,
             "patience": self._patience.state(),
             "best": self._checkpointing.best.state(),
-            "callbacks": self._callbacks.state(),
+            "is_over": self._is_over,
+            "total": self._length.total,
             "rollbacks": self._rollbacks.count,
             "rate_factor": self._rollbacks.rate_factor,
             "is_drawn_as_read": self._feeds.is_drawn_as_read,
             "surplus": self._length.surplus,
         }
-        return Snapshot(self.step, self._read_finite_state(), host)
+        return Snapshot(self.step, {**self._read_finite_state(), **arrays}, host)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Continues from a snapshot.
@@ -271,8 +300,8 @@ class Session:
         self._patience.restore(snapshot.host["patience"])
         if note := self._checkpointing.best.restore(snapshot.host["best"]):
             self._log.emit(Note(note))
-        self._callbacks.restore(snapshot.host["callbacks"])
         self._log.values = dict(snapshot.host["values"])
+        self._own_values = dict(snapshot.host.get("own_values", {}))
         self._rollbacks.count = snapshot.host.get("rollbacks", 0)
         self._rollbacks.rate_factor = factor = snapshot.host.get("rate_factor", 1.0)
         if factor != 1.0:
@@ -280,6 +309,11 @@ class Session:
         self.epoch, self.step = snapshot.host["epoch"], snapshot.step
         self._length = compute_length(self._options, self._feeds.train, self._find_surplus(snapshot))
         self._checkpointing.saved_position = self.epoch, self.step
+        is_longer = snapshot.host.get("total") != self._length.total  # then what ended it does not count
+        self._is_over = snapshot.host.get("is_over", False) and not is_longer
+        stops = snapshot.host.get("stops", False) and not is_longer
+        self._callbacks.restore({**snapshot.host, "stops": stops}, snapshot.tensors)
+        self._is_restored = True
 
     def _find_surplus(self, snapshot: Snapshot) -> int:
         """Returns the surplus with which the snapshot's epoch and step hold in epochs of this length."""
@@ -324,7 +358,7 @@ class Session:
         if has_changed and phases and 0 < epoch in phases.parameters and not self.first:
             self._log.emit(Note(f"model.freeze: {phases.parameters[epoch]:,} parameters train from epoch {epoch} on"))
         self._log.begin_epoch(is_resumed=self.first > 0)
-        self._call_callbacks("epoch_begin", epoch)
+        self._call_callbacks("epoch_begin", epoch, is_repeated=self.first > 0)
 
     @property
     def steps_left(self) -> int:
@@ -376,17 +410,16 @@ class Session:
         monitored = self._options.early_stopping and self._options.early_stopping.monitor
         if {monitored, self._checkpointing.best.state()["monitor"]} - {*values, None}:  # the chief's decide for all
             values.update(json.loads(self._sync.from_chief(lambda: json.dumps(self._own_values))))
-        is_over = self._patience.is_over(values)
+        if self._patience.is_over(values):
+            self._log.emit(Note(f"stopped early after epoch {done}: {self._patience.reason}"))
+            self._is_over = True
+        elif self._callbacks and self._sync.any(self._callbacks.wants_end):
+            self._log.emit(Note(f"a callback ended the run after epoch {done}"))
+            self._is_over = True
         is_best = self._checkpointing.best.update(values, self.step)
         if self.first == self.steps_per_epoch:  # else the run ends within the epoch
             self.epoch = done
         is_due = self._checkpointing.is_due_after(done)
         if is_best or is_due:
             self._save(is_best, is_due)
-        if is_over:
-            self._log.emit(Note(f"stopped early after epoch {done}: {self._patience.reason}"))
-            return False
-        if self._callbacks and self._sync.any(self._callbacks.wants_end):
-            self._log.emit(Note(f"a callback ended the run after epoch {done}"))
-            return False
-        return done < self.epochs
+        return not self._is_over and done < self.epochs

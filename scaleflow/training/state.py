@@ -6,7 +6,7 @@ array, so that a state saved under one strategy can be restored under another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -127,3 +127,16 @@ def write_variables(named: Named, values: Mapping[str, np.ndarray[Any, Any]]) ->
             last = first + shard.shape[0] if length is not None else None
             shard.assign(tf.cast(value if last is None else value[first:last], shard.dtype))
             first = last or 0
+
+
+def list_variables_in(value: Any) -> Iterator[tf.Variable]:
+    """Yields the TensorFlow variables in a value: itself, in nested containers, and in Keras objects."""
+    if isinstance(value, keras.Variable):
+        yield value.value
+    elif isinstance(value, tf.Variable):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from list_variables_in(part)
+    elif hasattr(value, "variables"):
+        yield from list_variables_in(list(value.variables))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -25,6 +25,7 @@ from scaleflow.interfaces import (
     name_leaves,
 )
 from scaleflow.training.loop import Loop
+from scaleflow.training.state import list_variables_in
 
 KEY = "training.step._target_"
 
@@ -118,9 +119,9 @@ class CustomUpdateLoop(Loop):
         by_id = {id(variable): variable for variable in list_variables_in(vars(self._own))}
         return [variable for key, variable in by_id.items() if key not in model_ids]
 
-    def _variables_by_name(self) -> dict[str, list[Any]]:
+    def variables_by_name(self) -> dict[str, list[Any]]:
         named = {f"step/{index}": [variable] for index, variable in enumerate(self.own_variables)}
-        return {**super()._variables_by_name(), **named}
+        return {**super().variables_by_name(), **named}
 
     def _update(
         self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, weight: tf.Tensor, ahead: Any
@@ -195,16 +196,3 @@ def check_own_updates(options: Training, optimizer: Optimizer, policy: str, xla:
                 "accumulate, clip or scale, and no rate to lower; do that in its update method and remove this key, "
                 "or write a function (model, batch, weights) -> (loss, outputs)"
             )
-
-
-def list_variables_in(value: Any) -> Iterator[tf.Variable]:
-    """Yields the TensorFlow variables in a value: itself, in nested containers, and in Keras objects."""
-    if isinstance(value, keras.Variable):
-        yield value.value
-    elif isinstance(value, tf.Variable):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from list_variables_in(part)
-    elif hasattr(value, "variables"):
-        yield from list_variables_in(list(value.variables))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +60,8 @@ def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
     splits = dataset.prepare_splits(source, options, plan.seed, emit=listen, preprocesses=False)
     samples = sample_splits(name, source, splits, spec.examples)
     emit(StageBegan(f"looking at {name}"))
-    findings = sort_findings(find_in_samples(samples, left_out, spec.schema))
+    is_allowed = plan.dataset.on_bad_example == "skip"
+    findings = sort_findings([*judge_left_out(left_out, is_allowed), *find_in_samples(samples, spec.schema)])
     looked = ", ".join(f"{len(each):,} of {each.examples:,} examples of {split}" for split, each in samples.items())
     pictures = pick_pictures(source, samples["train"])
     Path(spec.report).write_text(make_data_page(f"Data: {name}", looked, findings, samples, pictures), encoding="utf-8")
@@ -82,23 +83,28 @@ def sample_splits(name: str, source: Source, splits: Splits, examples: int) -> d
     return samples
 
 
-def find_in_samples(
-    samples: Mapping[str, SplitSample], left_out: list[str], schema: Mapping[str, Any] | None
-) -> list[DataFinding]:
-    """Returns everything that is found.
+def judge_left_out(texts: Iterable[str], is_allowed: bool) -> list[DataFinding]:
+    """Returns findings about what was left out because it cannot be read: a hint each if the user allows it."""
+    from scaleflow.data_checks.drift import FAULT, HINT, DataFinding
+
+    level, because = (HINT, "dataset.on_bad_example=skip allows it") if is_allowed else (FAULT, "none may be left out")
+    return [DataFinding("unreadable", level, text, because) for text in texts]
+
+
+def find_in_samples(samples: Mapping[str, SplitSample], schema: Mapping[str, Any] | None) -> list[DataFinding]:
+    """Returns everything that is found in the examples.
 
     Args:
         samples: by the name of the split, the training split first.
-        left_out: what was left out because it cannot be read.
         schema: of the run with which the data are compared; None: other splits are compared with the training split.
     """
-    from scaleflow.data_checks.drift import FAULT, DataFinding, compare_sample
+    from scaleflow.data_checks.drift import compare_sample
     from scaleflow.data_checks.duplicates import find_duplicates
     from scaleflow.data_checks.rules import find_faults, find_time_overlap
     from scaleflow.data_checks.schema import make_schema
 
     train = samples["train"]
-    found = [DataFinding("unreadable", FAULT, each, "none may be left out") for each in left_out]
+    found: list[DataFinding] = []
     known = make_schema(train) if schema is None else schema
     for split, sample in samples.items():
         if schema is not None or split != "train":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.interfaces import Cluster, Hardware, Plan, Profiler, Strategy
+from scaleflow.interfaces import Cluster, Plan, Profiler, Strategy
 from scaleflow.interfaces.events import (
     ArtifactWritten,
     Emit,
@@ -156,7 +156,9 @@ def make_conversion_plan(plan: Plan) -> Plan:
     return replace(
         plan,
         strategy=Strategy(name="one_device"),
-        hardware=Hardware(name="cpu"),
+        hardware=replace(
+            plan.hardware, name="cpu", tpu=None, devices=None, logical_devices=1, memory_limit_mb=None, remat=False
+        ),
         cluster=Cluster(),
         profiler=Profiler(),
         dataset=replace(plan.dataset, shards=1, augment=None),

@@ -30,8 +30,8 @@ MOST_VALUES = 64
 #: The sides of the grid of a picture, and the most words of a text, that are occluded one by one.
 GRID, MOST_WORDS = 8, 40
 
-#: The least importance of a column that is used, in the unit of the accuracy or in deviations of the target.
-LEAST = 1e-3
+#: A column is not used if shuffling it surely costs less than this share of what a constant loses.
+LEAST = 0.01
 
 
 def list_permuted(inputs: Any) -> dict[str, tuple[str, int | None]]:
@@ -47,7 +47,7 @@ def list_permuted(inputs: Any) -> dict[str, tuple[str, int | None]]:
 
 
 def measure_columns(
-    engine: Engine, kept: KeptSplit, predictions: Predictions, rows: int, seconds: float
+    engine: Engine, kept: KeptSplit, predictions: Predictions, most: int, seconds: float
 ) -> list[dict[str, Any]]:
     """Returns a row for each column of a table, the most important first; empty if it is none.
 
@@ -55,7 +55,7 @@ def measure_columns(
         engine: has the model.
         kept: the split.
         predictions: of it.
-        rows: the most examples to use; 0: nothing is measured.
+        most: the examples to use; 0: nothing is measured.
         seconds: after which no further column is permuted.
     """
     import numpy as np
@@ -66,12 +66,16 @@ def measure_columns(
 
     columns = list_permuted(kept.reader.inputs)
     name, described = next(iter(name_leaves(kept.outputs).items()))
-    if not columns or not rows or choose_form(described) == "positions":
+    if not columns or not most or choose_form(described) == "positions":
         return []
     places = predictions.column(EXAMPLE)
-    places = places if len(places) <= rows else np.sort(np.random.default_rng(0).choice(places, rows, replace=False))
+    places = places if len(places) <= most else np.sort(np.random.default_rng(0).choice(places, most, replace=False))
     raw, targets = kept.reader.read_examples(places)
-    inputs, target = kept.reader.preprocess(raw), name_leaves(targets)[name]
+    target = name_leaves(targets)[name]
+    if described.ignore is not None:
+        rows = np.flatnonzero((target != described.ignore).reshape(len(target), -1).all(axis=1))
+        raw, target = map_named(lambda _, values: values[rows], raw), target[rows]
+    inputs = kept.reader.preprocess(raw)
     deadline = time.monotonic() + seconds
 
     def score(changed: Any) -> Array:
@@ -82,14 +86,14 @@ def measure_columns(
     for _ in range(REPEATS):
         for column, (key, place) in columns.items():
             if time.monotonic() < deadline:
-                losses[column].append(whole - score(permute(inputs, key, place, random.permutation(len(places)))))
-    resamples, is_class = Resamples(len(places), 200), described.is_one_class
-    unit = 1.0 if described.kind != "regression" else float(target.std()) or 1.0
+                losses[column].append(whole - score(permute(inputs, key, place, random.permutation(len(target)))))
+    resamples, is_class = Resamples(len(target), 200), described.is_one_class
+    measure, constant_loss = measure_constant(described, target)
     found = []
     for column, (key, place) in columns.items():
         importance = Figure(np.nan) if not losses[column] else resamples.mean(np.mean(losses[column], axis=0))
-        row: dict[str, Any] = {"column": column, "importance": importance}
-        row["is_useless"] = importance.value < LEAST * unit or not importance.low > 0
+        row: dict[str, Any] = {"column": column, "importance": importance, "measure": measure}
+        row["is_useless"] = max(-importance.low, importance.high) < LEAST * constant_loss
         if is_class or target.size == len(target):
             values, flat = name_leaves(raw)[key], target.reshape(len(target))
             answers = flat.astype(np.int64) if is_class else flat.astype(np.float64)
@@ -101,14 +105,37 @@ def measure_columns(
 
 
 def score_outputs(described: Outputs, target: Array, outputs: Array) -> Array:
-    """Returns how good outputs are, [n]: whether they are right, the share of labels that are, or minus the error."""
+    """Returns how good outputs are, [n]: minus the log loss, the mean over labels, or minus the absolute error.
+
+    Not whether they are right: if one class is rare, a useful model may always predict the other one.
+    """
     import numpy as np
 
+    flat, wanted = outputs.astype(np.float64).reshape(len(target), -1), target.reshape(len(target), -1)
     if described.kind == "classification":
-        return np.asarray(outputs.argmax(axis=-1) == target, np.float64)
-    flat, wanted = (np.asarray(each, np.float64).reshape(len(target), -1) for each in (outputs, target))
-    scores = -np.abs(flat - wanted) if described.kind == "regression" else (flat > 0) == (wanted > 0.5)
-    return np.asarray(scores.mean(axis=1))
+        peak = flat.max(axis=1)
+        sums = peak + np.log(np.exp(flat - peak[:, None]).sum(axis=1))
+        return np.asarray(flat[np.arange(len(flat)), wanted[:, 0].astype(np.int64)] - sums)
+    losses = (
+        np.abs(flat - wanted)
+        if described.kind == "regression"
+        else np.logaddexp(0, np.where(wanted > 0.5, -flat, flat))
+    )
+    return np.asarray(-losses.mean(axis=1))
+
+
+def measure_constant(described: Outputs, target: Array) -> tuple[str, float]:
+    """Returns the name of what an importance is in, and how much of it the best constant loses."""
+    import numpy as np
+
+    flat = target.reshape(len(target), -1)
+    if described.kind == "regression":
+        return "mae", float(np.abs(flat - np.median(flat, axis=0)).mean())
+    if described.kind == "classification":
+        shares = np.unique(flat, return_counts=True)[1] / len(flat)
+        return "log loss", float(-(shares * np.log(shares)).sum())
+    shares = np.clip((flat > 0.5).mean(axis=0), 1e-12, 1 - 1e-12)
+    return "log loss", float(-(shares * np.log(shares) + (1 - shares) * np.log(1 - shares)).mean())
 
 
 def permute(inputs: Any, key: str, place: int | None, order: Array) -> Any:

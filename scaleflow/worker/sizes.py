@@ -43,8 +43,9 @@ def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapp
     found: dict[str, Any] = {f"model.{key}": json.dumps(value) for key, value in arguments.items()}
     if plan.training.epochs == BY_SIZE:
         found["training.epochs"] = options.epochs
-    if options.global_batch_size != plan.training.global_batch_size:
-        found["training.batch_size"] = options.global_batch_size
+    if options.global_batch_size is not None and plan.training.global_batch_size is None:
+        # What is typed is of one replica.
+        found["training.batch_size"] = options.global_batch_size // (batching.replicas * batching.accumulate)
         data = data.divide(options)
     return replace(plan, training=options, model=replace(plan.model, target=target)), data, found
 

@@ -100,6 +100,31 @@ def test_auto_follows_tf_config(plan: Make, monkeypatch: pytest.MonkeyPatch, clu
     assert (found.strategy.name, found.cluster.name) == (strategy, "tf_config")
 
 
+def test_what_is_typed_stays_if_tf_config_chooses_the_strategy(plan: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_ports(1)[0]
+    workers = {"worker": ["a:1", f"127.0.0.1:{port}"]}
+    typed = {"cluster.stall_seconds": 77.0, "cluster.max_restarts": 3, "cluster.start_seconds": 50.0}
+    words = [*(f"{key}={value}" for key, value in typed.items()), "+strategy.communication=ring"]
+    task = {"cluster": {**workers, "evaluator": ["c:3"]}, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    words.append("checkpoint.folder=/shared/checkpoints")
+    made = plan(*words)
+    cluster = made.cluster
+    assert (made.strategy.name, made.strategy.communication) == ("multi_worker", "ring")
+    assert (cluster.stall_seconds, cluster.max_restarts, cluster.start_seconds) == (77.0, 3, 50.0)
+    task["task"] = {"type": "evaluator", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    made = plan(*words)
+    assert (made.strategy.name, made.evaluator, made.cluster.name) == ("one_device", "here", "local")
+    assert (made.cluster.max_restarts, made.cluster.stall_seconds) == (3, None)  # it waits for checkpoints
+
+
+def test_the_number_of_workers_is_tf_config_s(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = {"worker": ["a:1", "b:2"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}))
+    assert refused("cluster.workers=3").startswith("cluster.workers=3")
+
+
 def test_a_step_needs_a_target(refused: Callable[..., str]) -> None:
     message = refused("training.step={smoothing: 0.1}")
     assert message == "training.step._target_=null: expected the dotted name of a class or function"

@@ -162,6 +162,76 @@ def test_jpegs_of_every_shape_become_arrays_of_one_size(isolated: Callable[..., 
         assert np.abs(found[name].astype(int) - 77).max() <= 2
 
 
+def decode_turned(base: Path) -> dict[str, tuple[Any, Any]]:
+    """By file: the decoded picture, and its size as a segmentation compares it with the mask."""
+    import tensorflow as tf
+
+    from scaleflow.dataset.reading.images import decode_image, image_size, make_image_decoder
+
+    found = {}
+    for path in base.glob("*.jpg"):
+        encoded = tf.constant(path.read_bytes())
+        whole = decode_image(encoded, 3, lambda shape: tf.constant(0))
+        size = tf.function(image_size)(encoded, whole).numpy()
+        found[path.name] = (make_image_decoder([32, 16], "pad")(encoded).numpy(), size.tolist())
+    return found
+
+
+def test_a_jpeg_is_turned_as_its_camera_says(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    from PIL import Image, ImageOps
+
+    pixels = np.zeros((128, 256, 3), np.uint8)  # decoded smaller than it is
+    for n, colour in enumerate((RED, GREEN, BLUE, (255, 255, 255))):
+        pixels[64 * (n // 2) : 64 * (n // 2 + 1), 128 * (n % 2) : 128 * (n % 2 + 1)] = colour
+    for order in "<>":
+        for orientation in range(1, 9):
+            exif = Image.Exif()
+            exif.endian = order
+            exif[0x010F], exif[0x0112] = "a camera", orientation
+            data = exif.tobytes()
+            picture(tmp_path / f"{order}{orientation}.jpg", pixels, quality=95, exif=data)
+            picture(tmp_path / f"{order}{orientation} and a density.jpg", pixels, quality=95, exif=data, dpi=(72, 72))
+    picture(tmp_path / "plain.jpg", pixels, quality=95)
+    write(
+        tmp_path / "a word.jpg", (tmp_path / "plain.jpg").read_bytes() + b"Exif" + bytes([0x12, 1, 3, 0, 1, 0, 0, 0, 6])
+    )
+    for name, (decoded, size) in isolated(decode_turned, tmp_path).items():
+        turned = ImageOps.exif_transpose(Image.open(tmp_path / name))
+        assert size == [turned.height, turned.width], name
+        height, width = (8, 16) if turned.width > turned.height else (32, 16)
+        wanted = np.zeros((32, 16, 3))
+        top = (32 - height) // 2
+        wanted[top : top + height] = np.asarray(turned.resize((width, height), Image.Resampling.BOX), np.float64)
+        assert np.abs(decoded - wanted).mean() < 4, name
+
+
+def read_deep(base: Path) -> list[Any]:
+    from scaleflow.dataset.image_folder import ImageFolder
+
+    make = functools.partial(ImageFolder, str(base), size=[4, 6], test=0)
+    return [prepared(make, cache="memory"), prepared(make, on_bad_example="skip", cache="memory")]
+
+
+def test_a_png_of_16_bits_is_refused_and_files_that_are_not_read_are_counted(
+    isolated: Callable[..., Any], tmp_path: Path
+) -> None:
+    from PIL import Image
+
+    for name in "ab":
+        for n in range(3):
+            picture(tmp_path / name / f"{n}.png", plain(RED))
+            write(tmp_path / name / f"{n}.webp", b"RIFF")
+    write(tmp_path / "b/notes.md", "no picture")
+    write(tmp_path / "b/.hidden", "not counted")
+    Image.fromarray(np.full((4, 6), 3000, np.uint16)).save(tmp_path / "a/deep.png")
+    message, (counts, notes) = isolated(read_deep, tmp_path)
+    assert f"{tmp_path}/a/deep.png of 'train' cannot be read: the picture has 16 bits for a value" in message
+    assert "convert it to 8 bits" in message
+    assert counts == {"train": 6}
+    assert notes[0].startswith("dataset.data_dir: 7 files are not used (6 .webp, 1 .md): files that end in .jpg, ")
+    assert "deep.png" in notes[1]
+
+
 def division(base: Path) -> Any:
     from scaleflow.dataset.image_folder import ImageFolder
 

@@ -199,6 +199,8 @@ def refusals() -> list[str | None]:
             ),
             {},
         ),
+        (Numbered(given=Arrays(good.inputs, np.array(list("abcdefghij")))), {}),
+        (Numbered(given=Arrays(np.array([np.zeros(2 + n % 2) for n in range(10)], object), good.targets)), {}),
     ]
     return [refused(source, changes) for source, changes in cases]
 
@@ -236,7 +238,7 @@ def test_a_source_that_breaks_its_contract_is_refused_in_words(isolated: Callabl
         "dataset: load('train') returned 10 inputs and 9 targets",
         "dataset.validation=0.96: leaves none of the 10 examples to train on",
         "dataset: the stream of 'train' must yield (input, target), or (input, target, weight), but yields",
-        "dataset: inputs of 'train' have shape (None, 2), but the source says (2,)",
+        "dataset: inputs of 'train' have shape (None, 2), but the source says (2,); it gives batches: unbatch it",
         "dataset: the stream of 'train' holds 10 examples, but the source says 9",
         "dataset: classification targets of 'train' range from 0 to 9, expected 0 to 8",
         "dataset: classification targets of 'train' are float64, expected integers",
@@ -244,6 +246,8 @@ def test_a_source_that_breaks_its_contract_is_refused_in_words(isolated: Callabl
         "dataset: binary targets of 'train' range from 0 to 9, expected 0 to 1",
         "dataset: binary targets of 'train' are NaN or infinite in 3 of 10 rows, the first of which is row 3 (from 0)",
         "dataset: regression targets['age'] of 'train' are NaN or infinite in 3 of 10 rows, the first of which is row",
+        "dataset: targets of 'train' are texts, expected numbers; give the numbers of the classes",
+        "dataset: inputs of 'train' are arrays of several lengths; pad them, as",
     ]
     found = isolated(refusals)
     for words, message in zip(wanted, found, strict=True):

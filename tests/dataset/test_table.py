@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from scaleflow.dataset.tables.files import find_last_row_end
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from tests.checkpoint.test_resume import course
 from tests.dataset.files import holds, options, prepared, refused, write
@@ -67,6 +68,86 @@ def test_columns_of_an_index_are_left_out_with_a_note(isolated: Callable[..., An
         assert f": {label};" in note
     level = "__index_level_0__"
     assert isolated(read_columns, tmp_path, "level.parquet", level) == (["a", level], [])
+
+
+def compare_written(folder: Path) -> None:
+    """The same table as Python writes it, as Excel does in Germany, and in further forms."""
+    import pandas as pd
+
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": random.normal(0, 5000, 60).round(2), "zip": random.choice(["01067", "10115"], 60)})
+    frame["day"] = pd.Timestamp("2023-12-20 14:05") + pd.to_timedelta(range(60), unit="D")
+    frame["price"] = (frame.x * 2 + 900).round(2)
+    frame.to_csv(folder / "plain.csv", index=False)
+    german = frame.assign(day=frame.day.dt.strftime("%d.%m.%Y %H:%M"))
+    for name in ("x", "price"):
+        german[name] = [f"{x:,.2f}".translate(str.maketrans(",.", ".,")) for x in frame[name]]
+    text = german.to_csv(index=False, sep=";")
+    (folder / "german.csv").write_text(text)
+    (folder / "excel.csv").write_text(f"sep=;\n{text}", encoding="utf-8-sig")
+    (folder / "pipe.csv").write_text(german.to_csv(index=False, sep="|") + "too|few\n")
+    plain = make(folder / "plain.csv")
+    assert any("codes, not numbers: zip;" in note for note in plain.notes)
+    assert (plain.inputs["x"].dtype, plain.inputs["zip"].dtype, plain.outputs.kind) == (
+        "float32",
+        "string",
+        "regression",
+    )
+    for name in ("german", "excel", "pipe"):
+        found = make(folder / f"{name}.csv")
+        for split in ("train", "test"):
+            np.testing.assert_equal(*(arrays(each, split).inputs for each in (found, plain)))
+            np.testing.assert_equal(*(arrays(each, split).targets for each in (found, plain)))
+    (fault,) = found.load("train").reader.faults
+    assert fault == f"{folder}/pipe.csv, row 61: it has 2 field(s), expected 4"
+    check_doors(make(folder / "german.csv", test=0.0), german)
+    (folder / "named.csv").write_text("".join(f"{n},word {n}\n" for n in range(60)))
+    with pytest.raises(ConfigError, match="is no number; dataset"):
+        make(folder / "named.csv", "target", header=["x", "target"])
+
+
+def check_doors(source: Any, frame: Any) -> None:
+    """`predict` and the logged model read the same cells as the run."""
+    import pyarrow
+    import tensorflow as tf
+
+    from scaleflow.predict.compute import convert_values
+    from scaleflow.serving.loader import SavedModel, to_tensor
+
+    model = SavedModel.__new__(SavedModel)
+    model._kinds, model._missing, model._forms, model._pictures = (
+        source.reading["columns"],
+        ("",),
+        source.reading["forms"],
+        {},
+    )
+    for name, trained in arrays(source).inputs.items():
+        spec = tf.TensorSpec([None], source.inputs[name].dtype)
+        column = pyarrow.chunked_array([pyarrow.array(frame[name])])
+        kind, form = source.reading["columns"][name], source.reading["forms"].get(name)
+        predicted, is_bad, _ = convert_values(column, spec.dtype, [""], kind, form)
+        served = to_tensor(spec, model._read_as_in_training(name, frame[name]), name).numpy()
+        plain = [each.decode() if isinstance(each, bytes) else each for each in served.tolist()]
+        assert not is_bad.any()
+        assert predicted.tolist() == trained.tolist() == plain, name
+
+
+def test_tables_are_read_as_people_write_them(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    isolated(compare_written, tmp_path)
+
+
+def test_an_encoding_is_named(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    text = "größe,y\n" + "".join(f"{n}.5,{n}.25\n" for n in range(30))
+    (tmp_path / "latin.csv").write_bytes(text.encode("latin-1"))
+    (tmp_path / "data.csv").write_bytes(("a,b,y\n" + "ä,1,2.5\n" * 9).encode("latin-1"))
+    (tmp_path / "wide.csv").write_bytes(text.encode("utf-16"))
+    for name, reason in (
+        ("latin", "dataset.encoding=latin-1"),
+        ("data", "dataset.encoding=latin-1"),
+        ("wide", "UTF-16"),
+    ):
+        (message,) = isolated(refused, [functools.partial(make, tmp_path / f"{name}.csv", "y")])
+        assert reason in message, name
 
 
 def table(rows: int = 60) -> Any:
@@ -752,3 +833,48 @@ def test_a_streamed_table_resumes_exactly_and_names_a_bad_row(
     for name, value in whole.state.items():
         np.testing.assert_array_equal(last.state[name], value, name)
     assert "dataset: bad.parquet, row 67 of 'train' cannot be read: its target price is missing" in error
+
+
+def test_a_class_that_is_a_word_of_missing_is_said(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", "x,y\n" + "".join(f"{n}.5,{('None', 'brick', 'stone')[n % 3]}\n" for n in range(60)))
+    (message,) = isolated(refused, [functools.partial(make, tmp_path / "a.csv", "y")])
+    assert (
+        "its target y is missing: dataset.missing has None (20 rows); if it is a class, leave it out there" in message
+    )
+    counts, _ = isolated(prepared, functools.partial(make, tmp_path / "a.csv", "y", missing=[""]))
+    assert counts == {"train": 48, "test": 12}
+
+
+def read_long(folder: Path) -> list[str]:
+    """Reads JSON lines in small blocks, whose later lines have other types and keys; gives a refusal."""
+    import json
+
+    from scaleflow.dataset.tables import files
+    from scaleflow.predict.table_source import open_table
+
+    files.TEXT_BLOCK = 2000
+    rows = [{"wide": n, "none": None, "day": "2024-01-31", "y": n / 2} for n in range(100)]
+    rows += [{"wide": n + 0.5, "none": 1.5, "day": "", "late": n, "y": n / 2} for n in range(100)]
+    path = write(folder / "a.jsonl", "\n".join(map(json.dumps, rows)))
+    source = make(path, "y", test=0.0)
+    inputs = arrays(source).inputs
+    assert {name: each.dtype for name, each in source.inputs.items()} == {
+        "wide": "float32",
+        "none": "float32",
+        "late": "float32",
+        "day": "string",
+    }
+    for name in ("wide", "none", "late"):
+        np.testing.assert_array_equal(inputs[name], np.array([row.get(name) for row in rows], np.float32))
+    assert inputs["day"].tolist() == ["2024-01-31T00:00:00"] * 100 + [""] * 100
+    table = open_table(str(path))
+    assert set(table.schema.names) == {"wide", "none", "day", "late", "y"}
+    found = [value for part in table.read(["late"], 50) for value in part.table["late"].to_pylist()]
+    assert found == [row.get("late") for row in rows]
+    mixed = write(folder / "b.jsonl", "\n".join(json.dumps({"x": n if n < 900 else "a", "y": n}) for n in range(1000)))
+    return refused([functools.partial(make, mixed, "y")])
+
+
+def test_json_lines_change_their_types_and_keys_late(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    (message,) = isolated(read_long, tmp_path)
+    assert "Column(/x) changed from number to string" in message

@@ -164,7 +164,7 @@ def test_a_good_model_has_no_findings(tmp_path: Path) -> None:
 
 
 def test_findings_name_their_rule_and_figure(tmp_path: Path) -> None:
-    values = draw_values(CLASSES, 400, skill=1.0)
+    values = draw_values(CLASSES, 400, skill=0.0)
     values["output"][:, 3] -= 100
     predictions = make_predictions(CLASSES, {"": values})
     accuracy = analyse_output(predictions, "", CLASSES, 0).figures["accuracy"].value

@@ -271,7 +271,10 @@ def test_a_key_that_only_the_runs_own_options_have_may_change(folder_of_other_op
         ),
         ("model.filtres=[4]", "model.filtres: the run's config has no such key; did you mean model.filters?"),
         ("modl.filters=[4]", "modl: the run's config has no such key; did you mean model"),
-        ("strategy.micro_batch=2", "strategy.micro_batch: there is no such key; did you mean strategy.micro_batches?"),
+        (
+            "strategy.micro_batch=2",
+            "strategy.micro_batch: there is no such key; did you mean strategy.micro_batches?",
+        ),
         ("training.epochs=many", "training.epochs=many: expected an integer, at least 1"),
     ],
 )

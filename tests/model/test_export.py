@@ -59,6 +59,45 @@ def test_both_forms_do_what_the_trained_model_does(
     assert {"tensorflow", "keras"} < set(signature)
 
 
+def drawing_layer_from_two_replicas(folder: Path) -> tuple[bool, list[list[int]]]:
+    """Whether a SavedModel of a layer that draws when it predicts draws others at the next call; the replicas' seeds.
+
+    The layer counts its calls, too.
+    """
+    import keras
+    import tensorflow as tf
+
+    from scaleflow.model import write_model
+    from tests.training.fake_engine import spread_over
+
+    class Noise(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.seed = keras.random.SeedGenerator(7)
+            self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+        def call(self, x: Any) -> Any:
+            self.calls.assign_add(1.0)
+            return x + keras.random.normal((2,), seed=self.seed)
+
+    strategy = spread_over(2)
+    with strategy.scope():
+        raw = keras.Input((3,))
+        net = keras.Model(raw, Noise()(keras.layers.Dense(2)(raw)))
+    batch = np.ones((4, 3), np.float32)
+    write_model(net, Inputs((3,), "float32"), Outputs("regression", (2,)), batch, "float32", folder)
+    loaded = tf.saved_model.load(str(folder / "saved_model"))
+    draws = [loaded.serve(tf.constant(batch)).numpy() for _ in range(2)]
+    seeds = strategy.experimental_local_results(net.layers[-1].seed.state.value)
+    return bool(np.array_equal(*draws)), [seed.numpy().tolist() for seed in seeds]
+
+
+def test_a_layer_that_draws_when_it_predicts_is_exported_from_replicas(
+    isolated: Callable[..., Any], tmp_path: Path
+) -> None:
+    assert isolated(drawing_layer_from_two_replicas, tmp_path) == (False, [[7, 0], [7, 0]])
+
+
 def exported_unfaithfully(folder: Path, kind: str) -> str | None:
     """Exports a model whose SavedModel does something else; gives the error."""
     import keras

@@ -40,6 +40,29 @@ def refusals(names: list[str], has_step: bool) -> list[str]:
     return found
 
 
+def refusal_of_stateful(is_stateful: bool) -> str:
+    import keras
+
+    from scaleflow.errors import ConfigError
+    from scaleflow.interfaces import Inputs, Outputs
+    from scaleflow.model.make import make_model
+
+    def factory(inputs: Any, outputs: Any) -> Any:
+        raw = keras.Input(batch_shape=(8, *inputs.shape)) if is_stateful else keras.Input(inputs.shape)
+        return keras.Sequential([raw, keras.layers.GRU(2, stateful=is_stateful), keras.layers.Dense(*outputs.shape)])
+
+    try:
+        make_model(factory, Inputs((4, 3)), Outputs("regression", (1,)))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_a_stateful_layer_is_refused(isolated: Callable[..., Any]) -> None:
+    assert "model: gru is stateful: it continues from the batch before" in isolated(refusal_of_stateful, True)
+    assert isolated(refusal_of_stateful, False) == ""
+
+
 NAMES = ["train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "make_train_function"]
 
 

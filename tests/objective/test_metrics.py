@@ -244,6 +244,28 @@ def test_a_metric_replaces_the_one_of_its_name_that_is_recorded_by_default(isola
     ]
 
 
+def measure_nothing(outputs: Any, metrics: Any) -> list[Any]:
+    """What is measured, and what the baselines are, where the config leaves out the metrics of the kind."""
+    from scaleflow.training import baselines
+
+    objective = make(outputs, ObjectiveOptions(metrics=metrics))
+    targets = {"age": np.array([[2.0], [4.0]], np.float32), "kind": np.array([0, 1], np.int32)}
+    given = targets if isinstance(outputs, Mapping) else targets["kind"]
+    known = baselines(outputs, {"train": given, "test": given}, replaced=objective.replaced)
+    measures = [name for each in (*objective.measures, *objective.evaluation_measures) for name in each.names]
+    return [measures, dict(objective.modes), sorted(known), objective.classes]
+
+
+def test_an_empty_list_of_metrics_leaves_the_loss_alone(isolated: Callable[..., Any]) -> None:
+    assert isolated(measure_nothing, CLASSES, []) == [[], {"loss": "min"}, ["baseline/loss"], None]
+    measures, modes, known, _ = isolated(measure_nothing, SEVERAL, {"age": []})
+    assert measures == ["age/loss", "kind/loss", "kind/accuracy", "kind/balanced_accuracy"]
+    assert set(modes) >= {"loss", *measures}
+    assert "age/mae" not in modes
+    assert {"baseline/kind/accuracy", "baseline/age/loss"} <= set(known)
+    assert not {"baseline/age/mae", "baseline/age/rmse"} & set(known)
+
+
 # Wrong uses -----------------------------------------------------------------------------------
 
 CLASSES = Outputs("classification", (3,))

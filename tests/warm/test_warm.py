@@ -268,7 +268,7 @@ def test_a_server_of_its_own_is_started_and_kept(warm: Warm) -> None:
         for process in (one, other):
             _, err = process.communicate(timeout=120)
             assert process.returncode == 2
-            assert err == "scaleflow: modle: there is no such key; did you mean model?\n"
+            assert err == "scaleflow: modle: there is no such key; did you mean model=cnn?\n"
     assert warm.served() == 2
     assert warm("--version", **{WARM_ENV: "0"}).stdout == "scaleflow 0.1.0\n"
     assert warm.served() == 2

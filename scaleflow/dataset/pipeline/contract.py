@@ -91,8 +91,14 @@ def check_examples(source: Source, split: str, examples: Examples) -> None:
             )
         for (name, spec), expected in zip(name_leaves(found).items(), name_leaves(wanted).values(), strict=True):
             label = f"dataset: {label_leaf(what, name)} of {split!r}"
+            if what == "targets" and spec.dtype == "string":
+                raise ConfigError(
+                    f"{label} are texts, expected numbers; give the numbers of the classes, from 0, and their names in "
+                    "Outputs.names"
+                )
             if spec.shape != expected.shape:
-                raise ConfigError(f"{label} have shape {spec.shape}, but the source says {expected.shape}")
+                hint = "; it gives batches: unbatch it" if spec.shape[1:] == expected.shape else ""
+                raise ConfigError(f"{label} have shape {spec.shape}, but the source says {expected.shape}{hint}")
             if expected.dtype and spec.dtype != expected.dtype:
                 raise ConfigError(f"{label} are {spec.dtype}, but the source says {expected.dtype}")
     if isinstance(examples, Arrays):
@@ -107,7 +113,7 @@ def check_targets(outputs: Outputs, split: str, name: str, targets: np.ndarray[A
     kind = outputs.kind
     label = f"{kind} {label_leaf('targets', name)} of {split!r}"
     if targets.dtype.kind not in ("iu" if kind == "classification" else "iufb"):
-        expected = "integers, and the classes' names in Outputs.names" if kind == "classification" else "numbers"
+        expected = "integers" if kind == "classification" else "numbers"
         raise ConfigError(f"dataset: {label} are {targets.dtype.name}, expected {expected}")
     check_finite_targets(label, targets)
     counted = targets if outputs.ignore is None else targets[targets != outputs.ignore]
@@ -166,6 +172,11 @@ def describe_arrays(split: str, examples: Arrays) -> tuple[Any, Any]:
                 raise ConfigError(
                     f"dataset: {label_leaf(what, name)} of {split!r} are a {type(array).__name__}, expected a numpy "
                     "array"
+                )
+            if array.dtype == object and array.size and isinstance(array.flat[0], np.ndarray | list | tuple):
+                raise ConfigError(
+                    f"dataset: {label_leaf(what, name)} of {split!r} are arrays of several lengths; pad them, as "
+                    "keras.utils.pad_sequences does"
                 )
             lengths[label_leaf(what, name)] = len(array)
     if len(set(lengths.values())) > 1:

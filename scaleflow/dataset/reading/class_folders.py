@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ import tensorflow as tf
 from scaleflow.dataset.reading.class_names import describe_outputs
 from scaleflow.dataset.reading.files import (
     class_names,
+    describe_unused,
     draw_test_examples,
     find_data_dir,
     find_split_folders,
@@ -34,6 +36,7 @@ class LabeledFiles:
 
     paths: list[str]
     labels: np.ndarray[Any, Any]
+    unused: Counter[str] = field(default_factory=Counter)  # other files of the folders, by their suffix
 
 
 class ClassFolders:
@@ -65,6 +68,8 @@ class ClassFolders:
             split: label(path, is_train=split == "train" and earlier is None)
             for split, path in (folders or {"train": base}).items()
         }
+        unused = sum((each.unused for each in self._files.values()), Counter())
+        self.notes = describe_unused(unused, suffixes)
         if not folders:
             self._files = draw_test_files(self._files["train"], test, self._seed)
 
@@ -124,9 +129,11 @@ def label_files(
             "the folder, or add it to the training split"
         )
     paths: list[str] = []
-    counts = []
+    counts, unused = [], Counter[str]()
     for name in (*names, *others):
-        class_paths = [path for path in walk_files(base / name) if has_suffix(path, suffixes)]
+        found = list(walk_files(base / name))
+        class_paths = [path for path in found if has_suffix(path, suffixes)]
+        unused.update(Path(path).suffix.lower() for path in found if not has_suffix(path, suffixes))
         if not class_paths and is_train:
             raise ConfigError(
                 f"dataset.data_dir: the class folder {base / name} has no file that ends in {', '.join(suffixes)}; "
@@ -137,7 +144,7 @@ def label_files(
     if not paths:
         raise ConfigError(f"dataset.data_dir: {base} has no file that ends in {', '.join(suffixes)}")
     labels = [*range(len(names)), *[unknown or 0] * len(others)]
-    return LabeledFiles(paths, np.repeat(np.array(labels, np.int32), counts))
+    return LabeledFiles(paths, np.repeat(np.array(labels, np.int32), counts), unused)
 
 
 def draw_test_files(whole: LabeledFiles, part: float, seed: int) -> dict[str, LabeledFiles]:

@@ -6,6 +6,7 @@ import contextlib
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -186,6 +187,18 @@ def walk_files(path: Path) -> Iterable[str]:
 def has_suffix(name: str, suffixes: Sequence[str]) -> bool:
     """Returns whether a name ends with a suffix; the number of a shard, or the suffix of a compression, may follow."""
     return AFTER_SUFFIX.sub("", Path(name).name.lower()).endswith(tuple(suffixes))
+
+
+def describe_unused(unused: Counter[str], suffixes: Sequence[str]) -> tuple[str, ...]:
+    """Returns a note on files that are not read, by their suffix; none if there are none."""
+    if not unused:
+        return ()
+    counts = ", ".join(f"{count:,} {suffix or 'without a suffix'}" for suffix, count in unused.most_common(5))
+    count = unused.total()
+    return (
+        f"dataset.data_dir: {count:,} file{'s are' if count > 1 else ' is'} not used ({counts}): files that end in "
+        f"{', '.join(suffixes)} are read; convert what should be",
+    )
 
 
 def list_splits(files: Mapping[str, Sequence[str]], test: float) -> tuple[str, ...]:

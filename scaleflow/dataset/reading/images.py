@@ -16,6 +16,14 @@ ImageSize = Annotated[
 Resize = Literal["stretch", "pad", "crop"]
 Channels = Annotated[int, Check(lambda value: value in (1, 3), "3, or 1 for grey")]
 
+#: Where a PNG file says how many bits a value has, in one byte, and of which type its colours are, in the next one.
+PNG_HEADER = 24
+
+#: The first bytes of a JPEG file, in which its orientation is looked for; the places of the word Exif there; and the
+#: entry before the orientation by the order of bytes, each with the place of the orientation after its start.
+EXIF_BYTES, EXIF_PLACES = 4096, (6, 24)
+ORIENTATION_ENTRIES = (((0x12, 1, 3, 0, 1, 0, 0, 0), 8), ((1, 0x12, 0, 3, 0, 0, 0, 1), 9))
+
 #: How much smaller than its file libjpeg can decode a picture, in both directions.
 JPEG_RATIOS = (1, 2, 4, 8)
 
@@ -25,7 +33,8 @@ def make_image_decoder(
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns a function: encoded image (JPEG, PNG, BMP, GIF) -> [height, width, channels] uint8. Traced.
 
-    It takes the first frame of an animation, drops an alpha channel, and ignores the orientation in EXIF data.
+    It takes the first frame of an animation, drops an alpha channel, and turns a JPEG as its EXIF data says. A PNG with
+    16 bits for a value is an error: its values may have any range.
 
     Args:
         size: [height, width].
@@ -52,21 +61,73 @@ def decode_image(encoded: tf.Tensor, channels: int, ratio_of: Callable[[tf.Tenso
 
     def decode_other() -> tf.Tensor:
         image = tf.ensure_shape(tf.io.decode_image(encoded, channels=3, expand_animations=False), [None, None, 3])
-        return tf.image.rgb_to_grayscale(image) if channels == 1 else image
+        with tf.control_dependencies([image]):  # so that a damaged file is reported as such
+            is_png = tf.equal(tf.strings.substr(encoded, 0, 4), b"\x89PNG")
+            is_deep = is_png & tf.equal(tf.strings.substr(encoded, PNG_HEADER, 1), b"\x10")
+        message = (
+            "the picture has 16 bits for a value, and only 8 are read; convert it to 8 bits, by the range of your data"
+        )
+        with tf.control_dependencies([tf.debugging.Assert(~is_deep, [message])]):
+            return tf.image.rgb_to_grayscale(image) if channels == 1 else tf.identity(image)
 
     def choose_ratio() -> tf.Tensor:
-        ratio = ratio_of(tf.io.extract_jpeg_shape(encoded))
+        ratio = ratio_of(turn_shape(tf.io.extract_jpeg_shape(encoded), orientation))
         return tf.maximum(1, tf.reduce_sum(tf.cast(ratio >= tf.constant(JPEG_RATIOS), tf.int32)))
 
+    orientation = find_orientation(encoded)
     branches = [decode_other, *(lambda ratio=ratio: decode_jpeg(ratio) for ratio in JPEG_RATIOS)]
     branch = tf.cond(tf.io.is_jpeg(encoded), choose_ratio, lambda: tf.constant(0))
-    return tf.ensure_shape(tf.switch_case(branch, branches), [None, None, channels])
+    image = tf.ensure_shape(tf.switch_case(branch, branches), [None, None, channels])
+    return tf.ensure_shape(turn_image(image, orientation), [None, None, channels])
+
+
+def find_orientation(encoded: tf.Tensor) -> tf.Tensor:
+    """Returns how a JPEG has to be turned, as its EXIF data says: int32 from 1 to 8; 1 for other files: not at all."""
+    head = tf.strings.join([tf.strings.substr(encoded, 0, EXIF_BYTES), bytes(32)])
+    has_exif = tf.reduce_any([tf.equal(tf.strings.substr(head, place, 4), b"Exif") for place in EXIF_PLACES])
+
+    def search() -> tf.Tensor:
+        values = tf.cast(tf.io.decode_raw(head, tf.uint8), tf.int32)
+        count = tf.size(values) - 9
+        windows = tf.stack([values[n : n + count] for n in range(10)], axis=1)
+        found = [
+            tf.where(tf.reduce_all(tf.equal(windows[:, :8], entry), axis=1), windows[:, place], 0)
+            for entry, place in ORIENTATION_ENTRIES
+        ]
+        orientations = tf.add_n(found)
+        first = orientations[tf.argmax(tf.cast(orientations > 0, tf.int32))]
+        return tf.where((first >= 1) & (first <= 8), first, 1)
+
+    return tf.cond(has_exif & tf.io.is_jpeg(encoded), search, lambda: tf.constant(1))
+
+
+def turn_shape(shape: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
+    """Returns [height, width, ...] of a picture after it is turned."""
+    return tf.where(orientation >= 5, tf.concat([shape[1::-1], shape[2:]], axis=0), shape)
+
+
+def turn_image(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
+    """Turns [h, w, c] by an orientation of EXIF, from 1 to 8."""
+
+    def turn() -> tf.Tensor:
+        turned = tf.cond(orientation >= 5, lambda: tf.transpose(image, [1, 0, 2]), lambda: image)
+        for axis, orientations in ((1, (2, 3, 6, 7)), (0, (3, 4, 7, 8))):
+            is_flipped = tf.reduce_any(tf.equal(orientation, orientations))
+            turned = tf.cond(
+                is_flipped, lambda each=turned, axis=axis: tf.reverse(each, [axis]), lambda each=turned: each
+            )
+        return turned
+
+    return tf.cond(orientation > 1, turn, lambda: image)
 
 
 def image_size(encoded: tf.Tensor, image: tf.Tensor) -> tf.Tensor:
     """Returns [height, width] int32 of an encoded image, of which `image` is the result of `decode_image`."""
-    is_jpeg = tf.io.is_jpeg(encoded)
-    return tf.cond(is_jpeg, lambda: tf.io.extract_jpeg_shape(encoded)[:2], lambda: tf.shape(image)[:2])
+
+    def read_size() -> tf.Tensor:
+        return turn_shape(tf.io.extract_jpeg_shape(encoded)[:2], find_orientation(encoded))
+
+    return tf.cond(tf.io.is_jpeg(encoded), read_size, lambda: tf.shape(image)[:2])
 
 
 def largest_ratio(shape: tf.Tensor, height: int, width: int, resize: str) -> tf.Tensor:

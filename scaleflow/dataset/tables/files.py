@@ -87,7 +87,7 @@ class TableFiles:
     def form(self) -> list[Any]:
         """How the files are divided into rows; part of the fingerprint of what is learned of them."""
         block = TEXT_BLOCK if self.is_text else None
-        return [self.format, self.csv.delimiter, self.csv.header, self.csv.encoding, block]
+        return [self.format, self.csv.delimiter, self.csv.header, self.csv.encoding, self.csv.has_separator_line, block]
 
     def list_blocks(self, split: str, column: str) -> list[Block]:
         """Returns the blocks of a split. Text files are read for it, as far as `column`, unless an earlier run has."""
@@ -164,7 +164,7 @@ class TableFiles:
                 )
             try:
                 fields = pyarrow.schema([other.field(name) for name in columns])
-                self.used = pyarrow.unify_schemas([self.used, fields], promote_options="permissive")
+                self.used = unify_types(self.used, fields, self.format)
             except pyarrow.ArrowException as error:
                 raise ConfigError(
                     f"dataset.data_dir: {path} and {first} have different columns: "
@@ -203,12 +203,19 @@ class TableFiles:
             if self.format == "feather":
                 return ipc.open_file(opened).schema.remove_metadata()
             if self.format == "json":
-                place = next(self._divide_text(path), (0, 0))
-                return json.read_json(read_text(Block(path, place, 0))).schema
+                schema = pyarrow.schema([])
+                for place in self._divide_text(path):  # a key may come late, and its type may widen
+                    schema = unify_types(schema, json.read_json(read_text(Block(path, place, 0))).schema, self.format)
+                return schema
             names = self.csv.read_first_fields(decompress(path, opened), path)
             has_header = set(self.csv.header) <= set(names)
             texts = [(name, pyarrow.string()) for name in (names if has_header else self.csv.header)]
             return pyarrow.schema(texts, None if has_header else NO_HEADER)
+
+    def read_json_lines(self, path: str, columns: Sequence[str]) -> Iterator[Any]:
+        """Yields the columns of a JSON lines file in blocks, with the types of `used`."""
+        for place in self._divide_text(path):
+            yield self._read_as_declared(Block(path, place, 0), list(columns), None)
 
     def _list_blocks(self, path: str, column: str) -> Iterator[Block]:
         from pyarrow import ipc, parquet
@@ -280,12 +287,12 @@ class TableFiles:
             include_columns=list(columns),
             column_types=dict.fromkeys(columns, pyarrow.string()) | dict(types),
             null_values=list(self.csv.missing),
-            strings_can_be_null=True,
         )
         read = csv.ReadOptions(
             column_names=None if has_header else self._own_names(block.path),
             encoding=self.csv.encoding,
             use_threads=malformed is None,
+            skip_rows=int(self.csv.has_separator_line and block.place[0] == 0),
         )
         parse = self.csv.parse_options(block.path, note)
         return csv.read_csv(read_text(block), read_options=read, parse_options=parse, convert_options=convert)
@@ -309,13 +316,33 @@ class TableFiles:
         return json.read_json(read_text(block), parse_options=options).select(columns)
 
 
+def unify_types(first: Any, second: Any, format_name: str) -> Any:
+    """Returns a schema of the fields of two, with types that both have. Raises ArrowTypeError if there is none.
+
+    JSON has no dates, so a text that is none among them makes them texts.
+    """
+    import pyarrow
+    from pyarrow import types
+
+    def soften(schema: Any, other: Any) -> Any:
+        texts = {field.name for field in other if types.is_string(field.type)} if format_name == "json" else ()
+        is_text = [field.name in texts and types.is_timestamp(field.type) for field in schema]
+        pairs = zip(schema, is_text, strict=True)
+        return pyarrow.schema([field.with_type(pyarrow.string()) if is_one else field for field, is_one in pairs])
+
+    return pyarrow.unify_schemas([soften(first, second), soften(second, first)], promote_options="permissive")
+
+
 def find_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles:
-    """Finds the files, and checks the options of their format. It opens none of them."""
+    """Finds the files, and checks the options of their format. It opens the first of CSV files."""
     find = find_in_store if is_store_address(data_dir) else find_files
     by_split = find(data_dir, tuple(FORMATS))
     paths = [path for paths in by_split.values() for path in paths]
     files = TableFiles(by_split, find_format(paths[0], "dataset.data_dir"), form, cache)
     form.check(paths[0], files.format)
+    if files.format == "csv":
+        with refuse_unreadable_file(f"dataset.data_dir: {paths[0]}"), open_file(paths[0]) as opened:
+            files.csv = form.recognise(decompress(paths[0], opened), paths[0])
     files.partitions = read_partitions(data_dir, paths, files.format)
     return files
 

@@ -79,8 +79,8 @@ def check_most_values(column: Any, name: str, most: int) -> None:
     if different > most:
         raise ConfigError(
             f"dataset.data_dir: the column {name} has {different} different words, more than "
-            f"dataset.most_values={most}; leave it out with dataset.drop=[{name}], name it in dataset.text, or raise "
-            "dataset.most_values"
+            f"dataset.most_values={most}; leave it out with dataset.drop=[{name}], name it in dataset.text or "
+            "dataset.numeric, or raise dataset.most_values"
         )
 
 

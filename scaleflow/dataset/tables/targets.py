@@ -15,6 +15,9 @@ from scaleflow.dataset.tables.values import Array, is_numeric, to_classes, to_nu
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState, Outputs, extend_classes
 
+#: More different words than this share of the rows are no classes, by `kind: auto`.
+MOST_CLASSES = 0.5
+
 #: `kind: auto` treats whole numbers as classes up to this many distinct values.
 FEW = 20
 
@@ -33,6 +36,13 @@ def describe_target(rows: SampleColumns, target: str, kind: OneKind, most: int, 
         expected = "2" if kind == "binary" else "at least 2"
         raise ConfigError(
             f"dataset.target={target}: has {len(classes)} different value(s), expected {expected} classes"
+        )
+    rows_with_target = len(rows.columns[target]) - rows.columns[target].null_count
+    if kind == "auto" and len(classes) > max(FEW, MOST_CLASSES * rows_with_target):
+        raise ConfigError(
+            f"dataset.target={target}: has {len(classes)} different words in {rows_with_target} rows, such as "
+            f"{classes[0]}, and is no number; dataset.decimal and dataset.thousands say how numbers are written, "
+            "dataset.kind=classification takes each word for a class"
         )
     return describe_outputs(kind, len(classes), classes)
 

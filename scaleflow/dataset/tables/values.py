@@ -23,6 +23,9 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 #: A column of a CSV file with at least this fraction of numbers, but also other values, is rejected as ambiguous.
 MOSTLY = 0.9
 
+#: A code, which a number would not keep: 01234, 1E5.
+CODE = r"^([+-]?0[0-9]+|[1-9][0-9]*E[0-9]+)$"
+
 #: A string that is a date with or without a time.
 IS_DATE = r"^(\d{3}[1-9]|\d\d[1-9]\d|\d[1-9]\d\d|[1-9]\d{3})-\d\d-\d\d"
 IS_DATE += r"([ T]([01]\d|2[0-3])(:[0-5]\d(:[0-5]\d(\.\d+)?)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
@@ -89,7 +92,7 @@ def infer_type(name: str, text: Any, place: Any, ways: str) -> Any:
     import pyarrow
     from pyarrow import compute
 
-    if text.null_count == len(text):
+    if text.null_count == len(text) or are_codes(text):
         return text
     for wanted in ("int64", "float64", "bool", "timestamp[us]", pyarrow.timestamp("us", "UTC")):
         try:
@@ -112,6 +115,13 @@ def strip_plus(text: Any) -> Any:
     from pyarrow import compute
 
     return compute.replace_substring_regex(text, r"^\+([0-9.])", r"\1")
+
+
+def are_codes(text: Any) -> bool:
+    """Returns whether strings look like numbers, but some of them would lose characters as such: 01234, 1E5."""
+    from pyarrow import compute
+
+    return bool(compute.any(compute.match_substring_regex(text, CODE)).as_py()) and are_plain_numbers(text)
 
 
 def are_plain_numbers(column: Any) -> bool:

@@ -1,0 +1,292 @@
+"""What people type out of the habits of other tools, and the words of scaleflow that mean the same.
+
+The tables are data. If a word that does not exist is in one of them, its refusal says what to type.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from scaleflow.config.words import quote_override
+from scaleflow.errors import ConfigError
+
+
+def invert(table: Mapping[str, str]) -> dict[str, str]:
+    return {name: meant for meant, names in table.items() for name in names.split()}
+
+
+#: The last part of a key, in lower case and without `_` and `-` -> what to type, with `{}` for the value.
+KEYS = invert(
+    {
+        "optimizer.learning_rate={}": "lr rate learningrate baselr maxlr initiallr eta stepsize",
+        "training.batch_size={}": "batch bs b batchsize minibatch minibatchsize perdevicetrainbatchsize trainbatchsize",
+        "training.global_batch_size={}": "globalbatch globalbatchsize totalbatchsize effectivebatchsize",
+        "training.epochs={}": "e epoch epochs nepochs numepochs maxepochs nbepochs trainepochs numtrainepochs",
+        "training.max_steps={}": "steps maxsteps numsteps trainsteps totalsteps iterations numiterations maxiter",
+        "training.steps_per_epoch={}": "stepsperepoch limittrainbatches",
+        "training.accumulate={}": "accumulate accumulation gradaccum accumulategradbatches gradientaccumulationsteps",
+        "training.clip_norm={}": "clip clipnorm gradclip gradientclipval clipgradnorm maxgradnorm globalclipnorm",
+        "'training.early_stopping={{patience: {}}}'": "patience earlystop earlystopping earlystoppingpatience",
+        "optimizer.warmup_steps={}": "warmup warmupsteps numwarmupsteps",
+        "optimizer.schedule={}": "schedule scheduler lrscheduler lrschedulertype lrschedule",
+        "optimizer=adamw optimizer.weight_decay={}": "wd decay weightdecay",
+        "optimizer=sgd optimizer.momentum={}": "momentum",
+        "optimizer={}": "optim opt",
+        "objective.label_smoothing={}": "labelsmoothing labelsmoothingfactor",
+        "objective.class_weight={}": "classweight classweights",
+        "objective.loss={}": "loss lossfn lossfunction criterion",
+        "'objective.metrics=[{}]'": "metric metrics",
+        "dataset.data_dir={}": "data datadir datapath dataroot file path csv input traindata trainfile datafile",
+        "dataset.target={}": "target label labels y targetcolumn labelcolumn labelcol",
+        "'dataset.columns=[{}]'": "features featurecolumns xcolumns",
+        "dataset.limit={}": "limit nrows maxsamples maxexamples maxtrainsamples numsamples",
+        "dataset.validation={}": "val validation valsize valsplit valfraction validationsize validationsplit",
+        "dataset.test={}": "testsize testsplit testfraction",
+        "'dataset.delimiter=\"{}\"'": "sep separator delimiter",
+        "'dataset.augment={{flip: true}}'": "flip augment augmentation",
+        "model={}": "arch architecture modelname network backbone",
+        "model.units={}": "units hidden hiddensize hiddenunits hiddenlayers width layers",
+        "model.dropout={}": "dropout dropoutrate",
+        "model.init_from={}": "pretrained initcheckpoint weights loadfrom finetunefrom",
+        "resume={}": "checkpoint ckpt ckptpath resumefromcheckpoint restore continue",
+        "checkpoint.every_steps={}": "savesteps saveeverysteps saveeverynsteps",
+        "checkpoint.every_epochs={}": "saveevery saveperiod saveeveryepochs everynepochs",
+        "hydra.run.dir={}": "out output outputdir outdir logdir savedir rundir workdir defaultrootdir",
+        "seed={}": "randomseed randomstate manualseed seedeverything rngseed",
+        "tracking.experiment={}": "experiment experimentname project projectname",
+        "tracking.run_name={}": "name runname",
+        "tracking.uri={}": "uri mlflow mlflowuri trackinguri mlflowtrackinguri",
+        "tracking.register_as={}": "register registeras registeredmodelname",
+        "strategy=multi_worker cluster.workers={}": "workers numworkers nworkers nodes nnodes numnodes worldsize",
+        "-m hydra.launcher.n_jobs={}": "jobs njobs parallel",
+        "-m hydra/sweeper=optuna5 hydra.sweeper.n_trials={}": "trials ntrials numtrials",
+        "precision={}": "dtype policy dtypepolicy mixedprecisionpolicy",
+        "precision=mixed": "fp16 amp half halfprecision mixedprecision",
+        "precision=mixed_bfloat16": "bf16",
+        "hardware.xla=true": "xla jit jitcompile",
+        "hardware.deterministic=true": "determinism deterministic",
+        "hardware=cpu": "cpu usecpu nocuda nogpu",
+        "profiler=trace": "profile profiler profiling",
+        "debug=fast": "dryrun fastdevrun smoketest",
+        "debug=overfit": "overfit overfitbatches",
+        "--config-dir {}": "config configfile configdir",
+    }
+)
+
+#: Keys that say how many devices a run uses.
+DEVICES = invert({"devices": "gpu gpus ngpus numgpus device devices numdevices nprocpernode nprocs accelerators"})
+
+#: An option that other tools call otherwise, written as the keys above -> what to type.
+OPTIONS = {
+    "precision": invert(
+        {
+            "precision=mixed_float16": "fp16 16 float16 16mixed half f16 mixedfp16",
+            "precision=mixed_bfloat16": "bf16 bfloat16 bf16mixed mixedbf16",
+            "precision=mixed": "amp auto mixedprecision 16bit true",
+            "precision=float32": "fp32 32 full single 32true float f32 tf32",
+        }
+    ),
+    "strategy": invert(
+        {
+            "strategy=mirrored": "ddp dp multigpu dataparallel distributed mirror ddpspawn horovod mirroredstrategy",
+            "strategy=pipeline": "fsdp deepspeed modelparallel tensorparallel zero zero2 zero3 sharded megatron",
+            "strategy=tpu": "tpus tpupod tpuvm xlatpu tpustrategy",
+            "strategy=multi_worker": "multinode multimachine multihost multiworkermirrored mwms collective",
+            "strategy=parameter_server": "ps async paramserver parameterservers parameterserverstrategy",
+            "strategy=one_device": "none single default cpu gpu singledevice onedevice one",
+        }
+    ),
+    "hardware": invert({"hardware=gpu": "cuda gpus nvidia", "hardware=tpu": "tpus", "hardware=auto": "default any"}),
+    "model": invert(
+        {
+            "model=mlp": "dense fc dnn ffn nn ann feedforward perceptron",
+            "model=cnn": "conv convnet lenet simplecnn",
+            "model=linear": "logistic logisticregression linearregression regression",
+            "model=tabular": "xgboost lightgbm catboost boosting tabnet tabm realmlp",
+            "model=transformer": "bert distilbert roberta encoder textclassifier",
+            "model=gpt": "gpt2 llm lm decoder nanogpt",
+            "model=unet": "segmentation deeplab fcn",
+        }
+    ),
+    "optimizer": invert({"optimizer=sgd": "gd momentum nesterov", "optimizer=adamw": "adamwithweightdecay"}),
+    "dataset": invert(
+        {
+            "dataset=table": "parquet tsv pandas dataframe tabular json jsonl feather excel",
+            "dataset=image_folder": "image images photos pictures imagefolders imagedirectory",
+            "dataset=text_folder": "text texts txt textdirectory",
+            "dataset=huggingface": "hf datasets hub",
+            "dataset=npz": "numpy npy arrays",
+            "dataset=tfrecord": "records tfrecords",
+            "dataset=cifar10": "cifar",
+            "dataset=imdb_reviews": "imdb",
+            "dataset=synthetic": "random dummy fake toy",
+        }
+    ),
+    "tracking": invert({"tracking=none": "false off no disabled", "tracking=mlflow": "true on yes local sqlite"}),
+    "profiler": invert({"profiler=trace": "true on yes tensorboard simple xprof"}),
+    "cluster": invert({"cluster=kubernetes": "k8s kube", "cluster=slurm": "sbatch srun"}),
+    "debug": invert({"debug=none": "false off no", "debug=eager": "runeagerly", "debug=inline": "true on yes pdb"}),
+}
+
+#: A command that other tools have -> what to type.
+OTHER_COMMANDS = invert(
+    {
+        "scaleflow KEY=VALUE ..., without a command": "train fit run start launch",
+        "scaleflow -m KEY=VALUE,VALUE ...": "sweep multirun tune hpo search gridsearch",
+        "scaleflow resume=FOLDER": "resume continue restart",
+        "scaleflow evaluate RUN_ID": "eval test validate score",
+        "scaleflow predict RUN_ID --input FILE --output FILE": "infer inference batch transform",
+        "scaleflow convert RUN_ID export.formats=[onnx]": "export onnx tflite quantize",
+        "scaleflow promote RUN_ID --model NAME": "register deploy publish stage",
+        "scaleflow diff RUN_A RUN_B": "compare",
+        "scaleflow clean FOLDER": "delete rm prune gc remove",
+        "scaleflow doctor": "env info status devices diagnose",
+        "scaleflow check dataset=...": "data inspect profile lint",
+        "scaleflow find lr": "lrfind lrfinder autotune",
+        "scaleflow rerun RUN_ID": "repeat reproduce retry",
+        "mlflow ui": "ui list ls runs log logs show dashboard",
+        "mlflow models serve -m models:/NAME@champion --env-manager local": "serve server api",
+        "scaleflow --help": "help usage",
+        "scaleflow --version": "version",
+    }
+)
+
+#: Networks of `keras.applications`: the first of each family is meant by the others of it.
+NETWORKS = (
+    *("ResNet50", "ResNet101", "ResNet152", "EfficientNetB0", "MobileNetV2", "DenseNet121", "InceptionV3", "Xception"),
+    *("ConvNeXtTiny", "NASNetMobile", "VGG16", "VGG19"),
+)
+
+#: The ending of a file, or of the files of a folder -> the option that reads it.
+READERS = invert(
+    {
+        "table": ".csv .tsv .parquet .feather .arrow .jsonl .json .ndjson .gz",
+        "image_folder": ".jpg .jpeg .png .bmp .gif",
+        "text_folder": ".txt",
+        "npz": ".npz",
+        "tfrecord": ".tfrecord .tfrecords",
+    }
+)
+
+#: Names that the target of a table usually has.
+TARGETS = ("target", "label", "class", "y", "price", "outcome")
+
+
+def translate_words(words: list[str], flags: Sequence[str]) -> list[str]:
+    """Returns the words of a run with those that mean a file, `my.csv --target price`, written as `dataset=...`.
+
+    Raises ConfigError, with what to type, for a flag that is not one of a run's `flags` but means a key, and for a
+    table without a target.
+    """
+    path = words[0] if words and "=" not in words[0] and find_ending(Path(words[0])) in READERS else ""
+    rest, typed, target = words[1:] if path and Path(path).exists() else list(words), list[str](), ""
+    unknown = [word for word in rest if word.startswith("-") and word.partition("=")[0] not in flags]
+    for flag in unknown:
+        name, is_joined, value = flag.partition("=")
+        place = rest.index(flag)
+        del rest[place]
+        if not is_joined and place < len(rest) and "=" not in rest[place] and rest[place][:1] != "-":
+            value = rest.pop(place)
+        if name == "--target" and len(rest) < len(words) and path:
+            target = value
+        elif meant := translate_key(name.lstrip("-"), value):
+            typed.append(meant)
+        else:
+            return words  # Hydra's parser names the flag
+    if typed:
+        raise ConfigError(f"{' '.join(unknown)}: a run has no such flag; type {' '.join(typed)}")
+    if len(rest) == len(words) or not path:
+        return words
+    option = READERS[find_ending(Path(path))]
+    if option == "table" and not target:
+        raise ConfigError(f"{path}: the column to predict is missing; type {translate_path(path)}")
+    return [*shlex.split(translate_path(path, target)), *rest]
+
+
+def simplify(word: str) -> str:
+    return re.sub(r"[-_ .]", "", word).lower()
+
+
+def translate_key(key: str, value: str) -> str:
+    """Returns the words that mean `KEY=VALUE`, or "" if the last part of the key is in no table."""
+    leaf = simplify(key.rpartition(".")[2])
+    if leaf in DEVICES:
+        return translate_devices(value)
+    word = KEYS.get(leaf, "").format(value.strip("[]") if "[{}]" in KEYS.get(leaf, "") else value or "VALUE")
+    return "" if word.partition("=")[0] == key else word
+
+
+def translate_devices(value: str) -> str:
+    """Returns the words for a number of devices, or for a list of their indices."""
+    if not value.isdigit():
+        return f"strategy=mirrored 'hardware.devices={value}'" if value[:1] == "[" else "strategy=mirrored"
+    if int(value) <= 1:
+        return "strategy=one_device" if int(value) else "hardware=cpu"
+    return f"strategy=mirrored 'hardware.devices=[{','.join(map(str, range(int(value))))}]'"
+
+
+def translate_option(group: str, option: str) -> str:
+    """Returns the words that mean `GROUP=OPTION`, or "" if nothing is known to mean the same."""
+    name = simplify(option)
+    if group == "dataset" and (words := translate_path(option)):
+        return words
+    family = re.match(r"(vgg|[a-z]{5})?", name)[0]  # type: ignore[index]  # it always matches
+    of_family = [network for network in NETWORKS if family and network.lower().startswith(family)]
+    if group == "model" and of_family and name not in OPTIONS["model"]:
+        exact = [network for network in of_family if network.lower() == name]
+        return f"model=keras_application model.name={(exact or of_family)[0]}"
+    return OPTIONS.get(group, {}).get(name, "")
+
+
+def translate_path(word: str, target: str = "") -> str:
+    """Returns the words that read a file or a folder as a dataset, or "" for what no option reads.
+
+    Without a `target`, those of a table name a column that is usually the target, otherwise the last one.
+    """
+    path = Path(word)
+    option = READERS.get(find_ending(path), "") if path.exists() else ""
+    words = f"dataset={option} {quote_override('dataset.data_dir', word)}"
+    if option != "table":
+        return words if option else ""
+    columns = [] if target else list_columns(path)
+    likely = next((name for name in columns if name.lower() in TARGETS), columns[-1] if columns else "COLUMN")
+    others = ", ".join(name for name in columns[:20] if name != likely)
+    return f"{words} {quote_override('dataset.target', target or likely)}" + (f" (or of {others})" if others else "")
+
+
+def find_ending(path: Path) -> str:
+    """Returns the ending of a file, or of the first file in a folder, at most three deep, that an option reads."""
+    if not path.is_dir():
+        return path.suffix.lower()
+    files = (file for pattern in ("*", "*/*", "*/*/*") for file in sorted(path.glob(pattern))[:1000])
+    return next((ending for file in files if (ending := file.suffix.lower()) in READERS), "")
+
+
+def list_columns(path: Path) -> list[str]:
+    """Returns the names of a table's columns; none if it cannot be read."""
+    import pyarrow.csv
+    import pyarrow.dataset
+
+    ending = find_ending(path)
+    named = {".jsonl": "json", ".ndjson": "json", ".arrow": "feather"}.get(ending, ending[1:])
+    tabs = pyarrow.dataset.CsvFileFormat(pyarrow.csv.ParseOptions(delimiter="\t"))
+    try:
+        return list(pyarrow.dataset.dataset(path, format=tabs if ending == ".tsv" else named).schema.names)
+    except (ValueError, OSError):  # the command that reads it says what is wrong with it
+        return []
+
+
+def translate_address(uri: str) -> str:
+    """Returns the address that is meant by that of a store without a scheme, or ""."""
+    if re.fullmatch(r"[\w.-]+:\d+/?", uri):
+        return f"http://{uri}"
+    return f"sqlite:///{uri}" if re.fullmatch(r"[^:]+\.(db|sqlite3?)", uri) else ""
+
+
+def close_brackets(word: str) -> str:
+    """Returns a word with the brackets and braces that it lacks at its end; "" if it lacks none."""
+    missing = "".join(closed * (word.count(opened) - word.count(closed)) for opened, closed in ("[]", "{}", "()"))
+    return shlex.quote(word + missing) if missing else ""

@@ -1,0 +1,108 @@
+"""Data is not said to differ from itself: each split against itself, a half of itself, and the rest of a split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.data_checks.drift import DRIFT, compare_sample, select_level
+from scaleflow.data_checks.sample import ARRAY, CATEGORY, DATE, NUMBER, TEXT, SplitSample
+from scaleflow.data_checks.schema import describe_column, make_schema
+from scaleflow.interfaces import Inputs, LearnedState, Outputs
+from scaleflow.predict.drift import DriftWatch
+from tests.data_checks.made import WORDS, cut, replace_some
+
+Array = np.ndarray[Any, Any]
+
+SEEDS = 50
+
+KINDS = {
+    **dict.fromkeys(("text",), TEXT),
+    **dict.fromkeys(("colour", "word", "seldom"), CATEGORY),
+    **dict.fromkeys(("number", "gaps", "few gaps", "count", "tail", "zeros", "constant"), NUMBER),
+    "date": DATE,
+    "array": ARRAY,
+}
+
+
+def make_hard_table(seed: int, rows: int) -> SplitSample:
+    """Columns of which random halves look different: gaps of some 10 %, long tails, many categories, a rare class."""
+    random = np.random.default_rng(seed)
+    texts = np.array([" ".join(random.choice(WORDS, random.integers(1, 20))) for _ in range(rows)], object)
+    normal = random.normal(size=(3, rows))
+    columns: dict[str, Array] = {
+        "text": replace_some(texts, random, random.uniform(0.08, 0.12), ""),
+        "colour": random.choice(np.array(["red", "green", "blue"], object), rows),
+        "word": np.array([f"word {n}" for n in random.zipf(1.5, rows) % 5000], object),
+        "seldom": replace_some(np.full(rows, "usual", object), random, 0.1, ""),
+        "number": normal[0],
+        "gaps": replace_some(normal[1], random, 0.095, np.nan),
+        "few gaps": replace_some(normal[2], random, 0.015, np.nan),
+        "count": random.poisson(1, rows).astype(np.float64),
+        "tail": random.pareto(1, rows),
+        "zeros": replace_some(np.zeros(rows), random, 0.09, 5.0),
+        "constant": np.ones(rows),
+        "date": np.array([f"2024-01-{day:02}" for day in random.integers(1, 28, rows)], object),
+        "array": random.normal(size=(rows, 3, 3)),
+    }
+    target = np.where(random.random(rows) < 0.06, "yes", "no").astype(object)
+    return SplitSample(columns, KINDS, {"": target}, rows, is_table=True)
+
+
+def find_drift(known: SplitSample, now: SplitSample) -> list[str]:
+    return [each.text for each in select_level(compare_sample(make_schema(known), now), DRIFT)]
+
+
+@pytest.mark.parametrize("rows", [60, 300, 1500])
+def test_data_is_not_said_to_differ_from_itself(rows: int) -> None:
+    for seed in range(SEEDS):
+        whole = make_hard_table(seed, rows)
+        order = np.random.default_rng([seed, 1]).permutation(rows)
+        first, last, half = (
+            cut(whole, order[part]) for part in (slice(rows * 4 // 5), slice(rows * 4 // 5, None), slice(rows // 2))
+        )
+        for known, now in ((whole, whole), (whole, half), (half, whole), (first, last), (last, first)):
+            assert find_drift(known, now) == [], seed
+
+
+def make_watch(schema: dict[str, Any]) -> DriftWatch:
+    inputs = {"text": Inputs((), "string"), "number": Inputs((), "float32")}
+    return DriftWatch(LearnedState(inputs, Outputs("regression", (1,)), {}, schema=schema), ())
+
+
+def test_prediction_s_inputs_are_not_said_to_differ_from_training_s() -> None:
+    for seed in range(SEEDS):
+        whole = make_hard_table(seed, 600)
+        chosen = {name: whole.columns[name] for name in ("text", "number")}
+        watch = make_watch(make_schema(SplitSample(chosen, KINDS, {}, 600)))
+        for start in range(0, 600, 200):
+            watch.add({name: values[start : start + 200] for name, values in chosen.items()})
+        assert watch.find() == []
+        shorter = {**chosen, "text": np.array([text[:20] for text in chosen["text"]], object)}
+        watch.add(shorter)
+        watch.add(shorter)
+        assert [each.columns for each in watch.find() if each.rule == "drift"] == [["text"]]
+
+
+def test_a_schema_of_an_early_version_counts_empty_texts_with_the_others() -> None:
+    for seed in range(5):
+        whole = make_hard_table(seed, 600)
+        chosen = {name: whole.columns[name] for name in ("text", "number")}
+        schema = make_schema(SplitSample(chosen, KINDS, {}, 600))
+        lengths = np.array([len(text) for text in chosen["text"]], np.float64)
+        early = describe_column(lengths, NUMBER) | {"kind": TEXT, "missing": float((lengths == 0).mean())}
+        watch = make_watch({**schema, "columns": {**schema["columns"], "text": early}})
+        watch.add(chosen)
+        assert watch.find() == []
+
+
+def test_more_gaps_than_chance_gives_are_found_in_small_data_too() -> None:
+    for seed in range(SEEDS):
+        whole = make_hard_table(seed, 300)
+        random = np.random.default_rng(seed)
+        gaps = cut(whole, slice(None))
+        columns = {**gaps.columns, "number": replace_some(gaps.columns["number"], random, 0.25, np.nan)}
+        (text,) = find_drift(whole, SplitSample(columns, KINDS, gaps.targets, 300, is_table=True))
+        assert text == "number: 25.0% of the values are missing, 0.0% in training"

@@ -1,0 +1,140 @@
+"""Numbers and dates that are not written as in English: what is read, what is refused. No TensorFlow."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.dataset.tables.forms import apply_form, find_forms
+from scaleflow.errors import ConfigError
+
+VALUES = np.random.default_rng(0).normal(0, 3000, 60).round(2)
+
+
+def english(value: float) -> str:
+    return f"{value:,.2f}"
+
+
+def german(value: float) -> str:
+    return english(value).translate(str.maketrans(",.", ".,"))
+
+
+def read(words: Sequence[str | None], **options: Any) -> list[str | None]:
+    """The words of a column in the form that models take."""
+    import pyarrow
+
+    columns = {"x": pyarrow.chunked_array([pyarrow.array(words, pyarrow.string())])}
+    rewritten: list[str | None] = apply_form(columns["x"], find_forms(columns, ["x"], **options).get("x")).to_pylist()
+    return rewritten
+
+
+WAYS: dict[str, Callable[[float], str]] = {
+    "German": german,
+    "decimal comma": lambda value: f"{value:.2f}".replace(".", ","),
+    "English": english,
+    "Swiss": lambda value: english(value).replace(",", "\u2019"),
+    "French": lambda value: english(value).translate(str.maketrans(",.", "\u202f,")),
+    "euros": lambda value: f"{german(value)} €",
+    "dollars": lambda value: english(value).replace("-", "-$") if value < 0 else f"${english(value)}",
+    "accounts": lambda value: f"({english(-value)})" if value < 0 else english(value),
+    "per cent": lambda value: f"{value:.2f}%",
+    "a minus": lambda value: english(value).replace("-", "\u2212"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_numbers_are_read_as_they_are_written(way: str) -> None:
+    found = read([*map(WAYS[way], VALUES), None])
+    assert [float(each or "nan") for each in found[:-1]] == VALUES.tolist()
+    assert found[-1] is None
+
+
+def test_whole_numbers_with_spaces_and_signs_of_currencies() -> None:
+    assert read(["1 200", "950", "12 000 000"]) == ["1200", "950", "12000000"]
+    assert read(["$1,200", "$950"]) == ["1200", "950"]
+    assert read(["0,125", "1,163"]) == ["0.125", "1.163"]  # no number begins with 0 and a thousand
+    assert read(["1.163.200", "950"]) == ["1163200", "950"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            ["1,163", "12,500"],
+            "1,163, which is 1163 with 'dataset.thousands=\",\"' or 1.163 with 'dataset.decimal=\",\"'",
+        ),
+        (["1.163 €", "2.500 €"], "1.163 €, which is 1.163 with 'dataset.decimal=\".\"' or 1163 with"),
+        (["01/02/2024", "03/04/2024"], "dataset.dates='%d/%m/%Y' or dataset.dates='%m/%d/%Y'"),
+    ],
+)
+def test_what_can_mean_two_things_is_refused(words: Sequence[str], reason: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read(words)
+    assert reason in str(refusal.value)
+
+
+def test_the_user_says_what_it_means() -> None:
+    words = ["1,163", "12,500"]
+    assert read(words, decimal=",") == ["1.163", "12.500"]
+    assert read(words, thousands=",") == ["1163", "12500"]
+    assert read(["1.163", "12.500", "7"], thousands=".") == ["1163", "12500", "7"]
+    assert read(["01/02/2024", "03/04/2024"], dates="%m/%d/%Y")[0] == "2024-01-02T00:00:00"
+    with pytest.raises(ConfigError, match="no column"):
+        read(["a", "b"], dates="%m/%d/%Y")
+
+
+def test_other_columns_of_the_file_decide() -> None:
+    import pyarrow
+
+    columns = {"a": ["1,163", "2,500"], "b": ["1.163", "12.500"], "c": ["12,5", "3,75"]}
+    tables = {name: pyarrow.chunked_array([words]) for name, words in columns.items()}
+    forms = find_forms(tables, list(columns))
+    assert [apply_form(tables[name], forms[name]).to_pylist() for name in columns] == [
+        *(["1.163", "2.500"], ["1163", "12500"], ["12.5", "3.75"])
+    ]
+    del tables["c"]
+    tables["b"] = pyarrow.chunked_array([["1.5", "12.25"]])
+    assert find_forms(tables, list(columns)) == {"a": {"decimal": ".", "thousands": ","}}
+
+
+DAYS = (
+    "%d.%m.%Y",
+    "%d.%m.%Y %H:%M",
+    "%m/%d/%Y %H:%M",
+    "%m/%d/%Y %I:%M %p",
+    "%d/%m/%Y",
+    "%d-%b-%Y",
+    "%B %d, %Y",
+    "%Y/%m/%d",
+)
+
+
+@pytest.mark.parametrize("form", DAYS)
+def test_dates_are_read_as_they_are_written(form: str) -> None:
+    moments = [datetime.datetime(2023, 11, 20, 9, 7) + datetime.timedelta(days=n, hours=n % 24) for n in range(60)]
+    has_time = "%M" in form
+    expected = [each if has_time else each.replace(hour=0, minute=0) for each in moments]
+    found = read([*(each.strftime(form) for each in moments), None])
+    assert found == [*(each.isoformat() for each in expected), None]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["1.5", "+2", "-3e-5"],
+        ["2024-01-31", "2024-02-29"],
+        ["01234", "12345"],
+        ["a1", "b2"],
+        ["1.2.3", "1.2.4"],
+        ["12.5%", "$3"],
+        ["Room 12, floor 3", "Room 1, floor 2"],
+        ["true", "false"],
+        ["12:30", "14:05"],
+    ],
+)
+def test_other_columns_stay_as_they_are(words: Sequence[str]) -> None:
+    assert read(words) == words
