@@ -20,7 +20,7 @@ COLUMNS: Mapping[str, Callable[[Any], Any]] = {
     "julian": lambda u: 2_460_000 + 3 * u,
     "northing": lambda u: 5_400_000 + 2 * u,
     "id": lambda u: 9_007_199_254_740_993 + (4000 * u).astype(np.int64),
-    "tail": lambda u: np.exp(20 * (u + 1)),
+    "tail": lambda u: np.exp(30 * (u + 1)),
     "tiny": lambda u: 1e-12 * u,
     "noise": lambda u: 1e6 + 1e-3 * u,
     "zero": lambda u: np.where(u > 0, 0.0, -0.0),
@@ -61,6 +61,60 @@ def test_numbers_are_standardised_before_they_become_float32(isolated: Callable[
     table = draw_table(np.asarray)
     columns = {name: table[name].to_numpy() for name in COLUMNS if name != "zero"}
     assert max(isolated(standardise, columns)) < 1e-6
+
+
+def describe_wide(columns: int) -> tuple[int, int, set[str]]:
+    """Layers of an exported model, transforms of its pipeline, and the first characters of its layers."""
+    import keras
+
+    from scaleflow.dataset.pipeline.preprocessing import group_names, make_layer
+    from scaleflow.dataset.tables.columns import Number
+    from scaleflow.interfaces import Inputs, Outputs
+    from scaleflow.model.export import add_preprocessing
+    from scaleflow.model.tabular import build
+
+    names = [f"c{n:03}" for n in range(columns)]
+    preprocessings = dict.fromkeys(names, Number())
+    learned = {name: Number().learn(iter([np.array([1.0, 2.0, n])])) for n, name in enumerate(names)}
+    groups = group_names(preprocessings)
+    core = build({name: Number().features(learned[name]) for name in names}, Outputs("regression", (1,)), units=8)
+    layers = {group: make_layer(preprocessings, learned, group) for group in groups}
+    whole = add_preprocessing(layers, core, {name: Inputs((), "float64") for name in names})
+    inputs = sum(isinstance(each, keras.layers.InputLayer) for each in whole.layers)
+    single = build(Inputs((24,)), Outputs("regression", (1,)), units=8)
+    firsts = {layer.name[0] for layer in (*core.layers, *single.layers)}
+    return len(whole.layers) - inputs, len(groups), firsts
+
+
+def test_all_columns_of_numbers_are_preprocessed_at_once(isolated: Callable[..., Any]) -> None:
+    layers, groups, firsts = isolated(describe_wide, 30)
+    assert (layers, groups) == (2, 1)
+    assert "_" not in firsts  # TensorFlow takes no name of a scope that begins so
+
+
+def read_npz(path: str) -> Any:
+    from scaleflow.dataset.npz import Npz
+    from scaleflow.dataset.pipeline.normalise import Normalise
+
+    source = Npz(path, test=0.0)
+    arrays = source.load("train")
+    learned = Normalise(source.inputs).learn(iter([arrays.inputs]))
+    features = Normalise(source.inputs).layer(learned)(arrays.inputs)
+    return source.inputs.dtype, source.outputs, arrays.targets, np.asarray(features)
+
+
+def test_arrays_that_float32_would_round_stay_float64(isolated: Callable[..., Any], tmp_path: Any) -> None:
+    shares = np.random.default_rng(0).uniform(-1, 1, (200, 3))
+    x = np.stack([1.7e9 + 200 * shares[:, 0], 1e-12 * shares[:, 1], np.full(200, 0.1)], axis=1)
+    y = 1.7e12 + 2e5 * shares[:, 2]
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    dtype, outputs, targets, features = isolated(read_npz, str(tmp_path / "a.npz"))
+    assert dtype == "float64"
+    np.testing.assert_array_equal(targets[:, 0], y)
+    assert (outputs.scaling, outputs.dtype) == (pytest.approx((y.mean(), y.std()), rel=1e-8), "float64")
+    wanted = (x[:, :2] - x[:, :2].mean(axis=0)) / x[:, :2].std(axis=0)
+    np.testing.assert_allclose(features[:, :2], wanted, atol=1e-6)
+    np.testing.assert_allclose(features[:, 2], 0, atol=1e-6)
 
 
 def answer(folder: str, frame: Any) -> dict[str, Any]:

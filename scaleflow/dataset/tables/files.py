@@ -11,6 +11,7 @@ import contextlib
 import glob
 import io
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -360,7 +361,7 @@ def open_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles
         for name, value in files.partitions[path].items():
             schema = schema.append(pyarrow.field(name, value.type))
         files.schemas[path] = schema
-        if duplicate := next((name for n, name in enumerate(schema.names) if name and name in schema.names[:n]), None):
+        if duplicate := next((name for name, count in Counter(schema.names).items() if name and count > 1), None):
             raise ConfigError(f"dataset.data_dir: {path}: two columns have the name {duplicate!r}; rename one of them")
     return files
 
