@@ -489,7 +489,7 @@ REMAT.drawing_in_loop 'hardware.remat=[layer]' | hardware.remat: layer draws ran
 REMAT.looping 'hardware.remat=[layer]'
     | hardware.remat: layer changes layer/passes in a loop or a branch, which cannot be run again; use
 REMAT.counting 'hardware.remat=[layer]'
-    | hardware.remat: the layer layer has the tf.Variable count, which would be updated twice; create it with
+    | model: the layer layer has a tf.Variable in its attribute count, which Keras does not track: it would
 REMAT.borrowing 'hardware.remat=[layer]'
     | hardware.remat: layer uses the weights first/kernel of another layer, whose gradient would be lost
 # XLA

@@ -24,6 +24,7 @@ from scaleflow.model.make import (
 )
 from scaleflow.model.members import expose_members
 from scaleflow.model.row_lookup import describe_large_table, list_table_variables, list_tables, read_rows_in_take
+from scaleflow.model.untracked import check_tracked
 from scaleflow.model.weight_mapping import SavedWeights
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "RawInputs",
     "SavedWeights",
     "check_preset_words",
+    "check_tracked",
     "correct_keras_add",
     "describe_large_table",
     "digest_weights",

@@ -22,9 +22,8 @@ import tensorflow as tf
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Objective, Strategy
-from scaleflow.strategy.recompute import check_states
 from scaleflow.strategy.replica_scope import ReplicaScope
-from scaleflow.strategy.segments import Segment, choose_segments, list_inner_layers
+from scaleflow.strategy.segments import Segment, choose_segments
 from scaleflow.strategy.stages import Graph, ModelStage, build_graph, divide_graph
 
 #: The device on which a model is built before its variables move to the stages: it may be too large for each of them.
@@ -122,7 +121,6 @@ def divide_stage(stage: ModelStage, source: int, micro_batches: int, is_recomput
     """Divides a stage into the segments in which training runs it."""
     if not is_recomputed:
         return [Segment(stage.calls, stage.inputs, stage.outputs, is_recomputed=False)]
-    check_states(list_inner_layers(stage.calls))
     return choose_segments(stage.calls, set(stage.outputs), source, copies=micro_batches, keeps_last=False)
 
 

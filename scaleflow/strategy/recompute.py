@@ -252,17 +252,3 @@ def check_captures(first: int, given: Iterable[tf.Tensor], label: str) -> None:
                 f"hardware.remat: {label} uses the tensor {tensor.name}, which is not an argument of its call, so its "
                 "gradient would be lost; pass it as an argument, or use hardware.remat=false"
             )
-
-
-def check_states(layers: Iterable[keras.Layer]) -> None:
-    """Raises ConfigError if a layer has state that scaleflow cannot keep from being updated twice."""
-    for layer in layers:
-        for name, attribute in vars(layer).items():
-            inside = list(attribute.values()) if isinstance(attribute, dict) else attribute
-            values = inside if isinstance(inside, list | tuple) else [inside]
-            is_own = not name.startswith("_self_") and name != "_tracker"  # of TensorFlow and Keras
-            if is_own and any(isinstance(value, tf.Variable) for value in values):
-                raise ConfigError(
-                    f"hardware.remat: the layer {layer.name} has the tf.Variable {name}, which would be updated twice; "
-                    "create it with add_weight, or use hardware.remat=false"
-                )

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
-from scaleflow.strategy.recompute import check_states, recompute
+from scaleflow.strategy.recompute import recompute
 from scaleflow.strategy.stages import Call, build_graph, find_plain_graph, format_range
 
 #: How many limits of a segment's size are tried.
@@ -81,7 +81,6 @@ def recompute_segments(model: keras.Model) -> list[Segment]:
             f"hardware.remat=true: the model {model.name} has no part whose activations need more memory than its "
             "result; use hardware.remat=false"
         )
-    check_states(layer for segment in recomputed for layer in list_inner_layers(segment.calls))
     plain_call = model.call
 
     def call(inputs: Any, training: bool | None = None, mask: Any = None, **named: Any) -> Any:
@@ -127,7 +126,6 @@ def recompute_layers(layers: Sequence[keras.Layer], setting: str, *, is_divided:
                 f"{setting}: {layer.name} is a model, which strategy=pipeline divides; use hardware.remat=true, or "
                 f"name layers of it: {names}"
             )
-        check_states(parts)
         replace_call(layer, make_recomputing_call(layer))
     return len(outer)
 

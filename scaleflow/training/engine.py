@@ -11,10 +11,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Feed, Objective, OutputKeeper
 from scaleflow.training import state
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.freezing import FreezePhases
+from scaleflow.training.graph_state import CAPTURED, check_copies, check_random, draw_by_replica, list_captured
 from scaleflow.training.metric_sums import MetricSums
 from scaleflow.training.synchronized import keep_losses_apart, list_synchronized_layers
 from scaleflow.training.xla import XlaChoice
@@ -105,6 +107,9 @@ class Engine(ABC):
         self.flops_per_example: float | None = None
         self.freezing: FreezePhases | None = None
         self._evaluation = evaluation
+        self._evaluation.check_graph = self._check_evaluation
+        self._captured: list[Any] = []
+        draw_by_replica()
         self._metric_sums = MetricSums(objective)
         self._slots = None if optimizer is None else state.Slots(optimizer, variables, model)
         self._averages = self._slots.list_averages() if self._slots else []
@@ -247,6 +252,37 @@ class Engine(ABC):
             held: the factor that the restored state already contains, if the rate is part of that state.
         """
 
+    def _note_state(self, graph: Any, own: Sequence[Any] = ()) -> None:
+        """Checks the state that the traced training has outside of the model; variables of the user's are kept.
+
+        `own` lists variables of the engine that no checkpoint needs.
+        """
+        check_random(graph)
+        self._captured = []
+        self._captured = list_captured(graph, {**self.variables_by_name(), "own": own})
+        if self.strategy.num_replicas_in_sync > 1:
+            check_copies(self._captured)
+
+    def _check_evaluation(self, graph: Any) -> None:
+        """Raises ConfigError if the model uses a variable that Keras does not track."""
+        known = state.name_model_variables(self._evaluated_model)
+        if unknown := list_captured(graph, known):
+            raise ConfigError(
+                f"model: it uses the variable {unknown[0].name}, which Keras does not track: the exported model would "
+                "not have it; make it in a layer: with self.add_weight(...), or as a keras.random.SeedGenerator"
+            )
+
+    @property
+    def _evaluated_model(self) -> keras.Model:
+        return self.model
+
+    def _write_state(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Assigns values to all variables. A checkpoint of an earlier version has no captured ones."""
+        named = self.variables_by_name()
+        kept = {name: parts for name, parts in named.items() if name in values or not name.startswith(CAPTURED)}
+        state.write_variables(kept, values)
+
     def variables_by_name(self) -> dict[str, list[Any]]:
         """Returns the variables that a checkpoint needs."""
-        return {**state.name_model_variables(self.model), **(self._slots.by_name() if self._slots else {})}
+        captured = {f"{CAPTURED}{index}": [each] for index, each in enumerate(self._captured)}
+        return {**state.name_model_variables(self.model), **(self._slots.by_name() if self._slots else {}), **captured}

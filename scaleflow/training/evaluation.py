@@ -27,6 +27,7 @@ class Evaluation:
         overlaps: whether several batches are computed at once, which is faster. Not on a GPU or TPU, whose memory
             they may not fit into. It becomes False when a traced evaluation has a convolution (`repeat_in_graph`); if
             that is known before, it saves tracing it again.
+        check_graph: takes the graph of each traced evaluation; it may raise.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Evaluation:
         self._functions: dict[int, Any] = {}
         self._predict: Any = None
         self._keepers: dict[int, OutputKeeper] = {}
+        self.check_graph: Callable[[Any], object] = bool
         self._confusions: dict[int, np.ndarray[Any, Any]] = {}
 
     def keep_outputs(self, feed: Feed, keeper: OutputKeeper) -> None:
@@ -111,6 +113,7 @@ class Evaluation:
     def _trace(self, feed: Feed, opened: Any) -> None:
         function = self._compile(feed)
         graph = function.get_concrete_function(opened, tf.constant(0, tf.int64)).graph
+        self.check_graph(graph)
         if self.overlaps and has_convolution(graph):
             self.overlaps = False
             function = self._compile(feed)

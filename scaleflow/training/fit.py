@@ -101,6 +101,7 @@ class FitEngine(Engine):
                 return self.strategy.run(fitted.train_step, args=(batch,))
 
             graph = step.get_concrete_function(batches.element_spec).graph
+            self._note_state(graph, [part for each in fitted.own_variables for part in state.list_variables(each)])
             self.flops_per_example = flops_per_example(graph, self.strategy, feed.batching)
 
     def run(self, feed: Feed, host: Host) -> None:
@@ -154,7 +155,7 @@ class FitEngine(Engine):
         return state.read_variables({**self.variables_by_name(), **self._sums_by_name()}) | self._restored | starts
 
     def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        state.write_variables(self.variables_by_name(), values)
+        self._write_state(values)
         self._restored = {name: values[name] for name in self._sums_by_name() if name in values}
         if self.freezing is not None:
             self.freezing.restore(values)
@@ -227,6 +228,11 @@ class FitModel(keras.Model):  # type: ignore[misc]  # keras has no types
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         return self.get_metrics_result()
+
+    @property
+    def own_variables(self) -> list[Any]:
+        """The variables of its metrics, and of Keras's mean of the loss."""
+        return [*self._sums.variables, *self._loss_tracker.variables]
 
     @property
     def metrics(self) -> list[Any]:

@@ -96,6 +96,7 @@ class Loop(Engine):
     def _trace_training(self, feed: Feed) -> None:
         zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
         graph = self._function(feed).get_concrete_function(feed.open(0, 0), zero, zero, one).graph
+        self._note_state(graph)
         self.flops_per_example = flops_per_example(graph, self.strategy, feed.batching, bool(self._synchronized))
         self._evaluation.overlaps &= not has_convolution(graph)
 
@@ -145,7 +146,7 @@ class Loop(Engine):
         return {**state.read_variables(self.variables_by_name()), state.SUMS: self._epoch.copy(), **starts}
 
     def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        state.write_variables(self.variables_by_name(), values)
+        self._write_state(values)
         self._epoch = self._metric_sums.restore(values[state.SUMS])
         if self.freezing is not None:
             self.freezing.restore(values)

@@ -76,6 +76,10 @@ class ParameterServerLoop(Loop):
             local.assign(tf.concat(shards, axis=0) if len(shards) > 1 else shards[0])
         return self._whole
 
+    @property
+    def _evaluated_model(self) -> keras.Model:
+        return self._whole
+
     def count_updates(self, done: int) -> int:
         """Returns the applied updates, which may be more than the steps."""
         return int(self._applied.numpy())

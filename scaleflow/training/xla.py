@@ -31,9 +31,6 @@ SLOW_LAYERS = (
 #: The same as types of operations, by how their names begin.
 SLOW_OPERATIONS = (*CONVOLUTIONS, "MaxPool", "AvgPool")
 
-#: The same of operations that draw random numbers from a state of their own: a run that is resumed would draw others.
-RANDOM_OPERATIONS = ("Random", "Multinomial", "StatefulRandom", "StatefulUniform", "StatefulStandardNormal")
-
 #: TensorFlow's functions that draw random numbers from a seed, each with its argument for the algorithm.
 DRAWING = (
     (tf.nn.experimental, "stateless_dropout", "rng_alg"),
@@ -181,8 +178,6 @@ def find_slow_operation(graph: Any) -> str | None:
     for operation in operations:
         if operation.startswith(SLOW_OPERATIONS):
             return f"XLA is slow with the operation {operation} on a CPU"
-        if operation.startswith(RANDOM_OPERATIONS):
-            return f"the operation {operation}: XLA draws random numbers that cannot be repeated"
     if len(operations) > MOST_OPERATIONS:
         return f"a training step has {len(operations)} operations, and XLA compiles more than {MOST_OPERATIONS} slowly"
     return None

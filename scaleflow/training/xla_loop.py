@@ -82,6 +82,7 @@ class XlaLoop(Loop):
         position = train.open(0, 0), zero, zero, zero
         function = self._function(train)
         graph = function.get_concrete_function(*position).graph
+        self._note_state(graph)
         self._evaluation.overlaps &= not has_convolution(graph)
         slow = find_slow_operation(graph)
         with ThreadPoolExecutor(1) as pool:  # XLA compiles while Python traces the evaluations

@@ -72,6 +72,7 @@ def make_model_maker(
 
     def make_prepared() -> keras.Model:
         new_model = make()
+        model.check_tracked(new_model)
         if saved is not None:
             report(model.initialize_from(new_model, saved, changes))
         model.fine_tune(new_model, plan.model)

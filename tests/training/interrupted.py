@@ -72,7 +72,8 @@ def train(plan: Plan, stops: Sequence[int] = ()) -> dict[str, Any]:
 def differences(plan: Plan, stops: Sequence[int]) -> tuple[list[str], list[str]]:
     """What differs between a whole run and one that is stopped after some calls, and the notes of the latter."""
     whole, resumed = run_apart(train, [(plan,), (plan, stops)])
-    names = [name for name in whole if name != "notes"]
+    # The sums of an epoch that is over are forgotten.
+    names = [name for name in whole if name != "notes" and not name.startswith("training/")]
     return [name for name in names if not is_same(whole[name], resumed[name])], resumed["notes"]
 
 

@@ -133,7 +133,6 @@ def test_other_choices_are_made_by_the_rule(isolated: Callable[..., Any], plan: 
     own = {
         (*model("through_text"),): "false: XLA cannot compile the operation AsString",
         (*model("by_operations"),): "false: XLA is slow with the operation Conv2D",
-        (*model("noisy"),): "false: the operation RandomStandardNormal: XLA draws random numbers that cannot",
     }
     assert_chosen(isolated, plan, {**MORE_CHOICES, **own})
 
@@ -153,16 +152,6 @@ def by_operations(inputs: Inputs, outputs: Outputs) -> Any:
     raw = keras.Input(inputs.shape)
     x = keras.layers.Lambda(lambda x: tf.nn.conv2d(x, tf.ones([3, 3, 1, 1]), 1, "SAME"), output_shape=inputs.shape)(raw)
     return keras.Model(raw, keras.layers.Dense(*outputs.shape)(keras.layers.Flatten()(x)))
-
-
-def noisy(inputs: Inputs, outputs: Outputs) -> Any:
-    """A user's model with random numbers that depend on no seed."""
-    import keras
-    import tensorflow as tf
-
-    raw = keras.Input(inputs.shape)
-    draw = keras.layers.Lambda(lambda x: x + tf.random.normal(tf.shape(x)), output_shape=inputs.shape)
-    return keras.Model(raw, keras.layers.Dense(*outputs.shape)(keras.layers.Flatten()(draw(raw))))
 
 
 def synchronised(inputs: Inputs, outputs: Outputs) -> Any:
