@@ -251,7 +251,7 @@ def translate_path(word: str, target: str = "") -> str:
     words = f"dataset={option} {quote_override('dataset.data_dir', word)}"
     if option != "table":
         return words if option else ""
-    columns = [] if target else list_columns(path)
+    columns = [] if target else read_column_names(path)
     likely = next((name for name in columns if name.lower() in TARGETS), columns[-1] if columns else "COLUMN")
     others = ", ".join(name for name in columns[:20] if name != likely)
     return f"{words} {quote_override('dataset.target', target or likely)}" + (f" (or of {others})" if others else "")
@@ -265,7 +265,7 @@ def find_ending(path: Path) -> str:
     return next((ending for file in files if (ending := file.suffix.lower()) in READERS), "")
 
 
-def list_columns(path: Path) -> list[str]:
+def read_column_names(path: Path) -> list[str]:
     """Returns the names of a table's columns; none if it cannot be read."""
     import pyarrow.csv
     import pyarrow.dataset

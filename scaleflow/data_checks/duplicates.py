@@ -123,14 +123,14 @@ def group_rows(splits: list[SplitSample]) -> tuple[Array, float]:
 def find_blank(pictures: list[Array]) -> Iterator[DataFinding]:
     """Finds pictures of one colour."""
     top = max(float(each.max()) - float(each.min()) for each in pictures if len(each))
-    count = sum(int((measure_spread(each) <= BLANK * top).sum()) for each in pictures if len(each))
+    count = sum(int((measure_contrast(each) <= BLANK * top).sum()) for each in pictures if len(each))
     total = sum(map(len, pictures))
     if count >= max(1, 0.001 * total):
         text = f"{count:,} of {total:,} pictures have one colour only"
         yield DataFinding("blank pictures", FAULT, text, "pixels that hardly differ, 0.1 %")
 
 
-def measure_spread(pictures: Array) -> Array:
+def measure_contrast(pictures: Array) -> Array:
     flat = pictures.reshape(len(pictures), -1)
     return np.asarray(flat.max(axis=1).astype(np.float64) - flat.min(axis=1))
 
