@@ -20,7 +20,7 @@ from scaleflow.dataset.reading.text import Text
 from scaleflow.dataset.tables.columns import Category, Date, Number, WordBag
 from scaleflow.dataset.tables.files import TableFiles, open_tables
 from scaleflow.dataset.tables.forms import Form, apply_form, describe_forms, find_forms
-from scaleflow.dataset.tables.kinds import SampleColumns, check_column_types, choose_kind
+from scaleflow.dataset.tables.kinds import SampleColumns, check_column_types, choose_kind, find_uselessness
 from scaleflow.dataset.tables.options import INDEX, choose_columns, find_columns, parse_column_kinds
 from scaleflow.dataset.tables.targets import describe_known_target, find_limits
 from scaleflow.dataset.tables.values import (
@@ -129,6 +129,7 @@ class Table:
         self._read = partial(TableRows, *options, words=find_categories(known, earlier))
         rows = self._read("train" if "train" in self._files.by_split else ALL)
         forms = {} if earlier is None else earlier.find_reading(self).get("forms", {})
+        is_chosen_freely = columns is None
         sought = [name for name in names if name not in known and given.get(name) in (None, NUMBER)]
         if kind in ("auto", "regression") and (earlier is None or earlier.find_outputs() is None):
             sought.append(target)
@@ -143,8 +144,11 @@ class Table:
             outputs = describe_known_target(sample, target, kind, most_values, scale_target, earlier)
             outputs = find_limits(outputs, sample.columns[target], ~self._draw_test(rows)[rows.sampled], earlier)
             taken = {**known, **given}
+            free = [name for name in names if name not in taken and is_chosen_freely]
+            taken |= find_useless(sample, free, self._files.names[0], rows.sampled)
             found = {name: taken.get(name) or choose_kind(sample, name, most_values) for name in names}
-            inferred = [name for name in sought if name not in given and sample.format == "csv"]
+            is_inferred = sample.format == "csv"
+            inferred = [each for each in sought if is_inferred and each not in given and found.get(each) in EXPECTED]
             return (
                 found,
                 asdict(outputs),
@@ -154,8 +158,11 @@ class Table:
             )
 
         learned = earlier and (earlier.find_outputs(), earlier.extends)
-        depends_on = [given, forms, sought, written, kind, most_values, scale_target, known, learned, test, split_seed]
-        self._kinds, described, rows.forms, codes, rows.missing_words = rows.recall("types", depends_on, learn)
+        depends_on = [given, columns, forms, sought, written, kind, most_values, scale_target, known, learned]
+        depends_on += [test, split_seed]
+        found, described, rows.forms, codes, rows.missing_words = rows.recall("types", depends_on, learn)
+        self._kinds, useless = divide_useless(found, target)
+        unused += useless
         self._missing_words = rows.missing_words
         self.outputs: Outputs = parse_leaves([{"name": "", **described}], Outputs)
         self.reading = {"columns": self._kinds, "target": target, "format": self._files.format, **asdict(form)}
@@ -176,6 +183,8 @@ class Table:
             new.append(
                 f"dataset: codes, not numbers: {', '.join(codes)}; dataset.numeric takes such a column for numbers"
             )
+        usage = "name a column in dataset.columns to use it"
+        new += [f"dataset: not used: {each}; {usage}" for each in describe_useless(useless)]
         self.notes = (*describe_columns(self._kinds, target, self.outputs, rows), *written_as, *new)
 
     @property
@@ -448,6 +457,34 @@ def describe_columns(kinds: Mapping[str, str], target: str, outputs: Outputs, ro
             f"dataset.learn_on={rows.learned}: types, means and words are learned from {rows.learned:,} of the "
             f"{sum(rows.lengths):,} rows"
         )
+
+
+def find_useless(sample: SampleColumns, names: Sequence[str], first: str, rows: Array) -> dict[str, str]:
+    """Returns the columns that tell nothing, each with the reason; `first` is the first column of the files."""
+    reasons = {
+        name: find_uselessness(sample.columns[name], rows if name == first and len(names) > 1 else None)
+        for name in names
+    }
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def divide_useless(found: Mapping[str, str], target: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Divides what columns are taken for into kinds and reasons to leave a column out. Raises if no column is left."""
+    kinds = {name: each for name, each in found.items() if each in EXPECTED}
+    useless = {name: each for name, each in found.items() if each not in EXPECTED}
+    if not kinds:
+        raise ConfigError(f"dataset.data_dir: no column besides {target} is of use: {describe_useless(useless)[0]}")
+    return kinds, useless
+
+
+def describe_useless(reasons: Mapping[str, str]) -> list[str]:
+    """Returns a text on the columns that tell nothing, by the reason; none if there are none."""
+    parts = []
+    for reason in dict.fromkeys(reasons.values()):
+        names = [name for name, each in reasons.items() if each == reason]
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        parts.append(f"{', '.join(names[:MOST_NAMED])}{more} ({reason})")
+    return ["; ".join(parts)] if parts else []
 
 
 # ---------------------------------------------------------------------------------------------

@@ -55,6 +55,40 @@ def read_columns(folder: Path, name: str, *numeric: str) -> tuple[list[str], lis
     return list(source.inputs), [note for note in source.notes if "an index" in note]
 
 
+def list_columns(folder: Path) -> list[Any]:
+    """In a child, of each table: its inputs, the columns that are not used, and the notes about them."""
+    found: list[Any] = []
+    for name, changes in (
+        *(("table.csv", {}), ("table.parquet", {})),
+        *(("table.csv", {"columns": ["n", "one", "a"]}), ("table.csv", {"categorical": ["one"]})),
+    ):
+        source = make(folder / name, "y", test=0, **changes)
+        assert set(arrays(source).inputs) == set(source.inputs)
+        found.append((list(source.inputs), source.reading["unused"], [n for n in source.notes if "not used" in n]))
+    return [*found, refused([lambda: make(folder / "nothing.csv", "y")])]
+
+
+def test_columns_that_tell_nothing_are_left_out_in_one_note(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    import pandas as pd
+
+    count = np.arange(30)
+    columns = {"n": count + 1, "a": count + 0.5, "one": 7, "word": "same", "empty": np.nan, "also": None}
+    columns |= {"gaps": np.where(count % 3, 1.0, np.nan), "late": count + 1, "y": count * 2.5}
+    frame = pd.DataFrame(columns)
+    for name in ("table.csv", "table.parquet"):
+        write_table(tmp_path / name, frame)
+    write_table(tmp_path / "nothing.csv", frame[["n", "one", "y"]])
+    csv, parquet, chosen, named, ((nothing,)) = isolated(list_columns, tmp_path)
+    note = (
+        "dataset: not used: n (the number of the row); one, word (the same value in every row); empty, also (no "
+        "values); name a column in dataset.columns to use it"
+    )
+    assert csv == parquet == (["a", "gaps", "late"], ["n", "one", "word", "empty", "also"], [note])
+    assert chosen[0] == ["n", "a", "one"]
+    assert named[0] == ["a", "one", "gaps", "late"]
+    assert nothing.startswith("dataset.data_dir: no column besides y is of use: n (the number of the row); one (")
+
+
 def test_columns_of_an_index_are_left_out_with_a_note(isolated: Callable[..., Any], tmp_path: Path) -> None:
     import pandas as pd
 
@@ -586,7 +620,6 @@ def refusals(base: Path) -> list[str]:
             of("twice.csv"),
             of("damaged.parquet"),
             of("unnamed.csv"),
-            of("unnamed.csv", drop=[""]),
             of("differ"),
             of("types"),
             of("formats"),
@@ -597,8 +630,8 @@ def refusals(base: Path) -> list[str]:
             of(good, columns=["file"], drop=["file"]),
             of(good, drop=["garden"]),
             of(nested, **left),
-            of(nested, drop=["size", "empty"]),
-            of(nested, drop=["size", "bytes"]),
+            of(nested, columns=["bytes"]),
+            of(nested, columns=["empty"]),
             of(nested, numeric=["size"], **left),
             of(good, numeric=["sold"]),
             of(good, numeric=["file"], categorical=["file"]),
@@ -633,7 +666,6 @@ def test_files_and_options_that_do_not_fit_are_refused(isolated: Callable[..., A
             ["few.csv, row 2: it has 1 field(s), expected 2"],
             ["twice.csv: two columns have the name 'a'"],
             ["damaged.parquet cannot be read"],
-            ["a column has no name", "dataset.drop=['']"],
             ["a column has a / in its name, km/h", "dataset.drop=['km/h']"],
             [f"{tmp_path}/differ/2.csv and {tmp_path}/differ/1.csv have different columns: new is in one"],
             [f"{tmp_path}/types/2.parquet and {tmp_path}/types/1.parquet have different columns", "new"],
@@ -646,7 +678,7 @@ def test_files_and_options_that_do_not_fit_are_refused(isolated: Callable[..., A
             ["dataset.drop=garden: there is no such column"],
             ["the column size has the type struct<a: int64>", "dataset.drop=[size]"],
             ["the column bytes has the type binary"],
-            ["the column empty has no values", "dataset.drop=[empty]"],
+            ["the column empty has no values", "leave it out"],
             ["dataset.numeric: the column size has the type struct"],
             ["dataset.numeric: the column sold has the type timestamp"],
             ["dataset.categorical: file is in dataset.numeric, too"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,19 @@ from scaleflow.dataset.tables.values import (
     DATE,
     NUMBER,
     TEXT,
+    Array,
     infer_dates,
     infer_type,
+    is_missing,
     is_numeric,
 )
 from scaleflow.errors import ConfigError
+
+#: Why a column is left out, in place of its kind.
+NO_VALUES, ONE_VALUE, ROW_NUMBERS = "no values", "the same value in every row", "the number of the row"
+
+#: Of fewer rows, a column with one value, or one that numbers them, stays.
+FEWEST_ROWS = 20
 
 #: A column of strings is text if its values have at least this many words on average, and more than a share of them
 #: is different.
@@ -43,6 +52,29 @@ class SampleColumns:
         if self.format == "csv":
             return infer_type(name, column, self.place, ways)
         return infer_dates(column) if self.format == "json" else column
+
+
+def find_uselessness(column: Any, rows: Array | None) -> str | None:
+    """Returns why a column, as `clean_column` returns it, tells nothing; None if it may tell something.
+
+    Args:
+        column: of the rows that are learned from.
+        rows: their indices, if the column is the first one of its file and may number them; else None.
+    """
+    import pyarrow
+    from pyarrow import compute
+
+    if is_missing(column).all():
+        return NO_VALUES
+    if column.null_count or len(column) < FEWEST_ROWS:
+        return None
+    with contextlib.suppress(pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
+        if compute.all(compute.equal(column, column[0])).as_py():
+            return ONE_VALUE
+        if rows is not None:
+            starts = compute.cast(column, "int64").to_numpy() - rows
+            return ROW_NUMBERS if starts[0] in (0, 1) and (starts == starts[0]).all() else None
+    return None
 
 
 def choose_kind(rows: SampleColumns, name: str, most: int) -> str:

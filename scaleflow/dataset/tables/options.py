@@ -15,7 +15,7 @@ KEYS = {NUMBER: "dataset.numeric", CATEGORY: "dataset.categorical", TEXT: "datas
 
 
 #: The name of a column that pandas or R made of a table's index.
-INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+(\.\d+)*")
+INDEX = re.compile(r"|rownames|row\.names|__index_level_\d+__|Unnamed: \d+(\.\d+)*")
 
 
 @check_options("dataset")
