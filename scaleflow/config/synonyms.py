@@ -279,13 +279,6 @@ def read_column_names(path: Path) -> list[str]:
         return []
 
 
-def translate_address(uri: str) -> str:
-    """Returns the address that is meant by that of a store without a scheme, or ""."""
-    if re.fullmatch(r"[\w.-]+:\d+/?", uri):
-        return f"http://{uri}"
-    return f"sqlite:///{uri}" if re.fullmatch(r"[^:]+\.(db|sqlite3?)", uri) else ""
-
-
 def close_brackets(word: str) -> str:
     """Returns a word with the brackets and braces that it lacks at its end; "" if it lacks none."""
     missing = "".join(closed * (word.count(opened) - word.count(closed)) for opened, closed in ("[]", "{}", "()"))

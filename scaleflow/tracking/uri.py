@@ -12,7 +12,6 @@ import sqlite3
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from scaleflow.config.synonyms import translate_address
 from scaleflow.errors import ConfigError, StoreUnreachable
 from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.secret_masking import MASK, mask_secrets
@@ -56,6 +55,13 @@ def resolve_store(tracking: Tracking) -> Tracking:
             "sqlite:///mlflow.db or http://HOST:PORT"
         )
     return dataclasses.replace(tracking, uri=uri)
+
+
+def translate_address(uri: str) -> str:
+    """Returns the address that is meant by that of a store without a scheme, or ""."""
+    if re.fullmatch(r"[\w.-]+:\d+/?", uri):
+        return f"http://{uri}"
+    return f"sqlite:///{uri}" if re.fullmatch(r"[^:]+\.(db|sqlite3?)", uri) else ""
 
 
 def check_registered_name(tracking: Tracking) -> None:

@@ -14,7 +14,6 @@ from scaleflow.config.synonyms import (
     OTHER_COMMANDS,
     READERS,
     close_brackets,
-    translate_address,
     translate_key,
     translate_option,
 )
@@ -113,10 +112,6 @@ def test_what_means_nothing_is_not_translated() -> None:
     assert translate_key("training.epochs", "1") == ""  # it exists
     assert translate_option("model", "mlpp") == ""
     assert close_brackets("a=[1]") == ""
-    addresses = ("http://a:1", "sqlite:///a.db", "databricks", "databricks://a:1")
-    assert not any(translate_address(uri) for uri in addresses)
-    assert translate_address("localhost:5000") == "http://localhost:5000"
-    assert translate_address("runs.db") == "sqlite:///runs.db"
 
 
 @pytest.mark.parametrize("name", ["predict", "promote", "evaluate"])

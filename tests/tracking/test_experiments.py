@@ -15,7 +15,7 @@ from scaleflow.interfaces import Tracking
 from scaleflow.launcher.recording.recovery import find_tracking_options, repair
 from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.tracking import make_tracker
-from scaleflow.tracking.uri import check_model_name, resolve_store
+from scaleflow.tracking.uri import check_model_name, resolve_store, translate_address
 from tests.tracking.example_runs import MadeRun, assert_has_one_model, only_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint is inferred")
@@ -90,3 +90,10 @@ def test_a_deleted_experiment_is_refused_when_the_store_is_opened(uri: str, tmp_
     tracker = make_tracker(replace(Tracking(uri=uri), experiment="gone"))
     with pytest.raises(ConfigError, match=r"^tracking\.experiment=gone: was deleted; restore it"):
         EventTransfer(tracker, tmp_path / "events.jsonl").open()
+
+
+def test_an_address_without_a_scheme_is_completed() -> None:
+    addresses = ("http://a:1", "sqlite:///a.db", "databricks", "databricks://a:1")
+    assert not any(translate_address(uri) for uri in addresses)
+    assert translate_address("localhost:5000") == "http://localhost:5000"
+    assert translate_address("runs.db") == "sqlite:///runs.db"
