@@ -13,7 +13,7 @@ import numpy as np
 
 from scaleflow.dataset.reading.files import TEST_FRACTION, draw_test_examples, expand_data_dir, suggest_path
 from scaleflow.dataset.reading.finite_targets import check_finite_targets
-from scaleflow.dataset.reading.spread import is_wide, measure_spread
+from scaleflow.dataset.reading.spread import find_mean_and_deviation, is_wide
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, Kind, Outputs, map_leaves
 from scaleflow.interfaces.options import Seed, TestFraction, Words, check_option, check_options
@@ -324,7 +324,7 @@ def describe_array_outputs(kind: Kind, targets: list[Array]) -> Outputs:
         raise ConfigError(f"dataset.kind=binary: the targets have the shape {shape} each, expected one number")
     if kind != "regression" or not is_wide(np.reshape(targets[0], -1)):
         return Outputs(kind, shape)
-    return Outputs(kind, shape, scaling=measure_spread(np.reshape(targets[0], -1).astype(np.float64)))
+    return Outputs(kind, shape, scaling=find_mean_and_deviation(np.reshape(targets[0], -1).astype(np.float64)))
 
 
 def convert_targets(outputs: Outputs, targets: Array) -> Array:

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from scaleflow.dataset.reading.class_names import match_names
-from scaleflow.dataset.reading.spread import is_wide, measure_spread
+from scaleflow.dataset.reading.spread import find_mean_and_deviation, is_wide
 from scaleflow.interfaces import Outputs
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-12, 1.0, 1e12, 1e250])
 def test_the_deviation_is_that_of_exact_fractions(scale: float) -> None:
     numbers = [scale * each for each in (1.0, 2.5, -3.0, 7.0)]
-    mean, deviation = measure_spread(np.array(numbers))
+    mean, deviation = find_mean_and_deviation(np.array(numbers))
     assert mean == pytest.approx(scale * statistics.fmean(each / scale for each in numbers), rel=1e-12)
     assert deviation == pytest.approx(scale * statistics.pstdev([each / scale for each in numbers]), rel=1e-12)
 
@@ -23,7 +23,7 @@ def test_the_deviation_is_that_of_exact_fractions(scale: float) -> None:
 def test_equal_numbers_have_no_deviation() -> None:
     """numpy says 1.4e-17 for some: a test row with another value would be 1e16 deviations away."""
     for count in (3, 10, 1000, 9999):
-        assert measure_spread(np.full(count, 0.1)) == (0.1, 0.0)
+        assert find_mean_and_deviation(np.full(count, 0.1)) == (0.1, 0.0)
 
 
 def test_numbers_are_wide_if_float32_moves_them_within_their_range() -> None:

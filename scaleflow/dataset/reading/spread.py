@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 RANGE = 4.0
 
 
-def measure_spread(numbers: Array) -> tuple[float, float]:
+def find_mean_and_deviation(numbers: Array) -> tuple[float, float]:
     """Returns the mean and the deviation of numbers [n]; 0 for equal ones, which rounding would give a deviation."""
     if numbers.min() == numbers.max():
         return float(numbers[0]), 0.0

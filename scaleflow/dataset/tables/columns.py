@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from scaleflow.dataset.reading.spread import measure_spread
+from scaleflow.dataset.reading.spread import find_mean_and_deviation
 from scaleflow.dataset.reading.text import SPECIAL, Text, add_words
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs
@@ -208,7 +208,7 @@ def describe_numbers(batches: Iterable[np.ndarray[Any, Any]]) -> dict[str, Any]:
     if not len(present):
         return found
     quantiles = np.quantile(present, np.linspace(0, 1, QUANTILES)).tolist()
-    mean, deviation = measure_spread(present)
+    mean, deviation = find_mean_and_deviation(present)
     middle = QUANTILES // 2
     if quantiles[-1 - middle // 2] - quantiles[middle // 2] < LONG_TAIL * deviation:
         mean = quantiles[middle]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scaleflow.dataset.reading.class_names import IS_NUMBER, OneKind, describe_outputs
-from scaleflow.dataset.reading.spread import measure_spread
+from scaleflow.dataset.reading.spread import find_mean_and_deviation
 from scaleflow.dataset.tables.kinds import SampleColumns
 from scaleflow.dataset.tables.values import Array, is_numeric, to_classes, to_numbers
 from scaleflow.errors import ConfigError
@@ -29,7 +29,7 @@ def describe_target(rows: SampleColumns, target: str, kind: OneKind, most: int, 
         numbers = numbers[~is_bad & ~np.isnan(numbers)]
         if not len(numbers):
             raise ConfigError(f"dataset.target={target}: no row of the training split has a number in it")
-        mean, deviation = measure_spread(numbers)
+        mean, deviation = find_mean_and_deviation(numbers)
         return Outputs("regression", (1,), scaling=(mean, deviation) if is_scaled and deviation > 0 else None)
     classes = find_classes(rows, target, most)
     if len(classes) < 2 or (kind == "binary" and len(classes) != 2):
