@@ -14,7 +14,7 @@ from scaleflow.model.make import find_functional, find_graph
 from scaleflow.model.row_mapping import WORDS, Segments
 
 #: Operations after which each feature is still what it was.
-UNCHANGED = ("Rescaling", "Dropout", "Activation", "ReLU", "Cast", "ExpandDims", "Identity")
+UNCHANGED = ("Rescaling", "Dropout", "Activation", "ReLU", "Cast", "ExpandDims", "Identity", "RepeatVector")
 
 #: Operations on each number by itself, with constants or with others that were computed from it.
 ELEMENTWISE = ("Add", "Subtract", "Multiply", "Divide", "TrueDivide", "Power", "Minimum", "Maximum", "Cos")

@@ -1,8 +1,9 @@
 """A thin ensemble of dense networks for tables, after RealMLP and TabM.
 
 RealMLP: Holzmueller et al. 2024, "Better by default". TabM: Gorishniy et al. 2025. Embeddings of numbers: Gorishniy et
-al. 2022. Small networks take most of their time in steps, not in products, so the members share no layer but what
-embeds categories and numbers: sharing would save little here, and without it each member can leave out a fold.
+al. 2022. Small networks take most of their time in steps, not in products, so that sharing layers would save little. The
+members share nothing that trains if each leaves out a fold: what one learned from a row would reach the member that is
+validated on it. Without folds they share what embeds categories and numbers, which saves memory.
 """
 
 from __future__ import annotations
@@ -50,12 +51,13 @@ FAST, SLOW = 6.0, 0.1
 MANY_ROWS, MANY_COLUMNS = 20_000, 200
 
 
-def choose_sizes(inputs: InputStructure, examples: int) -> Mapping[str, Any]:
-    """Returns the arguments that are `by_size`, from the features and the number of training examples."""
+def choose_sizes(inputs: InputStructure, examples: int, folds: int = 0) -> Mapping[str, Any]:
+    """Returns the arguments that are `by_size`, from the features and the number of training examples and folds."""
     width = 64 if examples <= MANY_ROWS else 128
     columns = name_leaves(inputs)
     embeddings = {name: choose_embedding(spec) for name, spec in columns.items() if spec.quantiles is None}
-    return {"units": [width] * 3, "members": 8 if len(columns) <= MANY_COLUMNS else 4, "embeddings": embeddings}
+    members = 8 if len(columns) <= MANY_COLUMNS else 4
+    return {"units": [width] * 3, "members": members, "embeddings": embeddings, "shared": not folds}
 
 
 def choose_embedding(spec: Inputs) -> int:
@@ -66,10 +68,13 @@ def choose_embedding(spec: Inputs) -> int:
 
 
 def count_folds(arguments: Mapping[str, Any]) -> int:
-    """Returns how many folds the members can leave out, one each; 0 if there is a single member."""
+    """Returns how many folds the members can leave out, one each; 0 if there is one member, or if members share weights.
+
+    Runs of earlier versions have no argument `shared`. They had folds all the same.
+    """
     members = arguments.get("members")
     count = min(FOLDS, members) if isinstance(members, int) else FOLDS
-    return count if count > 1 else 0
+    return count if count > 1 and arguments.get("shared") is not True else 0
 
 
 @check_options("model")
@@ -80,6 +85,7 @@ def build(
     members: Positive = 8,
     numbers: Literal["both", "periodic", "piecewise", "plain"] = "both",
     embeddings: SizeByName | None = None,
+    shared: bool = True,
 ) -> keras.Model:
     """Builds the ensemble; see the module.
 
@@ -87,10 +93,12 @@ def build(
         inputs: of the dataset: numbers, words and categories, but no text.
         outputs: of the dataset.
         units: the width of each hidden layer of a member, or that of one.
-        members: how many are trained together. They share how features are embedded, and nothing else.
+        members: how many are trained together.
         numbers: how a number becomes features. `both`: every second member gets the one, the others the other.
         embeddings: by the name of a column of categories or words, the width of its embedding, or 0 for one-hot codes.
             Others get what `choose_embedding` returns.
+        shared: whether members share embeddings of words and categories, and members with one form of numbers those of
+            numbers and the weights of features. Otherwise they share nothing that trains.
 
     Raises:
         ConfigError: for an input that is text.
@@ -103,7 +111,7 @@ def build(
         check_column(name, spec)
         if spec.quantiles is None:
             width = (embeddings or {}).get(name, choose_embedding(spec))
-            features.append(encode(f"{labels[name]}_embedding", tensor, spec, width))
+            features.append(encode(f"{labels[name]}_embedding", tensor, spec, width, 0 if shared else members))
             continue
         columns.append((tensor[:, :1] if spec.shape[0] > 1 else tensor, spec.quantiles))
         if spec.shape[0] > 1:
@@ -112,14 +120,14 @@ def build(
     activation = "mish" if all(each.kind == "regression" for each in described.values()) else "selu"
     first, *later = to_list(units)
     kinds = divide_members(members, numbers if columns else "plain")
-    hidden = []
+    hidden, begin, letters = [], 0, "bd" if shared else "bkd"
     for kind, count in kinds.items():
         suffix = f"_{kind}" if len(kinds) > 1 else ""
-        x = concatenate_all([*embed_numbers(columns, kind), *features])
+        own = 0 if shared else count
+        x = concatenate_all([*embed_numbers(columns, kind, own), *take_features(features, begin, own)])
         x = weigh(x, f"scales{suffix}")
-        hidden.append(
-            add_layer(x, "bd,kdw->bkw", (count, first), f"hidden1{suffix}", normal(1.0), activation=activation)
-        )
+        name, begin = f"hidden1{suffix}", begin + count
+        hidden.append(add_layer(x, f"{letters},kdw->bkw", (count, first), name, normal(1.0), activation=activation))
     x = concatenate_all(hidden, axis=1)
     labelled = name_members(outputs)
     for number, width in enumerate(later, 2):
@@ -143,6 +151,15 @@ def divide_members(members: int, numbers: str) -> dict[str, int]:
     return {"periodic": members - members // 2, "piecewise": members // 2}
 
 
+def take_features(features: Sequence[Any], begin: int, members: int) -> list[Any]:
+    """Returns features for some members [b, members, n]: their own ones of all members, and the common ones [b, n]."""
+    if not members:
+        return list(features)
+    common = [each for each in features if len(each.shape) == 2]
+    own = [each[:, begin : begin + members] for each in features if len(each.shape) == 3]
+    return [*([keras.layers.RepeatVector(members)(concatenate_all(common))] if common else []), *own]
+
+
 def concatenate_all(tensors: Sequence[Any], axis: int = -1) -> Any:
     # A layer, not keras.ops: older versions of Keras do not keep the names of operations in a file, and two may meet.
     return keras.layers.Concatenate(axis=axis)(list(tensors)) if len(tensors) > 1 else tensors[0]
@@ -156,26 +173,33 @@ def check_column(name: str, spec: Inputs) -> None:
         raise ConfigError(f"model=tabular: is for columns of tables, but {label} have the shape {list(spec.shape)}")
 
 
-def encode(label: str, x: Any, spec: Inputs, width: int) -> Any:
-    """Converts categories, words and other features to numbers [b, n].
+def encode(label: str, x: Any, spec: Inputs, width: int, members: int) -> Any:
+    """Converts categories, words and other features to numbers [b, n]; embeds them for each member, [b, members, n].
 
-    Embeddings begin as 0, so that a word that no training row has says nothing.
+    Embeddings begin as 0, so that a word that no training row has says nothing. `members=0`: one for all.
     """
+
+    def divide(embedded: Any) -> Any:
+        return keras.layers.Reshape((members, -1))(embedded) if members else embedded
+
     if spec.vocabulary is None:
         x = x if spec.shape else keras.layers.Reshape((1,))(x)
         x = x if spec.scale is None else keras.layers.Rescaling(spec.scale)(x)
         dense = keras.layers.Dense
-        return dense(width, use_bias=False, kernel_initializer="zeros", name=label)(x) if width else x
+        if not width:
+            return x
+        return divide(dense(width * (members or 1), use_bias=False, kernel_initializer="zeros", name=label)(x))
     if not width and not spec.shape:
         return ops.one_hot(x, spec.vocabulary)
-    width = width or choose_embedding(spec)
+    width = (width or choose_embedding(spec)) * (members or 1)
     embedded = keras.layers.Embedding(spec.vocabulary, width, embeddings_initializer="zeros", name=label)(x)
-    return average(embedded, x) if spec.shape else embedded
+    return divide(average(embedded, x) if spec.shape else embedded)
 
 
-def embed_numbers(columns: Sequence[tuple[Any, Sequence[float]]], kind: str) -> list[Any]:
+def embed_numbers(columns: Sequence[tuple[Any, Sequence[float]]], kind: str, members: int) -> list[Any]:
     """Returns the features of numbers [b, 1] each, with their quantiles, as one tensor; none without numbers.
 
+    It is [b, features], or with `members` [b, members, features] of each one's own.
     The numbers stay the last axis, so that `model.init_from` can tell from the graph which weights belong to which.
     """
     if not columns:
@@ -183,14 +207,15 @@ def embed_numbers(columns: Sequence[tuple[Any, Sequence[float]]], kind: str) -> 
     scales, offsets = zip(*(find_scaling(quantiles) for _, quantiles in columns), strict=True)
     x = concatenate_all([tensor for tensor, _ in columns])
     x = bound(keras.layers.Rescaling(list(scales), offset=list(offsets))(x))
+    x = keras.layers.RepeatVector(members)(x) if members else x
     if kind == "plain":
         return [x]
     if kind == "periodic":
-        embedded = concatenate_all([ops.expand_dims(x, 1), embed_by_waves(x)], axis=1)
+        embedded = concatenate_all([ops.expand_dims(x, -2), embed_by_waves(x)], axis=-2)
     else:
         quantiles = np.array([each for _, each in columns]) * np.array(scales)[:, None] + np.array(offsets)[:, None]
         embedded = embed_by_bins(x, bound(quantiles))
-    return [keras.layers.Flatten()(embedded)]
+    return [keras.layers.Reshape((*x.shape[1:-1], -1))(embedded)]
 
 
 def bound(x: Any) -> Any:
@@ -206,30 +231,21 @@ def bound(x: Any) -> Any:
 
 
 def embed_by_waves(x: Any) -> Any:
-    """Returns numbers [b, WAVE_FEATURES, n] that are linear in cosines of numbers [b, n], of learned frequencies."""
-    n = x.shape[1]
-    angle = keras.layers.EinsumDense(
-        "bn,nf->bfn",
-        (FREQUENCIES, n),
-        bias_axes="fn",
-        kernel_initializer=normal(FREQUENCY / SLOW),
-        bias_initializer=uniform(0.5 / SLOW),
-        name="frequencies",
-    )(x)
+    """Returns numbers [b, WAVE_FEATURES, n] that are linear in cosines of numbers [b, n], of learned frequencies.
+
+    Numbers [b, k, n] of members become [b, k, WAVE_FEATURES, n].
+    """
+    angle = embed_each(x, "", "f", FREQUENCIES, "frequencies", normal(FREQUENCY / SLOW), uniform(0.5 / SLOW))
     width = FREQUENCIES**-0.5 / SLOW
-    features = keras.layers.EinsumDense(
-        "bfn,nfe->ben",
-        (WAVE_FEATURES, n),
-        bias_axes="en",
-        kernel_initializer=uniform(width),
-        bias_initializer=uniform(width),
-        name="periodic",
-    )(ops.cos(angle * (2 * math.pi * SLOW)))
-    return features * SLOW
+    waves = ops.cos(angle * (2 * math.pi * SLOW))
+    return embed_each(waves, "f", "e", WAVE_FEATURES, "periodic", uniform(width), uniform(width)) * SLOW
 
 
 def embed_by_bins(x: Any, quantiles: Array) -> Any:
-    """Returns numbers [b, BIN_FEATURES, n] that are piecewise linear in numbers [b, n], with knots at quantiles."""
+    """Returns numbers [b, BIN_FEATURES, n] that are piecewise linear in numbers [b, n], with knots at quantiles.
+
+    Numbers [b, k, n] of members become [b, k, BIN_FEATURES, n].
+    """
     knots = quantiles[:, np.linspace(0, quantiles.shape[1] - 1, BINS + 1).round().astype(int)].T
     low, high = knots[:-1], knots[1:]
     is_narrow = high - low < 1 / STEEP  # it rises before a value that may be frequent, by more than rounding
@@ -237,21 +253,25 @@ def embed_by_bins(x: Any, quantiles: Array) -> Any:
     slopes = (1 / np.where(is_narrow, 1 / STEEP, high - low)).astype(np.float32)
     least, most = np.zeros((BINS, 1), np.float32), np.ones((BINS, 1), np.float32)
     least[0], most[-1] = -1, 2  # beyond the range that was seen the line goes on for a while
-    shares = (ops.expand_dims(x, 1) - low.astype(np.float32)) * slopes
+    shares = (ops.expand_dims(x, -2) - low.astype(np.float32)) * slopes
     shares = ops.minimum(ops.maximum(shares, least), most)
-    n = x.shape[1]
-    bent = keras.layers.EinsumDense(
-        "bfn,nfe->ben", (BIN_FEATURES, n), kernel_initializer=uniform(BINS**-0.5), name="piecewise"
-    )(shares)
-    straight = keras.layers.EinsumDense(
-        "bn,ne->ben",
-        (BIN_FEATURES, n),
-        bias_axes="en",
-        kernel_initializer=uniform(1.0),
-        bias_initializer=uniform(1.0),
-        name="straight",
-    )(x)
+    bent = embed_each(shares, "f", "e", BIN_FEATURES, "piecewise", uniform(BINS**-0.5))
+    straight = embed_each(x, "", "e", BIN_FEATURES, "straight", uniform(1.0), uniform(1.0))
     return bent + straight
+
+
+def embed_each(x: Any, taken: str, given: str, count: int, name: str, kernel: Any, bias: Any = None) -> Any:
+    """Adds a dense layer for each number n, or for each of each member, "b(k)(f)n" -> "b(k)en"."""
+    k = "k" if len(x.shape) - len(taken) == 3 else ""
+    layer = keras.layers.EinsumDense(
+        f"b{k}{taken}n,n{k}{taken}{given}->b{k}{given}n",
+        (*x.shape[1 : 1 + len(k)], count, x.shape[-1]),
+        bias_axes=f"{k}{given}n" if bias is not None else None,
+        kernel_initializer=kernel,
+        bias_initializer=bias or "zeros",
+        name=name,
+    )
+    return layer(x)
 
 
 def find_scaling(quantiles: Sequence[float]) -> tuple[float, float]:
@@ -275,7 +295,10 @@ def uniform(width: float) -> Initializer:
 def weigh(x: Any, name: str) -> Any:
     """Multiplies each feature by a learned weight, which begins as 1 and learns `FAST` times as fast as others."""
     kernel = keras.initializers.Constant(1 / FAST)
-    return keras.layers.EinsumDense("bd,d->bd", x.shape[1:], kernel_initializer=kernel, name=name)(x * FAST)
+    letters = "bkd" if len(x.shape) == 3 else "bd"
+    return keras.layers.EinsumDense(
+        f"{letters},{letters[1:]}->{letters}", x.shape[1:], kernel_initializer=kernel, name=name
+    )(x * FAST)
 
 
 def add_layer(x: Any, equation: str, shape: tuple[int, int], name: str, bias: Any = "zeros", **options: Any) -> Any:

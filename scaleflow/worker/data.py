@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
 import sys
 from collections.abc import Mapping
@@ -17,7 +18,9 @@ from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.config.trust import check_origins
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
+    BY_SIZE,
     Batching,
+    EarlierState,
     Examples,
     Feed,
     LearnedChanges,
@@ -30,7 +33,7 @@ from scaleflow.interfaces import (
 )
 from scaleflow.interfaces.events import Emit, Note, StageBegan
 from scaleflow.worker.data_look import make_look
-from scaleflow.worker.earlier import find_changes, find_earlier, open_source
+from scaleflow.worker.earlier import DIGEST_KEYS, find_changes, find_earlier, open_source
 from scaleflow.worker.metadata import RunMetadata, describe_data_name
 from scaleflow.worker.runtime import Runtime, divide_evaluation, setup_runtime
 from scaleflow.worker.startup_timer import StartupTimer
@@ -38,9 +41,6 @@ from scaleflow.worker.startup_timer import StartupTimer
 if TYPE_CHECKING:
     from scaleflow.dataset import Splits
     from scaleflow.training import Feeds
-
-#: What identifies a split, of its description in the event `data`.
-DIGEST_KEYS = ("examples", "digest", "covers", "version")
 
 #: A global batch of up to this many examples may be mostly padding.
 SMALL_BATCH = 4096
@@ -78,18 +78,35 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: P
     source = open_source(plan, earlier)
     look = make_look(plan, source, earlier, resumed is not None, runtime.worker_sync, emit)
     options = plan.dataset, plan.seed, runtime.worker_sync, emit
-    splits = dataset.prepare_splits(source, *options, earlier=earlier, look=look, folds=find_folds(plan))
+    sizes = find_known_sizes(plan, earlier)
+    splits = dataset.prepare_splits(source, *options, earlier=earlier, look=look, folds=find_folds(plan, sizes))
     assert splits.learned is not None
-    sizes = {} if earlier is None else earlier.state.sizes
     return PreparedData(runtime, source, splits, find_changes(plan, splits.learned, emit), sizes)
 
 
-def find_folds(plan: Plan) -> int:
+def find_known_sizes(plan: Plan, earlier: EarlierState | None) -> Mapping[str, Any]:
+    """Returns the arguments `by_size` of the model whose weights are taken; empty if there is no record of it.
+
+    An argument that the record of an earlier version lacks had its default.
+    """
+    if earlier is None or not earlier.state.sizes:
+        return {}
+    parameters = inspect.signature(locate_target(plan.model.target)).parameters
+    wanted = [name for name, value in plan.model.target.arguments.items() if value == BY_SIZE and name in parameters]
+    return {**{name: parameters[name].default for name in wanted}, **earlier.state.sizes}
+
+
+def find_folds(plan: Plan, sizes: Mapping[str, Any]) -> int:
     """Returns into how many folds the model's members can divide the training split, as its function's `count_folds`
     says; 0 without one. A training step of the user's knows no folds.
+
+    `sizes` are known values of arguments that are `by_size`.
     """
-    count = getattr(locate_target(plan.model.target), "count_folds", None)
-    return 0 if count is None or plan.training.step is not None else count(plan.model.target.arguments)
+    target = plan.model.target
+    count = getattr(locate_target(target), "count_folds", None)
+    if count is None or plan.training.step is not None:
+        return 0
+    return count({k: sizes.get(k, value) if value == BY_SIZE else value for k, value in target.arguments.items()})  # type: ignore[no-any-return]
 
 
 def check_batch_size(options: Training, batching: Batching, examples: int) -> None:

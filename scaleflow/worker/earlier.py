@@ -13,9 +13,13 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState, LearnedChanges, LearnedState, Plan, Source, name_leaves
 from scaleflow.interfaces.events import Emit, Note
 from scaleflow.runs.learned_state import read_learned_state
+from scaleflow.runs.split_digest import ALL_VALUES, FILES, SplitDigests
 
 if TYPE_CHECKING:
     from scaleflow.training import WorkerSync
+
+#: What identifies a split, of its description in the event `data`.
+DIGEST_KEYS = ("examples", "digest", "covers", "version")
 
 
 def find_earlier(plan: Plan, resumed: Path | None, worker_sync: WorkerSync) -> EarlierState | None:
@@ -88,6 +92,35 @@ def find_changes(plan: Plan, learned: LearnedState, emit: Emit) -> LearnedChange
     if differences := changes.describe():
         emit(Note(f"{setting}: {differences}"))
     return changes
+
+
+def describe_seen_rows(plan: Plan, learned: LearnedState | None, splits: SplitDigests) -> str:
+    """Returns a note on splits with rows that the run whose weights are taken may have seen; "" without such a split.
+
+    Nothing is said of a split that this run evaluates as that one did, and of data that is read in another way.
+
+    Args:
+        plan: of the new run.
+        learned: by the new run.
+        splits: the digests of its data.
+    """
+    before = read_initial_state(plan)
+    if before is None or learned is None or before.source != learned.source:
+        return ""
+
+
+    def is_same(name: str, other: str) -> bool:
+        now, known = splits[name], before.splits.get(other, {})
+        return now["covers"] in (ALL_VALUES, FILES) and all(known.get(key) == now[key] for key in DIGEST_KEYS)
+
+    evaluated = [name for name in ("validation", "test") if name in splits]
+    doubtful = [name for name in evaluated if is_same(name, "train") or not is_same(name, name)]
+    if not doubtful:
+        return ""
+    return (
+        f"model.init_from={get_origin(plan)}: if its run was trained on rows of the split {' or '.join(doubtful)}, the "
+        "figures of that are too good"
+    )
 
 
 def has_meaning(learned: LearnedState) -> bool:

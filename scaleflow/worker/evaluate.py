@@ -75,7 +75,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     with hint_at_counting(spec):
         plan, source, is_whole = open_data(plan, spec, earlier)
         options = plan.dataset, plan.seed, runtime.worker_sync, emit
-        splits = dataset.prepare_splits(source, *options, preprocesses=False, folds=find_folds(plan))
+        splits = dataset.prepare_splits(source, *options, preprocesses=False, folds=find_folds(plan, {} if earlier is None else earlier.state.sizes))
     split, examples = (ALL, splits.train) if is_whole else choose_split(splits.by_name(), spec.split)
     data = describe_data(plan, source.outputs, splits)
     described = data.splits["train" if is_whole else split]

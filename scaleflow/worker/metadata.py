@@ -14,6 +14,7 @@ from scaleflow.interfaces.events import ArtifactWritten, ConfusionWritten, Datas
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import RunFolder
 from scaleflow.worker.data_changes import digest_splits
+from scaleflow.worker.earlier import describe_seen_rows
 
 if TYPE_CHECKING:
     import keras
@@ -57,7 +58,9 @@ def collect_metadata(
     else:
         targets, weights = ({name: each[i] for name, each in known.items()} for i in range(2))
         baseline = training.baselines(outputs, targets, plan.objective, weights, objective.replaced)
-    return RunMetadata(describe_data(plan, outputs, splits), summarize_model(model), baseline, notes)
+    data = describe_data(plan, outputs, splits)
+    notes += filter(None, [describe_seen_rows(plan, splits.learned, data.splits)])
+    return RunMetadata(data, summarize_model(model), baseline, notes)
 
 
 def describe_data(plan: Plan, outputs: OutputStructure, splits: Splits) -> DatasetDescribed:

@@ -40,6 +40,12 @@ def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapp
     options = training.choose_length_by_size(plan.training, examples, parts)
     arguments = fill_arguments(plan, data)
     target = replace(plan.model.target, arguments={**plan.model.target.arguments, **arguments})
+    if data.splits.folds and target.arguments.get("shared", True):
+        begun = f"resume={plan.resume}: an earlier version began this run" if plan.resume else "model.shared: is missing"
+        raise ConfigError(
+            f"{begun}, so that the members share embeddings, and their validation of each other is not honest; "
+            + ("start a new run" if plan.resume else "add shared: by_size to the model's config")
+        )
     found: dict[str, Any] = {f"model.{key}": json.dumps(value) for key, value in arguments.items()}
     if plan.training.epochs == BY_SIZE:
         found["training.epochs"] = options.epochs
@@ -86,7 +92,7 @@ def fill_arguments(plan: Plan, data: PreparedData) -> dict[str, Any]:
 def choose_model_sizes(plan: Plan, data: PreparedData) -> dict[str, Any]:
     """Returns what the model's function knows of arguments that can be `by_size`; empty if there are none."""
     choose = getattr(locate_target(plan.model.target), "choose_sizes", None)
-    return {} if choose is None else dict(choose(data.splits.inputs, len(data.splits.train)))
+    return {} if choose is None else dict(choose(data.splits.inputs, len(data.splits.train), data.splits.folds))
 
 
 def list_model_sizes(plan: Plan, data: PreparedData) -> dict[str, Any]:

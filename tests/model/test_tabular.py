@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,37 @@ def test_members_predict_apart_and_their_average_is_the_prediction(
     assert found["no members"] is None
 
 
+def count_users(numbers: str) -> dict[str, int]:
+    """Returns the most members whose prediction depends on a number of a weight, by the weight."""
+    import keras
+    import tensorflow as tf
+
+    from scaleflow.model.tabular import build
+
+    columns = {**COLUMNS, "text": Inputs((7,), "int32", vocabulary=30)}
+    net = build(columns, Outputs("binary", (1,)), units=[8, 8], members=4, numbers=numbers, shared=False)
+    random = np.random.default_rng(0)
+    for each in net.weights:  # embeddings begin as 0, and have no gradient until the layers after them differ from that
+        each.assign(each + random.normal(size=each.shape) / 10)
+    batch = {**rows(40), "text": random.integers(0, 30, (40, 7)).astype("i")}
+    exposed = keras.Model(net.input, net.get_layer("members").output)
+    users = {each.path: np.zeros(each.shape, int) for each in net.trainable_variables}
+    for member in range(4):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(exposed(batch)[:, member])
+        slopes = tape.gradient(total, [each.value for each in net.trainable_variables])
+        for each, slope in zip(users.values(), slopes, strict=True):
+            each += 0 if slope is None else np.asarray(tf.convert_to_tensor(slope)) != 0
+    return {path: int(each.max()) for path, each in users.items()}
+
+
+@pytest.mark.parametrize("numbers", ["both", pytest.param("periodic", marks=pytest.mark.slow)])
+def test_members_that_validate_each_other_share_no_weight(isolated: Callable[..., Any], numbers: str) -> None:
+    users = isolated(count_users, numbers)
+    assert len(users) > 10
+    assert set(users.values()) == {1}, users
+
+
 def average_each() -> Any:
     from scaleflow.model.members import average_members
 
@@ -123,10 +154,13 @@ def test_sizes_follow_from_rows_and_columns_and_folds_from_members() -> None:
 
     few, many = ({str(n): Inputs(()) for n in range(count)} for count in (3, 300))
     embeddings = dict.fromkeys("012", 0)
-    assert build.choose_sizes(few, 500) == {"units": [64] * 3, "members": 8, "embeddings": embeddings}
+    found = {"units": [64] * 3, "members": 8, "embeddings": embeddings, "shared": True}
+    assert build.choose_sizes(few, 500) == found
+    assert build.choose_sizes(few, 500, folds=8) == {**found, "shared": False}
     assert build.choose_sizes(few, 50_000)["units"] == [128] * 3
     assert build.choose_sizes(many, 500)["members"] == 4
     assert [build.count_folds({"members": count}) for count in (1, 3, 20, "by_size")] == [0, 3, 8, 8]
+    assert build.count_folds({"members": 8, "shared": True}) == 0
 
 
 @pytest.mark.parametrize(
@@ -189,9 +223,72 @@ def test_a_run_of_a_table_validates_out_of_fold_and_ends_with_baselines(tmp_path
     assert "table-tabular" in said
 
 
+COIN_COLUMNS = ("number", "town", "text", "day")
+
+#: What a coin gives, by the kind of target.
+COINS: dict[str, Callable[[np.random.Generator, int], Any]] = {
+    "binary": lambda random, count: np.array(["no", "yes"])[random.integers(0, 2, count)],
+    "classification": lambda random, count: np.array(list("abcd"))[random.integers(0, 4, count)],
+    "regression": lambda random, count: random.normal(size=count).round(4),
+}
+
+
+def write_coins(folder: Path, count: int, kind: str = "binary", columns: Sequence[str] = COIN_COLUMNS) -> None:
+    """Writes a table with columns of each kind, none of which says anything of the target."""
+    random = np.random.default_rng(5)
+    texts = [" ".join(f"w{word}" for word in row) for row in random.integers(0, count // 5, (count, 6))]
+    days = (np.datetime64("2020-01-01") + random.integers(0, 2000, count)).astype(str)
+    towns = [f"t{town}" for town in random.integers(0, count // 8, count)]
+    values = {"number": random.normal(size=count).round(4), "town": towns, "text": texts, "day": days}
+    named = {**{name: values[name] for name in columns}, "y": COINS[kind](random, count)}
+    lines = [",".join(map(str, row)) for row in zip(*named.values(), strict=True)]
+    (folder / "noise.csv").write_text("\n".join([",".join(named), *lines, ""]))
+
+
+def check_chance(values: dict[str, float], kind: str, count: int) -> None:
+    """Checks that a validation is at chance, within four standard errors, or worse in its loss."""
+    if kind == "regression":
+        assert values["val/r2"] < 4 * (2 / count) ** 0.5
+        return
+    share = {"binary": 0.5, "classification": 0.25}[kind]
+    assert abs(values["val/accuracy"] - share) < 4 * (share * (1 - share) / count) ** 0.5
+    assert values["val/loss"] > -np.log(share) * 0.97
+
+
+def test_a_coin_cannot_be_validated(tmp_path: Path) -> None:
+    write_coins(tmp_path, 600)
+    words = ("training.epochs=25", "evaluation=none", "hydra.run.dir=run", "optimizer.schedule=constant")
+    done = Command(tmp_path)(*WORDS, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "each member leaves out one of 8 parts" in done.stdout + done.stderr
+    values = read_values(tmp_path / "run")
+    assert values["train/accuracy"] > 0.9, "it is learned by heart"
+    check_chance(values, "binary", 480)
+
+
+@pytest.mark.slow  # the test above has all columns
+@pytest.mark.parametrize(
+    ("kind", "columns", "words"),
+    [
+        *((kind, columns, ()) for kind in COINS for columns in (COIN_COLUMNS, ("town",), ("text",), ("number", "day"))),
+        *(("binary", COIN_COLUMNS, (f"model.numbers={form}",)) for form in ("periodic", "piecewise", "plain")),
+        ("binary", COIN_COLUMNS, ("dataset.embed=true",)),
+        ("binary", COIN_COLUMNS, ("model.members=3",)),
+        ("binary", COIN_COLUMNS, ("model.members=16", "training.clip_norm=0.1")),
+    ],
+)
+def test_a_coin_cannot_be_validated_by_any_column(
+    tmp_path: Path, kind: str, columns: Sequence[str], words: Sequence[str]
+) -> None:
+    write_coins(tmp_path, 1500, kind, columns)
+    done = Command(tmp_path)(*WORDS, f"dataset.kind={kind}", "evaluation=none", "hydra.run.dir=run", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_chance(read_values(tmp_path / "run"), kind, 1200)
+
+
 @pytest.mark.slow  # checkpoint/test_resume.py resumes a model without members
 def test_a_resumed_run_takes_the_same_sizes_and_gets_the_same_numbers(tmp_path: Path) -> None:
-    write_noise(tmp_path)
+    write_coins(tmp_path, 200)
     command = Command(tmp_path)
     fast = ("training.epochs=6", "optimizer.schedule=constant", "training.steps_per_loop=5", "evaluation=none")
     for words in (
@@ -203,7 +300,7 @@ def test_a_resumed_run_takes_the_same_sizes_and_gets_the_same_numbers(tmp_path: 
         assert done.returncode == 0, done.stdout + done.stderr
     whole, part = (read_values(tmp_path / name) for name in ("whole", "part"))
     names = [name for name in whole if name.startswith(("train/", "val/", "test/"))]
-    assert "test/rmse" in names
+    assert "test/accuracy" in names
     assert {name: part[name] for name in names} == {name: whole[name] for name in names}
 
 

@@ -37,7 +37,7 @@ def choose_validation(
     if options.validation not in (AUTO, OUT_OF_FOLD):
         return options.validation, 0
     obstacles = {
-        "the model has no members that leave out a fold each; use model=tabular": not folds,
+        "the model has no members without common weights; use model=tabular with model.shared=by_size": not folds,
         "the dataset has a single input": not isinstance(inputs, Mapping),
         "dataset.augment mixes examples of several folds": options.augment is not None,
         f"dataset.cache={options.cache} keeps no examples in memory": options.cache in ("none", "file"),
