@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from scaleflow.comparison.loading import MEASURED, ComparedRun
+from scaleflow.runs.state import BASELINE
 
 #: Values count as equal if they differ by no more than this, relative to the larger one (at least 1).
 TOLERANCE = 1e-6
@@ -37,7 +38,8 @@ def judge_runs(first: ComparedRun, second: ComparedRun) -> Reproduction:
     """Compares the points that both runs have.
 
     Training reports metrics in the middle of an epoch at steps that depend on the speed. Where one run has a metric
-    and the other has none of it, they differ. So do finished runs of different lengths.
+    and the other has none of it, they differ, except of a baseline: the constant one is left out if the targets cannot
+    be read in time, and the fitted ones if the run is told to stop. Finished runs of different lengths differ.
     """
     curves = [{key: dict(each.points[key]) for key in each.points if not key.startswith(MEASURED)} for each in
               (first, second)]  # fmt: skip
@@ -48,6 +50,8 @@ def judge_runs(first: ComparedRun, second: ComparedRun) -> Reproduction:
     for name in sorted({*curves[0], *curves[1]}):
         before, now = (curve.get(name, {}) for curve in curves)
         if not before or not now:
+            if name.startswith(BASELINE):
+                continue
             step, _ = next(iter((before or now).items()))
             different.append((step, f"{name} is only in the {'first' if before else 'second'} run"))
         for step in before.keys() & now.keys():

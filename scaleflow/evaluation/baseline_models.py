@@ -16,6 +16,9 @@ from scaleflow.interfaces import BOOSTING, LINEAR
 
 Array = np.ndarray[Any, Any]
 
+#: Of the logistic regression. Most need less than 100, because numbers are standardised.
+MOST_ITERATIONS = 300
+
 
 @dataclass(frozen=True)
 class BaselineData:
@@ -27,6 +30,7 @@ class BaselineData:
         test_features, test_targets: the same of the test split, or without one of the validation split.
         classes: the number of classes; 0 for values.
         unit: what values are divided by in the loss.
+        is_sample: whether the training split has more rows.
     """
 
     features: Array
@@ -35,6 +39,7 @@ class BaselineData:
     test_targets: Array
     classes: int
     unit: float = 1.0
+    is_sample: bool = False
 
     def save(self, path: Path) -> None:
         """Writes the data into a file. A reader never sees a part of it. Raises OSError if it cannot be written."""
@@ -48,28 +53,33 @@ class BaselineData:
         """Reads what `save` wrote."""
         with np.load(path) as arrays:
             values = dict(arrays)
-        return cls(**{**values, "classes": int(values["classes"]), "unit": float(values["unit"])})
+        return cls(**{name: each if each.ndim else each.item() for name, each in values.items()})
 
 
 def fit_baselines(data: BaselineData) -> dict[str, float]:
     """Fits the models on one processor core, and returns their metrics on the test rows, `boosting/rmse`.
 
-    The loss is the one of the kind of target; a class that no training row has makes it infinite, and leaves it out.
+    Of a sample it also returns the number of its `rows`. The loss is the one of the kind of target; a class that no
+    training row has makes it infinite, and leaves it out.
     """
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):
         found = [(name, score_baseline(model, data)) for name, model in make_models(data.classes > 0).items()]
-    return {f"{name}/{key}": value for name, each in found for key, value in each.items() if np.isfinite(value)}
+    values = {f"{name}/{key}": value for name, each in found for key, value in each.items() if np.isfinite(value)}
+    return {**values, "rows": len(data.targets)} if data.is_sample else values
 
 
 def make_models(are_classes: bool) -> dict[str, Any]:
-    """Makes the models, with scikit-learn's defaults."""
+    """Makes the models, with scikit-learn's defaults, but more iterations of the linear model."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from sklearn.linear_model import LogisticRegression, Ridge
 
     if are_classes:
-        return {LINEAR: LogisticRegression(max_iter=1000), BOOSTING: HistGradientBoostingClassifier(random_state=0)}
+        return {
+            LINEAR: LogisticRegression(max_iter=MOST_ITERATIONS),
+            BOOSTING: HistGradientBoostingClassifier(random_state=0),
+        }
     return {LINEAR: Ridge(), BOOSTING: HistGradientBoostingRegressor(random_state=0)}
 
 

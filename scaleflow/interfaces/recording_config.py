@@ -70,6 +70,7 @@ class EvaluationOptions:
     importance: int = field(default=5000, metadata={"at_least": 0, "at_most": 1_000_000})
     seconds: float = field(default=5.0, metadata={"above": 0.0})
     miss_cost: float = field(default=1.0, metadata={"above": 0.0})
+    baselines: int = field(default=1_000_000, metadata={"at_least": 0, "at_most": 1_000_000})
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,10 @@ def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
         reference, metric = baseline.get(name), name.rpartition("/")[2]
         why = f": {PREDICTIONS[metric]}" if metric in PREDICTIONS else ""
         parts = [] if reference is None else [f"baseline {format_number(reference)}{why}"]
-        parts += [f"{model} {format_number(each)}" for model, each in known.find_fitted_baselines(name).items()]
+        fitted = [f"{model} {format_number(each)}" for model, each in known.find_fitted_baselines(name).items()]
+        if fitted and known.fitted_rows:
+            fitted[-1] += f", both of {known.fitted_rows:,} training rows"
+        parts += fitted
         rows.append((name.replace("/", " "), format_with_interval(state.metrics, name, "; ".join(parts))))
     return rows
 

@@ -1,9 +1,9 @@
 """A thin ensemble of dense networks for tables, after RealMLP and TabM.
 
 RealMLP: Holzmueller et al. 2024, "Better by default". TabM: Gorishniy et al. 2025. Embeddings of numbers: Gorishniy et
-al. 2022. Small networks take most of their time in steps, not in products, so that sharing layers would save little. The
-members share nothing that trains if each leaves out a fold: what one learned from a row would reach the member that is
-validated on it. Without folds they share what embeds categories and numbers, which saves memory.
+al. 2022. Small networks take most of their time in steps, not in products, so that sharing layers would save little.
+If each member leaves out a fold, they share nothing that trains: what one learned from a row would reach the member
+that is validated on it. Without folds they share what embeds categories and numbers, which saves memory.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def choose_embedding(spec: Inputs) -> int:
 
 
 def count_folds(arguments: Mapping[str, Any]) -> int:
-    """Returns how many folds the members can leave out, one each; 0 if there is one member, or if members share weights.
+    """Returns how many folds the members can leave out, one each; 0 if there is one member, or if they share weights.
 
     Runs of earlier versions have no argument `shared`. They had folds all the same.
     """

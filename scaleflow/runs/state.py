@@ -39,6 +39,9 @@ INTERVAL = ("_low", "_high")
 #: Prefix of the metrics of a constant prediction.
 BASELINE = "baseline/"
 
+#: The number of rows that baselines were fitted to, if they did not get all.
+FITTED_ROWS = "baseline/rows"
+
 
 @dataclass
 class RunState:
@@ -159,7 +162,7 @@ class RunState:
         has_validation = any(name.startswith((of_test, "val/")) for name in self.metrics)
         values = {}
         for name, value in self.metrics.items():
-            if name.startswith(BASELINE):
+            if name.startswith(BASELINE) and name != FITTED_ROWS:
                 prefix = "test/" if name.startswith(of_test) or not has_validation else "val/"
                 values[prefix + name.removeprefix(BASELINE).removeprefix("test/")] = value
         return values
@@ -173,6 +176,11 @@ class RunState:
         values = {model: self.metrics.get(f"{BASELINE}{model}/{metric}") for model in FITTED}
         is_result = next(iter(self.results), "").startswith(f"{split}/")
         return {model: value for model, value in values.items() if value is not None and is_result}
+
+    @property
+    def fitted_rows(self) -> int:
+        """How many training rows the fitted models got; 0: all of them."""
+        return int(self.metrics.get(FITTED_ROWS, 0))
 
     @property
     def results(self) -> dict[str, float]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.interfaces import Arrays, Inputs, Outputs, name_leaves
-from scaleflow.interfaces.events import Emit, MetricsLogged, Note
+from scaleflow.interfaces import Arrays, Inputs, Outputs, Stream, name_leaves
+from scaleflow.interfaces.events import Emit, MetricsLogged, Note, StageBegan
 from scaleflow.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -18,18 +18,19 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: The most rows of a split, and the most values of all its features.
-MOST_ROWS, MOST_VALUES = 10_000, 10_000_000
+#: The most values of all features, times the classes if there are several: boosting grows a tree for each. This bounds
+#: the time, and no clock does: what a run records must not depend on the machine.
+MOST_VALUES = 50_000_000
 
-#: Seconds for which the end of a run waits until the launcher has fitted the baselines.
-BASELINE_SECONDS = 20.0
+#: The most rows that are read for them alone, because the split is read while training.
+MOST_STREAMED = 100_000
 
 #: Fewer training rows say nothing, and with more classes boosting takes minutes.
 FEWEST_ROWS, MOST_CLASSES = 20, 50
 
 
-def write_baseline_data(splits: Splits, outputs: Any, files: RunFolder) -> None:
-    """Writes the rows of a table, or a sample of many, for the baselines. Other data has none."""
+def write_baseline_data(splits: Splits, outputs: Any, most: int, files: RunFolder) -> None:
+    """Writes the rows of a table, or a sample of more than `most`, for the baselines. Other data has none."""
     test = splits.test or (None if splits.folds else splits.validation)
     if test is None or not is_table(splits.inputs) or not isinstance(outputs, Outputs) or outputs.ignore is not None:
         return
@@ -41,8 +42,9 @@ def write_baseline_data(splits: Splits, outputs: Any, files: RunFolder) -> None:
     classes = {"classification": outputs.shape[-1], "binary": 2}.get(outputs.kind, 0)
     if classes > MOST_CLASSES or len(splits.train) < FEWEST_ROWS:
         return
-    widths = count_columns(splits.inputs)
-    if (count := min(MOST_ROWS, MOST_VALUES // max(widths, 1))) < FEWEST_ROWS:
+    trees = classes if classes > 2 else 1
+    most = min(most, MOST_STREAMED) if isinstance(splits.train, Stream) else most
+    if (count := min(most, MOST_VALUES // max(count_columns(splits.inputs) * trees, 1))) < FEWEST_ROWS:
         return
     rows, test_rows = (dataset.sample_rows(each, count, splits.transforms) for each in (splits.train, test))
     if rows is None or test_rows is None:
@@ -50,7 +52,8 @@ def write_baseline_data(splits: Splits, outputs: Any, files: RunFolder) -> None:
     (features, targets), tested = (to_matrix(each, splits.inputs, classes) for each in (rows, test_rows))
     unit = 1.0 if outputs.scaling is None else outputs.scaling[1]
     try:
-        BaselineData(features, targets, *tested, classes, unit).save(files.baseline_data)
+        data = BaselineData(features, targets, *tested, classes, unit, is_sample=len(targets) < len(splits.train))
+        data.save(files.baseline_data)
     except OSError:  # a full disk, which the run itself will meet
         files.baseline_data.unlink(missing_ok=True)
 
@@ -81,14 +84,15 @@ def to_matrix(rows: Arrays, inputs: Any, classes: int) -> tuple[Array, Array]:
     return np.concatenate(features, axis=1), targets.astype(np.int64) if classes else targets
 
 
-def report_baselines(files: RunFolder, emit: Emit) -> None:
-    """Reports the metrics of the baselines, for which the end of a run waits a little: they do not depend on time."""
-    deadline = time.monotonic() + BASELINE_SECONDS
-    while files.baseline_data.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+def report_baselines(files: RunFolder, emit: Emit, should_stop: Callable[[], bool]) -> None:
+    """Reports the metrics of the baselines, for which the end of a run waits, unless it is told to stop."""
     if files.baseline_data.exists():
-        emit(Note(f"boosting and the linear model, to compare with, were not fitted within {BASELINE_SECONDS:g} s"))
-        return
+        emit(StageBegan("fitting boosting and a linear model, to compare with"))
+    while files.baseline_data.exists():
+        if should_stop():
+            emit(Note("boosting and the linear model, to compare with, were not fitted, because the run was stopped"))
+            return
+        time.sleep(0.02)
     try:
         values = json.loads(files.baselines.read_text(encoding="utf-8"))
     except (OSError, ValueError):

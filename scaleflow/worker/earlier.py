@@ -108,7 +108,6 @@ def describe_seen_rows(plan: Plan, learned: LearnedState | None, splits: SplitDi
     if before is None or learned is None or before.source != learned.source:
         return ""
 
-
     def is_same(name: str, other: str) -> bool:
         now, known = splits[name], before.splits.get(other, {})
         return now["covers"] in (ALL_VALUES, FILES) and all(known.get(key) == now[key] for key in DIGEST_KEYS)

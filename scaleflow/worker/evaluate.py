@@ -75,7 +75,8 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     with hint_at_counting(spec):
         plan, source, is_whole = open_data(plan, spec, earlier)
         options = plan.dataset, plan.seed, runtime.worker_sync, emit
-        splits = dataset.prepare_splits(source, *options, preprocesses=False, folds=find_folds(plan, {} if earlier is None else earlier.state.sizes))
+        folds = find_folds(plan, {} if earlier is None else earlier.state.sizes)
+        splits = dataset.prepare_splits(source, *options, preprocesses=False, folds=folds)
     split, examples = (ALL, splits.train) if is_whole else choose_split(splits.by_name(), spec.split)
     data = describe_data(plan, source.outputs, splits)
     described = data.splits["train" if is_whole else split]

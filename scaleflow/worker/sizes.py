@@ -41,10 +41,11 @@ def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapp
     arguments = fill_arguments(plan, data)
     target = replace(plan.model.target, arguments={**plan.model.target.arguments, **arguments})
     if data.splits.folds and target.arguments.get("shared", True):
-        begun = f"resume={plan.resume}: an earlier version began this run" if plan.resume else "model.shared: is missing"
+        cause, advice = "model.shared: is missing", "add shared: by_size to the model's config"
+        if plan.resume is not None:
+            cause, advice = f"resume={plan.resume}: an earlier version began this run", "start a new run"
         raise ConfigError(
-            f"{begun}, so that the members share embeddings, and their validation of each other is not honest; "
-            + ("start a new run" if plan.resume else "add shared: by_size to the model's config")
+            f"{cause}, so that the members share embeddings, and their validation of each other is not honest; {advice}"
         )
     found: dict[str, Any] = {f"model.{key}": json.dumps(value) for key, value in arguments.items()}
     if plan.training.epochs == BY_SIZE:

@@ -38,6 +38,7 @@ FIRST: Points = {"train/loss": [(1, 2.0), (8, 1.0), (16, 0.5)], "val/loss": [(16
         (FIRST, "w", "equal bits"),
         ({**FIRST, "perf/step_ms": [(16, 4.0)], "system/cpu": [(1, 1.0)]}, "w", "equal bits"),
         ({**FIRST, "train/loss": [(1, 2.0), (9, 7.0), (16, 0.5)]}, "w", "equal bits"),  # another speed
+        ({**FIRST, "baseline/accuracy": [(0, 0.5)]}, "w", "equal bits"),
         (FIRST, "", "equal bits"),
         (FIRST, "other", "equal to 1e-6"),
         ({**FIRST, "val/loss": [(16, 0.25 + 5e-7)]}, "w", "equal to 1e-6"),

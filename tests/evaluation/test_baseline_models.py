@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +16,10 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss
 
 from scaleflow.evaluation.baseline_models import BaselineData, fit_baselines
+from scaleflow.interfaces.events import Event, MetricsLogged, Note
 from scaleflow.launcher.baselines import fit_and_write
 from scaleflow.runs import RunFolder
+from scaleflow.worker.baseline_data import report_baselines
 
 
 def draw(classes: int) -> BaselineData:
@@ -41,6 +47,8 @@ def test_a_class_that_no_training_row_has_leaves_out_the_loss() -> None:
     model = LogisticRegression(max_iter=1000).fit(data.features, data.targets)
     assert found["linear/loss"] == pytest.approx(log_loss(data.test_targets, model.predict_proba(data.test_features)))
     assert found["linear/accuracy"] == pytest.approx(model.score(data.test_features, data.test_targets))
+    assert "rows" not in found
+    assert fit_baselines(replace(data, is_sample=True)) == {**found, "rows": 200}
     data.test_targets[0] = 3
     unknown = fit_baselines(BaselineData(**{**vars(data), "classes": 4}))
     assert "linear/loss" not in unknown
@@ -58,3 +66,44 @@ def test_the_launcher_fits_them_and_deletes_the_rows(tmp_path: Path) -> None:
     fit_and_write(files)
     assert not files.baselines.exists(), "a failure leaves the run without baselines"
     assert not files.baseline_data.exists()
+
+
+def test_the_end_of_a_run_waits_for_them_however_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, hours, events = RunFolder(tmp_path), iter(range(0, 10**9, 3600)), list[Event]()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(hours)))
+    draw(0).save(files.baseline_data)
+    timer = threading.Timer(0.2, fit_and_write, (files,))
+    timer.start()
+    report_baselines(files, events.append, lambda: False)
+    timer.join()
+    (logged,) = (event for event in events if isinstance(event, MetricsLogged))
+    assert "baseline/boosting/rmse" in logged.values
+    draw(0).save(files.baseline_data)
+    report_baselines(files, events.append, lambda: True)
+    assert isinstance(events[-1], Note), "a run that is told to stop does not wait"
+
+
+def write_rows(folder: str, count: int, most: int, classes: int) -> Any:
+    from scaleflow.dataset.pipeline.splits import Splits
+    from scaleflow.interfaces import Arrays, Inputs, Outputs
+    from scaleflow.worker.baseline_data import write_baseline_data
+
+    columns = {"a": Inputs((1,)), "b": Inputs((), "int32", vocabulary=1000)}
+    rows = {"a": np.arange(count, dtype="f")[:, None], "b": np.zeros(count, "i")}
+    outputs = Outputs("classification", (classes,)) if classes else Outputs("regression", (1,))
+    targets = np.zeros(count, "i") if classes else np.zeros((count, 1), "f")
+    examples = Arrays(rows, targets)
+    files = RunFolder(Path(folder))
+    write_baseline_data(Splits(examples, None, examples, columns, outputs, None), outputs, most, files)
+    data = BaselineData.load(files.baseline_data) if files.baseline_data.exists() else None
+    return data and (len(data.targets), len(data.test_targets), data.is_sample, data.classes)
+
+
+def test_they_get_the_rows_of_the_model(tmp_path: Path, isolated: Any) -> None:
+    folder = str(tmp_path)
+    assert isolated(write_rows, folder, 12_000, 10**6, 0) == (12_000, 12_000, False, 0)
+    assert isolated(write_rows, folder, 12_000, 5_000, 3) == (5_000, 5_000, True, 3)
+    widest = 50_000_000 // 1001 // 10
+    assert isolated(write_rows, folder, 12_000, 10**6, 10) == (widest, widest, True, 10), "values bound the work"
+    (tmp_path / "baseline_data.npz").unlink()
+    assert isolated(write_rows, folder, 12_000, 0, 0) is None

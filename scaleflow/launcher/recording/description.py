@@ -29,9 +29,7 @@ MOST_METRICS, MOST_NAMED = 20, 3
 SPACE = "&emsp;"
 
 BASELINE_NOTE = "The baseline is the best constant prediction: the most frequent class, or the mean."
-FITTED_NOTE = (
-    "Boosting is scikit-learn's HistGradientBoosting, linear its logistic or ridge regression, fitted to the same rows."
-)
+FITTED_NOTE = "Boosting is scikit-learn's HistGradientBoosting, linear its logistic or ridge regression, fitted to"
 
 LEFT_OUT = "*The rest is omitted: MLflow accepts at most 8,000 characters.*"
 
@@ -136,7 +134,8 @@ def format_results(state: RunState) -> str:
     for name, value in values.items():
         rows.append([name, format_number(value), *(format_optional(column.get(name)) for column in known.values())])
     note = BASELINE_NOTE if "baseline" in known else ""
-    note += f" {FITTED_NOTE}" if {*FITTED} & {*known} else ""
+    rows_text = f"{state.fitted_rows:,} of these rows" if state.fitted_rows else "the same rows"
+    note += f" {FITTED_NOTE} {rows_text}." if {*FITTED} & {*known} else ""
     more = f"and {len(values) - MOST_METRICS} more metrics" if len(values) > MOST_METRICS else ""
     return "\n\n".join(filter(None, [format_table(pad_cells(rows[: MOST_METRICS + 1])), more, note]))
 
