@@ -56,11 +56,11 @@ def test_folds_that_cannot_be_are_refused_in_words(changes: dict[str, Any], inpu
 
 def test_folds_are_equal_in_size_and_in_their_targets() -> None:
     targets = np.random.default_rng(0).uniform(size=(83, 1)).astype("f")
-    numbered = number_folds(Arrays({"a": np.zeros((83, 1))}, targets), 8, seed=3)
+    numbered = number_folds(Arrays({"a": np.zeros((83, 1))}, targets), 8)
     folds = numbered.inputs[FOLD]
     assert sorted(np.bincount(folds)) == [10] * 5 + [11] * 3
     means = [targets[folds == fold].mean() for fold in range(8)]
     assert np.std(means) < 0.5 * targets.std() / np.sqrt(10), "much less than in folds drawn at random"
-    again = number_folds(Arrays({"a": np.zeros((83, 1))}, targets), 8, seed=3).inputs[FOLD]
+    again = number_folds(Arrays({"a": np.zeros((83, 1))}, targets), 8).inputs[FOLD]
     assert (folds == again).all()
-    assert (number_folds(Arrays({"a": np.zeros((4, 1))}, targets[:4]), 0, seed=3).inputs[FOLD] == -1).all()
+    assert (number_folds(Arrays({"a": np.zeros((4, 1))}, targets[:4]), 0).inputs[FOLD] == -1).all()

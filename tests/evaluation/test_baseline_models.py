@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,13 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss
 
+from scaleflow import dataset
 from scaleflow.evaluation.baseline_models import BaselineData, fit_baselines
+from scaleflow.interfaces import Arrays, Inputs, Outputs
 from scaleflow.interfaces.events import Event, MetricsLogged, Note
 from scaleflow.launcher.baselines import fit_and_write
 from scaleflow.runs import RunFolder
-from scaleflow.worker.baseline_data import report_baselines
+from scaleflow.worker.baseline_data import report_baselines, write_baseline_data
 
 
 def draw(classes: int) -> BaselineData:
@@ -83,27 +86,22 @@ def test_the_end_of_a_run_waits_for_them_however_long_it_takes(tmp_path: Path, m
     assert isinstance(events[-1], Note), "a run that is told to stop does not wait"
 
 
-def write_rows(folder: str, count: int, most: int, classes: int) -> Any:
-    from scaleflow.dataset.pipeline.splits import Splits
-    from scaleflow.interfaces import Arrays, Inputs, Outputs
-    from scaleflow.worker.baseline_data import write_baseline_data
+def test_they_get_the_rows_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = RunFolder(tmp_path)
+    monkeypatch.setattr(dataset, "sample_rows", lambda each, count, _: each.map(lambda x: x[:count]), raising=False)
 
-    columns = {"a": Inputs((1,)), "b": Inputs((), "int32", vocabulary=1000)}
-    rows = {"a": np.arange(count, dtype="f")[:, None], "b": np.zeros(count, "i")}
-    outputs = Outputs("classification", (classes,)) if classes else Outputs("regression", (1,))
-    targets = np.zeros(count, "i") if classes else np.zeros((count, 1), "f")
-    examples = Arrays(rows, targets)
-    files = RunFolder(Path(folder))
-    write_baseline_data(Splits(examples, None, examples, columns, outputs, None), outputs, most, files)
-    data = BaselineData.load(files.baseline_data) if files.baseline_data.exists() else None
-    return data and (len(data.targets), len(data.test_targets), data.is_sample, data.classes)
+    def write(count: int, words: int, most: int, classes: int) -> Any:
+        rows = {"a": np.arange(count, dtype="f")[:, None], "b": np.zeros(count, "i")}
+        inputs = {"a": Inputs((1,)), "b": Inputs((), "int32", vocabulary=words)}
+        outputs = Outputs("classification", (classes,)) if classes else Outputs("regression", (1,))
+        train = Arrays(rows, np.zeros(count, "i") if classes else np.zeros((count, 1), "f"))
+        splits: Any = SimpleNamespace(train=train, test=train, inputs=inputs, transforms={})
+        files.baseline_data.unlink(missing_ok=True)
+        write_baseline_data(splits, outputs, most, files)
+        data = BaselineData.load(files.baseline_data) if files.baseline_data.exists() else None
+        return data and (len(data.targets), len(data.test_targets), data.is_sample, data.classes)
 
-
-def test_they_get_the_rows_of_the_model(tmp_path: Path, isolated: Any) -> None:
-    folder = str(tmp_path)
-    assert isolated(write_rows, folder, 12_000, 10**6, 0) == (12_000, 12_000, False, 0)
-    assert isolated(write_rows, folder, 12_000, 5_000, 3) == (5_000, 5_000, True, 3)
-    widest = 50_000_000 // 1001 // 10
-    assert isolated(write_rows, folder, 12_000, 10**6, 10) == (widest, widest, True, 10), "values bound the work"
-    (tmp_path / "baseline_data.npz").unlink()
-    assert isolated(write_rows, folder, 12_000, 0, 0) is None
+    assert write(12_000, 3, 10**6, 0) == (12_000, 12_000, False, 0)
+    assert write(900, 3, 500, 3) == (500, 500, True, 3)
+    assert write(1100, 5000, 10**6, 10) == (999, 999, True, 10), "50 million values, for each of ten classes"
+    assert write(900, 3, 0, 0) is None

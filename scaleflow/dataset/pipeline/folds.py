@@ -51,15 +51,17 @@ def choose_validation(
     return HELD_OUT, 0
 
 
-def number_folds(examples: Examples, folds: int, seed: int) -> Arrays:
+def number_folds(examples: Examples, folds: int) -> Arrays:
     """Returns examples with the number of a fold as a further input; `folds=0`: that of no fold, -1.
 
+    The same rows always get the same folds: a run that begins with the weights of another one (`model.init_from`), and
+    with its rows, has members that have not seen their folds there either.
     The folds have nearly the same number of examples, and nearly the same targets.
     """
     assert isinstance(examples, Arrays)
     numbers = np.full(len(examples), -1, np.int32)
     if folds:
-        random = np.random.default_rng([seed, 2])
+        random = np.random.default_rng([0, 2])
         order = random.permutation(len(examples))
         if isinstance(examples.targets, np.ndarray) and examples.targets[0].size == 1:
             order = order[np.argsort(np.ravel(examples.targets)[order], kind="stable")]

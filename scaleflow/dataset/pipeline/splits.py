@@ -193,13 +193,13 @@ def prepare_splits(
                 f"{MEMORY_BYTES >> 20} MiB, or more than a quarter of the free memory"
             )
         )
-    return divide_into_folds(cached, folds, seed) if has_folds else cached
+    return divide_into_folds(cached, folds) if has_folds else cached
 
 
-def divide_into_folds(splits: Splits, folds: int, seed: int) -> Splits:
+def divide_into_folds(splits: Splits, folds: int) -> Splits:
     """Makes the training split the validation split, too, with the number of a fold for each example."""
-    train = number_folds(splits.train, folds, seed)
-    test = None if splits.test is None else number_folds(splits.test, 0, seed)
+    train = number_folds(splits.train, folds)
+    test = None if splits.test is None else number_folds(splits.test, 0)
     return replace(splits, train=train, validation=train, test=test, folds=folds)
 
 
