@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
 
 import hydra
 from hydra.errors import HydraException
@@ -23,9 +22,17 @@ from scaleflow.commands.completion import LINE, complete_line
 from scaleflow.commands.frame import run_command
 from scaleflow.commands.hydra_task import HydraTask, JobFailed, compose_once, raise_hydra_errors
 from scaleflow.commands.table import check_first_word, describe_commands, find_command
-from scaleflow.config.hydra_errors import CONF, check_config_dirs, check_flags, check_overrides, explain_error
+from scaleflow.config.compose import find_own_modules
+from scaleflow.config.hydra_errors import (
+    CONF,
+    check_config_dirs,
+    check_flags,
+    check_overrides,
+    explain_error,
+    parse_config_dirs,
+)
 from scaleflow.config.synonyms import translate_words
-from scaleflow.config.words import prepare_words, split_overrides
+from scaleflow.config.words import FLAGS_WITH_VALUE, prepare_words, split_flags, split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.secret_masking import (
     find_environment_secrets,
@@ -36,12 +43,6 @@ from scaleflow.interfaces.secret_masking import (
 from scaleflow.launcher.answer import FAILED, JSON
 from scaleflow.launcher.display import end_greeting
 from scaleflow.runs.folder_use import FolderRefused
-
-#: Hydra's flags that take the next word as their value.
-FLAGS_WITH_VALUE = (
-    *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--cfg", "-c", "--package", "-p"),
-    *("--info", "-i", "--experimental-rerun"),
-)
 
 #: All flags of a run.
 FLAGS = (
@@ -76,11 +77,10 @@ def run_words(words: list[str], began: float) -> int:
         return 0
     flags, overrides = split_flags(translate_words(split_overrides(words), FLAGS))
     check_first_word(overrides)
-    words = [*flags, *overrides]  # Hydra's parser accepts no flag between two overrides
-    if "--version" in words:  # Hydra would print its own version
+    if "--version" in flags:  # Hydra would print its own version
         print(f"scaleflow {__version__}")
         return 0
-    words = prepare_words(words)
+    words = [*flags, *prepare_words(overrides)]  # Hydra's parser accepts no flag between two overrides
     remember_secrets([*find_environment_secrets(), *find_typed_secrets(words)])
     register_resolver()
     OmegaConf.register_new_resolver("scaleflow.commands", describe_commands, replace=True)  # of the page of help
@@ -92,10 +92,10 @@ def run_words(words: list[str], began: float) -> int:
         check_config_dirs(words)
         if {"-m", "--multirun"} & set(words):
             check_overrides(words)  # before Hydra creates a folder for the sweep
-        with raise_hydra_errors(), compose_once(words), task:
+        with raise_hydra_errors(), compose_once(words), find_own_modules(parse_config_dirs(words)), task:
             app()
     except JobFailed:
-        return FAILED
+        return task.code or FAILED  # 0: the job was in another process
     except FolderRefused as refusal:
         raise ConfigError(str(refusal)) from refusal
     except (ConfigError, BrokenPipeError):
@@ -110,15 +110,3 @@ def run_words(words: list[str], began: float) -> int:
     finally:
         end_greeting()
     return task.code
-
-
-def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the flags with their values, and the other words, which are overrides."""
-    flags: list[str] = []
-    overrides: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        (flags if word.startswith("-") else overrides).append(word)
-        if word in FLAGS_WITH_VALUE:
-            flags += islice(rest, 1)
-    return flags, overrides

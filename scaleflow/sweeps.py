@@ -18,7 +18,7 @@ from hydra.core.plugins import Plugins
 
 from scaleflow.api import Folders, Result, raise_interruption, read_result, to_folders, to_override
 from scaleflow.commands.hydra_task import HydraTask
-from scaleflow.config.compose import as_command, compose_sweep
+from scaleflow.config.compose import as_command, compose_sweep, find_own_modules
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Status, Tracking
@@ -100,7 +100,8 @@ def run_sweep(
     words += [] if n_jobs is None else [f"hydra.launcher.n_jobs={n_jobs}"]
     task = HydraTask(time.time())
     dirs = to_folders(config_dir)
-    context, config = compose_sweep(words, dirs)
+    with find_own_modules(dirs):
+        context, config = compose_sweep(words, dirs)
     if not str(config.hydra.launcher.get("_target_")).startswith("hydra_plugins.scaleflow."):
         name = config.hydra.runtime.choices["hydra/launcher"]
         raise ConfigError(f"hydra/launcher={name}: run_sweep needs a launcher of scaleflow; use isolated or ray")
@@ -109,9 +110,10 @@ def run_sweep(
     except FolderRefused as refusal:
         raise ConfigError(str(refusal)) from refusal
     path = Path(str(config.hydra.sweep.dir)).absolute()
-    with as_command(words, dirs), task:
+    with as_command(words, dirs), find_own_modules(dirs), task:
         sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=task, config=config)
         sweeper.sweep(arguments=list(config.hydra.overrides.task))
+        context.callbacks.on_multirun_end(config=config, config_name="config")
     raise_interruption(task.code, f"the sweep was stopped; its folder is {path}")
     result = read_sweep(path, is_finished=task.code == FINISHED)
     if task.code == REFUSED:

@@ -15,9 +15,9 @@ import pytest
 
 from scaleflow import __version__, cli
 from scaleflow.__main__ import surely_trains
-from scaleflow.cli import main, split_flags
+from scaleflow.cli import main
 from scaleflow.commands.table import COMMANDS
-from scaleflow.config.words import split_overrides
+from scaleflow.config.words import split_flags, split_overrides
 from scaleflow.launcher import launch
 from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.launcher.processes.handover import SERVER_ENV

@@ -133,5 +133,25 @@ def test_mlflow_run_starts_a_sweep_and_an_evaluation(command: Command, empty_sto
     assert (opened.info.run_name, opened.info.status) == (f"evaluation of {adam.info.run_name}", "FINISHED")
 
 
+@pytest.mark.slow  # what is special about it: tests/pipeline/test_stages.py
+def test_mlflow_run_starts_a_pipeline(command: Command, empty_store: Path) -> None:
+    from mlflow import MlflowClient
+
+    shutil.copy(empty_store, command.folder / "mlflow.db")
+    client = MlflowClient(f"sqlite:///{command.folder}/mlflow.db")
+    short = "overrides=search.training.max_steps=2 fit.training.max_steps=2"
+    ended = mlflow_run(command, "-e", "pipeline", "-P", "name=table", "-P", short)
+    assert ended.returncode == 0, ended.stderr
+    runs = {run.info.run_name: run for run in client.search_runs(["0"])}
+    parent = runs["table"]
+    assert parent.data.tags["mlflow.project.entryPoint"] == "pipeline"
+    stages = {run.data.tags["scaleflow.stage"] for run in children(runs, parent)}
+    assert stages == {"look", "search", "fit", "valid", "go"}
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    ended = mlflow_run(command, "-e", "pipeline", "-P", "name=table", "-P", "overrides=fit.model.x=it's")
+    assert ended.returncode != 0
+    assert "--overrides: fit.model.x=it's: no closing quotation; write this word as" in ended.stderr
+
+
 def children(runs: dict[str, Any], parent: Any) -> list[Any]:
     return [run for run in runs.values() if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]

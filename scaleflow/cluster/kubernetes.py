@@ -111,7 +111,7 @@ def manifest(
     if cluster.volume is not None:
         folder = path_on_volume(cluster, folder)
     elif folder is not None:
-        words = [*words, f"hydra.run.dir={folder}"]
+        words = [*words, f'hydra.run.dir="{folder}"']
     command = pod_command(words, folder if cluster.volume else None)
     documents = [service(cluster), job(cluster, pods, command, grace_seconds)]
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
@@ -181,9 +181,9 @@ def pod_command(words: Sequence[str], folder: str | None) -> Sequence[str]:
 #: directory may belong to another user.
 SCRIPT = """\
 run={folder}
-set -- hydra.run.dir="$run"
+set -- "hydra.run.dir='$run'"
 if {ready}; then
-    set -- "$@" resume="$run"
+    set -- "$@" "resume='$run'"
 fi
 exec {program} "$@"
 """

@@ -131,9 +131,9 @@ SCRIPT = """\
 # or when Slurm preempts the job. When the job starts again, it resumes the run.
 run={folder}
 if {ready}; then
-    words=(resume="$run")
+    words=("resume='$run'")
 else
-    words=(hydra.run.dir="$run")
+    words=("hydra.run.dir='$run'")
 fi
 
 srun {words} \\

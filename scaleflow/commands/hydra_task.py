@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class JobFailed(Exception):
-    """A job of a sweep did not finish. The reason is on standard error."""
+    """A run, or a job of a sweep, did not finish. The reason is on standard error."""
 
 
 class HydraTask:
@@ -80,9 +81,9 @@ class HydraTask:
         if is_job:
             mask_sweep_config(RunFolder(Path(HydraConfig.get().sweep.dir)).sweep_config)
         code = run_job(config, began)
-        self._codes.append(code)
-        if is_job and code:  # the job may be in another process: every launcher passes on an exception
-            raise JobFailed(f"a job of the sweep ended with exit code {code}")
+        self._codes.append(int(bool(code)) if is_job else code)
+        if code:  # Hydra's callbacks get it; the job may be in another process: every launcher passes on an exception
+            raise JobFailed(f"{'a job of the sweep' if is_job else 'the run'} ended with exit code {code}")
 
     def sweep(self, context: HydraContext, config: DictConfig) -> SweepRunner:
         """Returns the runner of the sweep's jobs. The first call creates it."""
@@ -94,7 +95,7 @@ class HydraTask:
         self.has_begun = True
         if self._sweep is None:
             ANSWER.read = partial(describe_jobs, Path(config.hydra.sweep.dir).absolute())
-            self._sweep = SweepRunner(context, config, self._began)
+            self._sweep = SweepRunner(context, config, self._began, self)
         return self._sweep
 
     @property
@@ -125,7 +126,17 @@ def raise_hydra_errors() -> Iterator[None]:
         yield
         return
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    returned = JobReturn.return_value
+    JobReturn.return_value = property(read_return, returned.fset)  # type: ignore[assignment, attr-defined]
     try:
         yield
     finally:
         os.environ.pop("HYDRA_FULL_ERROR", None)
+        JobReturn.return_value = returned  # type: ignore[method-assign]
+
+
+def read_return(returned: JobReturn) -> object:
+    """Returns what a job returned, or raises its error. Hydra also prints a line, though the reason was shown."""
+    if returned.status is JobStatus.COMPLETED:
+        return returned._return_value
+    raise returned._return_value

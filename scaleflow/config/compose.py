@@ -84,8 +84,7 @@ def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] =
     check_single_run(config)
     with open_dict(config):
         del config["hydra"]
-    absolute_dirs = [str(Path(folder).absolute()) for folder in config_dirs]
-    return ComposedConfig(config, choices, [*user_module_folders(), *absolute_dirs], folder)
+    return ComposedConfig(config, choices, list_own_folders(config_dirs), folder)
 
 
 def compose_sweep(overrides: Sequence[str], config_dirs: Sequence[str | Path]) -> tuple[HydraContext, DictConfig]:
@@ -175,12 +174,28 @@ def select_group_choices(chosen: Any) -> dict[str, str]:
     return {group: str(option) for group, option in choices.items() if "/" not in group}
 
 
+def list_own_folders(config_dirs: Sequence[str | Path]) -> list[str]:
+    """Lists the folders with a user's modules, those of `--config-dir` last."""
+    return [*user_module_folders(), *(str(Path(folder).absolute()) for folder in config_dirs)]
+
+
 def user_module_folders() -> list[str]:
     """Lists the folders with a user's modules: the current one, and that of the script that this process runs."""
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None) if getattr(main, "__spec__", None) is None else None
     folders = [Path.cwd(), *([] if script is None else [Path(script).absolute().parent])]
     return list(dict.fromkeys(map(str, folders)))
+
+
+@contextlib.contextmanager
+def find_own_modules(config_dirs: Sequence[str | Path]) -> Iterator[None]:
+    """Lets Hydra find the modules of its callbacks where modules of a run are found, after the installed ones."""
+    added = [folder for folder in list_own_folders(config_dirs) if folder not in sys.path]
+    sys.path += added
+    try:
+        yield
+    finally:
+        sys.path[:] = [folder for folder in sys.path if folder not in added]
 
 
 def list_options(config_dirs: Sequence[str | Path] = ()) -> dict[str, list[str]]:

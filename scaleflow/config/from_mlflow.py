@@ -34,6 +34,7 @@ from scaleflow.config.trust import (
     list_own_targets,
     unresolvable_error,
 )
+from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking, name_command
 from scaleflow.interfaces.secret_masking import MASK
@@ -227,7 +228,7 @@ def compose_base(
     known = {group: params.get(group) for group in options if group != "experiment"}
     choices = {group: str(option) for group, option in known.items() if option in options[group]}
     choices |= groups
-    return compose_config([f"{group}='{option}'" for group, option in choices.items()], words.config_dirs)
+    return compose_config([make_override(*choice) for choice in choices.items()], words.config_dirs)
 
 
 def resolve_separately(raw: dict[str, Any], default: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:

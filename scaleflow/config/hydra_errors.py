@@ -21,7 +21,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from scaleflow.config.parse import EMPTY_MAPPINGS, every_key, unknown_key_error, unknown_option_error
 from scaleflow.config.synonyms import close_brackets, translate_key
-from scaleflow.config.words import quote_override
+from scaleflow.config.words import make_override, quote_override, quote_value, split_flags
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
@@ -96,7 +96,7 @@ def check_overrides(words: Sequence[str]) -> None:
     """Raises `ConfigError` for the first override that names an option or a key that does not exist."""
     is_sweep = bool({"-m", "--multirun"} & set(words))
     search = search_path_overrides(words)
-    typed = OverridesParser.create().parse_overrides([w for w in words if "=" in w and not w.startswith("-")])
+    typed = OverridesParser.create().parse_overrides([word for word in split_flags(words)[1] if "=" in word])
     with initialize_config_module(CONF, version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         groups = loader.get_group_options("", ObjectType.GROUP, "config", search)
@@ -216,14 +216,14 @@ def parse_config_dirs(words: Sequence[str]) -> list[Path]:
 
 def search_path_overrides(words: Sequence[str]) -> list[str]:
     """Returns overrides that put the folders of `--config-dir` on Hydra's search path."""
-    folders = [f"file://{folder.absolute()}" for folder in parse_config_dirs(words)]
+    folders = [quote_value(f"file://{folder.absolute()}") for folder in parse_config_dirs(words)]
     return [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
 
 
 def find_choices(typed: Sequence[Override], groups: Sequence[str]) -> list[list[str]]:
     """Lists the overrides that choose options, which decide which keys exist. A sweep has one list per combination."""
     choices_of_groups = [
-        [f"{o.key_or_group}='{c}'" for c in parse_options(o)]
+        [make_override(str(o.key_or_group), c) for c in parse_options(o)]
         for o in typed
         if o.key_or_group in groups and parse_options(o)
     ]

@@ -5,26 +5,77 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
+
+#: Hydra's flags that take the next word as their value.
+FLAGS_WITH_VALUE = (
+    *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--cfg", "-c", "--package", "-p"),
+    *("--info", "-i", "--experimental-rerun"),
+)
+
+
+def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the flags with their values, and the other words, which are overrides."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        (flags if word.startswith("-") else overrides).append(word)
+        if word in FLAGS_WITH_VALUE:
+            flags += islice(rest, 1)
+    return flags, overrides
 
 
 def split_overrides(words: list[str]) -> list[str]:
-    """Replaces `--overrides 'a=1 b=2'` by its words: MLflow passes a parameter as one word."""
+    """Replaces `--overrides 'a=1 b=2'` by its words: MLflow passes a parameter as one word.
+
+    Raises ConfigError if a quote in them has no end.
+    """
     if "--overrides" not in words[:-1]:
         return words
     index = words.index("--overrides")
-    return [*words[:index], *shlex.split(words[index + 1]), *words[index + 2 :]]
+    try:
+        split = shlex.split(words[index + 1])
+    except ValueError as error:
+        wrong = next(word for word in words[index + 1].split() if "'" in word or '"' in word)
+        key, _, value = wrong.partition("=")
+        raise ConfigError(
+            f"--overrides: {mask_override(wrong)}: {str(error).lower()}; write this word as "
+            f"{mask_secrets(quote_override(key, value))}"
+        ) from error
+    return [*words[:index], *split, *words[index + 2 :]]
 
 
 def quote_override(key: str, value: object) -> str:
     """Returns `KEY=VALUE` as a word for a shell. What is special to Hydra is quoted for it."""
-    return shlex.quote(make_override(key, value))
+    word = make_override(key, value)
+    if "'" in word and not set(word) & set("$`!"):  # easier to read than what shlex makes of it
+        return '"{}"'.format(re.sub(r'(["\\])', r"\\\1", word))
+    return shlex.quote(word)
 
 
 def make_override(key: str, value: object) -> str:
-    """Returns `KEY=VALUE` for Hydra, with quotes around what is special to it."""
+    """Returns `KEY=VALUE` for Hydra, which reads the value as this text: in quotes if that is necessary."""
     text = str(value)
     is_plain = re.fullmatch(r"[\w./:@%+-][\w./:@%+ -]*", text, re.ASCII) is not None and text == text.strip()
-    return f"{key}={text}" if is_plain else "{}='{}'".format(key, text.replace("'", r"\'"))
+    return f"{key}={text}" if is_plain and parse_typed_value(text) == text else f"{key}={quote_value(text)}"
+
+
+def quote_value(text: str) -> str:
+    """Returns a text in quotes, as Hydra's grammar writes it."""
+    return str(QuotedString(text, Quote.single).with_quotes())
+
+
+def parse_typed_value(text: str) -> Any:
+    """Returns what Hydra makes of the text after `KEY=`. Raises HydraException if it cannot be read."""
+    return OverridesParser.create().parse_override(f"key={text}").value()
 
 
 def quote_nan_option(words: Sequence[str]) -> list[str]:

@@ -89,6 +89,7 @@ def prepare_run(command: RunCommand) -> PreparedRun:
 
 def make_spec(plan: Plan, folder: Path, command: RunCommand, earlier: Sequence[str] = ()) -> RunSpec:
     check_dataset_files(plan, folder)
+    check_folder_names(plan, folder)
     worker = plan.task.worker if plan.task else 0
     label = "" if plan.tracking.run_name else label_overrides([*earlier, *command.overrides])
     return RunSpec(
@@ -103,6 +104,16 @@ def make_spec(plan: Plan, folder: Path, command: RunCommand, earlier: Sequence[s
 def read_stage_tags() -> dict[str, str]:
     """Returns the tags that the pipeline of this command, if there is one, gives to its runs."""
     return {str(key): str(value) for key, value in json.loads(os.environ.get(STAGE_TAGS) or "{}").items()}
+
+
+def check_folder_names(plan: Plan, folder: Path) -> None:
+    """Raises ConfigError for a folder in which TensorFlow writes files that it cannot read: it takes names as globs."""
+    for key, path in (("hydra.run.dir", folder.absolute()), ("checkpoint.folder", plan.checkpoint.folder)):
+        if {"[", "\\"} & {*str(path or "")}:
+            raise ConfigError(
+                f"{key}={path}: TensorFlow cannot read checkpoints and models below a folder with [ or \\ in its name; "
+                "rename it, or choose another one"
+            )
 
 
 def check_dataset_files(plan: Plan, folder: Path) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from scaleflow.cluster.engines import find_engine
 from scaleflow.cluster.members import count_processes
-from scaleflow.config.hydra_errors import override_key
+from scaleflow.config.hydra_errors import override_key, parse_overrides
+from scaleflow.config.words import split_flags
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.secret_masking import mask_override
@@ -36,7 +37,12 @@ def render_submission(plan: Plan, words: Sequence[str]) -> str:
     typed = {override_key(word) for word in words}  # what a recipe, not the user, has set must not be in the script
     arguments += [f"{key}=null" for key, value in settings.items() if value is not None and key not in typed]
     tasks = sum(count_processes(plan).values())  # each has its own launcher
-    folder = next((word.partition("=")[2] for word in reversed(words) if override_key(word) == "hydra.run.dir"), None)
+    folders = [
+        str(each.value()) for each in parse_overrides(split_flags(words)[1]) if each.key_or_group == "hydra.run.dir"
+    ]
+    folder = folders[-1] if folders else None
+    if folder is not None and "'" in folder:
+        raise ConfigError(f"hydra.run.dir={folder}: the script cannot hold an apostrophe here; choose another folder")
     seconds = math.ceil(GRACE_SECONDS + plan.tracking.flush_seconds + FLUSH_MARGIN_SECONDS)
     render_job = find_engine(plan.cluster).render_job
     assert render_job is not None  # a rule refuses `cluster.submit` otherwise

@@ -8,15 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scaleflow.config.compose import user_module_folders
+from scaleflow.config.compose import list_own_folders
 from scaleflow.config.parse import suggest
 from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Target, Tracking
 from scaleflow.launcher.named_runs import locate_run
 from scaleflow.pipeline.composition import (
+    UNKNOWN,
     Composer,
     expand_sweep,
+    is_open,
     is_swept,
     read_tracking,
     refuse_own_keys,
@@ -25,9 +27,8 @@ from scaleflow.pipeline.definition import DeclaredPipeline, Stage, name_place
 from scaleflow.runs.code_digest import find_folders, find_source
 from scaleflow.tracking.uri import check_model_name
 
-#: Values of outputs that have a known form, and of others. An override with one of the others is not checked.
+#: Values of outputs that have a known form.
 STAND_INS = {"run_id": "0" * 32, "model": f"models:/m-{'0' * 32}", "promoted": True, "version": "1"}
-UNKNOWN = "value-not-known-yet"
 
 #: Commands that may write the data of stages after them.
 WRITERS = ("python", "predict")
@@ -46,13 +47,13 @@ def check_stages(pipeline: DeclaredPipeline, composer: Composer, folder: Path) -
         if path[0] == "best" and path[1:2] == ["overrides"]:
             return best.get(name, [])
         known = {**STAND_INS, "folder": str(folder / name / "1")}
-        return known.get(path[-1], UNKNOWN)
+        return UNKNOWN if path[0] == "result" else known.get(path[-1], UNKNOWN)
 
     for stage in pipeline.stages.values():
         values = pipeline.resolve(stage, stand_in)
         with name_place(stage.place):
-            words = [word for word in values.get("overrides", []) if UNKNOWN not in word]
-            refuse_own_keys(words)
+            words = [f"{UNKNOWN}={UNKNOWN}" if word == UNKNOWN else word for word in values.get("overrides", [])]
+            refuse_own_keys([word for word in words if UNKNOWN not in word])
             if stage.command.name == "sweep":
                 first = next(expand_sweep(words))
                 best[stage.name] = [new for new, word in zip(first, words, strict=True) if is_swept(word)]
@@ -68,12 +69,14 @@ def check_stage(
 ) -> None:
     command = stage.command
     if command.composes:
+        if is_open(words, composer.config_dirs):
+            return
         made = composer.compose(stage, words)
-        if made.source and not find_writers(pipeline, stage):
+        if made.source and UNKNOWN not in str(made.source) and not find_writers(pipeline, stage):
             check_source_files(Target("dataset", **made.source))
         return
     if command.name == "python":
-        check_function(str(values["target"]), values.get("arguments") or {})
+        check_function(str(values["target"]), values.get("arguments") or {}, pipeline.config_dirs)
         return
     if UNKNOWN not in str(values["run"]):
         locate_run(str(values["run"]), Tracking())
@@ -87,15 +90,20 @@ def find_writers(pipeline: DeclaredPipeline, stage: Stage) -> set[str]:
     return {name for name in before if pipeline.stages[name].command.name in WRITERS}
 
 
-def check_function(target: str, arguments: Mapping[str, Any]) -> None:
+def check_function(target: str, arguments: Any, config_dirs: Sequence[str] = ()) -> None:
     """Checks that a function exists and takes the arguments, without importing it. Raises ConfigError if not."""
+    if not isinstance(arguments, Mapping) and arguments != UNKNOWN:
+        raise ConfigError(f"arguments: {arguments}: expected {{NAME: VALUE}}")
     module, _, name = target.rpartition(".")
     if not module:
         raise ConfigError(f"target: {target}: expected MODULE.FUNCTION")
-    found = find_source(module, user_module_folders())
+    found = find_source(module, list_own_folders(config_dirs))
     if found is None:
         if not find_folders(module.partition(".")[0]):
-            raise ConfigError(f"target: {target}: there is no module {module} in the current folder or installed")
+            raise ConfigError(
+                f"target: {target}: there is no module {module} in the current folder, in one of "
+                "--config-dir, or installed"
+            )
         return
     try:
         tree = ast.parse(found[0].read_bytes())
@@ -106,7 +114,8 @@ def check_function(target: str, arguments: Mapping[str, Any]) -> None:
         if re.search(rf"\b{re.escape(name)}\b", found[0].read_text()):  # it is imported or assigned there
             return
         raise ConfigError(f"target: {target}: {found[0].name} has no function {name}{suggest(name, functions, '')}")
-    check_parameters(target, functions[name].args, arguments)
+    if isinstance(arguments, Mapping):
+        check_parameters(target, functions[name].args, arguments)
 
 
 def check_parameters(target: str, taken: ast.arguments, arguments: Mapping[str, Any]) -> None:

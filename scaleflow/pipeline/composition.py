@@ -18,9 +18,9 @@ from omegaconf import OmegaConf
 
 from scaleflow.cluster.engines import find_engine
 from scaleflow.commands.tracked_run import make_one_process_plan
-from scaleflow.config.compose import ComposedConfig, check_job, compose_config, resolve_config
+from scaleflow.config.compose import ComposedConfig, check_job, compose_config, list_options, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options, reuse_config
-from scaleflow.config.hydra_errors import parse_overrides
+from scaleflow.config.hydra_errors import override_key, parse_overrides
 from scaleflow.config.parse import flatten_config, parse_section
 from scaleflow.config.trust import list_own_modules, list_targets
 from scaleflow.errors import ConfigError
@@ -41,6 +41,9 @@ KEPT_OF_TRACKING = ("tracking.name", "tracking.uri", "tracking.experiment")
 
 #: Of a sweep, so many configs are composed: the first one, and those with another value of one key.
 MOST_COMPOSED = 12
+
+#: An output that does not exist yet. An override with it is checked when it is known.
+UNKNOWN = "value-not-known-yet"
 
 #: Overrides that a pipeline sets.
 SET_HERE = ("hydra.run.dir", "hydra.sweep.dir", "resume")
@@ -70,13 +73,14 @@ class Composer:
             uses are added to `used`.
 
     Attributes:
+        config_dirs: the folders with the user's options.
         used: the compositions that this command uses.
         store: the address of the pipeline's store, in which runs are looked up; None until it is known.
     """
 
     def __init__(self, config_dirs: Sequence[str], kept: Mapping[str, Any]) -> None:
         self.store: str | None = None
-        self._dirs, self._kept = config_dirs, kept
+        self.config_dirs, self._kept = config_dirs, kept
         self._options = digest_options(config_dirs)
         self.used: dict[str, Any] = {}
 
@@ -105,7 +109,7 @@ class Composer:
         configs: list[Mapping[str, Any]] = []
         source: dict[str, Any] = {}
         for number, each in enumerate(expand_sweep(words) if stage.command.name == "sweep" else [words]):
-            composed = compose_config(each, self._dirs)
+            composed = compose_known(each, self.config_dirs)
             config = resolve_config(composed.config)
             plan = check_stage_rules(stage, composed, config)
             target = plan.dataset.target
@@ -118,7 +122,7 @@ class Composer:
         return Composition(settings, configs, source)
 
     def _compose_run(self, words: Sequence[str], run: str, folder: Path | None) -> Composition:
-        command = RerunCommand(run, words, self._dirs, ["."])
+        command = RerunCommand(run, words, self.config_dirs, ["."])
         if folder is not None and RunFolder(folder).config.is_file():
             ready = RunState.read(folder).ready
             text = RunFolder(folder).config.read_text()
@@ -128,7 +132,9 @@ class Composer:
             _, _, tracked = find_named_run(run, options if options.uri else replace(options, uri=self.store))
             text, params = tracked.config, tracked.params
         raw: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-        composed = reuse_config(text, params, RerunCommand(run, words, self._dirs, list_own_modules(raw)), SECTIONS)
+        composed = reuse_config(
+            text, params, RerunCommand(run, words, self.config_dirs, list_own_modules(raw)), SECTIONS
+        )
         config = resolve_config(composed.config)
         settings = {word.partition("=")[0]: str(mask_secrets(word.partition("=")[2])) for word in words}
         return Composition(settings, [select_inputs(config)])
@@ -148,6 +154,22 @@ def check_stage_rules(stage: Stage, composed: ComposedConfig, config: dict[str, 
     if stage.command.name == "sweep":
         check_job(composed.config)
     return plan
+
+
+def compose_known(words: Sequence[str], config_dirs: Sequence[str]) -> ComposedConfig:
+    """Composes a config from the words that are known. A key without a default has the stand-in for its value."""
+    composed = compose_config([word for word in words if UNKNOWN not in word], config_dirs)
+    missing = OmegaConf.missing_keys(composed.config)
+    for key in (override_key(word) for word in words if UNKNOWN in word):
+        if key in missing:
+            OmegaConf.update(composed.config, key, UNKNOWN)
+    return composed
+
+
+def is_open(words: Sequence[str], config_dirs: Sequence[str]) -> bool:
+    """Whether it is not known yet which options, and so which keys, a config has."""
+    keys = [override_key(word) for word in words if UNKNOWN in word]
+    return UNKNOWN in keys or any("." not in key and key in list_options(config_dirs) for key in keys)
 
 
 def refuse_own_keys(words: Sequence[str]) -> None:
@@ -207,7 +229,9 @@ def select_inputs(config: Mapping[str, Any]) -> dict[str, Any]:
 def read_tracking(words: Sequence[str], config_dirs: Sequence[str]) -> Tracking:
     """Returns the options of the store in which a stage with these overrides is recorded, secrets included."""
     plain = [word for word in words if not is_swept(word)]
-    return parse_section(Tracking, resolve_config(compose_config(plain, config_dirs).config)["tracking"], "tracking")
+    if is_open(plain, config_dirs):
+        plain = [word for word in plain if override_key(word).startswith(("tracking", "experiment"))]
+    return parse_section(Tracking, resolve_config(compose_known(plain, config_dirs).config)["tracking"], "tracking")
 
 
 def digest_options(config_dirs: Sequence[str]) -> str:

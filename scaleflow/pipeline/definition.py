@@ -28,6 +28,7 @@ from scaleflow.config.hydra_errors import (
     shorten_error,
 )
 from scaleflow.config.parse import suggest
+from scaleflow.config.words import make_override, parse_typed_value
 from scaleflow.errors import ConfigError
 from scaleflow.pipeline.references import (
     ReadOutput,
@@ -107,7 +108,8 @@ class DeclaredPipeline:
         with name_place(stage.place):
             resolved = resolve_values(values, self._make_root(stage), self.split_reference, read)
             if "overrides" in resolved:
-                resolved["overrides"] = check_override_words(flatten_list(resolved["overrides"]))
+                words = zip(values["overrides"], resolved["overrides"], strict=True)
+                resolved["overrides"] = check_override_words(flatten_list([quote_result(*each) for each in words]))
         return resolved
 
     def holds(self, stage: Stage, read: ReadOutput) -> bool:
@@ -167,6 +169,18 @@ def group_members(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
     return members
 
 
+def quote_result(written: Any, word: Any) -> Any:
+    """Returns a resolved override, with its value in quotes if references made of it what Hydra cannot read."""
+    if not (isinstance(written, str) and isinstance(word, str)) or "${" not in written or "=" not in word:
+        return word
+    key, _, value = word.partition("=")
+    try:
+        parse_typed_value(value)
+    except HydraException:
+        return make_override(key, value)
+    return word
+
+
 def check_override_words(words: Sequence[Any]) -> list[str]:
     """Returns the words, of those for one key the last. Hydra refuses two options of one group."""
     for word in words:
@@ -194,9 +208,8 @@ def load_pipeline(name: str, config_dirs: Sequence[str], words: Sequence[str] = 
     sections = raw.get("stages")
     if not isinstance(sections, dict) or not sections:
         raise ConfigError(f"{places.find()}: has no stages; write stages: {{NAME: {{command: COMMAND}}}}")
-    overrides = raw.get("overrides") or []
-    if not isinstance(overrides, list):
-        raise ConfigError(f"{places.find('overrides')}: overrides: expected a list of words KEY=VALUE")
+    with name_place(places.find("overrides")):
+        overrides = list_overrides(raw.get("overrides"))
     stages: dict[str, Stage] = {}
     for key, section in sections.items():
         place = f"{places.find('stages', str(key))}: stage {key}"
@@ -281,7 +294,7 @@ def read_stages(key: str, section: Any, values: Mapping[str, Any], place: str) -
             raise ConfigError(f"{each}: is missing; {command.name} needs {', '.join(command.required)}")
     own = {str(each): value for each, value in section.items() if each not in COMMON and value is not None}
     check_stage_keys(command, own)
-    after, when = section.get("after") or [], section.get("when")
+    after, when = resolve_now("after", section.get("after") or [], values), section.get("when")
     after = tuple(map(str, after if isinstance(after, list) else [after]))
     condition = None if when is None else StageCondition(str(when))
     if condition is not None and not condition.interpolations and not condition.holds([]):
@@ -295,24 +308,33 @@ def read_stages(key: str, section: Any, values: Mapping[str, Any], place: str) -
     return {stage.name: stage for stage in stages}
 
 
-def check_stage_keys(command: StageCommand, values: Mapping[str, Any]) -> None:
-    """Checks the types and the written-out choices of a stage's own keys."""
+def check_stage_keys(command: StageCommand, values: dict[str, Any]) -> None:
+    """Checks the types and the written-out choices of a stage's own keys. Makes a list of its overrides."""
     for key, value in values.items():
         choices = command.flags.get(key, ())
         text = str(value).lower() if isinstance(value, bool) else value
         if choices and not (isinstance(text, str) and (text in choices or "${" in text)):
             raise ConfigError(f"{key}: {value}: expected {' or '.join(choices)}")
-        if key == "overrides" and not isinstance(value, list):
-            raise ConfigError(f"overrides: {value}: expected a list of words KEY=VALUE")
-        if key == "arguments" and not isinstance(value, dict):
+        if key == "overrides":
+            values[key] = list_overrides(value)
+        if key == "arguments" and not isinstance(value, dict) and "${" not in str(value):
             raise ConfigError(f"arguments: {value}: expected {{NAME: VALUE}}")
         if key in ("run", "target") and not isinstance(value, str):
             raise ConfigError(f"{key}: {value}: expected a text")
 
 
+def list_overrides(value: Any) -> list[Any]:
+    """Returns overrides as a list. Raises ConfigError unless they are a list or a reference to one."""
+    if isinstance(value, str) and value.startswith("${"):
+        return [value]
+    if not isinstance(value, list | None):
+        raise ConfigError(f"overrides: {value}: expected a list of words KEY=VALUE, or a reference to one")
+    return value or []
+
+
 def list_members(foreach: Any, values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the variables of each stage that `foreach` makes: all combinations of its values."""
-    resolved = resolve_values({"foreach": foreach}, values, refuse_reference, lambda *_: None)["foreach"]
+    resolved = resolve_now("foreach", foreach, values)
     if not isinstance(resolved, dict) or not resolved:
         raise ConfigError(f"foreach: {resolved}: expected {{VARIABLE: [VALUE, ...]}}")
     for name, each in resolved.items():
@@ -329,8 +351,13 @@ def list_members(foreach: Any, values: Mapping[str, Any]) -> list[dict[str, Any]
     return [dict(zip(resolved, row, strict=True)) for row in itertools.product(*resolved.values())]
 
 
-def refuse_reference(path: str) -> tuple[str, list[str]]:
-    raise ConfigError(f"foreach: ${{stages.{path}}}: the stages must be known before any of them has run")
+def resolve_now(key: str, value: Any, values: Mapping[str, Any]) -> Any:
+    """Resolves a key by the user's keys alone. Raises ConfigError if it refers to an output."""
+
+    def refuse(path: str) -> tuple[str, list[str]]:
+        raise ConfigError(f"{key}: ${{stages.{path}}}: the stages must be known before any of them has run")
+
+    return resolve_values({key: value}, values, refuse, lambda *_: None)[key]
 
 
 def apply_words(pipeline: DeclaredPipeline, words: Sequence[str]) -> DeclaredPipeline:

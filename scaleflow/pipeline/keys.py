@@ -12,7 +12,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
-from scaleflow.config.compose import user_module_folders
+from scaleflow.config.compose import list_own_folders
 from scaleflow.pipeline.composition import Composition
 from scaleflow.pipeline.definition import Stage
 from scaleflow.pipeline.state import Key
@@ -41,7 +41,7 @@ def make_key(
         composition: of its configs; None of a function.
         config_dirs: the folders with the user's options, in which modules are looked for, too.
     """
-    search = [*user_module_folders(), *config_dirs]
+    search = list_own_folders(config_dirs)
     own = {key: repr(value) for key, value in values.items() if key != "overrides"}
     configs: Any = composition.configs if composition else [{"targets": [{"_target_": values["target"]}]}]
     code: dict[str, str] = {}

@@ -17,6 +17,7 @@ import psutil
 
 from scaleflow.launcher.answer import JSON
 from scaleflow.launcher.display import Display
+from scaleflow.tracking import RUN_ID
 
 PROGRAM = "scaleflow.pipeline.stage_process"
 
@@ -37,7 +38,7 @@ class StageProcess:
         name: of the stage, for the terminal.
         words: those after `scaleflow`.
         folder: the stage's folder, which exists.
-        environment: variables to add.
+        environment: variables to add. MLFLOW_RUN_ID is left out: it names the pipeline's own run.
 
     Raises OSError if it cannot be started.
     """
@@ -54,7 +55,7 @@ class StageProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
+                env={**{key: value for key, value in os.environ.items() if key != RUN_ID}, **environment},
                 start_new_session=True,  # Ctrl-C reaches it from here, and once
             )
 

@@ -84,6 +84,7 @@ class RecordedRun:
             RunReady(name, tags, params, began, parent=None if parent is None else str(parent), resumed=resumed),
             self._tracking,
             "**RUNNING.** The results follow at the end.",
+            adopts=parent is None,
         )
         self.began = self._before.ready.began if self._before.ready else began
 

@@ -39,7 +39,14 @@ from scaleflow.pipeline.recording import (
     write_results,
     write_stages,
 )
-from scaleflow.pipeline.stage_commands import REPORT, make_resuming_words, make_words, read_outputs, read_run
+from scaleflow.pipeline.stage_commands import (
+    REPORT,
+    find_named_files,
+    make_resuming_words,
+    make_words,
+    read_outputs,
+    read_run,
+)
 from scaleflow.pipeline.state import PipelineState, StageRecord
 from scaleflow.runs import RunFolder
 from scaleflow.runs.provenance.tags import command_line
@@ -229,7 +236,7 @@ class PipelineRunner:
             if state.is_ready:
                 return make_resuming_words(folder, dirs)
         words = make_words(stage.command, decision.values, folder, dirs)
-        if stage.command.takes_run and (made := self._decider.find_run_folder(str(decision.values["run"]))):
+        if "trust" in stage.command.flags and (made := self._decider.find_run_folder(str(decision.values["run"]))):
             config: Any = OmegaConf.to_container(OmegaConf.load(RunFolder(made).config), resolve=False)
             words += [word for module in list_own_modules(config) for word in ("--trust", module)]
         return words
@@ -258,9 +265,13 @@ class PipelineRunner:
         if is_good:
             try:
                 record.outputs = read_outputs(each.stage.command, answer, each.decision.values, each.folder)
+                if each.stage.command.name == "python":
+                    record.files = find_named_files(each.decision.values, record.outputs)
                 record.status = status
                 if each.stage.command.has_own_run:
                     self._repair_stage(name, record)
+            except ConfigError as refusal:
+                status, reason = "FAILED", str(refusal)
             except (OSError, KeyError, ValueError) as error:
                 status, reason = "FAILED", f"its answer cannot be read: {error}"
         record.status, record.reason = status, reason

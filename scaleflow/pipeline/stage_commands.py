@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scaleflow.config.compose import config_dir_flags
+from scaleflow.config.words import make_override
+from scaleflow.errors import ConfigError
 from scaleflow.launcher.answer import FINISHED, NOT_PROMOTED
 from scaleflow.runs.state import RunHistory
 from scaleflow.sweep.best_job import read_best_entry
@@ -59,6 +62,11 @@ class StageCommand:
         own = ("overrides",) if self.composes or self.takes_run else ()
         return (*COMMON, *own, *(("run",) if self.takes_run else ()), *self.flags)
 
+    @property
+    def uses_code(self) -> bool:
+        """Whether the command runs code of the user's that a config names, so that it has `--config-dir`."""
+        return self.composes or "trust" in self.flags
+
 
 STAGE_COMMANDS = {
     each.name: each
@@ -85,7 +93,8 @@ STAGE_COMMANDS = {
             "predict",
             takes_run=True,
             flags={
-                **dict.fromkeys(("input", "output", "keep", "columns", "delimiter", "batch_size", "trust"), ()),
+                **dict.fromkeys(("input", "output", "keep", "columns", "delimiter", "batch_size", "shard_rows"), ()),
+                **dict.fromkeys(("tokens", "temperature", "top_k", "top_p", "seed"), ()),
                 "on_bad": ("raise", "skip", "empty"),
                 "probabilities": ("true", "false"),
                 "logits": ("true", "false"),
@@ -103,7 +112,10 @@ STAGE_COMMANDS = {
             good=(FINISHED, NOT_PROMOTED),
         ),
         StageCommand(
-            "python", flags={"target": (), "arguments": ()}, required=("target",), outputs=("result", "folder")
+            "python",
+            flags={"target": (), "arguments": (), "writes": ()},
+            required=("target",),
+            outputs=("result", "folder"),
         ),
     )
 }
@@ -124,13 +136,14 @@ def make_words(
         config_dirs: the folders with the user's options.
     """
     if command.name == "python":
-        return ["python", str(values["target"]), json.dumps(values.get("arguments") or {}), str(folder / "result.json")]
-    dirs = [word for each in config_dirs for word in ("--config-dir", each)]
+        arguments = json.dumps(values.get("arguments") or {})
+        return ["python", str(values["target"]), arguments, str(folder / "result.json"), *config_dirs]
+    dirs = config_dir_flags(config_dirs) if command.uses_code else []
     overrides = [str(each) for each in values.get("overrides") or ()]
     if command.name == "train":
-        return [*dirs, *overrides, f"hydra.run.dir='{folder}'"]
+        return [*dirs, *overrides, make_override("hydra.run.dir", folder)]
     if command.name == "sweep":
-        return ["-m", *dirs, *overrides, f"hydra.sweep.dir='{folder}'"]
+        return ["-m", *dirs, *overrides, make_override("hydra.sweep.dir", folder)]
     words = [command.name, *([str(values["run"])] if command.takes_run else []), *overrides, *dirs]
     if command.name == "check":
         words += ["--report", str(folder / REPORT)]
@@ -147,7 +160,7 @@ def make_words(
 
 def make_resuming_words(folder: Path, config_dirs: tuple[str, ...]) -> list[str]:
     """Returns the words that continue the training in a stage's folder."""
-    return [*(word for each in config_dirs for word in ("--config-dir", each)), f"resume='{folder}'"]
+    return [*config_dir_flags(config_dirs), make_override("resume", folder)]
 
 
 def read_outputs(
@@ -184,6 +197,32 @@ def read_outputs(
         case "python":
             known["result"] = json.loads((folder / "result.json").read_text())
     return {key: known.get(key) for key in command.outputs}
+
+
+def find_named_files(values: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[str]:
+    """Returns the absolute paths of the files and folders that a function's `writes`, arguments or result name.
+
+    Raises ConfigError if one that it `writes` does not exist.
+    """
+    writes = list_texts(values.get("writes"))
+    if missing := [each for each in writes if not Path(each).exists()]:
+        raise ConfigError(f"writes: {missing[0]}: does not exist after the function has returned")
+    texts = [*writes, *list_texts(values.get("arguments")), *list_texts(outputs.get("result"))]
+    return sorted({str(Path(text).absolute()) for text in texts if is_existing_path(text)})
+
+
+def is_existing_path(text: str) -> bool:
+    try:
+        return bool(text) and Path(text).exists()
+    except (OSError, ValueError):  # it is too long, or has a null character
+        return False
+
+
+def list_texts(value: Any) -> list[str]:
+    """Returns the texts in a value of JSON, those in its lists and mappings too."""
+    if isinstance(value, Mapping | list):
+        return [text for each in (value.values() if isinstance(value, Mapping) else value) for text in list_texts(each)]
+    return [value] if isinstance(value, str) else []
 
 
 def shorten_names(metrics: Mapping[str, float], start: str) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
     python -m scaleflow.pipeline.stage_process PARENT_PID WORD ... --json
 
-The words are those after `scaleflow`; `python TARGET ARGUMENTS RESULT` calls a function with arguments from JSON, and
-writes what it returns as JSON to the file RESULT.
+The words are those after `scaleflow`; `python TARGET ARGUMENTS RESULT DIR ...` calls a function with arguments from
+JSON, and writes what it returns as JSON to the file RESULT. Its module is in the current folder, a DIR or installed.
 """
 
 from __future__ import annotations
@@ -40,12 +40,16 @@ def call_function(words: list[str]) -> int:
 
     from scaleflow.errors import ConfigError, RunError
 
-    target, arguments, result = words
+    target, arguments, result, *config_dirs = words
+    sys.path[1:1] = config_dirs  # after the current folder
     try:
         function = get_object(target)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"target: {target}: cannot be imported: {error}") from error
-    returned = function(**json.loads(arguments))
+    given = json.loads(arguments)
+    if not isinstance(given, dict):  # what another stage returned
+        raise ConfigError(f"arguments: {given}: expected {{NAME: VALUE}}")
+    returned = function(**given)
     try:
         text = json.dumps(returned, allow_nan=False)
     except (TypeError, ValueError) as error:

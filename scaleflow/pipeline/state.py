@@ -38,6 +38,7 @@ class StageRecord:
     reason: str = ""  # why it did not finish
     began: float = 0.0  # in seconds since the epoch
     ended: float | None = None
+    files: list[str] = field(default_factory=list)  # those that a function's arguments or result named at its end
     is_forced: bool = False  # whether a flag named it, so that it is not forced again when the command goes on
     process: tuple[int, float] | None = None  # the id of its process, and when that began
 

@@ -33,8 +33,9 @@ class StoredRuns:
         Raises ConfigError if the store does not answer.
         """
         outputs = record.outputs
-        if (file := outputs.get("file")) and not Path(file).exists():
-            return f"{file} is gone"
+        for file in filter(None, (outputs.get("file"), *record.files)):
+            if not Path(file).exists():
+                return f"{file} is gone"
         if self._tracking.name == "none":
             folder = outputs.get("folder")
             return f"{folder} is gone" if folder and not Path(folder).is_dir() else ""

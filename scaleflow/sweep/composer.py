@@ -94,6 +94,14 @@ class JobComposer:
         with self._compose(request.words, number) as (config, _):
             return Path(config.hydra.runtime.output_dir)
 
+    @contextmanager
+    def compose_job(self, request: JobRequest, folder: Path) -> Iterator[DictConfig]:
+        """Yields a job's config with Hydra's own part, in which it runs in this folder; Hydra's global config is it."""
+        with self._compose(request.words, request.number) as (config, _):
+            with read_write(config.hydra), open_dict(config.hydra):
+                config.hydra.runtime.output_dir = str(folder)
+            yield config
+
     def read_choices(self, request: JobRequest) -> dict[str, str]:
         """Returns the chosen option of each config group of a job."""
         with self._compose(request.words, request.number) as (config, _):

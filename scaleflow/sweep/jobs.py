@@ -49,6 +49,11 @@ class JobRequest:
         return section if isinstance(section, Mapping) else {}
 
     @property
+    def metric(self) -> str:
+        """The metric that is the job's result."""
+        return str(self.options.get("metric") or "val/loss")
+
+    @property
     def repeats(self) -> int:
         """How often the job runs, warm-ups included; 1 if a count is no integer (`parse_plan` raises later)."""
         counts = [self.options.get("repeat", 1), self.warm_ups]

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
@@ -58,6 +58,7 @@ from scaleflow.sweep.inputs import (
     describe_decisions,
     mark_changes,
 )
+from scaleflow.sweep.job_callbacks import JobCallbacks, make_return
 from scaleflow.sweep.jobs import JobRequest, SweepJob, expand_repeats, find_swept_keys
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, find_common_leaves
 from scaleflow.sweep.parent_run import ParentRun
@@ -100,6 +101,7 @@ class SweepRunner:
         context: Hydra's context.
         config: the config of the command, with Hydra's own part.
         began: when the command began, in seconds since the epoch.
+        task: the task function of Hydra's app, for callbacks.
 
     Attributes:
         watch: a function that gets the positions of a job in the batch and each of its events. If it returns True, the
@@ -108,8 +110,7 @@ class SweepRunner:
     Raises ConfigError if `n_jobs` is less than 1, or if the folder cannot be used.
     """
 
-    def __init__(self, context: HydraContext, config: DictConfig, began: float) -> None:
-        self._context = context
+    def __init__(self, context: HydraContext, config: DictConfig, began: float, task: object) -> None:
         self._config = config
         self._began = began
         self._n_jobs = int(config.hydra.launcher.get("n_jobs", 1))
@@ -120,6 +121,7 @@ class SweepRunner:
         self._server = ""
         self._facts = LaunchFacts()
         self._composer = JobComposer(context, config)
+        self._callbacks = JobCallbacks(context, self._composer, task)
         self._is_started = False
         self._plan: Plan | None = None
         self._are_remote: set[bool] = set()  # whether the processes of the jobs run on other machines
@@ -326,6 +328,7 @@ class SweepRunner:
             if job.is_pruned and status == "KILLED":
                 status = "PRUNED"
             self._record_status(job, status, state.error if status != "FINISHED" else "")
+            self._callbacks.end(job.request, self._folder / job.entry.folder, status, job.entry.reason)
         finally:
             slots.put(environment)
 
@@ -355,6 +358,7 @@ class SweepRunner:
             environment = {**job.request.environment, **({} if is_elsewhere else portion)}
             create_folder(folder)
             label = job.request.label(self._ledger.swept)
+            self._callbacks.begin(job.request, folder)
             sweep = (self._folder, label, environment, self._server, display, stop, on_event, self._facts)
             return launch_run(run, SweepContext(*sweep), refuse)
         except ConfigError as refusal:  # what the job needs is gone since it was checked
@@ -377,12 +381,11 @@ class SweepRunner:
 
     def _return_value(self, request: JobRequest, repeats: Sequence[SweepJob]) -> JobReturn:
         states = [self._read_history(each.entry) for each in repeats]
-        name = request.options.get("metric") or "val/loss"
-        values = [each.metrics.get(name, math.nan) if each.status == "FINISHED" else math.nan for each in states]
-        job_return = JobReturn(request.overrides, working_dir=str(Path.cwd()), task_name="scaleflow")
-        job_return.return_value = math.nan if any(map(math.isnan, values)) else statistics.median(values)
-        job_return.status = JobStatus.COMPLETED
-        return job_return
+        values = [
+            each.metrics.get(request.metric, math.nan) if each.status == "FINISHED" else math.nan for each in states
+        ]
+        value = math.nan if any(map(math.isnan, values)) else statistics.median(values)
+        return make_return(request.overrides, True, value)
 
     def _read_history(self, entry: LedgerEntry) -> JobHistory:
         """Reads the run of a job, once if it has ended."""

@@ -177,7 +177,7 @@ def test_host_names_are_as_long_as_they_may_be() -> None:
 def test_the_runs_folder_is_on_the_volume() -> None:
     assert "run=/scaleflow/train\n" in manifest(pods(volume="runs"), 2, [], None, 120)
     assert "run='/scaleflow/team/my run'\n" in manifest(pods(volume="runs"), 2, [], "team/my run", 120)
-    assert "exec python -m scaleflow hydra.run.dir=/tmp/run\n" in manifest(pods(), 2, [], "/tmp/run", 120)
+    assert "exec python -m scaleflow 'hydra.run.dir=\"/tmp/run\"'\n" in manifest(pods(), 2, [], "/tmp/run", 120)
     for folder in ("/elsewhere/run", "../run", "/scaleflow"):
         with pytest.raises(ConfigError, match=rf"hydra.run.dir={folder}: .* use hydra.run.dir=/scaleflow/\w+"):
             documents(pods(volume="runs"), folder=folder)

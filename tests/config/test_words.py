@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from scaleflow.config.compose import compose_config
-from scaleflow.config.words import prepare_words
+from scaleflow.config.hydra_errors import parse_overrides
+from scaleflow.config.words import make_override, prepare_words, quote_override, split_overrides
+from scaleflow.errors import ConfigError
+
+TEXTS = (
+    *("plain/a-b.csv", "a b", "it's", 'a "b"', "a,b", "[x]", "{x}", "a=b", "#1", "müller", "$x", "x\\", "\\'", "(1)"),
+    *("1e5", "1", "true", "null", "nan", " a", "", "~", "*"),
+)
 
 TABLE = ("dataset.data_dir=a.csv", "dataset.target=y")
 
@@ -52,3 +61,39 @@ def test_a_recipe_wins_over_the_model_of_a_table(tmp_path_factory: pytest.TempPa
     recipe = "# @package _global_\ndefaults:\n  - override /dataset: csv\n  - override /model: linear\n"
     (folder / "experiment" / "mine.yaml").write_text(recipe)
     assert compose_config(["experiment=mine", *TABLE], [folder]).choices["model"] == "linear"
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_hydra_reads_a_quoted_value_as_the_text_that_it_was(text: str) -> None:
+    word = make_override("dataset.data_dir", text)
+    (parsed,) = parse_overrides([word])
+    assert (parsed.key_or_group, parsed.value()) == ("dataset.data_dir", text)
+    assert not parsed.is_sweep_override()
+    assert shlex.split(quote_override("dataset.data_dir", text)) == [word]
+
+
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        (
+            "dataset.data_dir=it's seed=1",
+            """dataset.data_dir=it's: no closing quotation; write this word as "dataset.data_dir='it""",
+        ),
+        ('seed=1 model.name="a', 'model.name="a: no closing quotation; write this word as '),
+    ],
+)
+def test_a_quote_without_an_end_in_overrides_is_refused(typed: str, named: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        split_overrides(["--overrides", typed])
+    assert str(refusal.value).startswith(f"--overrides: {named}")
+
+
+@pytest.mark.parametrize("value", ["müller.csv", "a (1).csv", "it's.csv", "a=b#,"])
+def test_the_word_that_a_refusal_shows_works(value: str) -> None:
+    with pytest.raises(
+        ConfigError, match="cannot be read as KEY=VALUE; type "
+    ) as refusal:
+        parse_overrides([f"dataset.data_dir={value}"])
+    (word,) = shlex.split(str(refusal.value).partition("; type ")[2])
+    (parsed,) = parse_overrides([word])
+    assert parsed.value() == value

@@ -40,10 +40,13 @@ class CommandRun:
         """Appends an event to the run. Raises OSError if it cannot be written."""
         append_event(self._files.events, event)
 
-    def open(self, ready: RunReady, tracking: Tracking, description: str = "") -> None:
-        """Opens the run and starts to record it in the store of `tracking`. The folder has its config.yaml."""
+    def open(self, ready: RunReady, tracking: Tracking, description: str = "", adopts: bool = True) -> None:
+        """Opens the run and starts to record it in the store of `tracking`. The folder has its config.yaml.
+
+        If it `adopts`, a new run continues the one that MLFLOW_RUN_ID names.
+        """
         size_before = self._files.events.stat().st_size if self._files.events.exists() else 0
-        tracker = make_tracker(tracking, adopts=not self._is_resumed)
+        tracker = make_tracker(tracking, adopts=adopts and not self._is_resumed)
         self._recorder = Recorder(
             tracker, self._files.events, size_before, is_resumed=self._is_resumed, offline=tracking.offline
         )
