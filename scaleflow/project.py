@@ -60,11 +60,7 @@ def default_options() -> dict[str, str]:
     defaults = OmegaConf.load(Path(__file__).with_name("conf") / "config.yaml").defaults
     entries = [dict(entry) for entry in defaults if isinstance(entry, DictConfig)]
     options = {str(group): option for entry in entries for group, option in entry.items()}
-    return {
-        group: "null" if option is None else str(option)
-        for group, option in options.items()
-        if not group.startswith("override ")
-    }
+    return {group: "null" if option is None else str(option) for group, option in options.items()}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, QuotedString, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.sweeper import Sweeper
@@ -24,10 +24,12 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.config.hydra_config import mask_sweep_config
+from scaleflow.config.words import write_value
 from scaleflow.errors import NothingCanRun, first_line
 from scaleflow.interfaces.events import Event, MetricsLogged
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.secret_masking import mask_secrets
+from scaleflow.launcher.answer import write_error
 
 if TYPE_CHECKING:
     import optuna
@@ -51,6 +53,9 @@ PRUNERS = {"median": "MedianPruner", "hyperband": "HyperbandPruner", "successive
 DIRECTIONS = ("minimize", "maximize")
 
 RESULTS, TRIALS = "optimization_results.yaml", "trials.csv"
+
+#: The most trials that are refused before a search ends in which no other one has run.
+MOST_REFUSED = 5
 
 #: The prefix of a storage that is a file of Optuna's journal, which machines may share on a network file system.
 JOURNAL = "journal:"
@@ -189,7 +194,7 @@ class OptunaSweeper(Sweeper):
         runner = self._task.sweep(self._context, self._config) if self._is_scaleflow else None
         left = self._find_left(study, owner)  # no other command runs them: the runner has locked the folder
         batch_size = max(1, int(self._config.hydra.launcher.get("n_jobs", 1)))
-        number = 0
+        number = refused = 0
         while True:
             batch, left = left[:batch_size], left[batch_size:]
             while len(batch) < batch_size and count_begun(study) < self._count:
@@ -200,10 +205,14 @@ class OptunaSweeper(Sweeper):
             pruned = self._watch(batch)
             try:
                 results = self._launcher.launch(overrides, number)
-            except NothingCanRun:
+            except NothingCanRun as refusal:
                 for trial in batch:  # the next command would only be refused again
                     study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-                raise
+                refused += len(batch)
+                if not number and (refused >= MOST_REFUSED or count_begun(study) >= self._count):
+                    raise
+                write_error(str(mask_secrets(str(refusal))))
+                continue  # other combinations of the values may work
             is_stopped = runner is not None and runner.is_stopped
             for trial, returned in zip(batch, results, strict=True):
                 tell_result(study, trial.number, as_number(returned.return_value), trial.number in pruned, is_stopped)
@@ -397,16 +406,14 @@ def distribution(override: Override) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Converts a value of Hydra's parser to one that Optuna can store: str, int, float, bool or None."""
-    from hydra.core.override_parser.types import QuotedString
+    """Converts a value of Hydra's parser to one that Optuna can store: str, int, float, bool or None.
 
-    if isinstance(value, QuotedString):
-        return value.text
-    return (
-        value
-        if isinstance(value, str | int | float | bool) or value is None
-        else Override._get_value_element_as_str(value)
-    )
+    A text becomes what is typed for it, with quotes if Hydra needs them.
+    """
+    if isinstance(value, str | QuotedString):
+        return write_value(value if isinstance(value, str) else value.text)
+    is_plain = isinstance(value, int | float | bool) or value is None
+    return value if is_plain else Override._get_value_element_as_str(value)
 
 
 def shown(value: Any) -> str:

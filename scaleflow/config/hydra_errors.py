@@ -122,7 +122,7 @@ def check_overrides(words: Sequence[str]) -> None:
             is_option = bool(loader.get_group_options(key, ObjectType.CONFIG, "config", search))
             if is_option or key.startswith("hydra") or override.is_add():
                 continue
-            known = known or list_keys_for(find_choices(typed, groups), search)
+            known = known or list_keys_for(find_choices(typed, groups), search, in_all=not is_sweep)
             if key not in known:
                 raise explain_unknown_key(override, known, groups, loader)
 
@@ -169,10 +169,11 @@ def parse_overrides(words: Sequence[str]) -> list[Override]:
         raise ConfigError(explain_error(error, words)) from error
 
 
-def list_keys_for(choices: Sequence[Sequence[str]], search: Sequence[str]) -> list[str]:
-    """Lists the keys that exist with every one of several combinations of options."""
+def list_keys_for(choices: Sequence[Sequence[str]], search: Sequence[str], in_all: bool) -> list[str]:
+    """Lists the keys that exist with every one of several combinations of options, or with any of them."""
     keys_of_choices = [list_keys(compose("config", overrides=[*search, *choice])) for choice in choices]
-    return [key for key in keys_of_choices[0] if all(key in others for others in keys_of_choices[1:])]
+    every = dict.fromkeys(itertools.chain.from_iterable(keys_of_choices))
+    return [key for key in every if not in_all or all(key in keys for keys in keys_of_choices)]
 
 
 def parse_options(override: Override) -> list[str]:

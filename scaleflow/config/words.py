@@ -62,10 +62,14 @@ def quote_override(key: str, value: object) -> str:
 
 
 def make_override(key: str, value: object) -> str:
-    """Returns `KEY=VALUE` for Hydra, which reads the value as this text: in quotes if that is necessary."""
-    text = str(value)
+    """Returns `KEY=VALUE` for Hydra, which reads the value as this text."""
+    return f"{key}={write_value(str(value))}"
+
+
+def write_value(text: str) -> str:
+    """Returns what is typed after `KEY=` for a text: the text, in quotes if that is necessary."""
     is_plain = re.fullmatch(r"[\w./:@%+-][\w./:@%+ -]*", text, re.ASCII) is not None and text == text.strip()
-    return f"{key}={text}" if is_plain and parse_typed_value(text) == text else f"{key}={quote_value(text)}"
+    return text if is_plain and parse_typed_value(text) == text else quote_value(text)
 
 
 def quote_value(text: str) -> str:

@@ -14,13 +14,14 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from scaleflow.config.compose import HYDRA_LOCK, check_job, resolve_config
+from scaleflow.config.compose import HYDRA_LOCK, check_job, config_dir_flags, preserve_hydra_state, resolve_config
 from scaleflow.config.hydra_config import read_composed_config, read_typed_overrides
-from scaleflow.config.hydra_errors import override_key, parse_overrides
+from scaleflow.config.hydra_errors import explain_error, override_key, parse_overrides
 from scaleflow.config.parse import flatten_config
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
@@ -73,12 +74,19 @@ class JobComposer:
     def read_request(self, words: Sequence[str], number: int) -> JobRequest:
         """Composes a job. `words` are its overrides, `number` is its `hydra.job.num`.
 
-        Raises ConfigError if a key has no value, or an interpolation cannot be resolved.
+        If it cannot be composed, the request has the reason as its `refusal`.
         """
-        with self._compose(words, number) as (config, template):
-            resolved = resolve_sections(config, template.plain)
-            environment = {str(k): str(v) for k, v in config.hydra.job.env_set.items()}
-            overrides = read_typed_overrides()
+        try:
+            with self._compose(words, number) as (config, template):
+                resolved = resolve_sections(config, template.plain)
+                environment = {str(k): str(v) for k, v in config.hydra.job.env_set.items()}
+                overrides = read_typed_overrides()
+        except (ConfigError, HydraException, OmegaConfBaseException) as error:
+            folders = [each.path for each in self._sweep.hydra.runtime.config_sources if each.schema == "file"]
+            with preserve_hydra_state():
+                flags = config_dir_flags(folders)
+                refusal = str(error) if isinstance(error, ConfigError) else explain_error(error, [*flags, *words])
+            return JobRequest(tuple(words), words, number, {"words": list(words)}, {}, refusal=refusal)
         shared = {key: self._share_section(key, value) for key, value in resolved.items()}
         typed = {override_key(word) for word in words}
         references = (template.references - typed) | {override_key(word) for word in words if REFERENCE.search(word)}
@@ -91,6 +99,8 @@ class JobComposer:
 
     def name_folder(self, request: JobRequest, number: int) -> Path:
         """Returns the folder in which Hydra would run a job as the one with this `hydra.job.num`."""
+        if request.refusal:
+            return Path(self._sweep.hydra.sweep.dir, str(number)).absolute()
         with self._compose(request.words, number) as (config, _):
             return Path(config.hydra.runtime.output_dir)
 
@@ -177,7 +187,15 @@ class JobComposer:
 
     def _make_template(self, words: tuple[str, ...]) -> Template:
         config = self._loader.load_sweep_config(self._sweep, list(words))
+        for key in ("launcher", "sweeper"):
+            own, common = (OmegaConf.to_container(each.hydra[key], resolve=False) for each in (config, self._sweep))
+            if own != common:
+                raise ConfigError(
+                    f"hydra.{key}: the recipe of this job sets other values than the sweep has; type them in the "
+                    f"command, such as hydra/{key}={config.hydra.runtime.choices[f'hydra/{key}']}"
+                )
         OmegaConf.set_readonly(config.hydra, False)
+        config.hydra.sweep.dir = self._sweep.hydra.sweep.dir  # that of a job's recipe is not where the sweep is
         plain: Any = OmegaConf.to_container(drop_hydra(config), resolve=False)
         everything = str(OmegaConf.to_container(config, resolve=False))
         references = frozenset(key for key, value in flatten_config(plain).items() if REFERENCE.search(str(value)))

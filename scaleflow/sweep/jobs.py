@@ -29,6 +29,7 @@ class JobRequest:
     config: dict[str, Any]  # the resolved config, as plain containers; jobs share the sections in which they agree
     environment: dict[str, str]  # the variables of `hydra.job.env_set`, for the job's processes
     references: frozenset[str] = frozenset()  # the keys whose values refer to other keys
+    refusal: str = ""  # why it cannot be composed
     repeat: int = 0  # the index of this run among the runs of the same job, warm-ups included
 
     @functools.cached_property

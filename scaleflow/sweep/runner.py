@@ -156,11 +156,9 @@ class SweepRunner:
         Returns for each job the value of `sweep.metric`: the median over repeats (no warm-ups), or NaN if one of
         them did not finish. Raises ConfigError if none of the jobs can run.
         """
-        try:
-            asked = [self._composer.read_request(words, number) for number, words in enumerate(overrides)]
-        except Exception:
-            self._forget_if_new()
-            raise
+        asked = [self._composer.read_request(words, number) for number, words in enumerate(overrides)]
+        if all(each.refusal for each in asked):
+            raise NothingCanRun(asked[0].refusal)
         turns = expand_repeats(asked)
         jobs = self._check_jobs(turns)
         waiting = [job for job in jobs if job.is_waiting]
@@ -179,7 +177,7 @@ class SweepRunner:
         `turns` has (position in the batch, job) for each run. Raises ConfigError if none of them can run, or if they do
         not fit the sweep in the folder.
         """
-        requests = [each for _, each in turns]
+        requests = [each for _, each in turns if not each.refusal]
         options = requests[0].options
         if self._n_jobs > 1 and any(each.is_inline for each in requests):
             raise ConfigError(
@@ -197,7 +195,6 @@ class SweepRunner:
         refusals = [refusal for refusal in (self._check(job) for job in jobs) if refusal is not None]
         self._show_ended([job.entry for job in jobs if job.is_finished])
         if refusals and len(refusals) == len(jobs):
-            self._forget_if_new()
             raise NothingCanRun(str(refusals[0])) from refusals[0]
         self._jobs += jobs
         self._ledger.save()
@@ -268,6 +265,8 @@ class SweepRunner:
             return None
         try:
             refuse_others(folder)
+            if job.request.refusal:
+                raise ConfigError(job.request.refusal)
             plan = self._composer.prepare(job.request, folder, state.is_ready).spec.plan
         except ConfigError as refusal:
             job.entry.status, job.entry.reason = "REFUSED", str(mask_secrets(str(refusal)))
@@ -287,14 +286,6 @@ class SweepRunner:
             statuses = Counter(entry.status for entry in entries[MAX_LINES:])
             counts = ", ".join(f"{count:,} more are already {status}" for status, count in statuses.items())
             Display(sys.stdout).print_line(counts)
-
-    def _forget_if_new(self) -> None:
-        """Removes the files of a new sweep if none of its jobs can run."""
-        if not self._is_resumed and not self._jobs:
-            self._resources.close()
-            for path in self._files.list_sweep_files():
-                path.unlink(missing_ok=True)
-            remove_created(self._folder)
 
     def _run(self, jobs: Sequence[SweepJob]) -> None:
         n_jobs = min(self._n_jobs, len(jobs))
@@ -430,6 +421,11 @@ class SweepRunner:
 
     def _finish(self) -> int:
         if not self._jobs:
+            if not self._is_resumed:  # nothing stays of a new sweep
+                self._resources.close()
+                for path in self._files.list_sweep_files():
+                    path.unlink(missing_ok=True)
+                remove_created(self._folder)
             return REFUSED
         if self._parent.is_open:
             report = self._end_parent()

@@ -90,9 +90,7 @@ def test_a_quote_without_an_end_in_overrides_is_refused(typed: str, named: str) 
 
 @pytest.mark.parametrize("value", ["müller.csv", "a (1).csv", "it's.csv", "a=b#,"])
 def test_the_word_that_a_refusal_shows_works(value: str) -> None:
-    with pytest.raises(
-        ConfigError, match="cannot be read as KEY=VALUE; type "
-    ) as refusal:
+    with pytest.raises(ConfigError, match="cannot be read as KEY=VALUE; type ") as refusal:
         parse_overrides([f"dataset.data_dir={value}"])
     (word,) = shlex.split(str(refusal.value).partition("; type ")[2])
     (parsed,) = parse_overrides([word])

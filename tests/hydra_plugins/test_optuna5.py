@@ -165,6 +165,31 @@ def test_a_value_that_is_proposed_twice_runs_once_and_is_told_twice(tmp_path: Pa
     assert [trial.value for trial in study(tmp_path / "s").trials] == [0.05] * 4
 
 
+def test_quoted_values_reach_the_jobs_and_impossible_combinations_are_trials_that_fail(
+    tmp_path: Path, ours: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "dataset=table",
+        "dataset.target=y",
+        'dataset.data_dir="a.csv","b,c.csv","it\'s (1).csv"',
+        "training.epochs=2",
+    ]
+    for name in ("a.csv", "b,c.csv", "it's (1).csv"):
+        (tmp_path / name).write_text("x,y\n1,2\n3,4\n5,6\n")
+    fake = FakeLaunch()
+    assert ours(fake, "hydra.sweeper.n_trials=12", "hydra.sweeper.sampler=random", *words) == 0
+    assert {plan.dataset.target.arguments["data_dir"] for plan in fake.plans} == {"a.csv", "b,c.csv", "it's (1).csv"}
+
+    words = ["hydra.sweep.dir=t", "hydra.sweeper.n_trials=8", "hydra.sweeper.sampler=random"]
+    fake = FakeLaunch()
+    assert ours(fake, *words, "model=mlp,linear", "model.units=8,16") == 0  # as with other failed trials of a search
+    assert 0 < len(fake.plans) < 8
+    assert "model.units: there is no such key" in capsys.readouterr().err
+    with (tmp_path / "t" / "trials.csv").open() as file:
+        states = {(row["model"], row["state"]) for row in csv.DictReader(file)}
+    assert states == {("mlp", "COMPLETE"), ("linear", "FAIL")}
+
+
 @pytest.mark.parametrize(
     ("words", "best"),
     [

@@ -160,9 +160,10 @@ def test_a_function_whose_files_are_gone_runs_again_and_only_the_pipeline_takes_
 
     shutil.copy(empty_store, command.folder / "mlflow.db")
     client = MlflowClient(tracking_uri=f"sqlite:///{command.folder}/mlflow.db")
-    opened = client.create_run("0").info.run_id  # as `mlflow run . -e pipeline` does
+    opened = client.create_run("0").info.run_id
+    mlflow = {"MLFLOW_RUN_ID": opened, "MLFLOW_EXPERIMENT_ID": "0"}  # as `mlflow run . -e pipeline` does
     kept = [line for line in FILE.splitlines() if not re.match("  (?!prepare|fit|say)", line)]
-    stages = run_stages(command, "\n".join(kept).replace(", after: search", ""), MLFLOW_RUN_ID=opened)
+    stages = run_stages(command, "\n".join(kept).replace(", after: search", ""), **mlflow)
     parents = {run.info.run_id: run.data.tags.get("mlflow.parentRunId") for run in client.search_runs(["0"])}
     assert parents.pop(opened) is None
     assert [*parents.values()] == [opened] * 3

@@ -16,6 +16,7 @@ import pytest
 
 from scaleflow.cli import main
 from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, share
+from scaleflow.config.compose import compose_sweep
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import EpochEnded, MetricsLogged, ModelExported, RunEnded, RunReady
@@ -81,6 +82,66 @@ def test_the_exit_code_tells_of_the_jobs(
     assert [path.name for path in fake.folders] == ["0", "1"]
     entries = Ledger.load(RunFolder(folder / "s")).entries
     assert {entry.reason for entry in entries if entry.status == "REFUSED"} <= {"the test refuses it"}
+
+
+def test_a_combination_that_cannot_exist_is_refused_by_its_number_and_the_others_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = sweep(monkeypatch, "model=mlp,linear", "model.units=8,16")
+    assert fake.code == 1  # type: ignore[attr-defined]
+    assert statuses_in(folder) == ["FINISHED", "FINISHED", "REFUSED", "REFUSED"]
+    errors = capsys.readouterr().err.splitlines()
+    assert [line.partition(";")[0] for line in errors] == [
+        f"scaleflow: #{number} model.units: there is no such key" for number in (2, 3)
+    ]
+    assert "model.units is a key of model=cnn, dlrm, gpt, mlp" in errors[0]
+    assert len(sweep(monkeypatch, "dataset=digits,csv").plans) == 1  # dataset.data_dir has no default
+    assert "dataset.data_dir, dataset.target: have no default" in capsys.readouterr().err
+    for words in (["model=mlp,linear", "model.unist=8,16"], ["model=linear", "model.units=8,16"]):
+        assert sweep(monkeypatch, *words).code == 2  # type: ignore[attr-defined]
+        assert "scaleflow: model.uni" in capsys.readouterr().err
+
+
+RECIPES = {
+    "searches": "defaults:\n  - override /hydra/sweeper: optuna5\n  - override /model: linear\n",
+    "alone": "defaults:\n  - override /hydra/launcher: basic\n",
+    "parallel": "hydra: {launcher: {n_jobs: 3}}\n",
+    "away": "hydra: {sweep: {dir: away}}\n",
+    "plain": "seed: 3\n",
+}
+
+
+@pytest.fixture
+def recipes(folder: Path) -> list[str]:
+    for name, text in RECIPES.items():
+        path = folder / "conf" / "experiment" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# @package _global_\n{text}")
+    return ["--config-dir", "conf"]
+
+
+def test_a_recipe_chooses_hydras_own_groups(recipes: list[str]) -> None:
+    for name, typed, sweeper, launcher in (
+        ("searches", [], "optuna5.OptunaSweeper", "isolated.IsolatedLauncher"),
+        ("searches", ["hydra/sweeper=grid"], "grid.GridSweeper", "isolated.IsolatedLauncher"),
+        ("alone", [], "grid.GridSweeper", "basic_launcher.BasicLauncher"),
+        ("plain", [], "grid.GridSweeper", "isolated.IsolatedLauncher"),
+    ):
+        _, config = compose_sweep([f"experiment={name}", "seed=1,2", *typed], ["conf"])
+        assert str(config.hydra.sweeper._target_).endswith(sweeper)
+        assert str(config.hydra.launcher._target_).endswith(launcher)
+
+
+def test_a_swept_recipe_cannot_choose_how_the_sweep_runs(
+    recipes: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = sweep(monkeypatch, *recipes, "experiment=searches,alone,parallel,away,plain")
+    assert statuses_in(folder) == ["REFUSED"] * 3 + ["FINISHED"] * 2
+    assert fake.folders == [folder / "s" / "3", folder / "s" / "4"]
+    errors = capsys.readouterr().err
+    assert "#0 hydra.sweeper: the recipe of this job sets other values than the sweep has; type them in the" in errors
+    assert "#1 hydra.launcher: " in errors
+    assert "#2 hydra.launcher: " in errors
 
 
 def test_a_job_that_cannot_work_is_refused_and_the_others_run(
