@@ -16,7 +16,7 @@ from scaleflow.dataset.pipeline.blocks import Blocks, draw_rows, make_blocks
 from scaleflow.dataset.reading.class_names import OneKind
 from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, list_splits
 from scaleflow.dataset.reading.learned_cache import LearnedCache
-from scaleflow.dataset.reading.text import Text
+from scaleflow.dataset.reading.text import LOWER, Text
 from scaleflow.dataset.tables.columns import Category, Date, Number, WordBag
 from scaleflow.dataset.tables.files import TableFiles, open_tables
 from scaleflow.dataset.tables.forms import Form, apply_form, describe_forms, find_forms
@@ -39,7 +39,7 @@ from scaleflow.dataset.tables.values import (
 )
 from scaleflow.errors import ConfigError
 from scaleflow.files.table_formats import CsvForm
-from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs, Preprocessing
+from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs, Preprocessing, Standardize
 from scaleflow.interfaces.learned_state import parse_leaves
 from scaleflow.interfaces.options import AtLeastTwo, Positive, Seed, TestFraction, Words, at_least, check_options
 
@@ -93,6 +93,7 @@ class Table:
         dates: str | None = None,
         most_values: AtLeastTwo = 1000,
         vocabulary: Annotated[int, at_least(3)] = 1000,
+        standardize: Standardize = LOWER,
         embed: bool = False,
         tokens: Positive | None = None,
         scale_target: bool = True,
@@ -171,7 +172,8 @@ class Table:
             name: Inputs((), "float64" if each == NUMBER else "string") for name, each in self._kinds.items()
         }
         self.preprocessing = {
-            name: make_preprocessing(name, each, embed, vocabulary, tokens) for name, each in self._kinds.items()
+            name: make_preprocessing(name, each, embed, vocabulary, tokens, standardize)
+            for name, each in self._kinds.items()
         }
         self._rows = {rows.group: rows.describe(target, self._kinds, self.outputs)}
         new = [] if earlier is None or earlier.extends else [*find_new(unused, earlier.find_reading(self))]
@@ -492,9 +494,11 @@ def describe_useless(reasons: Mapping[str, str]) -> list[str]:
 # ---------------------------------------------------------------------------------------------
 
 
-def make_preprocessing(name: str, kind: str, embed: bool, vocabulary: int, tokens: int | None) -> Preprocessing:
+def make_preprocessing(
+    name: str, kind: str, embed: bool, vocabulary: int, tokens: int | None, standardize: Standardize
+) -> Preprocessing:
     if kind == TEXT:
-        return Text(vocabulary, tokens or TOKENS) if embed else WordBag(name, vocabulary)
+        return Text(vocabulary, tokens or TOKENS, standardize) if embed else WordBag(name, vocabulary, standardize)
     if kind == CATEGORY:
         return Category(embed)
     return Number() if kind == NUMBER else Date()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Kind = Literal["classification", "binary", "multi_label", "regression"]
 
 #: How a text is changed before it is split at white space into words: `keras.layers.TextVectorization`'s options.
-Standardize = Literal["lower_and_strip_punctuation", "lower", "strip_punctuation", "none"]
+Standardize = Literal["unicode", "lower_and_strip_punctuation", "lower", "strip_punctuation", "none"]
 
 #: With more classes a run has neither `balanced_accuracy` nor a confusion matrix, which has the square of their number.
 MOST_CONFUSION_CLASSES = 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,3 +152,46 @@ def test_preprocessing_that_cannot_be_is_refused(isolated: Callable[..., Any]) -
         "dataset.tokens=0: expected an integer, at least 1",
         "dataset.standardize=upper: expected one of lower_and_strip_punctuation, lower, strip_punctuation, none",
     ]
+
+
+def unicode_words(folder: Path) -> None:
+    """Words in capitals, with a capital and with accents apart are those that were learned, in a Keras file, too."""
+    import unicodedata
+
+    import keras
+
+    from scaleflow.dataset.reading.text import Text
+    from scaleflow.dataset.tables.columns import WordBag
+
+    words = ["хорошо", "плохо", "café", "naïve", "plain"]
+    texts = np.array([f"{words[n % 5]} {words[n % 3]}".encode() for n in range(60)], object)
+    written = [*words, *(w.capitalize() for w in words), *(w.upper() for w in words)]
+    written += [unicodedata.normalize("NFD", each) for each in written]
+    for made, size in ((Text(50, 3, "unicode"), None), (WordBag("x", 50, "unicode"), 6)):
+        learned = made.learn([texts])
+        assert set(learned) == set(words)
+        made.layer(learned).save(folder / "a.keras")
+        for layer in (made.layer(learned), keras.saving.load_model(folder / "a.keras")):
+            found = np.asarray(layer(np.array([*written, "другое"], object)))
+            for n, row in enumerate(found):
+                place = learned.index(words[n % 5]) if n < len(written) else -1
+                expected = [place + 2, 0, 0] if size is None else np.eye(size)[place + 1].tolist()
+                assert row.tolist() == expected, (n, row)
+    chinese = np.array(["今天天气好。", "天气不好", "ok 好"], object)
+    for made in (Text(50, 6, "unicode"), WordBag("x", 50, "unicode")):
+        learned = made.learn([chinese])
+        assert {"天", "气", "好"} < set(learned)
+        assert all(len(word) == 1 for word in learned)
+        found = np.asarray(made.layer(learned)(np.array(["好天"], object)))[0]
+        places = [learned.index("好"), learned.index("天")]
+        assert (
+            found[:2].tolist() == [p + 2 for p in places]
+            if found.dtype == np.int32
+            else found[[p + 1 for p in places]].all()
+        )
+    old = Text(50, 3)
+    assert np.asarray(old.layer(["хорошо"])(np.array(["ХОРОШО", "хорошо"], object)))[:, 0].tolist() == [1, 2]
+
+
+def test_words_of_all_scripts_are_lowered(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    isolated(unicode_words, tmp_path)

@@ -5,6 +5,10 @@ Users import it as `scaleflow.dataset.Text`.
 
 from __future__ import annotations
 
+import re
+import string
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -13,6 +17,10 @@ import numpy as np
 
 from scaleflow.interfaces import Inputs, Standardize
 from scaleflow.interfaces.options import Positive, at_least, check_options
+
+#: Keras's way to standardize ASCII, and a character of a script that is written without spaces.
+LOWER: Standardize = "lower_and_strip_punctuation"
+UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 
 #: Number of reserved token ids: padding and unknown words.
 SPECIAL = 2
@@ -26,7 +34,8 @@ class Text:
     Args:
         vocabulary: maximum number of token ids.
         tokens: words per text; shorter texts are padded.
-        standardize: applied to the text before it is split at white space.
+        standardize: applied to the text before it is split at white space. `unicode` lowers the letters of all scripts
+            and strips ASCII punctuation; texts in scripts without spaces are split into characters.
 
     Raises:
         ConfigError: if an option is invalid.
@@ -40,13 +49,22 @@ class Text:
         standardize: Standardize = "lower_and_strip_punctuation",
     ) -> None:
         self._vocabulary, self._tokens = vocabulary, tokens
-        self._standardize = None if standardize == "none" else standardize
+        self._is_unicode = standardize == "unicode"
+        self._standardize = None if standardize == "none" else LOWER if self._is_unicode else standardize
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> list[str]:
         """Returns the most frequent words, in descending order of frequency."""
         layer = self._layer(max_tokens=self._vocabulary)
+        characters: Counter[str] = Counter()
         for batch in batches:
+            if self._is_unicode:
+                batch = np.array([lower_text(text) for text in batch.ravel()], object)
+                characters.update("".join(batch))
             layer.update_state(batch)
+        for space in string.whitespace + string.punctuation:
+            del characters[space]
+        if sum(count for each, count in characters.items() if UNSPACED.match(each)) * 2 > characters.total() > 0:
+            return [each for each, _ in characters.most_common(self._vocabulary - SPECIAL)]
         layer.finalize_state()
         return [str(word) for word in layer.get_vocabulary(include_special_tokens=False)]
 
@@ -61,13 +79,45 @@ class Text:
     def layer(self, learned: Any) -> keras.Layer:
         """Returns the model texts [b] -> [b, tokens] int32."""
         raw = keras.Input((), dtype="string", name="text")
-        numbers = self._layer(vocabulary=learned)(raw)
-        return keras.Model(raw, keras.ops.cast(numbers, "int32"), name="text")
+        words, places = add_variants(learned) if self._is_unicode else (learned, [])
+        numbers = keras.ops.cast(
+            self._layer(vocabulary=words, split=find_split(learned, self._is_unicode))(raw), "int32"
+        )
+        if len(words) > len(learned):
+            numbers = keras.ops.take(np.array([0, 1, *(SPECIAL + place for place in places)], "int32"), numbers, axis=0)
+        return keras.Model(raw, numbers, name="text")
 
     def _layer(self, **options: Any) -> keras.Layer:
         return keras.layers.TextVectorization(
             standardize=self._standardize, output_sequence_length=self._tokens, **options
         )
+
+
+def lower_text(text: Any) -> str:
+    """Returns a text, which may be `bytes`, in lower case and in Unicode's normal form C."""
+    plain = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+    return unicodedata.normalize("NFC", plain).lower()
+
+
+def add_variants(words: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Returns words with their variants, and the place among `words` of each.
+
+    Keras lowers ASCII only and a saved model needs no code of ours, so the vocabulary has a word with other letters in
+    capitals, with a capital, and with its accents apart (normal form D), too.
+    """
+    known = {word: place for place, word in enumerate(words)}
+    for place, word in enumerate(words):
+        for each in () if word.isascii() else (word, word.capitalize(), word.upper()):
+            for form in ("NFC", "NFD"):
+                variant = unicodedata.normalize(form, each)  # Keras has lowered the ASCII letters in it
+                known.setdefault("".join(c.lower() if c.isascii() else c for c in variant), place)
+    return list(known), list(known.values())
+
+
+def find_split(words: Sequence[str], is_unicode: bool) -> str:
+    """Returns how texts are split: into characters, if `words` are those of a script without spaces."""
+    is_split = is_unicode and any(map(UNSPACED.match, words)) and all(len(word) == 1 for word in words)
+    return "character" if is_split else "whitespace"
 
 
 def add_words(known: Sequence[str], new: Iterable[str], most: int | None = None) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scaleflow.dataset.reading.text import add_words
+from scaleflow.dataset.reading.text import LOWER, add_words, lower_text
 from scaleflow.errors import ConfigError, first_line
 
 #: Number of different bytes.
@@ -118,7 +118,11 @@ class Words:
 
     def __init__(self, most: int, standardize: str) -> None:
         self.name = f"words {most} {standardize}"
-        self._most, self._standardize = most, None if standardize == "none" else standardize
+        self._is_unicode = standardize == "unicode"
+        self._most, self._standardize = (
+            most,
+            None if standardize == "none" else LOWER if self._is_unicode else standardize,
+        )
         self._words: list[str] = []
         self._encode: Any = None
 
@@ -128,7 +132,7 @@ class Words:
         layer = self._layer(max_tokens=self._most)
         with tf.device("CPU:0"):
             for block in blocks:
-                layer.update_state(tf.constant([block]))
+                layer.update_state(tf.constant([lower_text(block) if self._is_unicode else block]))
         layer.finalize_state()
         return json.dumps([str(word) for word in layer.get_vocabulary(include_special_tokens=False)])
 
@@ -147,7 +151,7 @@ class Words:
         import tensorflow as tf
 
         with tf.device("CPU:0"):
-            ids: Ids = np.asarray(self._encode(tf.constant([block])))[0]
+            ids: Ids = np.asarray(self._encode(tf.constant([lower_text(block) if self._is_unicode else block])))[0]
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

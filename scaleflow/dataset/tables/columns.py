@@ -14,9 +14,9 @@ import numpy as np
 from keras import ops
 
 from scaleflow.dataset.reading.spread import find_mean_and_deviation
-from scaleflow.dataset.reading.text import SPECIAL, Text, add_words
+from scaleflow.dataset.reading.text import LOWER, SPECIAL, Text, add_variants, add_words, find_split
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Inputs
+from scaleflow.interfaces import Inputs, Standardize
 
 #: Characters of a date, and their codes; the code of a digit is its value.
 CHARACTERS = "0123456789-:T ."
@@ -127,15 +127,19 @@ class WordBag:
     Args:
         name: of the column, for messages.
         vocabulary: the number of places.
+        standardize: as for `Text`.
     """
 
-    def __init__(self, name: str, vocabulary: int) -> None:
+    def __init__(self, name: str, vocabulary: int, standardize: Standardize = LOWER) -> None:
         self._name = name
         self._vocabulary = vocabulary
+        self._standardize = standardize
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> list[str]:
         """Returns the most frequent words of batches [b], without those that there is no place for."""
-        words = Text(self._vocabulary + 1).learn(batches)  # it has two special places, this one
+        words = Text(self._vocabulary + 1, standardize=self._standardize).learn(
+            batches
+        )  # it has two special places, this one
         if not words:
             raise ConfigError(f"dataset.text: the column {self._name} has no words; leave it out with dataset.drop")
         return words
@@ -151,8 +155,24 @@ class WordBag:
     def layer(self, learned: Any) -> keras.Model:
         """Builds the model texts [b] -> [b, 1 + words] float32."""
         raw = keras.Input((), dtype="string", name="text")
-        bag = keras.layers.TextVectorization(output_mode="multi_hot", vocabulary=learned)(raw)
-        return keras.Model(raw, ops.cast(bag, "float32"), name="word_bag")
+        is_unicode = self._standardize == "unicode"
+        words, places = add_variants(learned) if is_unicode else (learned, [])
+        split = find_split(learned, is_unicode)
+        standardize = LOWER if is_unicode else None if self._standardize == "none" else self._standardize
+        bag = ops.cast(
+            keras.layers.TextVectorization(
+                standardize=standardize, split=split, output_mode="multi_hot", vocabulary=words
+            )(raw),
+            "float32",
+        )
+        if len(words) > len(learned):  # a word occurs if a variant does
+            columns: list[list[int]] = [[0], *([] for _ in learned)]
+            for column, place in enumerate(places, 1):
+                columns[1 + place].append(column)
+            most = max(map(len, columns))
+            padded = np.array([[*each, *each[:1] * (most - len(each))] for each in columns], "int32")
+            bag = ops.max(ops.take(bag, padded, axis=1), axis=2)
+        return keras.Model(raw, bag, name="word_bag")
 
 
 class Date:
