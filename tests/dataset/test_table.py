@@ -123,7 +123,7 @@ def compare_written(folder: Path) -> None:
     plain = make(folder / "plain.csv")
     assert any("codes, not numbers: zip;" in note for note in plain.notes)
     assert (plain.inputs["x"].dtype, plain.inputs["zip"].dtype, plain.outputs.kind) == (
-        "float32",
+        "float64",
         "string",
         "regression",
     )
@@ -891,13 +891,13 @@ def read_long(folder: Path) -> list[str]:
     source = make(path, "y", test=0.0)
     inputs = arrays(source).inputs
     assert {name: each.dtype for name, each in source.inputs.items()} == {
-        "wide": "float32",
-        "none": "float32",
-        "late": "float32",
+        "wide": "float64",
+        "none": "float64",
+        "late": "float64",
         "day": "string",
     }
     for name in ("wide", "none", "late"):
-        np.testing.assert_array_equal(inputs[name], np.array([row.get(name) for row in rows], np.float32))
+        np.testing.assert_array_equal(inputs[name], np.array([row.get(name) for row in rows], float))
     assert inputs["day"].tolist() == ["2024-01-31T00:00:00"] * 100 + [""] * 100
     table = open_table(str(path))
     assert set(table.schema.names) == {"wide", "none", "day", "late", "y"}
