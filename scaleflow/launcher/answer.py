@@ -1,4 +1,4 @@
-"""How this process's command ends: its exit codes, its errors in words, and what it answers to `--json`."""
+"""How this process's command ends: its exit code, its error messages, and its answer for `--json`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JSON = "--json"
 
 
 class Answer:
-    """What a command answers to `--json`, in addition to its exit code.
+    """The answer of a command for `--json`, in addition to its exit code.
 
     Attributes:
         is_wanted: whether `--json` was typed.

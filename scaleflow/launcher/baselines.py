@@ -9,7 +9,7 @@ from scaleflow.runs import RunFolder
 
 
 def begin_baselines(files: RunFolder) -> None:
-    """Begins to fit baselines to the rows that the worker has written, if there are some, in a thread of its own.
+    """Starts a thread that fits baselines to the rows that the worker has written, if there are some.
 
     The worker reports the metrics when it ends the run.
     """

@@ -1,4 +1,4 @@
-"""`training.batch_size=auto`: a search before the run, as a run of its own, and the number that it gives the run."""
+"""`training.batch_size=auto`: searches the batch size in a run of its own, and sets it in the config of the run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from scaleflow.interfaces.events import SettingFound
 from scaleflow.interfaces.trials import BatchSearch
 from scaleflow.launcher.prepare import PreparedRun, make_plan
 
-#: What is added to the name of the run's folder for that of the search.
+#: The suffix that the name of the search's folder adds to that of the run's folder.
 SUFFIX = "-batch-size"
 
 
 def make_search(run: PreparedRun) -> PreparedRun:
-    """Returns the run that finds the batch size of another. Its folder, which is made, is beside that run's.
+    """Returns the run that searches the batch size for another run, and makes its folder beside that run's.
 
     Raises ConfigError if the folder cannot be made.
     """
@@ -41,13 +41,13 @@ def make_search(run: PreparedRun) -> PreparedRun:
 
 
 def name_search_folder(folder: Path) -> Path:
-    """Returns a new folder: an earlier command may have searched, and its run was refused."""
+    """Returns a new folder: the run of an earlier search may have been refused, so its folder may still exist."""
     names = itertools.chain([SUFFIX], (f"{SUFFIX}-{number}" for number in itertools.count(2)))
     return next(path for name in names if not (path := folder.with_name(folder.name + name)).exists())
 
 
 def use_batch_size(run: PreparedRun, search: PreparedRun, found: SettingFound) -> PreparedRun:
-    """Returns the run with the batch size that was found, which is the number in its config from now on.
+    """Returns the run with the found batch size in its config.
 
     Its tags say how it was found. Its folder gets a copy of the figures. Raises ConfigError if keys that refer to the
     batch size cannot work with the number.

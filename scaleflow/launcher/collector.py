@@ -11,7 +11,7 @@ from scaleflow.runs.provenance.collect import LaunchFacts, record_provenance
 
 
 class ProvenanceCollector(threading.Thread):
-    """Collects what a run is made of. It writes nothing in a process whose events are not the run's.
+    """Collects what a run is made of. Writes nothing in processes whose events are not the run's.
 
     Attributes:
         error: why the record is missing or incomplete; empty if it is not.

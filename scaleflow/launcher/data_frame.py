@@ -18,7 +18,7 @@ from scaleflow.errors import ConfigError
 
 SOURCE = "scaleflow.dataset.table.Table"
 
-#: Rows of a record batch, which are read together.
+#: The number of rows in a record batch, which is read at once.
 BATCH_ROWS = 65_536
 
 

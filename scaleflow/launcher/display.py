@@ -1,4 +1,4 @@
-"""Shows a run: what its start waits for, its training and its result. A bar on a terminal, plain lines in a log."""
+"""Shows a run: its start, its training and its result, with a bar on a terminal and plain lines in a log."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ METRICS_SHOWN = ("train/loss", "train/accuracy", "train/mae", "val/loss", "val/a
 #: The usual width of a number, so that the lines of epochs have columns.
 NUMBER_WIDTH = 7
 
-#: After so many seconds without a line, a log gets one that says what goes on.
+#: After this many seconds without a line, a log gets a line that says what is under way.
 QUIET_SECONDS = 2.0
 
-#: The same while TensorFlow is imported, which usually takes less: a start as usual needs no such line.
+#: The same while TensorFlow is imported. This usually takes less, so that a normal start gets no such line.
 IMPORT_QUIET_SECONDS = 10.0
 
 #: The stage that begins with the import of TensorFlow.
 IMPORTING = "importing TensorFlow"
 
-#: A stage or a training that has taken long gets such a line less often: after this share of the time it has taken.
+#: Long stages and trainings get such lines less often: after this share of the time that they have taken so far.
 QUIET_SHARE = 0.02
 
-#: A stage that has just begun gets none: it may end at once.
+#: A stage gets no such line in its first seconds, because it may end at once.
 SHORTEST_SHOWN = 0.5
 
 #: Seconds between two checks whether such a line is due.
 TICK_SECONDS = 0.1
 
-#: A stage gets a line of its own at its end if it took at least so many seconds.
+#: A stage gets its own line at its end if it took at least this many seconds.
 SHORTEST_STAGE = 0.1
 
 
@@ -121,12 +121,12 @@ class Display:
             a line when it begins, too.
     """
 
-    #: When a display of this process has printed a line, by the monotonic clock. All of them use the same stream.
+    #: The monotonic time of the last line of any display of this process. All displays share one stream.
     printed_at: ClassVar[float] = time.monotonic()
 
     _lock: ClassVar[threading.RLock] = threading.RLock()
 
-    #: Breaks the silence from the first line of the command until there is another display.
+    #: Prints progress from the command's first line until another display takes over.
     greeting: ClassVar[Display | None] = None
 
     def __init__(self, stream: TextIO, shows_stages: bool = True, breaks_silence: bool = True) -> None:
@@ -195,7 +195,7 @@ class Display:
             self.print_line(f"{label:<{width}}  {value}")
 
     def close(self) -> None:
-        """Ends what is under way: the thread, a stage, the bar. The display can be used again."""
+        """Ends the thread, the current stage and the bar. The display can be used again."""
         with self._lock:
             self._closing.set()
             self._stage = self._training = None
@@ -203,7 +203,7 @@ class Display:
     # Stages -----------------------------------------------------------------------------------
 
     def begin_stage(self, text: str, since: float | None = None) -> None:
-        """Shows what the command does now, until the next stage, or until the run is ready.
+        """Shows the current stage until the next stage begins, or until the run is ready.
 
         Args:
             text: what is done, such as `importing TensorFlow`.
@@ -256,7 +256,7 @@ class Display:
                     self.break_silence()
 
     def break_silence(self) -> None:
-        """Prints what goes on, if no line was printed for `QUIET_SECONDS`."""
+        """Prints what is under way if no line was printed for `QUIET_SECONDS`."""
         doing = self._stage or self._training
         if doing is None:
             return
@@ -291,7 +291,7 @@ class Display:
 
 
 class TrainingProgress:
-    """What is known of a training that is under way.
+    """The progress of a training.
 
     Args:
         steps: its number of steps.
@@ -411,7 +411,7 @@ class BarDisplay(Display):
 
 @functools.cache
 def greet(line: str) -> None:
-    """Prints the first line of a command that trains, once, and breaks the silence until there is another display."""
+    """Prints the first line of a command that trains, once, and shows progress until another display takes over."""
     display = Display(sys.stdout, shows_stages=False)
     display.print_line(line)
     display.begin_stage("reading the config")
@@ -419,7 +419,7 @@ def greet(line: str) -> None:
 
 
 def end_greeting() -> None:
-    """Ends the greeting, if there is one, because the command ends, or has another display."""
+    """Ends the greeting, if there is one, when the command ends or another display takes over."""
     if Display.greeting is not None:
         Display.greeting.close()
         Display.greeting = None

@@ -18,7 +18,7 @@ from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.launcher.run_promotion import promote_run
 from scaleflow.runs import RunSpec, RunState
 
-#: The constant prediction whose metric the baseline is.
+#: The constant predictions, by the metric that is their baseline.
 PREDICTIONS = {
     "accuracy": "always the most frequent class",
     "exact_match": "always the most frequent labels",
@@ -77,7 +77,7 @@ def describe_continuation(state: RunState, folder: str) -> list[tuple[str, str]]
 
 
 def describe_formats(formats: Iterable[FormatExported]) -> list[tuple[str, str]]:
-    """Returns rows with what was measured of each format of the model."""
+    """Returns rows with the measurements of each format of the model."""
     rows = []
     for each in formats:
         shown = {name: format_number(value) for name, value in each.values.items()}
@@ -94,7 +94,7 @@ def describe_found(state: RunState) -> list[tuple[str, str]]:
 
 
 def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
-    """Returns rows with the last metrics of the run, each beside the baselines, which jobs of a sweep leave out."""
+    """Returns rows with the run's last metrics, each beside its baselines; jobs of a sweep leave out the baselines."""
     known = RunState.read(spec.folder) if spec.is_resumed else state
     baseline = {} if spec.parent else known.baseline
     rows = []

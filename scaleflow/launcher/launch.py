@@ -58,7 +58,7 @@ from scaleflow.runs.provenance.record import remove_launch_state
 from scaleflow.runs.state import RunHistory
 from scaleflow.tracking import RUN_ID, NoTracker, TensorBoardWriter, locate_weights, make_tracker
 
-#: Seconds that a refused command waits until a store that it has begun to create is complete.
+#: Seconds that a refused command waits for the completion of a store that it has begun to create.
 MIGRATION_SECONDS = 180.0
 
 
@@ -77,7 +77,7 @@ class SweepContext:
 
 
 def run_job(config: DictConfig, started: float) -> int:
-    """Prepares and launches what Hydra has composed: a command, or a job of a Hydra launcher that is not scaleflow's.
+    """Prepares and launches a config composed by Hydra: a command, or a job of one of Hydra's own launchers.
 
     The config has its interpolations; the command `started` at a time in seconds since the epoch. Returns the exit
     code.
@@ -110,7 +110,7 @@ def run_job(config: DictConfig, started: float) -> int:
 
 
 def describe_outcome(folder: Path) -> dict[str, Any]:
-    """Returns what `--json` says of a run: its id, status, last metrics, model, folder and error; {} without a run."""
+    """Returns a run's values for `--json`: its id, status, last metrics, model, folder and error; {} without a run."""
     run = RunHistory.read(folder)
     if not run.is_ready:
         return {}
@@ -237,7 +237,7 @@ def make_host(monitor: RunMonitor) -> ProcessHost:
 
 
 def make_recorder(spec: RunSpec, is_resumed: bool, adopts: bool, wait_for_files: Callable[[], object]) -> Recorder:
-    """Makes the recorder of the run. It has no store in a process whose events are not the run's."""
+    """Makes the recorder of the run. It has no store if the events of this process are not the run's."""
     plan = spec.plan
     tracker = make_tracker(plan.tracking, adopts=adopts) if spec.records else NoTracker()
     board = TensorBoardWriter(spec.files.tensorboard) if plan.tracking.tensorboard and spec.records else None
@@ -256,7 +256,7 @@ def make_recorder(spec: RunSpec, is_resumed: bool, adopts: bool, wait_for_files:
 
 
 def describe_part(spec: RunSpec, is_resumed: bool) -> list[str]:
-    """Returns lines for the user: which part of a run this command does, and which run in the store it continues."""
+    """Returns lines for the user: this command's part of the run, and the run in the store that it continues."""
     lines = []
     if is_resumed and (requested := os.environ.get(RUN_ID)):
         tracked = spec.files.read_record().get("run_id")

@@ -107,7 +107,7 @@ def read_stage_tags() -> dict[str, str]:
 
 
 def check_folder_names(plan: Plan, folder: Path) -> None:
-    """Raises ConfigError for a folder in which TensorFlow writes files that it cannot read: it takes names as globs."""
+    """Raises ConfigError for folders whose names TensorFlow reads as globs, so that it cannot read its files there."""
     for key, path in (("hydra.run.dir", folder.absolute()), ("checkpoint.folder", plan.checkpoint.folder)):
         if {"[", "\\"} & {*str(path or "")}:
             raise ConfigError(
@@ -117,7 +117,7 @@ def check_folder_names(plan: Plan, folder: Path) -> None:
 
 
 def check_dataset_files(plan: Plan, folder: Path) -> None:
-    """Checks the files of a dataset of scaleflow's own, if workers on this machine read them.
+    """Checks the files of a built-in dataset, if workers on this machine read them.
 
     Raises ConfigError as the source would. A file in the run's folder is written later (`scaleflow.run(data=...)`).
     """
@@ -211,7 +211,7 @@ def apply_tf_config(plan: Plan, environment: Mapping[str, str]) -> Plan:
 
 
 def choose_strategy(plan: Plan, name: Literal["multi_worker", "parameter_server", "tpu"]) -> Plan:
-    """Returns a plan with a strategy in place of `auto`; the user's other options of it stay."""
+    """Returns the plan with `auto` replaced by a strategy, and the user's other options of the strategy unchanged."""
     return replace(plan, strategy=replace(plan.strategy, name=name))
 
 
@@ -255,7 +255,7 @@ def probe(plan: Plan) -> Plan:
 
 
 def note_copies(plan: Plan) -> str | None:
-    """Returns a line if this command is one of several copies that do not know of each other; None if not.
+    """Returns a warning if this command is one of several independent copies, else None.
 
     Raises ConfigError if each would start several processes.
     """

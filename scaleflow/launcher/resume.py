@@ -48,7 +48,7 @@ CHANGEABLE = (
 )
 LENGTH_KEYS = ("epochs", "max_steps")
 
-#: Keys that say which variables are trained. The optimizer's state in a checkpoint is of these.
+#: Keys that decide which variables are trained. A checkpoint has the optimizer's state for these variables only.
 TRAINED = ("model.freeze", "model.lora")
 
 Config = dict[str, Any]

@@ -8,7 +8,7 @@ import time
 from scaleflow.files.cache import find_cache_folder
 from scaleflow.launcher.processes.handover import WARM_ENV, Client
 
-#: A start that took less needs no advice.
+#: No advice is given if the start took less than this.
 SLOW_SECONDS = 3.0
 
 DAY_SECONDS = 86_400.0

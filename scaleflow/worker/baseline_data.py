@@ -1,4 +1,4 @@
-"""What the launcher fits baselines to, and what it has found when the run ends."""
+"""Writes the rows to which the launcher fits baselines, and reports their metrics at the end of the run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 #: the time, and no clock does: what a run records must not depend on the machine.
 MOST_VALUES = 50_000_000
 
-#: The most rows that are read for them alone, because the split is read while training.
+#: The most rows that are read only for the baselines, if the split is read while training.
 MOST_STREAMED = 100_000
 
-#: Fewer training rows say nothing, and with more classes boosting takes minutes.
+#: The fewest training rows for a useful baseline, and the most classes: with more, boosting takes minutes.
 FEWEST_ROWS, MOST_CLASSES = 20, 50
 
 
@@ -85,7 +85,7 @@ def to_matrix(rows: Arrays, inputs: Any, classes: int) -> tuple[Array, Array]:
 
 
 def report_baselines(files: RunFolder, emit: Emit, should_stop: Callable[[], bool]) -> None:
-    """Reports the metrics of the baselines, for which the end of a run waits, unless it is told to stop."""
+    """Waits for the baselines at the end of the run, unless it is told to stop, and reports their metrics."""
     if files.baseline_data.exists():
         emit(StageBegan("fitting boosting and a linear model, to compare with"))
     while files.baseline_data.exists():

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known of a run before its first step.
+    """The facts about a run before its first step.
 
     Attributes:
         resolved: the values that replace `auto` and the like, for the `resolved.` params.
@@ -233,7 +233,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
 def keep_outputs(
     plan: Plan, runtime: Runtime, engine: Engine, feeds: Feeds, source: Source, splits: Splits, emit: Emit
 ) -> KeptSplit | None:
-    """Makes the evaluation of the test split keep what predictions are made of, as `evaluation` says."""
+    """Makes the evaluation of the test split keep the values for predictions, as `evaluation` says."""
     if plan.evaluation.name == "none" or plan.evaluator == "here":
         return None
     if runtime.strategy_name == "tpu":

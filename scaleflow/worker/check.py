@@ -33,7 +33,7 @@ MOST_SHOWN = 12
 
 
 def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
-    """Looks at the splits of a dataset, writes the report, and reports what was found.
+    """Checks the splits of a dataset, writes the report, and emits the findings.
 
     Raises ConfigError if the dataset cannot be read, or its examples cannot be put side by side.
     """
@@ -84,7 +84,7 @@ def sample_splits(name: str, source: Source, splits: Splits, examples: int) -> d
 
 
 def judge_left_out(texts: Iterable[str], is_allowed: bool) -> list[DataFinding]:
-    """Returns findings about what was left out because it cannot be read: a hint each if the user allows it."""
+    """Returns findings about unreadable examples that were left out: hints if the user allows to skip them."""
     from scaleflow.data_checks.drift import FAULT, HINT, DataFinding
 
     level, because = (HINT, "dataset.on_bad_example=skip allows it") if is_allowed else (FAULT, "none may be left out")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-#: The examples whose time is measured.
+#: The number of examples whose time is measured.
 TIMED = 100
 
 #: Metrics by which a quantized format is judged, the first that an output has: larger is better for the first.
@@ -47,7 +47,7 @@ JUDGED = ("accuracy", "mae", "loss")
 
 @dataclass(frozen=True)
 class Proof:
-    """What formats are compared on.
+    """The examples on which formats are compared, and how formats are evaluated on them.
 
     Attributes:
         split: its name; empty if there are only a few examples, before the training.

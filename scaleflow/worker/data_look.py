@@ -1,4 +1,4 @@
-"""Looks at a sample of the data of a run before training: what it looks like, its faults, how it has changed."""
+"""Checks a sample of a run's data before training: makes its schema, finds faults, compares it with earlier data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_EXAMPLES, MOST_VALUES = 2000, 1 << 20
 #: The fewest examples, however large they are.
 FEWEST_EXAMPLES = 32
 
-#: The most findings that are told.
+#: The most findings that a run reports.
 MOST_TOLD = 5
 
 
@@ -64,7 +64,7 @@ def make_look(
 
 
 def find_told(splits: Splits, sample: SplitSample) -> list[DataFinding]:
-    """Returns the faults of the training split. The first examples of a stream may have some that others do not."""
+    """Returns the faults of the training split. The first examples of a stream may not be typical of the rest."""
     from scaleflow import dataset
     from scaleflow.data_checks.drift import DRIFT, select_level
     from scaleflow.data_checks.rules import find_faults
@@ -93,7 +93,7 @@ def compare_split(schema: Mapping[str, Any], source: Source, examples: Examples,
 def tell_comparison(
     plan: Plan, earlier: EarlierState | None, source: Source, examples: Examples, few: Any, emit: Emit
 ) -> None:
-    """Tells how the data of an evaluation differ from those that the model was trained on, as `dataset.check` says."""
+    """Reports how an evaluation's data differ from the model's training data, as `dataset.check` says."""
     if plan.dataset.check == "none" or earlier is None:
         return
     try:
@@ -106,7 +106,7 @@ def tell_comparison(
 
 
 def tell_findings(answer: Mapping[str, Any], check: str, emit: Emit) -> None:
-    """Tells findings in notes. Raises ConfigError for `dataset.check=refuse`."""
+    """Reports findings in notes. Raises ConfigError for `dataset.check=refuse`."""
     if "error" in answer:
         text = f"dataset.check={check}: the data cannot be looked at ({answer['error']})"
         if check == "refuse":
@@ -158,7 +158,7 @@ def sample_split(
 
 
 def find_kinds(source: Source) -> Mapping[str, str]:
-    """Returns what a table's source takes its columns for; empty for other sources."""
+    """Returns the kinds of a table's columns; empty for other sources."""
     reading = getattr(source, "reading", {})
     columns = reading.get("columns") if isinstance(reading, Mapping) else None
     return columns if isinstance(columns, Mapping) else {}

@@ -18,12 +18,12 @@ from scaleflow.runs.split_digest import ALL_VALUES, FILES, SplitDigests
 if TYPE_CHECKING:
     from scaleflow.training import WorkerSync
 
-#: What identifies a split, of its description in the event `data`.
+#: The keys that identify a split in its description in the event `data`.
 DIGEST_KEYS = ("examples", "digest", "covers", "version")
 
 
 def find_earlier(plan: Plan, resumed: Path | None, worker_sync: WorkerSync) -> EarlierState | None:
-    """Returns what the run that is resumed, or whose weights are taken, learned; None if there is no record.
+    """Returns what was learned by the run that is resumed or fine-tuned; None if there is no record.
 
     All workers must call it. Raises ConfigError if the record cannot be read.
 
@@ -47,7 +47,7 @@ def find_earlier(plan: Plan, resumed: Path | None, worker_sync: WorkerSync) -> E
 
 
 def read_initial_state(plan: Plan) -> LearnedState | None:
-    """Returns what the run learned whose weights `model.init_from` takes; None if there is no record.
+    """Returns what was learned by the run whose weights `model.init_from` takes; None if there is no record.
 
     Raises ConfigError if the record cannot be read, or if `model.init_from_preprocessing=old` needs one.
     """
@@ -63,7 +63,7 @@ def read_initial_state(plan: Plan) -> LearnedState | None:
 
 
 def find_changes(plan: Plan, learned: LearnedState, emit: Emit) -> LearnedChanges | None:
-    """Returns what a new run learned otherwise than the run whose weights it takes, which a note says.
+    """Returns how what a new run learned differs from what the run learned whose weights it takes; a note says so.
 
     None: there is no such run, or nothing is known about it.
 

@@ -123,7 +123,7 @@ def make_engine(
 
 
 def prepare_phases(plan: Plan, net: keras.Model) -> list[FreezePhase]:
-    """Lists what trains from which epoch on, if that changes during the run.
+    """Lists the phases of `model.freeze`, if it changes which variables train during the run.
 
     Raises:
         ConfigError: if a phase cannot be, or if a training step applies optimizers of its own.
@@ -141,7 +141,7 @@ def prepare_phases(plan: Plan, net: keras.Model) -> list[FreezePhase]:
 
 
 def apply_remat(plan: Plan, runtime: Runtime, net: keras.Model) -> str:
-    """Makes training compute parts of a model again, as `hardware.remat` says. A pipeline divides its stages itself.
+    """Lets training compute parts of a model again, as `hardware.remat` says. A pipeline divides its stages itself.
 
     Returns:
         What is computed again; empty if nothing is.

@@ -30,7 +30,7 @@ MOST_VALUES = 64
 #: The sides of the grid of a picture, and the most words of a text, that are occluded one by one.
 GRID, MOST_WORDS = 8, 40
 
-#: A column is not used if shuffling it surely costs less than this share of what a constant loses.
+#: A column is unused if the whole interval of its importance is within this share of what a constant loses.
 LEAST = 0.01
 
 
@@ -125,7 +125,7 @@ def score_outputs(described: Outputs, target: Array, outputs: Array) -> Array:
 
 
 def measure_constant(described: Outputs, target: Array) -> tuple[str, float]:
-    """Returns the name of what an importance is in, and how much of it the best constant loses."""
+    """Returns the measure of an importance, and how much of it the best constant loses."""
     import numpy as np
 
     flat = target.reshape(len(target), -1)

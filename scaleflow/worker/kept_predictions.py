@@ -1,4 +1,4 @@
-"""Keeps what the model returns for the examples of a split, and writes the record of it."""
+"""Keeps the model's outputs for the examples of a split, and writes their record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ID_KEY, SLICES_KEY = "evaluation.id", "evaluation.slices"
 
 
 class PredictionKeeper:
-    """An `OutputKeeper` that collects what predictions are made of.
+    """An `OutputKeeper` that collects the values from which predictions are made.
 
     Args:
         outputs: of the model.

@@ -15,7 +15,7 @@ from scaleflow.export.formats import PortableModel
 from scaleflow.interfaces import LearnedState, map_named, name_leaves
 from scaleflow.model import label_leaves
 
-#: The file beside that of a format with what its tensors mean.
+#: The file beside that of a format that says what its tensors mean.
 DESCRIPTION = "model.json"
 
 #: The version of this file.

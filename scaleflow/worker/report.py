@@ -133,7 +133,7 @@ def ask_model(
 
 
 def import_ahead(setup: TrainingSetup) -> None:
-    """Imports in the background what a report needs, while the run trains: at its end the command would wait for it."""
+    """Imports the modules of a report in the background while the run trains, so that its end need not wait."""
 
     def load() -> None:
         with contextlib.suppress(Exception):

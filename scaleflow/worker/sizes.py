@@ -1,4 +1,4 @@
-"""Fills in what depends on the training split: `by_size`, and the monitor of the best checkpoint."""
+"""Fills in values that depend on the training split: `by_size`, and the monitor of the best checkpoint."""
 
 from __future__ import annotations
 

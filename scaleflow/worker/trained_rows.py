@@ -106,7 +106,7 @@ def digest_rows(columns: Sequence[Array]) -> Iterator[bytes]:
 
 
 def encode_numbers(value: Any) -> bytes:
-    """Returns the bytes of numbers: a column of integers may be read as floats, if another file has a missing value."""
+    """Returns the bytes of numbers as floats: a column of integers is read as floats if a file has a missing value."""
     return np.asarray(value).astype(np.float64).tobytes()
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from scaleflow.interfaces.trials import choose_first_size
 
-#: An epoch keeps at least so many steps: with fewer updates a model learns less from the same examples.
+#: The fewest steps of an epoch: with fewer updates a model learns less from the same examples.
 STEPS_PER_EPOCH = 8
 
-#: The search ends after so many doublings in a row that are not faster than what was measured before.
+#: The search ends after this many doublings in a row that are not faster than an earlier measurement.
 DOUBLINGS_WITHOUT_GAIN = 3
 
 #: Sizes with at least this share of the fastest are measured again, in so many rounds: other work on the machine slows
@@ -23,10 +23,10 @@ ROUNDS = 3
 #: A smaller size is taken if its examples/s are at least this share of the fastest.
 FAST_ENOUGH = 0.99
 
-#: The next batch size is tried only if twice the memory of this one is within this share of what can be had.
+#: The next batch size is tried only if twice the memory of this one is within this share of the available memory.
 MEMORY_SHARE = 0.8
 
-#: The test of learning rates ends when the smoothed loss is so many times its minimum.
+#: The test of learning rates ends when the smoothed loss is this many times its minimum.
 DIVERGENCE = 4.0
 
 #: The weight of the past in the smoothed loss that ends the test.
@@ -35,7 +35,7 @@ MOMENTUM = 0.9
 #: The suggested rate is the one with the least loss, divided by this.
 MARGIN = 10.0
 
-#: The smoothed loss has to fall by this share at least, and by so many standard errors of a smoothed loss.
+#: The smoothed loss has to fall by at least this share, and by this many standard errors of a smoothed loss.
 MIN_FALL = 0.01
 MIN_ERRORS = 4.0
 
@@ -103,7 +103,7 @@ def list_close_sizes(measurements: Sequence[BatchMeasurement]) -> list[int]:
 
 
 def take_faster(measurements: Sequence[BatchMeasurement], again: BatchMeasurement) -> list[BatchMeasurement]:
-    """Returns the measurements with the faster measurement of a size: what disturbs one only makes it slower."""
+    """Returns the measurements with the faster one of each size, because disturbances only make them slower."""
     return [
         again if each.batch_size == again.batch_size and (again.rate or 0.0) > (each.rate or 0.0) else each
         for each in measurements

@@ -48,16 +48,16 @@ from scaleflow.worker.trial_rules import (
 if TYPE_CHECKING:
     from scaleflow.training import Length, Loop, WorkerSync
 
-#: A call of the compiled loop should take so many seconds, as in a run; one of at least half of that is measured.
+#: The seconds that a call of the compiled loop should take, as in a run; calls of at least half of that are measured.
 CALL_SECONDS = 0.5
 
-#: A batch size is measured for so many seconds and calls, or for the longest time.
+#: The seconds and calls for which a batch size is measured, and the longest time.
 MIN_SECONDS, MIN_CALLS, MAX_SECONDS = 1.0, 3, 10.0
 
-#: A trial ends before so many epochs.
+#: A trial ends before this many epochs.
 MANY_EPOCHS = 1_000_000
 
-#: Seconds between two looks at the memory of the process.
+#: Seconds between two checks of the process's memory.
 SAMPLE_SECONDS = 0.01
 
 

@@ -38,7 +38,7 @@ from scaleflow.interfaces.collector import pause_collector
 #: Maximum bytes of a first message: an environment and a path.
 MAX_MESSAGE_BYTES = 4 * 2**20
 
-#: Maximum descriptors that a process is given.
+#: Maximum number of descriptors passed to a process.
 MAX_DESCRIPTORS = 4
 
 #: Seconds until a worker whose launcher is gone is killed. It ends by itself before that, unless TensorFlow hangs.
@@ -122,7 +122,7 @@ class ForkServer:
                 else:
                     self._handle_messages(key.data)
 
-    #: Seconds after which the server asks itself whether it is over; None: only after something has happened.
+    #: Seconds between two checks whether the server should end; None: it checks only after a message or an end.
     check_seconds: ClassVar[float | None] = None
 
     def _is_over(self) -> bool:
@@ -226,7 +226,7 @@ def become_process(
     limits: Mapping[str, int] | None = None,
     ignored: Sequence[int] = (signal.SIGINT,),
 ) -> NoReturn:
-    """In the child: runs a module's `main` as if it had been started by itself, but with TensorFlow already imported.
+    """In the child: runs a module's `main` as in a new process, but with TensorFlow already imported.
 
     Args:
         descriptors: standard input, output and error, and others, which keep their numbers.
@@ -269,7 +269,7 @@ def become_process(
 
 
 def take_environment(environment: Mapping[str, str]) -> None:
-    """Replaces the environment, and what was computed from the old one."""
+    """Replaces the environment, and the values that were computed from the old one."""
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()

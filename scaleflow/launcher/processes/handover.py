@@ -1,4 +1,4 @@
-"""Hands a command over to the warm server, which forks it from an interpreter that has imported what it needs.
+"""Passes a command to the warm server, which forks it from an interpreter with everything imported.
 
 This module is the client. It is imported before anything else, so it imports little itself. A server is found by the
 digest of all that an interpreter takes in when it starts (`interpreter_digest.py`). What differs otherwise is handed
@@ -41,16 +41,16 @@ WARM_SERVER_MODULE = "scaleflow.warm.server"
 #: link to the client.
 COMMAND_MODULE = "scaleflow.warm.forked_command"
 
-#: The words of commands that only print something: they use a server, and do not wait for one.
+#: Words of commands that only print something: they use a server that is ready, and do not wait for one.
 PRINTING = ("-sc", "--shell-completion", "--version", "--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i")
 
-#: Seconds to wait for a server that imports, and for one that is ready.
+#: Seconds to wait for an answer of a server that still imports, and of one that is ready.
 IMPORT_SECONDS, READY_SECONDS = 120.0, 10.0
 
-#: Seconds in which the process of a command that has told its exit code ends. A process of its own may keep the link.
+#: Seconds that a command's process may take to end after it reports its exit code. Its children may keep the link open.
 EXIT_SECONDS = 5.0
 
-#: Maximum length of the path in which the folder of sockets is. The path of a Unix socket may have 107 bytes.
+#: Maximum length of the path to the folder of sockets, without its name. A Unix socket's path may have 107 bytes.
 MAX_BASE_LENGTH = 55
 
 #: The signals that the client passes on to the command.
@@ -189,7 +189,7 @@ def find_warm_server(flags: Sequence[str] = (), waits: bool = True) -> ServerFil
 
 
 def start_warm_server(files: ServerFiles, flags: Sequence[str]) -> bool:
-    """Starts the server unless it runs; returns whether it was started. It still imports then. Raises NotWarm."""
+    """Starts the server unless it runs; returns whether it did. A new server still imports. Raises NotWarm."""
     part = files.socket.with_suffix(".part")  # it gets its name when it takes connections
     environment = {name: value for name, value in os.environ.items() if name not in (*READ_LATER, "MPLBACKEND")}
     try:
@@ -264,7 +264,7 @@ def ask_server(files: ServerFiles, question: str) -> dict[str, Any]:
 
 
 def receive_answer(connection: socket.socket, files: ServerFiles) -> dict[str, Any]:
-    """Receives one answer of the server, which may still import; {} if it has ended. Raises TimeoutError."""
+    """Receives one answer of the server; {} if the server has ended. Waits while it imports. Raises TimeoutError."""
     deadline = time.monotonic() + IMPORT_SECONDS
     is_ready = False
     connection.settimeout(0.5)
@@ -396,7 +396,7 @@ def end_as(status: int) -> NoReturn:
 
 
 def report_exit(code: int) -> None:
-    """Tells the client the exit code of this process, which ends at once. The server may be gone by then."""
+    """Reports this process's exit code to the client just before it ends. The server may be gone by then."""
     if Client.link is not None:
         with contextlib.suppress(OSError):
             Client.link.sendall(json.dumps({"status": code}).encode() + b"\n")

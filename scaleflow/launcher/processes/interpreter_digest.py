@@ -1,4 +1,4 @@
-"""The digest of all that a Python interpreter takes in when it starts. Commands with one digest share a warm server.
+"""The digest of everything that a Python interpreter reads at its start. Commands with one digest share a warm server.
 
 It is computed before anything else is imported, so this module imports little.
 """
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-#: How the variables begin that Python, TensorFlow, Keras, MLflow, or what these import, read when they are imported.
+#: Prefixes of the variables that Python, TensorFlow, Keras, MLflow and their dependencies read at import.
 #: `tests/warm/test_environment.py` compares them with those that are read.
 IMPORT_PREFIXES = (
     *("ABSL_", "ARROW_", "AZURE_LOG", "CI", "CUDA_", "DATABRICKS_", "DO_NOT_TRACK", "EAGER_IMPORT", "GCS_"),
@@ -25,7 +25,7 @@ IMPORT_PREFIXES = (
     *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XLA_"),
 )
 
-#: Variables with such a prefix that are read later, or that libraries set themselves: a command may have its own.
+#: Variables with such a prefix that may differ between commands: they are read later, or libraries set them.
 READ_LATER = (
     *("CUDA_VISIBLE_DEVICES", "HDF5_PLUGIN_PATH", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),
     *("PYTHONBREAKPOINT", "PYTHONSTARTUP", "PYTHONUNBUFFERED", "TF_CONFIG"),
@@ -36,7 +36,7 @@ NAMESPACES = ("mnt", "pid", "net", "user")
 
 
 def digest_interpreter(flags: Sequence[str]) -> str:
-    """Returns the digest of what `python FLAGS` would take in, started by this process: 16 hexadecimal digits."""
+    """Returns the digest of what `python FLAGS` would read if this process started it: 16 hexadecimal digits."""
     environment = sorted(
         f"{name}={value}"
         for name, value in {**os.environ, **locate_modules()}.items()

@@ -31,16 +31,16 @@ FORK_SERVER_MODULE = "scaleflow.launcher.processes.fork_server"
 #: The file with a server's own output, beside its socket.
 SERVER_LOG = "log"
 
-#: Workers that can be requested while the server imports TensorFlow, without a wait for it. The system may allow fewer.
+#: Workers that can be requested without waiting while the server imports TensorFlow. The system may allow fewer.
 MAX_PENDING = 4096
 
-#: Open files that a launcher allows itself.
+#: The limit of open files that a launcher sets for itself.
 MAX_OPEN_FILES = 16_384
 
 #: Maximum length of the folder for a socket. The path of a Unix socket may have 104 bytes; we add about 30.
 MAX_SOCKET_FOLDER_LENGTH = 70
 
-#: Seconds to wait until the server reports the end of a process that was killed.
+#: Seconds to wait for the server to report the end of a killed process.
 KILL_SECONDS = 10.0
 
 

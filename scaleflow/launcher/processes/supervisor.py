@@ -26,7 +26,7 @@ from scaleflow.runs import EventWriter, RunSpec
 #: The limit of restarts if `cluster.max_restarts` is null, for runs that are restarted by default.
 DEFAULT_MAX_RESTARTS = 10
 
-#: A run that has died this often at one step is not restarted if it dies there again: it would never get further.
+#: A run that died this often at one step is not restarted when it dies there again: it would never get further.
 MAX_DEATHS_AT_STEP = 2
 
 

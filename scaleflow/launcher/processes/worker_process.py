@@ -27,7 +27,7 @@ from scaleflow.runs import EventReader, RunSpec
 #: The variables with the sizes of TensorFlow's thread pools. The config's sizes win over them.
 THREADS_ENV = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
-#: Seconds for which an answer of `MessageWatch` holds, so that one look serves a loop over all processes.
+#: Seconds for which an answer of `MessageWatch` stays valid, so that one call serves a loop over all processes.
 LOOK_SECONDS = 0.01
 
 #: Seconds to wait for the end of a process that was killed before the server, which still imports, has forked it.
@@ -52,7 +52,7 @@ class MessageWatch:
             self._selector.unregister(connection)
 
     def look(self) -> None:
-        """Receives what is there, unless that was done within the last `LOOK_SECONDS`."""
+        """Receives waiting messages, unless it did so within the last `LOOK_SECONDS`."""
         if time.monotonic() - self._looked_at >= LOOK_SECONDS:
             self.wait(0.0)
 
@@ -222,7 +222,7 @@ class EndReason:
 
     @property
     def would_come_again(self) -> bool:
-        """Whether the same would happen after a restart."""
+        """Whether a restart would end in the same way."""
         return self.is_reported and not self.is_lost_peer
 
 
@@ -260,7 +260,7 @@ class RunProcess(ABC):
     def wait(self, seconds: float) -> None: ...
 
     def release(self) -> None:  # noqa: B027  # other hosts start their processes after the store is open
-        """Lets the process report `ready`, and train: the store can be used."""
+        """Allows the process to report `ready` and train, because the store can be used."""
 
     @abstractmethod
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Describes a run in the store, in Markdown: what came of it, how to load its model and resume it, what was run."""
+"""Describes a run in the store, in Markdown: its result, how to load its model and resume it, and its command."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 PASS_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 10.0
 
-#: Seconds that a store may fail to open before a run that needs it is refused.
+#: Seconds without an open store after which a run that needs the store is refused.
 CONNECT_SECONDS = 10.0
 
 #: Seconds to wait for a request in progress when nothing more is to be sent.
 STOP_SECONDS = 1.0
 
-#: How often files that were put aside are sent again when everything else is recorded.
+#: How often skipped files are sent again after everything else is recorded.
 FINAL_ATTEMPTS = 5
 
 

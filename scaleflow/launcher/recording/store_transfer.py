@@ -59,10 +59,10 @@ WEIGHTS = "scaleflow.weights"
 
 EVENTS_A_PASS = 500
 
-#: Failures after which a file is put aside, if the store takes other things. Later events are then sent without it.
+#: Failures after which a file is skipped, if the store accepts other events. Later events are then sent without it.
 TRIES_OF_A_FILE = 8
 
-#: Events of files and descriptions. They can be put aside, so that they do not block the events after them.
+#: Events of files and descriptions. They can be skipped, so that they do not block later events.
 DEFERRABLE = (ArtifactWritten, ConfusionWritten, DatasetDescribed, ModelExported, SettingFound, StepsProfiled)
 
 #: Events that are sent, in addition to metrics.

@@ -36,7 +36,7 @@ MAX_END_BYTES = 1 << 16
 
 MEGABYTE = 1e6
 
-#: The most machines, and the most processes, that have metrics of their own. A store would get thousands otherwise.
+#: The most machines, and processes, with metrics of their own. More would send thousands of metrics to the store.
 MAX_NAMED = 64
 
 #: The name of a process in the name of a metric; other names are those of machines.
