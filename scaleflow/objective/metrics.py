@@ -139,6 +139,8 @@ class MetricRows:
         self._takes_decisions = getattr(metric, "sparse_y_pred", keras_name == "accuracy")
         if keras_name == "binaryiou":
             self._takes_integers = self._takes_decisions = False
+        # The squares of R2Score lose the deviation of values that are far from 0. Shifted values have the same R2.
+        self._center = described.scaling[0] if keras_name == "r2score" and described.scaling is not None else None
         is_counted = "int" in str(metric.dtype) and not is_weighted
         self._weights_dtype = tf.as_dtype(metric.dtype) if is_counted else tf.float32
 
@@ -181,6 +183,8 @@ class MetricRows:
                 targets = tf.one_hot(targets, self.columns, dtype=tf.float32)
         elif kind == "regression":
             targets = tf.cast(targets, tf.float64)
+            if self._center is not None:
+                targets, predicted = targets - self._center, tf.cast(predicted, tf.float64) - self._center
         else:
             targets = tf.cast(tf.cast(targets, tf.float32) > 0.5, tf.float32)
             if self._takes_decisions:

@@ -14,11 +14,17 @@ from scaleflow.objective.structure import Described
 ACTIVATIONS = ("Softmax", "Sigmoid")
 
 #: Operations whose results are probabilities if their first input is, and if all inputs are that are no constants.
-FIRST = ("Cast", "EnsureShape", "ExpandDims", "Identity", "Mean", "Reshape", "Squeeze", "StopGradient", "Transpose")
+FIRST = (
+    *("Cast", "EnsureShape", "ExpandDims", "Identity", "Max", "Mean", "Reshape", "Squeeze", "StopGradient"),
+    *("StridedSlice", "Sum", "Transpose"),
+)
 SCALED = ("ClipByValue", "Maximum", "Minimum", "Mul", "RealDiv")
 
 #: Operations whose results are probabilities, or sums of some, if all inputs are.
-JOINED = ("AddN", "AddV2", "ConcatV2", "Pack")
+JOINED = ("AddN", "AddV2", "BatchMatMulV2", "ConcatV2", "Einsum", "MatMul", "Pack")
+
+#: Calls of a model's own `tf.function`.
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 def refuse_probabilities(goal: Objective, outputs: Described) -> Objective:
@@ -52,6 +58,9 @@ def find_activation(tensor: Any) -> tf.Operation | None:
     if operation.type in ACTIVATIONS:
         return operation
     inputs = list(operation.inputs)
+    if operation.type in CALLS:
+        called = operation.graph._get_function(operation.get_attr("f").name)
+        return find_activation(called.graph.outputs[tensor.value_index]) if called is not None else None
     if operation.type == "IdentityN":
         return find_activation(inputs[tensor.value_index])
     if operation.type in FIRST:

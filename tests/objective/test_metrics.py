@@ -244,6 +244,27 @@ def test_a_metric_replaces_the_one_of_its_name_that_is_recorded_by_default(isola
     ]
 
 
+def measure_far_values() -> tuple[float, float]:
+    """Keras's R2Score of values that are far from 0, and scikit-learn's."""
+    from sklearn.metrics import r2_score
+
+    from scaleflow.training.metric_sums import MetricSums
+
+    random = np.random.default_rng(0)
+    targets = 1.7e9 + 200 * random.random((64, 1))
+    predicted = targets + 20 * random.normal(size=(64, 1))
+    outputs = Outputs("regression", (1,), scaling=(float(targets.mean()), float(targets.std())))
+    sums = MetricSums(make(outputs, ObjectiveOptions(metrics=[metric("R2Score", name="r2")])), evaluates=True)
+    total = np.asarray(sums.compute(to_tensors(targets), to_tensors(predicted), None, np.ones(64, np.float32)))
+    return dict(sums.means(total, 64))["r2"], r2_score(targets, predicted)
+
+
+def test_r2_of_values_far_from_zero_is_scikit_learns(isolated: Callable[..., Any]) -> None:
+    found, wanted = isolated(measure_far_values)
+    assert 0.5 < wanted < 0.95
+    assert found == pytest.approx(wanted, rel=1e-6)
+
+
 def measure_nothing(outputs: Any, metrics: Any) -> list[Any]:
     """What is measured, and what the baselines are, where the config leaves out the metrics of the kind."""
     from scaleflow.training import baselines

@@ -7,8 +7,11 @@ from typing import Any
 
 from scaleflow.interfaces import Objective, Outputs
 
-PROBABILITIES = ("dense", "activation", "layer", "operation", "subclass", "half", "average", "clipped", "transposed")
-LOGITS = ("plain", "log", "gated", "bounded", "middle")
+PROBABILITIES = (
+    *("dense", "activation", "layer", "operation", "subclass", "compiled", "half", "average", "clipped", "transposed"),
+    *("mixture", "chosen", "largest"),
+)
+LOGITS = ("plain", "log", "gated", "bounded", "attention", "middle")
 
 
 def make(name: str) -> Any:
@@ -22,8 +25,16 @@ def make(name: str) -> Any:
         def call(self, given: Any) -> Any:
             return tf.nn.softmax(given[:, :3])
 
-    if name == "subclass":
-        return Own()
+    class Compiled(keras.Model):  # type: ignore[misc]
+        @tf.function  # type: ignore[untyped-decorator]
+        def call(self, given: Any) -> Any:
+            return tf.nn.softmax(given[:, :3])
+
+    def stack() -> Any:
+        return keras.ops.stack([layers.Softmax()(x), layers.Dense(3, activation="softmax")(raw)], axis=1)
+
+    if name in ("subclass", "compiled"):
+        return Own() if name == "subclass" else Compiled()
     if name == "half":
         half = layers.Dense(3, activation="softmax", dtype="mixed_bfloat16")(raw)
         return keras.Model(raw, layers.Activation("linear", dtype="float32")(half))
@@ -35,10 +46,14 @@ def make(name: str) -> Any:
         "average": lambda: layers.Average()([layers.Softmax()(x), layers.Dense(3, activation="softmax")(raw)]),
         "clipped": lambda: keras.ops.clip(layers.Softmax()(x), 1e-7, 1 - 1e-7),
         "transposed": lambda: layers.Flatten()(layers.Softmax(axis=1)(layers.Reshape((3, 1))(x))),
+        "mixture": lambda: keras.ops.einsum("bk,bkc->bc", layers.Dense(2, activation="softmax")(raw), stack()),
+        "chosen": lambda: stack()[:, 0],
+        "largest": lambda: layers.GlobalMaxPooling1D()(stack()),
         "plain": lambda: x,
         "log": lambda: keras.ops.log_softmax(x),
         "gated": lambda: x * layers.Dense(3, activation="sigmoid")(raw),
         "bounded": lambda: 6 * keras.ops.sigmoid(x) - 3,
+        "attention": lambda: layers.Attention()([layers.Reshape((1, 3))(x)] * 2)[:, 0],
         "middle": lambda: layers.Dense(3)(layers.Softmax()(x)),
     }[name]()
     return keras.Model(raw, made)
