@@ -20,7 +20,14 @@ from scaleflow.dataset.reading.text import LOWER, Text
 from scaleflow.dataset.tables.columns import Category, Date, Number, WordBag
 from scaleflow.dataset.tables.files import TableFiles, open_tables
 from scaleflow.dataset.tables.forms import Form, apply_form, describe_forms, find_forms
-from scaleflow.dataset.tables.kinds import SampleColumns, check_column_types, choose_kind, find_uselessness
+from scaleflow.dataset.tables.kinds import (
+    SampleColumns,
+    check_column_types,
+    choose_kind,
+    describe_missing_words,
+    find_uselessness,
+    is_like_values,
+)
 from scaleflow.dataset.tables.options import INDEX, choose_columns, find_columns, parse_column_kinds
 from scaleflow.dataset.tables.targets import describe_known_target, find_limits
 from scaleflow.dataset.tables.values import (
@@ -155,13 +162,14 @@ class Table:
                 asdict(outputs),
                 rows.forms,
                 [name for name in inferred if are_codes(sample.columns[name])],
-                rows.count_missing_words(),
+                sample.missing_words,
+                [each for each in inferred if found[each] == CATEGORY and is_like_values(sample.columns[each])],
             )
 
         learned = earlier and (earlier.find_outputs(), earlier.extends)
         depends_on = [given, columns, forms, sought, written, kind, most_values, scale_target, known, learned]
         depends_on += [test, split_seed]
-        found, described, rows.forms, codes, rows.missing_words = rows.recall("types", depends_on, learn)
+        found, described, rows.forms, codes, rows.missing_words, unread = rows.recall("types", depends_on, learn)
         self._kinds, useless = divide_useless(found, target)
         unused += useless
         self._missing_words = rows.missing_words
@@ -184,6 +192,11 @@ class Table:
         if codes:
             new.append(
                 f"dataset: codes, not numbers: {', '.join(codes)}; dataset.numeric takes such a column for numbers"
+            )
+        if unread := [name for name in unread if name not in codes]:
+            new.append(
+                f"dataset: words, though most are different and have digits: {', '.join(unread)}; write numbers and "
+                "dates in a usual form, such as 377.2 and 2024-01-31, or use dataset.drop"
             )
         usage = "name a column in dataset.columns to use it"
         new += [f"dataset: not used: {each}; {usage}" for each in describe_useless(useless)]
@@ -280,7 +293,8 @@ class TableRows:
     def sample_columns(self) -> SampleColumns:
         """The sample, with numbers and dates in one form."""
         columns = {name: apply_form(column, self.forms.get(name)) for name, column in self.raw_columns.items()}
-        return SampleColumns(columns, self._files.format, lambda row: self.name(int(self.sampled[row])))
+        words = self.count_missing_words()
+        return SampleColumns(columns, self._files.format, lambda row: self.name(int(self.sampled[row])), words)
 
     @cached_property
     def _sample(self) -> tuple[Arrays, dict[int, str]]:
@@ -393,9 +407,8 @@ class TableRows:
         def take(name: str, values: Array, is_bad: Array, expected: str) -> Array:
             label = f"its target {name}" if name == self._target else name
             hint = ""
-            if name == self._target and self.missing_words and self._outputs.kind != "regression":
-                found = ", ".join(f"{word} ({count} rows)" for word, count in self.missing_words.items())
-                hint = f": dataset.missing has {found}; if it is a class, leave it out there"
+            if name == self._target and self._outputs.kind != "regression":
+                hint = describe_missing_words(self.missing_words)
             for row in np.flatnonzero(is_bad):
                 value = columns[name][int(row)].as_py()
                 is_absent = value is None or value != value

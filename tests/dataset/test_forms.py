@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from scaleflow.dataset.tables.forms import apply_form, find_forms
+from scaleflow.dataset.tables.kinds import is_like_values
+from scaleflow.dataset.tables.values import infer_type
 from scaleflow.errors import ConfigError
 
 VALUES = np.random.default_rng(0).normal(0, 3000, 60).round(2)
@@ -42,6 +44,12 @@ WAYS: dict[str, Callable[[float], str]] = {
     "dollars": lambda value: english(value).replace("-", "-$") if value < 0 else f"${english(value)}",
     "accounts": lambda value: f"({english(-value)})" if value < 0 else english(value),
     "per cent": lambda value: f"{value:.2f}%",
+    "a minus behind": lambda value: f"{english(-value)}-" if value < 0 else english(value),
+    "a code": lambda value: f"{english(value)} USD",
+    "a code before": lambda value: f"EUR {german(value)}",
+    "reais": lambda value: f"R$ {german(value)}",
+    "crowns": lambda value: f"{german(value).replace('.', ' ')} kr",
+    "rupees": lambda value: f"₹{english(value)}",
     "a minus": lambda value: english(value).replace("-", "\u2212"),
 }
 
@@ -56,6 +64,7 @@ def test_numbers_are_read_as_they_are_written(way: str) -> None:
 def test_whole_numbers_with_spaces_and_signs_of_currencies() -> None:
     assert read(["1 200", "950", "12 000 000"]) == ["1200", "950", "12000000"]
     assert read(["$1,200", "$950"]) == ["1200", "950"]
+    assert read(["12,34,567.25", "1,00,000.50"]) == ["1234567.25", "100000.50"]
     assert read(["0,125", "1,163"]) == ["0.125", "1.163"]  # no number begins with 0 and a thousand
     assert read(["1.163.200", "950"]) == ["1163200", "950"]
 
@@ -138,3 +147,31 @@ def test_dates_are_read_as_they_are_written(form: str) -> None:
 )
 def test_other_columns_stay_as_they_are(words: Sequence[str]) -> None:
     assert read(words) == words
+
+
+def infer(words: Sequence[str | None]) -> str:
+    import pyarrow
+
+    column = pyarrow.chunked_array([pyarrow.array(words, pyarrow.string())])
+    return str(infer_type("x", column, lambda row: f"row {row}", "drop it").type)
+
+
+def test_columns_of_values_with_a_mark_for_missing_ones_are_refused() -> None:
+    gaps = lambda value, mark: [mark if n % 4 == 0 else value(n) for n in range(60)]  # noqa: E731
+    with pytest.raises(ConfigError, match=r"the column x has '-' \(row 0\), and 45 of its 60 values are numbers; add"):
+        infer(gaps(lambda n: f"{n}.5", "-"))
+    with pytest.raises(ConfigError, match=r"has '0000-00-00' \(row 0\), and 45 of its 60 values are dates"):
+        infer(gaps(lambda n: f"2024-03-{n // 2 + 1:02d}", "0000-00-00"))
+    assert infer(["1", "2", "3", "A"] * 20) == "string"  # few different values: categories
+    assert infer(["0x1F", "0x20"]) == "string"  # not a number in every door
+    assert infer(["7", "-8", None]) == "int64"
+
+
+@pytest.mark.parametrize(
+    ("word", "is_like"),
+    [("{n}.5 kg", True), ("{n}. Mai 2024", True), ("0.{n}k", True), ("Type {n}b", False), ("a1", False)],
+)
+def test_words_that_may_be_values_are_noticed(word: str, is_like: bool) -> None:
+    import pyarrow
+
+    assert is_like_values(pyarrow.chunked_array([[word.format(n=n) for n in range(60)]])) == is_like

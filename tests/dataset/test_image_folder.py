@@ -169,7 +169,7 @@ def decode_turned(base: Path) -> dict[str, tuple[Any, Any]]:
     from scaleflow.dataset.reading.images import decode_image, image_size, make_image_decoder
 
     found = {}
-    for path in base.glob("*.jpg"):
+    for path in base.glob("*.*"):
         encoded = tf.constant(path.read_bytes())
         whole = decode_image(encoded, 3, lambda shape: tf.constant(0))
         size = tf.function(image_size)(encoded, whole).numpy()
@@ -191,6 +191,11 @@ def test_a_jpeg_is_turned_as_its_camera_says(isolated: Callable[..., Any], tmp_p
             data = exif.tobytes()
             picture(tmp_path / f"{order}{orientation}.jpg", pixels, quality=95, exif=data)
             picture(tmp_path / f"{order}{orientation} and a density.jpg", pixels, quality=95, exif=data, dpi=(72, 72))
+    picture(tmp_path / "turned.png", pixels, exif=data)
+    camera = (tmp_path / "<6.jpg").read_bytes()
+    for marker, text in ((0xFE, b"a comment"), (0xE1, b"http://ns.adobe.com/xap/1.0/" + bytes(9000))):
+        segment = bytes([0xFF, marker]) + (len(text) + 2).to_bytes(2, "big") + text
+        write(tmp_path / f"{marker} before.jpg", camera[:2] + segment + camera[2:])
     picture(tmp_path / "plain.jpg", pixels, quality=95)
     write(
         tmp_path / "a word.jpg", (tmp_path / "plain.jpg").read_bytes() + b"Exif" + bytes([0x12, 1, 3, 0, 1, 0, 0, 0, 6])

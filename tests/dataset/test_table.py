@@ -875,6 +875,9 @@ def test_a_class_that_is_a_word_of_missing_is_said(isolated: Callable[..., Any],
     )
     counts, _ = isolated(prepared, functools.partial(make, tmp_path / "a.csv", "y", missing=[""]))
     assert counts == {"train": 48, "test": 12}
+    write(tmp_path / "b.csv", "x,y\n" + "".join(f"{n} kg,{('None', 'brick')[n % 2]}\n" for n in range(60)))
+    (message,) = isolated(refused, [functools.partial(make, tmp_path / "b.csv", "y")])
+    assert "expected at least 2 classes: dataset.missing has None (30 rows)" in message
 
 
 def read_long(folder: Path) -> list[str]:

@@ -19,9 +19,10 @@ Channels = Annotated[int, Check(lambda value: value in (1, 3), "3, or 1 for grey
 #: Where a PNG file says how many bits a value has, in one byte, and of which type its colours are, in the next one.
 PNG_HEADER = 24
 
-#: The first bytes of a JPEG file, in which its orientation is looked for; the places of the word Exif there; and the
-#: entry before the orientation by the order of bytes, each with the place of the orientation after its start.
-EXIF_BYTES, EXIF_PLACES = 4096, (6, 24)
+#: The first bytes of a file, in which EXIF data is looked for, and those of the data, in which the orientation is; what
+#: is before the data in a JPEG and in a PNG; and the entry before the orientation by the order of bytes, each with the
+#: place of the orientation after its start.
+HEAD_BYTES, EXIF_BYTES, EXIF_MARKS = 1 << 17, 4096, (b"Exif\0\0", b"eXIf")
 ORIENTATION_ENTRIES = (((0x12, 1, 3, 0, 1, 0, 0, 0), 8), ((1, 0x12, 0, 3, 0, 0, 0, 1), 9))
 
 #: How much smaller than its file libjpeg can decode a picture, in both directions.
@@ -33,8 +34,8 @@ def make_image_decoder(
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns a function: encoded image (JPEG, PNG, BMP, GIF) -> [height, width, channels] uint8. Traced.
 
-    It takes the first frame of an animation, drops an alpha channel, and turns a JPEG as its EXIF data says. A PNG with
-    16 bits for a value is an error: its values may have any range.
+    It takes the first frame of an animation, drops an alpha channel, and turns a JPEG or PNG as its EXIF data says. A
+    PNG with 16 bits for a value is an error: its values may have any range.
 
     Args:
         size: [height, width].
@@ -62,8 +63,7 @@ def decode_image(encoded: tf.Tensor, channels: int, ratio_of: Callable[[tf.Tenso
     def decode_other() -> tf.Tensor:
         image = tf.ensure_shape(tf.io.decode_image(encoded, channels=3, expand_animations=False), [None, None, 3])
         with tf.control_dependencies([image]):  # so that a damaged file is reported as such
-            is_png = tf.equal(tf.strings.substr(encoded, 0, 4), b"\x89PNG")
-            is_deep = is_png & tf.equal(tf.strings.substr(encoded, PNG_HEADER, 1), b"\x10")
+            is_deep = is_png_file(encoded) & tf.equal(tf.strings.substr(encoded, PNG_HEADER, 1), b"\x10")
         message = (
             "the picture has 16 bits for a value, and only 8 are read; convert it to 8 bits, by the range of your data"
         )
@@ -82,12 +82,14 @@ def decode_image(encoded: tf.Tensor, channels: int, ratio_of: Callable[[tf.Tenso
 
 
 def find_orientation(encoded: tf.Tensor) -> tf.Tensor:
-    """Returns how a JPEG has to be turned, as its EXIF data says: int32 from 1 to 8; 1 for other files: not at all."""
-    head = tf.strings.join([tf.strings.substr(encoded, 0, EXIF_BYTES), bytes(32)])
-    has_exif = tf.reduce_any([tf.equal(tf.strings.substr(head, place, 4), b"Exif") for place in EXIF_PLACES])
+    """Returns how a JPEG or PNG has to be turned, as its EXIF data says: int32 from 1 to 8; 1 for others."""
+    is_png = is_png_file(encoded)
+    mark = tf.where(is_png, EXIF_MARKS[1], EXIF_MARKS[0])
+    parts = tf.strings.split(tf.strings.substr(encoded, 0, HEAD_BYTES), mark, maxsplit=1)
 
     def search() -> tf.Tensor:
-        values = tf.cast(tf.io.decode_raw(head, tf.uint8), tf.int32)
+        exif = tf.strings.join([tf.strings.substr(parts[1], 0, EXIF_BYTES), bytes(32)])
+        values = tf.cast(tf.io.decode_raw(exif, tf.uint8), tf.int32)
         count = tf.size(values) - 9
         windows = tf.stack([values[n : n + count] for n in range(10)], axis=1)
         found = [
@@ -98,7 +100,12 @@ def find_orientation(encoded: tf.Tensor) -> tf.Tensor:
         first = orientations[tf.argmax(tf.cast(orientations > 0, tf.int32))]
         return tf.where((first >= 1) & (first <= 8), first, 1)
 
-    return tf.cond(has_exif & tf.io.is_jpeg(encoded), search, lambda: tf.constant(1))
+    has_exif = (tf.size(parts) > 1) & (tf.io.is_jpeg(encoded) | is_png)
+    return tf.cond(has_exif, search, lambda: tf.constant(1))
+
+
+def is_png_file(encoded: tf.Tensor) -> tf.Tensor:
+    return tf.equal(tf.strings.substr(encoded, 0, 4), b"\x89PNG")
 
 
 def turn_shape(shape: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:

@@ -97,7 +97,7 @@ def find_forms(
 
 def find_number_forms(values: Sequence[str], forms: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
     """Returns the forms that most values have, and nearly all: those that mean the same numbers together."""
-    marks = {mark for value in values for mark in re.findall(f"[%{MARKS}]", value)}
+    marks = {mark for value in values for mark in re.findall(f"%|{MARKS}", value)}
     is_number = any(re.search(r"\d", value) for value in values[:FIRST])
     if not is_number or len(marks) > 1 or any(re.match(CODE, value) for value in values):
         return []
@@ -109,7 +109,7 @@ def find_number_forms(values: Sequence[str], forms: Sequence[tuple[str, str]]) -
     if most < MOSTLY * len(values):
         return []
     found = [group for mean, group in means.items() if sum(each is not None for each in mean) == most]
-    is_english = bool(marks & {"$", "\u00a3"}) and len(found) > 1
+    is_english = bool(marks & {"$", "\u00a3", "\u20b9", "USD", "GBP", "INR"}) and len(found) > 1
     return [group for group in found if not is_english or group[0][0] == "."]
 
 

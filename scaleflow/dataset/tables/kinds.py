@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from scaleflow.dataset.tables.options import KEYS
 from scaleflow.dataset.tables.values import (
     CATEGORY,
     DATE,
+    FEW,
+    MOSTLY,
     NUMBER,
     TEXT,
     Array,
@@ -40,11 +42,13 @@ class SampleColumns:
         columns: by name, as `clean_column` returns them.
         format: of the files; in CSV files all columns are strings, whose types are to be inferred.
         place: names a row by its index.
+        missing_words: how often the target has each word of `dataset.missing`.
     """
 
     columns: Mapping[str, Any]
     format: str
     place: Callable[[int], str]
+    missing_words: Mapping[str, int] = field(default_factory=dict)
 
     def infer(self, name: str, ways: str = "") -> Any:
         """Returns a column with the type that its values have."""
@@ -52,6 +56,12 @@ class SampleColumns:
         if self.format == "csv":
             return infer_type(name, column, self.place, ways)
         return infer_dates(column) if self.format == "json" else column
+
+
+def describe_missing_words(words: Mapping[str, int]) -> str:
+    """Returns the end of a message on targets, which names the words of `dataset.missing` that may be classes."""
+    found = ", ".join(f"{word} ({count} rows)" for word, count in words.items())
+    return f": dataset.missing has {found}; if it is a class, leave it out there" if found else ""
 
 
 def find_uselessness(column: Any, rows: Array | None) -> str | None:
@@ -101,6 +111,19 @@ def choose_kind(rows: SampleColumns, name: str, most: int) -> str:
         return TEXT
     check_most_values(column, name, most)
     return CATEGORY
+
+
+def is_like_values(column: Any) -> bool:
+    """Returns whether a column of words may be numbers or dates that were not recognised, such as `377.2 kg`.
+
+    Nearly all of its words begin or end with a digit, and most rows have one of their own.
+    """
+    from pyarrow import compute, types
+
+    words = column.unique().drop_null()
+    if not types.is_string(column.type) or len(words) <= max(FEW, (len(column) - column.null_count) / 2):
+        return False
+    return bool(compute.sum(compute.match_substring_regex(words, r"^\W?\pN|\pN\W?$")).as_py() >= MOSTLY * len(words))
 
 
 def check_most_values(column: Any, name: str, most: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from scaleflow.dataset.reading.class_names import IS_NUMBER, OneKind, describe_outputs
 from scaleflow.dataset.reading.spread import find_mean_and_deviation
-from scaleflow.dataset.tables.kinds import SampleColumns
+from scaleflow.dataset.tables.kinds import SampleColumns, describe_missing_words
 from scaleflow.dataset.tables.values import Array, is_numeric, to_classes, to_numbers
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState, Outputs, extend_classes
@@ -36,6 +36,7 @@ def describe_target(rows: SampleColumns, target: str, kind: OneKind, most: int, 
         expected = "2" if kind == "binary" else "at least 2"
         raise ConfigError(
             f"dataset.target={target}: has {len(classes)} different value(s), expected {expected} classes"
+            f"{describe_missing_words(rows.missing_words)}"
         )
     rows_with_target = len(rows.columns[target]) - rows.columns[target].null_count
     if kind == "auto" and len(classes) > max(FEW, MOST_CLASSES * rows_with_target):

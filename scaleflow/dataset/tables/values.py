@@ -23,6 +23,9 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 #: A column of a CSV file with at least this fraction of numbers, but also other values, is rejected as ambiguous.
 MOSTLY = 0.9
 
+#: Nearly all of more different values than this being numbers, or dates, is as ambiguous.
+FEW = 20
+
 #: A code, which a number would not keep: 01234, 1E5.
 CODE = r"^([+-]?0[0-9]+|[1-9][0-9]*E[0-9]+)$"
 
@@ -94,19 +97,25 @@ def infer_type(name: str, text: Any, place: Any, ways: str) -> Any:
 
     if text.null_count == len(text) or are_codes(text):
         return text
-    for wanted in ("int64", "float64", "bool", "timestamp[us]", pyarrow.timestamp("us", "UTC")):
+    plain = strip_plus(text)
+    numbers = ("int64", "float64") if are_plain_numbers(plain) else ()  # 0x1F is an int64 for pyarrow
+    for wanted in (*numbers, "bool", "timestamp[us]", pyarrow.timestamp("us", "UTC")):
         try:
-            return compute.cast(strip_plus(text) if wanted in ("int64", "float64") else text, wanted)
+            return compute.cast(plain if wanted in numbers else text, wanted)
         except pyarrow.ArrowInvalid:
             continue
-    is_number = compute.fill_null(compute.match_substring_regex(text, IS_NUMBER), True)
-    present, others = len(text) - text.null_count, compute.sum(compute.invert(is_number)).as_py()
-    if present - others >= MOSTLY * present:
-        row = compute.index(is_number, False).as_py()
-        raise ConfigError(
-            f"dataset.data_dir: the column {name} has {text[row].as_py()!r} ({place(row)}), and {present - others} of "
-            f"its {present} values are numbers; add this value to dataset.missing, or {ways}"
-        )
+    different, present = text.unique().drop_null(), len(text) - text.null_count
+    for what, pattern in (("numbers", IS_NUMBER), ("dates", IS_DATE)):
+        fits = compute.fill_null(compute.match_substring_regex(text, pattern), True)
+        others = compute.sum(compute.invert(fits)).as_py()
+        words = len(different) - compute.sum(compute.match_substring_regex(different, pattern)).as_py()
+        is_mostly = others <= (1 - MOSTLY) * present or FEW < len(different) * MOSTLY <= len(different) - words
+        if others and is_mostly:
+            row = compute.index(fits, False).as_py()
+            raise ConfigError(
+                f"dataset.data_dir: the column {name} has {text[row].as_py()!r} ({place(row)}), and {present - others} "
+                f"of its {present} values are {what}; add this value to dataset.missing, or {ways}"
+            )
     return text
 
 
