@@ -61,11 +61,19 @@ class CallbackState:
         self._first = {name: self._describe(name) for name in self._list_names()}
 
     def _list_names(self) -> list[str]:
-        return sorted(set(vars(self._callback)) - OF_KERAS)
+        """Lists the attributes of the callback, and the lists, sets and dicts of its class, which it may change."""
+        classes = [each for each in type(self._callback).__mro__ if not each.__module__.startswith("keras.")]
+        of_classes = {
+            name
+            for each in classes
+            for name, value in vars(each).items()
+            if not name.startswith("__") and type(value) in (*SEQUENCES.values(), *MAPPINGS.values())
+        }
+        return sorted((set(vars(self._callback)) | of_classes) - OF_KERAS)
 
     def _describe(self, name: str) -> tuple[Any, list[bytes], Any]:
         """Returns an attribute as JSON, digests of its arrays, and itself."""
-        value, digests = vars(self._callback)[name], []
+        value, digests = getattr(self._callback, name), []
 
         def add(array: np.ndarray[Any, Any]) -> int:
             digests.append(hashlib.blake2b(array.data, digest_size=16).digest())
@@ -84,7 +92,7 @@ class CallbackState:
             self.doubts.append(doubt)
 
     def _encode(self, name: str, add: Add) -> Any:
-        value = vars(self._callback)[name]
+        value = getattr(self._callback, name)
         inner = read_inner(value, self._of_model)
         if inner is None:
             return encode_value(value, add)
@@ -102,7 +110,7 @@ class CallbackState:
         """Returns the changed attributes as JSON values. `add` takes an array of bytes and returns its number."""
         self.note_changes()
         kept = {}
-        for name in sorted(self._changed & vars(self._callback).keys()):
+        for name in sorted(self._changed & set(self._list_names())):
             try:
                 kept[name] = self._encode(name, add)
             except NotKept as error:

@@ -160,3 +160,29 @@ def from_an_earlier_version() -> tuple[int, float]:
 
 def test_what_get_state_returned_in_an_earlier_version_is_restored(isolated: Callable[..., Any]) -> None:
     assert isolated(from_an_earlier_version) == (7, 1)
+
+
+def list_of_a_class() -> tuple[list[int], list[int], list[str]]:
+    """What a callback has seen that keeps it in a list of its class, resumed in a new process, and its doubts."""
+    import keras
+
+    class Seen(keras.callbacks.Callback):  # type: ignore[misc]
+        seen: list[int] = []  # noqa: RUF012  # users write this
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.seen.append(epoch)
+
+    first = watched_by(Seen())
+    first.call_hook("epoch_end", 0, {})
+    state = first.read_state()
+    Seen.seen = []
+    callback = Seen()
+    second = watched_by(callback)
+    before = list(callback.seen)
+    second.restore(*state)
+    second.call_hook("epoch_end", 1, {})
+    return before, callback.seen, second.list_doubts()
+
+
+def test_a_list_of_a_callbacks_class_is_kept(isolated: Callable[..., Any]) -> None:
+    assert isolated(list_of_a_class) == ([], [0, 1], [])
