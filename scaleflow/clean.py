@@ -245,7 +245,8 @@ def delete(run: FoundRun, only_checkpoints: bool) -> str:
                 return f"{run.folder}: {name_others(others)}"
             for path in own:
                 path.unlink()
-        for base, *_ in os.walk(files.checkpoints if only_checkpoints else run.folder, topdown=False):
+        folder = files.checkpoints if only_checkpoints else run.folder
+        for base, *_ in os.walk(folder.resolve(), topdown=False):  # a link to it stays
             Path(base).rmdir()
     except (FolderBusy, OSError) as error:
         return f"{run.folder}: {error}"

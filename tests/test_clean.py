@@ -129,6 +129,7 @@ def test_the_jobs_of_a_sweep_go_with_it_and_not_before_it_is_finished(
         sweep = finish(tmp_path / name, uri, status).folder
         RunFolder(sweep).ledger.write_text("{}")
         RunFolder(sweep).manifest.unlink()  # it does not list the ledger
+        RunFolder(sweep).record.touch()  # the last file of a run
         for number in ("0", "1"):
             finish(sweep / f"{name}-{number}", uri)
     nested = finish(tmp_path / "outer", uri).folder
@@ -163,7 +164,18 @@ def test_files_that_the_run_did_not_write_keep_its_folder(
 ) -> None:
     """In every place: at the top, in folders of the run's, as links; with a manifest, and of an earlier version."""
     (tmp_path / "elsewhere").mkdir()
-    for name in ("top", "inside", "link", "old", "old-inside", "before", "checkpoints", "whole"):
+    for name in (
+        "top",
+        "inside",
+        "link",
+        "old",
+        "old-inside",
+        "old-later",
+        "old-earlier",
+        "before",
+        "checkpoints",
+        "whole",
+    ):
         made = MadeRun(tmp_path / "runs" / name, uri=uri).ready().train(1, 3)
         write_checkpoint(made.folder, 10)
         files = RunFolder(made.folder)
@@ -182,12 +194,15 @@ def test_files_that_the_run_did_not_write_keep_its_folder(
         "inside": "plots/mine.png",
         "old": "mlflow.db",
         "old-inside": "src/code.py",
+        "old-later": "evaluation/mine.txt",
+        "old-earlier": "model/train.py",
         "checkpoints": "checkpoints/step-00000003/note",
     }
     for name, path in mine.items():
         file = tmp_path / "runs" / name / path
         file.parent.mkdir(exist_ok=True)
         file.write_text("mine")
+    os.utime(tmp_path / "runs/old-earlier/model/train.py", (0, 0))
     (tmp_path / "runs/link/plots").symlink_to(tmp_path / "elsewhere")
     checkpoints = answer(capsys, "runs", "--checkpoints", "--older-than", "0s")
     assert {name for name, state in states(checkpoints).items() if state != "recorded"} == {"runs/checkpoints"}
@@ -196,6 +211,15 @@ def test_files_that_the_run_did_not_write_keep_its_folder(
     expected = {f"runs/{name}": f"holds other files: {path}" for name, path in mine.items()}
     assert states(found) == {**expected, "runs/whole": "recorded"}
     assert {path.name for path in (tmp_path / "runs").iterdir()} == mine.keys()
+
+
+def test_a_run_in_a_folder_with_a_link_goes(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finish(tmp_path / "real", uri)
+    (tmp_path / "link").symlink_to("real")
+    found = answer(capsys, "link", "--older-than", "0s", "--yes")
+    assert found["exit_code"] == 0
+    assert [each["is_deleted"] for each in found["folders"]] == [True]
+    assert not (tmp_path / "real").exists()
 
 
 def test_a_folder_with_a_store_stays(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

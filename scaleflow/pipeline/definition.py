@@ -170,7 +170,11 @@ def group_members(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
 
 
 def quote_result(written: Any, word: Any) -> Any:
-    """Returns a resolved override, with its value in quotes if references made of it what Hydra cannot read."""
+    """Returns a resolved override, or a list of them, with values in quotes if references made of them what Hydra
+    cannot read.
+    """
+    if isinstance(word, list):
+        return [quote_result(written, each) for each in word]
     if not (isinstance(written, str) and isinstance(word, str)) or "${" not in written or "=" not in word:
         return word
     key, _, value = word.partition("=")

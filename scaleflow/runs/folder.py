@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -172,11 +173,12 @@ class RunFolder:
             links = [name for name in folders if Path(base, name).is_symlink()]
             yield from (os.path.relpath(Path(base, name), self.path) for name in (*names, *links))
 
-    def split_files(self) -> tuple[list[str], list[str]]:
+    def split_files(self, is_complete: bool = True) -> tuple[list[str], list[str]]:
         """Returns the relative paths of the files that the run has written, and of all others.
 
         The manifest says which they are. A run of an earlier version has none, and one that was killed has an
-        incomplete one: its files are those with the names that a run gives, except those that were there before.
+        incomplete one: its files are those with the names that a run gives, except those that were there before. If
+        the run `is_complete`, they were also written after its command began and before its record, the last file.
         """
         manifest = read_json(self.manifest)
         before, listed = set(manifest.get("before", ())), manifest.get("files")
@@ -184,28 +186,36 @@ class RunFolder:
         known = None if listed is None else {*listed, *(path.name for path in (*late, *self.list_process_files()))}
         names = list(self.walk())
         tops = {top for top in {name.partition(os.sep)[0] for name in names} if self.is_own(top)}
+        first, last = self._find_period(tops) if is_complete and known is None else (0.0, math.inf)
+        always = {path.name for path in late}
         own = [
             name
             for name in names
             if name.partition(os.sep)[0] in tops
             and name not in before
             and (known is None or name in known)
+            and (name in always or first <= read_time(self.path / name) <= last)
             and not (self.path / name).is_symlink()
         ]
         return own, sorted({*names} - {*own})
+
+    def _find_period(self, tops: Iterable[str]) -> tuple[float, float]:
+        """Returns when the run wrote the first of its files at the top, and its record."""
+        times = [read_time(path) for top in tops if (path := self.path / top).is_file()]
+        return min(times, default=0.0), read_time(self.record) if self.record.exists() else math.inf
 
     @contextlib.contextmanager
     def track_files(self) -> Iterator[None]:
         """Keeps the manifest: what a command writes during the block is the run's. What was there before is not, if it
         is not in the manifest of an earlier command.
         """
-        before = self.split_files()[1] if self.manifest.exists() else []
+        before = self.split_files()[1] if self.manifest.exists() or self.record.exists() else []
         self._write_manifest({"before": before})
         try:
             yield
         finally:
             if self.manifest.exists():  # otherwise there is no run, and nothing of it stays
-                self._write_manifest({"before": before, "files": self.split_files()[0]})
+                self._write_manifest({"before": before, "files": self.split_files(is_complete=False)[0]})
 
     def _write_manifest(self, content: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the disk is full: `clean` knows the files by their names
@@ -276,6 +286,13 @@ def hold_lock(path: Path, seconds: float, message: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def read_time(path: Path) -> float:
+    """Returns when a file was changed; 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        return path.lstat().st_mtime
+    return 0.0
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -92,8 +92,8 @@ class CheckFolders(Callback):
             note_missing(folder)
             try:
                 check_current_folder(config)
-                if OmegaConf.select(config, "resume") is None:  # that has a folder of its own
-                    refuse_others(folder, key)
+                if OmegaConf.select(config, "resume") is None and folder.is_dir():  # that has a folder of its own
+                    check_folder(folder, key)
             except ConfigError as refusal:
                 raise FolderRefused(str(refusal)) from refusal
             except OSError:  # it cannot be read: Hydra reports that it cannot be written

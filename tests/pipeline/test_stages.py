@@ -25,7 +25,8 @@ FILE = """
 more: {overrides: [model.units=4, training.max_steps=3], looks: [prepare], arguments: {rows: 80}}
 file: "${stages.prepare.result.file}"
 at: "${stages.week.metrics.loss}"
-overrides: [dataset=table, model=mine, "dataset.data_dir=${stages.prepare.result.file}", dataset.target=y]
+data: [dataset=table, "dataset.data_dir=${stages.prepare.result.file}", dataset.target=y]
+overrides: [model=mine, "${data}"]
 stages:
   prepare: {command: python, target: stage_code.prepare, arguments: "${more.arguments}", writes: [notes.txt]}
   look:    {command: check, level: fault, after: "${more.looks}"}
