@@ -35,6 +35,7 @@ from scaleflow.interfaces.events import Emit, EvaluationReady, MetricsLogged, No
 from scaleflow.interfaces.structures import add_batch_dimension
 from scaleflow.runs import EvaluationSpec, RunFolder
 from scaleflow.runs.learned_state import read_learned_state
+from scaleflow.runs.split_digest import list_split_changes
 from scaleflow.worker.data import find_example_location, find_folds
 from scaleflow.worker.data_look import tell_comparison
 from scaleflow.worker.earlier import open_source, take_whole
@@ -172,8 +173,8 @@ def open_data(plan: Plan, spec: EvaluationSpec, earlier: EarlierState | None) ->
 
 def emit_change(split: str, earlier: EarlierState, described: Mapping[str, Any], emit: Emit) -> None:
     """Emits a note if a split is not the one that the run had."""
-    before = earlier.state.splits.get(split, {}).get("digest")
-    if before not in (None, described["digest"]):
+    before = earlier.state.splits.get(split)
+    if before is not None and list_split_changes({split: before}, {split: described}):
         emit(Note(f"the {split} split is not that of the run: its data, or the options of the dataset, have changed"))
 
 

@@ -163,9 +163,9 @@ def unicode_words(folder: Path) -> None:
     from scaleflow.dataset.reading.text import Text
     from scaleflow.dataset.tables.columns import WordBag
 
-    words = ["хорошо", "плохо", "café", "naïve", "plain"]
+    words = ["хорошо", "«плохо»", "café", "naïve", "plain"]
     texts = np.array([f"{words[n % 5]} {words[n % 3]}".encode() for n in range(60)], object)
-    written = [*words, *(w.capitalize() for w in words), *(w.upper() for w in words)]
+    written = [*words, *(w.title() for w in words), *(w.upper() for w in words)]
     written += [unicodedata.normalize("NFD", each) for each in written]
     for made, size in ((Text(50, 3, "unicode"), None), (WordBag("x", 50, "unicode"), 6)):
         learned = made.learn([texts])

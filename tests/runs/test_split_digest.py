@@ -57,3 +57,17 @@ def test_the_newest_digests_of_a_run_count(tmp_path: Path) -> None:
     emit(DatasetDescribed("a", splits={"train": make_split("bb")}))
     emit.close()
     assert read_split_digests(files)["train"]["digest"] == "bb"
+
+
+def test_evaluate_compares_digests_of_one_version() -> None:
+    from types import SimpleNamespace
+
+    from scaleflow.worker.evaluate import emit_change
+
+    notes: list[Any] = []
+    for before in (make_split("cc", version=2), make_split("bb"), make_split("aa")):
+        state: Any = SimpleNamespace(state=SimpleNamespace(splits={"test": before}))
+        emit_change("test", state, make_split("aa"), notes.append)
+    assert len(notes) == 1  # of bb
+    emit_change("new", state, make_split("aa"), notes.append)
+    assert len(notes) == 1

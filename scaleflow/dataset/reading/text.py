@@ -107,7 +107,7 @@ def add_variants(words: Sequence[str]) -> tuple[list[str], list[int]]:
     """
     known = {word: place for place, word in enumerate(words)}
     for place, word in enumerate(words):
-        for each in () if word.isascii() else (word, word.capitalize(), word.upper()):
+        for each in () if word.isascii() else (word, word.capitalize(), word.title(), word.upper()):
             for form in ("NFC", "NFD"):
                 variant = unicodedata.normalize(form, each)  # Keras has lowered the ASCII letters in it
                 known.setdefault("".join(c.lower() if c.isascii() else c for c in variant), place)
