@@ -94,7 +94,7 @@ def test_all_columns_of_numbers_are_preprocessed_at_once(isolated: Callable[...,
 
 def read_npz(path: str) -> Any:
     from scaleflow.dataset.npz import Npz
-    from scaleflow.dataset.pipeline.normalise import Normalise
+    from scaleflow.dataset.pipeline.preprocessing import Normalise
 
     source = Npz(path, test=0.0)
     arrays = source.load("train")

@@ -90,7 +90,7 @@ class HydraTask:
         if self._sweep is None:
             self._greet()
         from scaleflow.sweep import SweepRunner
-        from scaleflow.sweep.description import describe_jobs
+        from scaleflow.sweep.parent_run import describe_jobs
 
         self.has_begun = True
         if self._sweep is None:

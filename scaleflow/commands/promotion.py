@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.commands.promotion_page import make_decision_page
 from scaleflow.commands.supervision import supervise_worker
 from scaleflow.commands.tracked_run import make_evaluation_plan
 from scaleflow.config.from_mlflow import (
@@ -26,7 +25,9 @@ from scaleflow.config.from_mlflow import (
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.evaluation.comparison import PairedScores, pair_scores
+from scaleflow.evaluation.page import compose_section, make_page, make_table
 from scaleflow.evaluation.predictions import FILE, PREDICTIONS, ROW, Predictions, load_predictions
+from scaleflow.evaluation.resampling import Figure
 from scaleflow.interfaces import LearnedState, Plan, PromotionOptions, Tracking, name_leaves
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.named_runs import find_named_run
@@ -56,6 +57,29 @@ from scaleflow.tracking.tracked_runs import (
     download_predictions,
 )
 from scaleflow.tracking.uri import check_model_name
+
+
+def make_decision_page(title: str, models: Sequence[Mapping[str, Any]], decision: Decision) -> str:
+    """Returns the page of a decision: the conditions, the comparison, and both models.
+
+    Args:
+        title: what was decided.
+        models: a row for the candidate and for the champion.
+        decision: the decision.
+    """
+    conditions = [{"holds": "yes" if each.holds else "no", "condition": each.text} for each in decision.conditions]
+    sections = [compose_section("Conditions", make_table(conditions)), compose_section("Models", make_table(models))]
+    if (found := decision.comparison) is not None:
+        gain = Figure(found.gain, found.low, found.high)
+        rows = [
+            {"model": "candidate", found.metric: found.candidate, "better by": gain, "better on": found.better},
+            {"model": "champion", found.metric: found.champion, "better on": found.worse},
+        ]
+        sections.append(compose_section(f"The same {found.examples:,} examples", make_table(rows)))
+    if decision.smoke:
+        sections.append(compose_section("Served", make_table([dict(decision.smoke)])))
+    return make_page(title, "; ".join(decision.reasons) or "every condition holds", sections)
+
 
 Array = np.ndarray[Any, Any]
 

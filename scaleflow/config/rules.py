@@ -10,17 +10,45 @@ the actual devices, strategy and precision, before `ready`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any, cast
 
 from scaleflow.cluster.engines import ClusterEngine, find_engine, list_engines
 from scaleflow.config.device_rules import DEVICE_RULES
 from scaleflow.config.parse import format_value
 from scaleflow.config.training_rules import TRAINING_RULES
-from scaleflow.config.version_rules import find_version_rules
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Cluster, Plan, Rule
+from scaleflow.interfaces.versions import to_series
+
+
+def is_replicated_fit(plan: Plan) -> bool:
+    return plan.training.engine == "fit" and plan.strategy.name == "mirrored"
+
+
+#: For each: the package and the first version that can, the key, whether a plan needs it, and what works instead.
+#: Older versions train, too, but with other losses or other numbers of examples than one device, which tests show.
+NEEDS: tuple[tuple[str, tuple[int, int], str, Callable[[Plan], bool], str], ...] = (
+    ("keras", (3, 14), "strategy", lambda plan: plan.strategy.name == "pipeline", "use strategy=mirrored"),
+    ("keras", (3, 12), "training.engine", is_replicated_fit, "use training.engine=loop"),
+    ("keras", (3, 11), "hardware.remat", lambda plan: plan.hardware.remat is not False, "use hardware.remat=false"),
+)
+
+
+@functools.cache
+def find_version_rules(find_version: Callable[[str], str] = version) -> tuple[Rule, ...]:
+    """Returns the rules that hold with the versions that are installed."""
+    rules = []
+    for package, least, key, is_needed, instead in NEEDS:
+        installed = find_version(package)
+        if to_series(installed) < least:
+            name = f"{package.capitalize()} {'.'.join(map(str, least))}"
+            reason = f"this needs {name} or newer, and {installed} is installed"
+            rules.append(Rule((key,), is_needed, reason, f"{instead}, or install {name}"))
+    return tuple(rules)
+
 
 RULES = (*DEVICE_RULES, *TRAINING_RULES)
 

@@ -21,11 +21,14 @@ from scaleflow.dataset.tables.columns import Category, Date, Number, WordBag
 from scaleflow.dataset.tables.files import TableFiles, open_tables
 from scaleflow.dataset.tables.forms import Form, apply_form, describe_forms, find_forms
 from scaleflow.dataset.tables.kinds import (
+    MOST_NAMED,
     SampleColumns,
     check_column_types,
     choose_kind,
     describe_missing_words,
-    find_uselessness,
+    describe_useless,
+    divide_useless,
+    find_useless,
     is_like_values,
 )
 from scaleflow.dataset.tables.options import INDEX, choose_columns, find_columns, parse_column_kinds
@@ -59,9 +62,6 @@ SAMPLED_BLOCKS = 32
 
 #: Words of a text for embeddings, if `tokens` is null.
 TOKENS = 50
-
-#: The most columns of a kind that the note names.
-MOST_NAMED = 12
 
 
 class Table:
@@ -472,39 +472,6 @@ def describe_columns(kinds: Mapping[str, str], target: str, outputs: Outputs, ro
             f"dataset.learn_on={rows.learned}: types, means and words are learned from {rows.learned:,} of the "
             f"{sum(rows.lengths):,} rows"
         )
-
-
-def find_useless(sample: SampleColumns, names: Sequence[str], first: str, rows: Array) -> dict[str, str]:
-    """Returns the columns that tell nothing, each with the reason; `first` is the first column of the files."""
-    reasons = {
-        name: find_uselessness(sample.columns[name], rows if name == first and len(names) > 1 else None)
-        for name in names
-    }
-    return {name: reason for name, reason in reasons.items() if reason}
-
-
-def divide_useless(found: Mapping[str, str], target: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Divides what columns are taken for into kinds and reasons to leave a column out. Raises if no column is left."""
-    kinds = {name: each for name, each in found.items() if each in EXPECTED}
-    useless = {name: each for name, each in found.items() if each not in EXPECTED}
-    if not kinds:
-        raise ConfigError(f"dataset.data_dir: no column besides {target} is of use: {describe_useless(useless)[0]}")
-    return kinds, useless
-
-
-def describe_useless(reasons: Mapping[str, str]) -> list[str]:
-    """Returns a text on the columns that tell nothing, by the reason; none if there are none."""
-    parts = []
-    for reason in dict.fromkeys(reasons.values()):
-        names = [name for name, each in reasons.items() if each == reason]
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        parts.append(f"{', '.join(names[:MOST_NAMED])}{more} ({reason})")
-    return ["; ".join(parts)] if parts else []
-
-
-# ---------------------------------------------------------------------------------------------
-# What columns are taken for
-# ---------------------------------------------------------------------------------------------
 
 
 def make_preprocessing(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
+from scaleflow.files.cache import find_cache_folder
 from scaleflow.interfaces.events import (
     EpochEnded,
     Event,
@@ -28,12 +29,38 @@ from scaleflow.interfaces.events import (
 )
 from scaleflow.interfaces.formatting import format_duration, format_elapsed, format_number
 from scaleflow.launcher.answer import write_error
-from scaleflow.launcher.warm_hint import suggest_warm
+from scaleflow.launcher.processes.handover import WARM_ENV, Client
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
     from rich.status import Status
     from rich.text import Text
+
+
+#: No advice is given if the start took less than this.
+SLOW_SECONDS = 3.0
+
+DAY_SECONDS = 86_400.0
+
+
+def suggest_warm(seconds: float) -> str | None:
+    """Returns a line about the warm server after a cold start, if none was returned within a day.
+
+    Args:
+        seconds: from the start of the command to the first step.
+    """
+    if Client.files is not None or WARM_ENV in os.environ or seconds < SLOW_SECONDS:
+        return None
+    said = find_cache_folder(None, "hints") / "warm"
+    try:
+        if said.exists() and time.time() - said.stat().st_mtime < DAY_SECONDS:
+            return None
+        said.parent.mkdir(parents=True, exist_ok=True)
+        said.touch()
+    except OSError:  # it could not be remembered, and would be said at every start
+        return None
+    return f"note: with {WARM_ENV}=1 in the environment, the next commands start in an instant (scaleflow warm --help)"
+
 
 METRICS_SHOWN = ("train/loss", "train/accuracy", "train/mae", "val/loss", "val/accuracy", "val/mae")
 

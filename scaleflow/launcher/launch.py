@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pkgutil
 import shlex
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +21,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.cluster.engines import find_engine
+from scaleflow.cluster.members import count_processes
 from scaleflow.config.compose import check_job, check_single_run, keep_hydra_values
 from scaleflow.config.folders import remove_created
 from scaleflow.config.hydra_config import list_hydra_names, read_composed_config, read_typed_overrides
-from scaleflow.config.words import quote_override
+from scaleflow.config.hydra_errors import override_key, parse_overrides
+from scaleflow.config.words import quote_override, split_flags
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import name_command
+from scaleflow.interfaces import Plan, name_command
 from scaleflow.interfaces.events import Event
 from scaleflow.interfaces.secret_masking import (
     find_environment_secrets,
@@ -36,27 +39,83 @@ from scaleflow.interfaces.secret_masking import (
 )
 from scaleflow.launcher.answer import ANSWER, REFUSED, print_refusal, to_printable
 from scaleflow.launcher.batch_search import make_search, use_batch_size
-from scaleflow.launcher.collector import ProvenanceCollector
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.last_lines import finish_run
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, note_copies, prepare_run
 from scaleflow.launcher.processes.inline import InlineRun
 from scaleflow.launcher.processes.local_host import LocalHost
 from scaleflow.launcher.processes.server_start import start_fork_server
-from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
+from scaleflow.launcher.processes.stop import GRACE_SECONDS, StopRequest, catch_stop_signals
 from scaleflow.launcher.processes.supervisor import ProcessHost, Supervisor
 from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.launcher.recording.recovery import finalize_run, repair_quietly
-from scaleflow.launcher.submit import render_submission
+from scaleflow.launcher.recording.store_transfer import format_error
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.code_record import write_code
 from scaleflow.runs.data_digest import digest_files, find_data_files
 from scaleflow.runs.folder_use import check_folder
-from scaleflow.runs.provenance.collect import LaunchFacts
+from scaleflow.runs.provenance.collect import LaunchFacts, record_provenance
 from scaleflow.runs.provenance.record import remove_launch_state
 from scaleflow.runs.state import RunHistory
 from scaleflow.tracking import RUN_ID, NoTracker, TensorBoardWriter, locate_weights, make_tracker
+
+#: Keys that the script sets itself, or that apply only to this command.
+SCRIPT_KEYS = ("cluster.submit", "cluster.workers", "hydra.run.dir")
+
+#: Seconds added to a pod's termination grace period, after ending the run and sending its last events to the store.
+FLUSH_MARGIN_SECONDS = 30.0
+
+
+def render_submission(plan: Plan, words: Sequence[str]) -> str:
+    """Renders the script or the manifest of a run; `words` are those after `scaleflow`, as they were typed.
+
+    Raises ConfigError if a word holds a secret, which must not be in a file, or if the engine does not allow a name.
+    """
+    for word in words:
+        if mask_override(word) != word:
+            raise ConfigError(
+                f"cluster.submit={plan.cluster.submit}: {mask_override(word)}: this secret would be written into the "
+                "script; put it into an environment variable NAME, and write '${oc.env:NAME}'"
+            )
+    arguments = [word for word in words if override_key(word) not in SCRIPT_KEYS]
+    settings = {"cluster.submit": plan.cluster.submit, "cluster.workers": plan.cluster.workers}
+    typed = {override_key(word) for word in words}  # what a recipe, not the user, has set must not be in the script
+    arguments += [f"{key}=null" for key, value in settings.items() if value is not None and key not in typed]
+    tasks = sum(count_processes(plan).values())  # each has its own launcher
+    folders = [
+        str(each.value()) for each in parse_overrides(split_flags(words)[1]) if each.key_or_group == "hydra.run.dir"
+    ]
+    folder = folders[-1] if folders else None
+    if folder is not None and "'" in folder:
+        raise ConfigError(f"hydra.run.dir={folder}: the script cannot hold an apostrophe here; choose another folder")
+    seconds = math.ceil(GRACE_SECONDS + plan.tracking.flush_seconds + FLUSH_MARGIN_SECONDS)
+    render_job = find_engine(plan.cluster).render_job
+    assert render_job is not None  # a rule refuses `cluster.submit` otherwise
+    return render_job(plan, tasks, arguments, folder, seconds)
+
+
+class ProvenanceCollector(threading.Thread):
+    """Collects what a run is made of. Writes nothing in processes whose events are not the run's.
+
+    Attributes:
+        error: why the record is missing or incomplete; empty if it is not.
+    """
+
+    def __init__(self, spec: RunSpec, facts: LaunchFacts) -> None:
+        super().__init__(name="provenance", daemon=True)
+        self._spec = spec
+        self._facts = facts
+        self.error = ""
+
+    def run(self) -> None:
+        if not self._spec.records:
+            return
+        try:
+            record_provenance(self._spec, self._facts)
+        except Exception as error:  # the run goes on without the record
+            self.error = str(mask_secrets(format_error(error)))
+
 
 #: Seconds that a refused command waits for the completion of a store that it has begun to create.
 MIGRATION_SECONDS = 180.0

@@ -4,15 +4,16 @@ from scaleflow.model.broadcasting import correct_keras_add
 from scaleflow.model.export import TOLERANCE, RawInputs, digest_weights, keras_file_fault, write_model
 from scaleflow.model.fine_tuning import (
     find_freeze_warning,
+    find_layers,
     find_rate_factors,
     fine_tune,
+    keep_names,
     list_freeze_phases,
     loads_weights,
     merge_lora,
 )
 from scaleflow.model.initial import initialize_from, read_weights
 from scaleflow.model.keras_hub import check_preset_words
-from scaleflow.model.layer_patterns import find_layers, keep_names
 from scaleflow.model.layers import entry, head, hidden, label_leaves, make_inputs
 from scaleflow.model.make import (
     find_batch_norm_warnings,

@@ -140,7 +140,7 @@ def apply(network: keras.Model, inputs: Inputs, converter: Any = None) -> tuple[
         scale = np.multiply(1 if scale is None else scale, 255).tolist()
         x = keras.layers.Rescaling(scale, offset=0.0 if offset is None else offset)(x)
     try:
-        return raw, take_features(network(x))
+        return raw, take_network_features(network(x))
     except (ValueError, TypeError) as error:
         raise ConfigError(
             f"model=keras_hub: {type(network).__name__} does not accept inputs of shape {inputs.shape}: "
@@ -169,10 +169,10 @@ def apply_to_tokens(network: keras.Model, inputs: Inputs) -> tuple[Any, Any]:
             f"model=keras_hub: {type(network).__name__} needs {', '.join(unknown)}, which no dataset has; use "
             "another backbone"
         )
-    return raw, take_features(network({name: arguments[name] for name in network.input}))
+    return raw, take_network_features(network({name: arguments[name] for name in network.input}))
 
 
-def take_features(returned: Any) -> Any:
+def take_network_features(returned: Any) -> Any:
     """Returns the features of each position from what a backbone returns."""
     return returned["sequence_output"] if isinstance(returned, dict) else returned
 

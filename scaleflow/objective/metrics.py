@@ -30,7 +30,7 @@ from scaleflow.objective.forms import (
     to_integers,
     to_probabilities,
 )
-from scaleflow.objective.keras_names import (
+from scaleflow.objective.losses import (
     CLASS_METRICS,
     CLASS_OR_LABEL_METRICS,
     HINGES,

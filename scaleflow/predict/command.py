@@ -76,10 +76,9 @@ from scaleflow.tracking.tracked_runs import TrackedRun
 if TYPE_CHECKING:
     from scaleflow.evaluation.columns import OutputColumns
     from scaleflow.predict.bad_rows import RowReport
-    from scaleflow.predict.chunks import Task
+    from scaleflow.predict.chunks import PromptModel, Task, TextColumns
     from scaleflow.predict.compute import DistributedModel
     from scaleflow.predict.output import Output
-    from scaleflow.predict.prompts import PromptModel, TextColumns
     from scaleflow.predict.reading import Reading
     from scaleflow.predict.table_source import RowSource
     from scaleflow.tracking.saved_models import ModelDescription
@@ -282,8 +281,8 @@ def make_text_task(typed: argparse.Namespace, usual: Any, output: Output) -> Tas
 
     Raises ConfigError if there are none.
     """
+    from scaleflow.predict.chunks import TextColumns, choose_prompt_column
     from scaleflow.predict.inputs import open_text_files
-    from scaleflow.predict.prompts import TextColumns, choose_prompt_column
     from scaleflow.predict.reading import Reading
     from scaleflow.predict.table_source import open_table
 
@@ -365,7 +364,7 @@ def hide_errors() -> Iterator[None]:
 
 def load_prompt_model(sampling: Sampling, *arguments: Any) -> tuple[PromptModel, str, list[Note]]:
     """Does what `load_predictor` does for a language model; `arguments` are those of `load_language_model`."""
-    from scaleflow.predict.prompts import PromptModel
+    from scaleflow.predict.chunks import PromptModel
 
     return PromptModel(load_language_model(*arguments), sampling), "one prompt at a time", []
 

@@ -3,10 +3,9 @@
 Models are divided into the stages of a pipeline, and into segments that the backward pass computes again.
 """
 
-from scaleflow.strategy.make import create_strategy, resolve_strategy
+from scaleflow.strategy.make import create_strategy, resolve_strategy, serve
 from scaleflow.strategy.pipeline import build_pipeline, variable_scope
 from scaleflow.strategy.segments import recompute_layers, recompute_segments
-from scaleflow.strategy.servers import serve
 
 __all__ = [
     "build_pipeline",

@@ -9,23 +9,61 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scaleflow.config.hydra_errors import override_key
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.launcher.recording.description import format_table
 from scaleflow.runs import RunFolder
-from scaleflow.runs.state import INTERVAL, RATE, RunHistory
+from scaleflow.runs.state import INTERVAL, RATE, RunHistory, drop_intervals
 from scaleflow.sweep.ledger import LedgerEntry, is_under
 from scaleflow.sweep.loss_check import LossCheck
 from scaleflow.sweep.ranking import Mode, rank_jobs
 from scaleflow.sweep.repeats import RepeatedJob, group_repeats
-from scaleflow.sweep.seeds import summarize_seeds
 from scaleflow.tracking.host_versions import is_default_store
 from scaleflow.tracking.uri import drop_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+SEED = "seed"
+
+Row = dict[str, str | int | float | None]
+
+
+def summarize_seeds(jobs: Sequence[RepeatedJob], choices: Sequence[str], metrics: Sequence[str]) -> list[Row]:
+    """Returns a row for each configuration that finished with several seeds, in the order of the jobs.
+
+    Args:
+        jobs: the jobs, the best first.
+        choices: the keys that vary.
+        metrics: whose means and deviations are of interest.
+
+    Returns:
+        Rows with the values of the keys, the number of `seeds`, and `METRIC mean` and `METRIC deviation` (of a sample,
+        with n - 1). Empty if the seed does not vary.
+    """
+    if SEED not in choices:
+        return []
+    keys = [key for key in choices if key != SEED]
+    groups: dict[tuple[str, ...], list[RepeatedJob]] = {}
+    for job in jobs:
+        if job.is_finished:
+            groups.setdefault(tuple(job.find_value(key) or "" for key in keys), []).append(job)
+    rows = []
+    for values, members in groups.items():
+        if len({job.params.get(SEED) for job in members}) < 2:
+            continue
+        row: Row = {**dict(zip(keys, values, strict=True)), "seeds": len(members)}
+        for metric in metrics:
+            found = [value for job in members if (value := drop_intervals(job.metrics).get(metric)) is not None]
+            if len(found) > 1:
+                row |= {f"{metric} mean": mean(found), f"{metric} deviation": stdev(found)}
+        rows.append(row)
+    return rows
+
 
 Cell = str | int | float | None
 

@@ -10,8 +10,7 @@ from scaleflow.training.fit import FitEngine, choose_steps_per_execution
 from scaleflow.training.forward_backward import TapeForwardBackward, make_loss_step
 from scaleflow.training.freezing import FreezePhases
 from scaleflow.training.loop import Loop
-from scaleflow.training.memory import measure_peaks
-from scaleflow.training.metrics_log import MetricsLog
+from scaleflow.training.metrics_log import MetricsLog, measure_peaks
 from scaleflow.training.monitor import check_monitor
 from scaleflow.training.parameter_server_loop import ParameterServerLoop, list_shards
 from scaleflow.training.session import Feeds, Length, Session, SessionResult, compute_length

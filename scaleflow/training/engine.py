@@ -18,8 +18,7 @@ from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.freezing import FreezePhases
 from scaleflow.training.graph_state import CAPTURED, check_copies, check_random, draw_by_replica, list_captured
 from scaleflow.training.metric_sums import MetricSums
-from scaleflow.training.synchronized import keep_losses_apart, list_synchronized_layers
-from scaleflow.training.xla import XlaChoice
+from scaleflow.training.xla import XlaChoice, keep_losses_apart, list_synchronized_layers
 
 
 class Host(Protocol):

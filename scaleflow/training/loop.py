@@ -21,9 +21,15 @@ from scaleflow.training import state
 from scaleflow.training.engine import Engine, Host
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.flops import flops_per_example
-from scaleflow.training.forward_backward import TapeForwardBackward, make_loss_step, to_tf_variable
+from scaleflow.training.forward_backward import (
+    Gradient,
+    RowStore,
+    TapeForwardBackward,
+    make_loss_step,
+    sum_rows,
+    to_tf_variable,
+)
 from scaleflow.training.graph_loop import has_convolution, keep_devices, repeat_in_graph
-from scaleflow.training.row_gradients import Gradient, RowStore, sum_rows
 from scaleflow.training.xla import with_xla
 
 NEVER = np.iinfo(np.int64).max

@@ -2,17 +2,67 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from scaleflow.interfaces import Feed
 from scaleflow.interfaces.events import Emit, MetricsLogged, WeightHistograms
 from scaleflow.interfaces.quantiles import weighted_quantiles
 from scaleflow.training.engine import Engine
-from scaleflow.training.histograms import compute_histograms
-from scaleflow.training.memory import measure_peaks
+
+#: `ru_maxrss` counts bytes on macOS and KiB elsewhere (getrusage(2)).
+RSS_UNIT = 1 if sys.platform == "darwin" else 1 << 10
+MIB = 1 << 20
+
+
+def measure_peaks() -> dict[str, float]:
+    """Returns the peaks since the process began, in MiB: resident host memory, and the largest of the GPUs.
+
+    TensorFlow keeps no such count for CPU and TPU devices.
+    """
+    host = {"perf/peak_host_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT / MIB}
+    device_peaks = [peak for peak in map(measure_device_peak, list_gpu_names()) if peak is not None]
+    return host | ({"perf/peak_device_mb": max(device_peaks) / MIB} if device_peaks else {})
+
+
+def measure_device_peak(device: str) -> int | None:
+    """Returns the peak of a device in bytes; None if TensorFlow does not count it."""
+    try:
+        return int(tf.config.experimental.get_memory_info(device)["peak"])
+    except ValueError:
+        return None
+
+
+def list_gpu_names() -> list[str]:
+    return [f"GPU:{number}" for number, _ in enumerate(tf.config.list_logical_devices("GPU"))]
+
+
+BUCKETS = 30
+
+
+def compute_histograms(model: keras.Model) -> Mapping[str, Mapping[str, Any]]:
+    """Computes a histogram of each finite trainable variable, as JSON values, under `weights/<path>`."""
+    weights = {f"weights/{v.path}": np.asarray(v.numpy(), np.float64) for v in model.trainable_variables}
+    return {name: compute_histogram(values) for name, values in weights.items() if np.isfinite(values).all()}
+
+
+def compute_histogram(values: np.ndarray[Any, Any]) -> Mapping[str, Any]:
+    """Computes the histogram of finite values; `limits` are the upper ends of the buckets."""
+    counts, edges = np.histogram(values, BUCKETS)
+    return {
+        "min": float(values.min()),
+        "max": float(values.max()),
+        "sum": float(values.sum()),
+        "sum_squares": float(np.square(values).sum()),
+        "limits": [float(edge) for edge in edges[1:]],
+        "counts": [int(count) for count in counts],
+    }
 
 
 class FirstStep(Protocol):

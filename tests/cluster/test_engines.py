@@ -18,11 +18,10 @@ from scaleflow.cluster.members import count_processes
 from scaleflow.config.rules import list_rules
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.launch import make_host
+from scaleflow.launcher.launch import make_host, render_submission
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.launcher.processes.local_host import LocalHost
-from scaleflow.launcher.submit import render_submission
 from tests.conftest import Command
 
 COMMON_KEYS = """\

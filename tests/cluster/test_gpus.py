@@ -87,7 +87,7 @@ def test_more_workers_than_gpus_are_refused_before_there_is_a_run(
 
 
 def served(options: Hardware, computes: bool) -> dict[str, Any]:
-    from scaleflow.strategy.servers import server_config
+    from scaleflow.strategy.make import server_config
 
     found = server_config(options, 3, computes)
     gpu = found.gpu_options

@@ -18,8 +18,8 @@ from scaleflow.interfaces.events import MetricsLogged, RunEnded, RunReady
 from scaleflow.launcher.answer import ANSWER
 from scaleflow.predict import command as predict
 from scaleflow.runs import EventWriter, RunFolder
-from scaleflow.sweep.description import describe_jobs
 from scaleflow.sweep.ledger import Ledger
+from scaleflow.sweep.parent_run import describe_jobs
 from tests.conftest import Command
 
 

@@ -25,7 +25,7 @@ class FakeModel:
 
 
 def continue_each() -> tuple[list[list[str | None]], str]:
-    from scaleflow.predict.prompts import PromptModel
+    from scaleflow.predict.chunks import PromptModel
 
     found = []
     for seed in (1, 1, 2):

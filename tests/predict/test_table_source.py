@@ -280,7 +280,7 @@ STATE = LearnedState(
         "town": LearnedPreprocessing(f"{COLUMNS}Category", {}, ["Aa", "Bb"]),
         "own": LearnedPreprocessing("my_code.Fill", {}, 3),
         "raw": LearnedPreprocessing(
-            "scaleflow.dataset.pipeline.normalise.Normalise", {}, {"mean": [0.0], "deviation": [1.0]}
+            "scaleflow.dataset.pipeline.preprocessing.Normalise", {}, {"mean": [0.0], "deviation": [1.0]}
         ),
     },
     reading={"columns": {"age": "numbers"}, "target": "bought", "delimiter": ";", "header": [], "missing": ["-"]},

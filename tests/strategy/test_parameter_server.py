@@ -235,7 +235,7 @@ def shards(cases: list[tuple[Partitioner, tuple[int, ...]]]) -> list[list[int]]:
     """Into how many parts variables of float32 are divided along each axis."""
     import tensorflow as tf
 
-    from scaleflow.strategy.servers import partition
+    from scaleflow.strategy.make import partition
 
     divide = [(partition(options), tf.TensorShape(shape)) for options, shape in cases]
     return [[] if rule is None else list(rule(shape, tf.float32)) for rule, shape in divide]

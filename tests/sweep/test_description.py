@@ -11,8 +11,8 @@ import pytest
 from scaleflow.interfaces.events import MetricsLogged, RunReady
 from scaleflow.runs import RunFolder
 from scaleflow.runs.state import RunHistory
-from scaleflow.sweep.description import describe_sweep
 from scaleflow.sweep.ledger import LedgerEntry
+from scaleflow.sweep.parent_run import describe_sweep
 from scaleflow.sweep.report import Report
 
 

@@ -100,7 +100,7 @@ def test_without_tensorboard_it_is_refused_with_what_to_install(
 def distributed(values: list[float]) -> Any:
     import numpy as np
 
-    from scaleflow.training.histograms import compute_histogram
+    from scaleflow.training.metrics_log import compute_histogram
 
     return compute_histogram(np.asarray(values))
 

@@ -18,7 +18,7 @@ from scaleflow.interfaces import Batching, Inputs, Outputs, Plan, Stream
 from scaleflow.interfaces.events import Event, FaultReported, MetricsLogged, Note, RunReady
 from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.runs import EventReader, EventWriter, RunSpec
-from scaleflow.worker.out_of_memory import explain_out_of_memory
+from scaleflow.worker.failures import explain_out_of_memory
 from scaleflow.worker.runtime import make_evaluation_batching
 from tests.conftest import Command
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.pipeline.blocks import Blocks
+from scaleflow.dataset.pipeline.cache import refuse_unreadable
 from scaleflow.dataset.pipeline.contract import check_contract, check_targets
 from scaleflow.dataset.pipeline.records import call_decode, check_decoded_targets, to_record
 from scaleflow.dataset.pipeline.source_view import SourceView
-from scaleflow.dataset.pipeline.targets import read_targets
 from scaleflow.dataset.pipeline.unreadable import name_examples
 from scaleflow.dataset.reading.class_names import match_names, show_classes
 from scaleflow.errors import ConfigError
@@ -29,6 +29,33 @@ from scaleflow.interfaces import (
     map_named,
     name_leaves,
 )
+
+BATCH = 1024
+
+
+def read_targets(split: str, examples: Examples) -> Iterator[Any]:
+    """Yields the targets of a split in batches, in their order: arrays [b, ...], or dicts of them.
+
+    Of a stream, tf.data prunes `decode` to what the target needs: a file that only the input comes from is not read.
+
+    Raises:
+        ConfigError: if an example cannot be read.
+    """
+    if isinstance(examples, Arrays):
+        yield examples.targets
+        return
+    if isinstance(examples, Blocks):
+        with refuse_unreadable(split, examples):
+            yield from (targets for _, targets in examples.slabs().as_numpy_iterator())
+        return
+    records = examples.dataset.take(len(examples))
+    size = examples.at_once if examples.decode is not None else None
+    targets = (records if size is None else records.batch(size)).map(
+        lambda *record: call_decode(examples, to_record(record))[1], num_parallel_calls=tf.data.AUTOTUNE
+    )
+    with refuse_unreadable(split, examples):
+        yield from (targets.batch(BATCH) if size is None else targets).as_numpy_iterator()
+
 
 #: The most examples of unknown classes that a message names.
 MOST_EXAMPLES = 5

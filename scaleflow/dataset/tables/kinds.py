@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from scaleflow.dataset.tables.options import KEYS
 from scaleflow.dataset.tables.values import (
     CATEGORY,
     DATE,
+    EXPECTED,
     FEW,
     MOSTLY,
     NUMBER,
@@ -25,6 +26,9 @@ from scaleflow.errors import ConfigError
 
 #: Why a column is left out, in place of its kind.
 NO_VALUES, ONE_VALUE, ROW_NUMBERS = "no values", "the same value in every row", "the number of the row"
+
+#: The most columns that a note names for one reason.
+MOST_NAMED = 12
 
 #: Of fewer rows, a column with one value, or one that numbers them, stays.
 FEWEST_ROWS = 20
@@ -153,3 +157,31 @@ def check_column_types(rows: SampleColumns, given: Mapping[str, str], most: int)
             )
         if kind == CATEGORY:
             check_most_values(column, name, most)
+
+
+def find_useless(sample: SampleColumns, names: Sequence[str], first: str, rows: Array) -> dict[str, str]:
+    """Returns the columns that tell nothing, each with the reason; `first` is the first column of the files."""
+    reasons = {
+        name: find_uselessness(sample.columns[name], rows if name == first and len(names) > 1 else None)
+        for name in names
+    }
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def divide_useless(found: Mapping[str, str], target: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Divides what columns are taken for into kinds and reasons to leave a column out. Raises if no column is left."""
+    kinds = {name: each for name, each in found.items() if each in EXPECTED}
+    useless = {name: each for name, each in found.items() if each not in EXPECTED}
+    if not kinds:
+        raise ConfigError(f"dataset.data_dir: no column besides {target} is of use: {describe_useless(useless)[0]}")
+    return kinds, useless
+
+
+def describe_useless(reasons: Mapping[str, str]) -> list[str]:
+    """Returns a text on the columns that tell nothing, by the reason; none if there are none."""
+    parts = []
+    for reason in dict.fromkeys(reasons.values()):
+        names = [name for name, each in reasons.items() if each == reason]
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        parts.append(f"{', '.join(names[:MOST_NAMED])}{more} ({reason})")
+    return ["; ".join(parts)] if parts else []
