@@ -150,7 +150,8 @@ def test_preprocessing_that_cannot_be_is_refused(isolated: Callable[..., Any]) -
         "dataset: Wrong.layer returns float32 of shape (3,), but its features say float32 of shape (16,)",
         "dataset.vocabulary=2: expected an integer, at least 3",
         "dataset.tokens=0: expected an integer, at least 1",
-        "dataset.standardize=upper: expected one of lower_and_strip_punctuation, lower, strip_punctuation, none",
+        "dataset.standardize=upper: expected one of unicode, lower_and_strip_punctuation, lower, strip_punctuation, "
+        "none",
     ]
 
 
