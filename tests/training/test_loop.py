@@ -379,8 +379,10 @@ def special(name: str) -> list[Course]:
 def test_special_models_train_the_same_however_divided(isolated: Callable[..., Any], name: str) -> None:
     wanted, *courses = isolated(special, name)
     tolerance = 2e-3 if "float16" in name else 1e-5
+    # What an activity regularizer adds is in the loss, in bfloat16, whose numbers have 8 bits.
+    relative = 2**-8 if "bfloat16" in name else None
     for division, course in zip(DIVISIONS[1:], courses, strict=True):
-        assert course.losses == pytest.approx(wanted.losses, abs=tolerance), division
+        assert course.losses == pytest.approx(wanted.losses, abs=tolerance, rel=relative), division
         assert far(course.weights, wanted.weights) < tolerance, division
 
 
