@@ -17,7 +17,7 @@ from scaleflow.model.row_mapping import WORDS, Segments
 UNCHANGED = ("Rescaling", "Dropout", "Activation", "ReLU", "Cast", "ExpandDims", "Identity", "RepeatVector")
 
 #: Operations on each number by itself, with constants or with others that were computed from it.
-ELEMENTWISE = ("Add", "Subtract", "Multiply", "Divide", "TrueDivide", "Power", "Minimum", "Maximum", "Cos")
+ELEMENTWISE = ("Add", "Subtract", "Multiply", "Divide", "TrueDivide", "Power", "Minimum", "Maximum", "Cos", "Sqrt")
 
 #: Operations that lay features out in one dimension.
 FLAT = ("Flatten", "Reshape")

@@ -401,7 +401,7 @@ def test_interpolations_of_own_options_follow_typed_words() -> None:
     ("override", "expected"),
     [
         ("model=cnnn", "model=cnnn: there is no such option; did you mean cnn?"),
-        ("training.epoch=3", "training.epoch: there is no such key; did you mean training.epochs=3?"),
+        ("training.epoch=3", "training.epoch: there is no such key; did you mean training.epochs?"),
         ("model.widht=3", "model.widht: there is no such key"),
         ("seed=1,2", "seed: several values make a sweep"),
         ("experiment=mnist_mlp", "experiment=mnist_mlp: a recipe cannot be applied"),
