@@ -86,9 +86,8 @@ def pass_on(node: Any, taken: list[Segments], returned: keras.KerasTensor) -> Se
     if features and len(taken[0]) == 1 and kind in ("GetItem", "OneHot"):  # such as x[:, 1:]
         key = node.arguments.args[1] if kind == "GetItem" else ()
         key = list(key) if isinstance(key, tuple) else key  # which a loaded model has a list for
-        if key == FIRST:  # it means the same as an input that has no more
-            return ((taken[0][0][0], 1),)
-        return ((f"{taken[0][0][0]} {kind} {key}", size),)
+        what = "" if key == FIRST else f" {kind} {key}"  # the first feature is named as an input that has no more
+        return ((f"{taken[0][0][0]}{what}", size),)
     if features and kind in FLAT and size % features == 0:
         return tuple((f"{name} at {n}", count) for n in range(size // features) for name, count in taken[0])
     return ((digest(kind, taken), size),)
