@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.profiler.tracer import Windows
+from scaleflow.profiler.windows import Windows
 
 Taken = list[tuple[int, int, bool]]
 

@@ -1,0 +1,53 @@
+"""Decides which steps are traced, and how many steps each call of the loop may take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+#: Steps right before a window that are single calls as well.
+SINGLE_STEPS = 2
+
+Window = tuple[int, int]
+
+
+class Windows:
+    """The windows of a run that are not traced yet, in order. Steps count from 1; a window is (first, last).
+
+    The first step of a process is a single call, too: it compiles the function for single steps. If that happened right
+    before a window, the input pipeline would read far ahead, and the traced steps would not wait for input.
+
+    `coming` has the windows of which not all steps are traced.
+    """
+
+    def __init__(self, windows: Sequence[Window]) -> None:
+        self.coming = list(windows)
+        self._singles = 0
+
+    def steps_left(self, step: int) -> int | None:
+        """Returns how many steps the next call may take after `step`, None if no window is left."""
+        window = self._next(step + 1)
+        if window is None:
+            return None
+        return max(1, window[0] - SINGLE_STEPS - step - 1) if self._singles else 1
+
+    def is_single(self, step: int) -> bool:
+        """Returns whether `step` has to be a call of its own."""
+        window = self._next(step)
+        return window is not None and (step >= window[0] - SINGLE_STEPS or not self._singles)
+
+    def find_window(self, step: int) -> Window | None:
+        """Returns the window in which `step` is traced, or None. Never traces the process's first single step.
+
+        Call it exactly once for each single step, before the step: it counts them.
+        """
+        window = self._next(step)
+        self._singles += 1
+        return window if window is not None and step >= window[0] and self._singles > 1 else None
+
+    def end_window(self, window: Window) -> None:
+        """Drops a window: its steps are not traced any more, even if the run goes back to a step before it."""
+        self.coming = [other for other in self.coming if other != window]
+
+    def _next(self, step: int) -> Window | None:
+        """Returns the first window that does not end before `step`."""
+        return next((window for window in self.coming if step <= window[1]), None)
