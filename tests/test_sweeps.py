@@ -79,7 +79,7 @@ def test_a_sweep_runs_in_a_thread(folder: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        (["modle.units=1,2"], "modle.units: there is no such key; did you mean model.units=1,2?"),
+        (["modle.units=1,2"], "modle.units: there is no such key; did you mean model.units=1?"),
         (["training.epochs=0,-1"], "training.epochs=0: expected an integer, at least 1"),
         (["--config-dir"], "--config-dir: expected an override KEY=VALUE, not a flag"),
         (["hydra/launcher=basic", "seed=1,2"], "hydra/launcher=basic: run_sweep needs a launcher of scaleflow"),

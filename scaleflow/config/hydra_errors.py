@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -75,8 +76,11 @@ def explain_mapping(error: Exception, words: Sequence[str]) -> str:
     found = re.match(r"(?:Could not override '|Error merging override )([\w.]+)", str(error))
     key = found[1] if found else ""
     typed = next((word for word in words if word.startswith(f"{key}=")), "")
-    if key not in EMPTY_MAPPINGS or not typed:
+    if not typed:
         return ""
+    if key not in EMPTY_MAPPINGS:  # of a sweep, what not every option has that it names
+        word = shlex.quote(f"{key}=choice({mask_override(typed).partition('=')[2]})")
+        return f"{key}: there is no such key with each option of the sweep; type {word}"
     return f"{mask_override(typed)}: a recipe sets this mapping, which Hydra cannot replace; type {key}=null before it"
 
 

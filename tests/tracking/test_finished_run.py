@@ -186,7 +186,7 @@ def test_each_split_is_an_input_of_the_run(run: Any) -> None:
     }
     assert {dataset.name for dataset in found.values()} == {"digits"}
     assert len({dataset.digest for dataset in found.values()}) == 3
-    assert {(profile["digest_covers"], profile["digest_version"]) for profile in profiles.values()} == {("all", 2)}
+    assert {(profile["digest_covers"], profile["digest_version"]) for profile in profiles.values()} == {("all", 3)}
     schema = json.loads(found["train"].schema)["mlflow_tensorspec"]
     assert json.loads(schema["features"])[0]["tensor-spec"] == {"dtype": "float32", "shape": [-1, 8, 8, 1]}
     assert json.loads(schema["targets"])[0]["tensor-spec"] == {"dtype": "int32", "shape": [-1]}

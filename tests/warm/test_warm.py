@@ -49,7 +49,7 @@ def test_warm_commands_give_what_cold_ones_give(warm: Warm, command: Command, em
     assert evaluated["metrics"]["evaluate/digits/loss"] == pytest.approx(found["metrics"]["test/loss"], rel=1e-5)
     refused = warm("modle=cnn")
     assert refused.returncode == 2
-    assert "did you mean model?" in refused.stderr
+    assert "did you mean model=cnn?" in refused.stderr
     assert warm("--help").stdout.startswith("scaleflow trains a TensorFlow model")
     assert warm.served() == 5
 

@@ -18,7 +18,9 @@ def fill_and_type(plan: Plan, typed: Plan) -> list[Any]:
 
     found: list[Any] = []
     batching = Batching(256, plan.training.accumulate, 2)
-    data = SimpleNamespace(splits=SimpleNamespace(train=range(4000)), runtime=SimpleNamespace(batching=batching))
+    data = SimpleNamespace(
+        splits=SimpleNamespace(train=range(4000), folds=0), runtime=SimpleNamespace(batching=batching)
+    )
     data.divide = lambda options: data
     filled, _, recorded = fill_sizes(plan, cast(Any, data))
     again = replace(typed.training, batch_size=recorded["training.batch_size"])
