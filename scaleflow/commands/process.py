@@ -78,8 +78,8 @@ def exit_process(code: int) -> NoReturn:
     If a Hydra launcher has left processes of `multiprocessing`, as joblib's does, the process ends in the usual way:
     Python tells them to end before it waits for them.
     """
-    multiprocessing = sys.modules.get("multiprocessing")
-    if multiprocessing is not None and multiprocessing.active_children():
+    multiprocessing = sys.modules.get("multiprocessing")  # a thread may still be importing it
+    if getattr(multiprocessing, "active_children", list)():
         sys.exit(code)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
