@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +37,9 @@ SENTINEL = 0.01
 
 #: The correlation of two columns that say the same (skore: 0.9), and the most columns of which pairs are compared.
 CORRELATION, MOST_PAIRED = 0.9, 200
+
+#: The share of words that the training split does not have, from which a split is not what the model can read.
+UNKNOWN = 0.5
 
 #: The share of empty texts that is told.
 EMPTY = 0.005
@@ -241,6 +247,34 @@ def find_time_overlap(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding
         if len(before) > FEWEST_OF_CLASS and after and before[-1] > after[math.floor(0.05 * len(after))]:
             text = f"{name}: the training split goes to {before[-1]}, and the test split begins at {after[0]}"
             yield DataFinding("time order", HINT, text, "test rows that are earlier than training rows", [name])
+
+
+def find_unknown_words(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
+    """Finds columns of texts of a split of which the training split has most words not.
+
+    A half of the training split is compared with the other half: texts such as names share few words anyway.
+    """
+    others = [(split, sample) for split, sample in splits.items() if split != "train"]
+    for name, values in splits["train"].list_kind(TEXT).items() if others else ():
+        texts = [split_words(text) for text in values.tolist()]
+        usual = measure_unknown(texts[::2], texts[1::2])
+        for split, sample in others:
+            share = measure_unknown(texts, [split_words(text) for text in sample.columns[name].tolist()])
+            if share > max(UNKNOWN, usual + UNKNOWN / 2):
+                text = f"{name}: the training split does not have {share:.0%} of the words of the split {split}"
+                yield DataFinding("unknown words", FAULT, text, f"between halves of train it is {usual:.0%}", [name])
+
+
+def split_words(text: str) -> list[str]:
+    """Returns the words of a text in lower case; each character of scripts without spaces is one."""
+    return re.findall(r"[\u3040-\u30ff\u3400-\u9fff]|\w+", unicodedata.normalize("NFC", text).lower())
+
+
+def measure_unknown(known: Sequence[Sequence[str]], texts: Sequence[Sequence[str]]) -> float:
+    """Returns the share of the words of some texts that others do not have; 0 without words."""
+    learned = set(itertools.chain.from_iterable(known))
+    words = list(itertools.chain.from_iterable(texts))
+    return sum(word not in learned for word in words) / max(len(words), 1)
 
 
 #: The rules about the training split: those that find faults, and those that only find what is to be looked at.

@@ -100,7 +100,7 @@ def find_in_samples(samples: Mapping[str, SplitSample], schema: Mapping[str, Any
     """
     from scaleflow.data_checks.drift import compare_sample
     from scaleflow.data_checks.duplicates import find_duplicates
-    from scaleflow.data_checks.rules import find_faults, find_time_overlap
+    from scaleflow.data_checks.rules import find_faults, find_time_overlap, find_unknown_words
     from scaleflow.data_checks.schema import make_schema
 
     train = samples["train"]
@@ -109,7 +109,8 @@ def find_in_samples(samples: Mapping[str, SplitSample], schema: Mapping[str, Any
     for split, sample in samples.items():
         if schema is not None or split != "train":
             found += compare_sample(known, sample, f"{split}: " if len(samples) > 1 else "")
-    return [*found, *find_faults(train), *find_duplicates(samples), *find_time_overlap(samples)]
+    between = (find_duplicates, find_time_overlap, find_unknown_words)
+    return [*found, *find_faults(train), *(finding for rule in between for finding in rule(samples))]
 
 
 def pick_pictures(source: Source, sample: SplitSample) -> dict[str, np.ndarray[Any, Any]]:
