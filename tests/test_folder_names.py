@@ -13,10 +13,8 @@ from scaleflow.config.compose import compose_config, list_options
 from scaleflow.pipeline.definition import load_pipeline
 from tests.conftest import Command
 
-NAMES = ("müller", "My Project (1)", "R&D", "it's", "a=b", "#1", "[v2]", 'a "b" c', "100%", "a,b", "{x}: $y", "1e5")
-
-#: All of these at once.
-ALL = 'müller\'s My Project (1) R&D a=b #1 [v2] "x" 100% a,b {x}: $y'
+#: Characters that Hydra's grammar, a shell, a URL or a template reads otherwise, all at once. `[` is refused: see below.
+ALL = 'müller\'s My Project (1) R&D a=b #1 "x" 100% a,b {x}: $y'
 
 CODE = """
 import keras
@@ -92,7 +90,7 @@ def test_a_folder_in_which_tensorflow_cannot_read_its_own_files_is_refused_befor
 
 
 @pytest.mark.slow  # its parts: above, and in tests/pipeline/test_stages.py
-@pytest.mark.parametrize("name", [*NAMES, ALL])
+@pytest.mark.parametrize("name", [ALL, "1e5"])
 def test_the_commands_of_the_readme_work_in_a_folder_with_an_odd_name(
     name: str, command: Command, empty_store: Path
 ) -> None:
