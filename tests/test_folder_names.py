@@ -14,7 +14,7 @@ from scaleflow.pipeline.definition import load_pipeline
 from tests.conftest import Command
 
 #: Characters that Hydra's grammar, a shell, a URL or a template reads otherwise, all at once. `[` is refused.
-ALL = 'müller\'s My Project (1) R&D a=b #1 "x" 100% a,b {x}: $y'
+ALL = 'müller\'s My Project (1) R&D a=b #1 "x" 100% a,b {x} $y'
 
 CODE = """
 import keras
