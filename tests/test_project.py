@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,8 @@ def test_mlflow_run_starts_a_sweep_and_an_evaluation(command: Command, empty_sto
     parent = runs["sweep of optimizer"]
     assert parent.info.status == parent.data.tags["scaleflow.status"] == "FINISHED"
     assert parent.data.tags["mlflow.project.entryPoint"] == "sweep"
-    assert {run.info.status for run in children(runs, parent)} == {"FINISHED"}
-    assert {run.data.params["optimizer"] for run in children(runs, parent)} == {"sgd", "adam"}
+    assert {run.info.status for run in children(runs.values(), parent)} == {"FINISHED"}
+    assert {run.data.params["optimizer"] for run in children(runs.values(), parent)} == {"sgd", "adam"}
     assert "report.json" in {file.path for file in client.list_artifacts(parent.info.run_id)}
 
     adam = runs["optimizer=adam synthetic-mlp-one_device-float32"]
@@ -129,7 +130,7 @@ def test_mlflow_run_starts_a_sweep_and_an_evaluation(command: Command, empty_sto
     assert len(runs) == 4
     adam = client.get_run(adam.info.run_id)
     assert "evaluate/synthetic.train/loss" in adam.data.metrics
-    (opened,) = children(runs, adam)
+    (opened,) = children(runs.values(), adam)
     assert (opened.info.run_name, opened.info.status) == (f"evaluation of {adam.info.run_name}", "FINISHED")
 
 
@@ -142,16 +143,16 @@ def test_mlflow_run_starts_a_pipeline(command: Command, empty_store: Path) -> No
     short = "overrides=search.training.max_steps=2 fit.training.max_steps=2"
     ended = mlflow_run(command, "-e", "pipeline", "-P", "name=table", "-P", short)
     assert ended.returncode == 0, ended.stderr
-    runs = {run.info.run_name: run for run in client.search_runs(["0"])}
-    parent = runs["table"]
+    runs = client.search_runs(["0"])
+    (parent,) = [run for run in runs if run.info.run_name == "table"]
     assert parent.data.tags["mlflow.project.entryPoint"] == "pipeline"
     stages = {run.data.tags["scaleflow.stage"] for run in children(runs, parent)}
     assert stages == {"look", "search", "fit", "valid", "go"}
-    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    assert {run.info.status for run in runs} == {"FINISHED"}
     ended = mlflow_run(command, "-e", "pipeline", "-P", "name=table", "-P", "overrides=fit.model.x=it's")
     assert ended.returncode != 0
     assert "--overrides: fit.model.x=it's: no closing quotation; write this word as" in ended.stderr
 
 
-def children(runs: dict[str, Any], parent: Any) -> list[Any]:
-    return [run for run in runs.values() if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+def children(runs: Iterable[Any], parent: Any) -> list[Any]:
+    return [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
