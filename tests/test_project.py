@@ -87,15 +87,15 @@ SMALL = (
 )
 
 
-def mlflow_run(command: Command, *words: str) -> subprocess.CompletedProcess[str]:
-    """`mlflow run` of this project, with the store in the test's folder."""
+def mlflow_run(command: Command, *words: str, project: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """`mlflow run` of this project, or of a copy of its file, with the store in the test's folder."""
     environment = command.environment | {
         "MLFLOW_TRACKING_URI": f"sqlite:///{command.folder}/mlflow.db",
         "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     return subprocess.run(
-        [sys.executable, "-m", "mlflow", "run", str(ROOT), "--env-manager", "local", *words],
+        [sys.executable, "-m", "mlflow", "run", str(project), "--env-manager", "local", *words],
         cwd=command.folder,
         env=environment,
         capture_output=True,
@@ -140,8 +140,12 @@ def test_mlflow_run_starts_a_pipeline(command: Command, empty_store: Path) -> No
 
     shutil.copy(empty_store, command.folder / "mlflow.db")
     client = MlflowClient(f"sqlite:///{command.folder}/mlflow.db")
+    project = command.folder / "project"  # a pipeline has its folder beside the file
+    project.mkdir()
+    for name in ("MLproject", "python_env.yaml"):
+        shutil.copy(ROOT / name, project)
     short = "overrides=search.training.max_steps=2 fit.training.max_steps=2"
-    ended = mlflow_run(command, "-e", "pipeline", "-P", "name=table", "-P", short)
+    ended = mlflow_run(command, "-e", "pipeline", "-P", "name=table", "-P", short, project=project)
     assert ended.returncode == 0, ended.stderr
     runs = client.search_runs(["0"])
     (parent,) = [run for run in runs if run.info.run_name == "table"]
@@ -149,7 +153,8 @@ def test_mlflow_run_starts_a_pipeline(command: Command, empty_store: Path) -> No
     stages = {run.data.tags["scaleflow.stage"] for run in children(runs, parent)}
     assert stages == {"look", "search", "fit", "valid", "go"}
     assert {run.info.status for run in runs} == {"FINISHED"}
-    ended = mlflow_run(command, "-e", "pipeline", "-P", "name=table", "-P", "overrides=fit.model.x=it's")
+    wrong = "overrides=fit.model.x=it's"
+    ended = mlflow_run(command, "-e", "pipeline", "-P", "name=table", "-P", wrong, project=project)
     assert ended.returncode != 0
     assert "--overrides: fit.model.x=it's: no closing quotation; write this word as" in ended.stderr
 
