@@ -256,16 +256,16 @@ def find_unknown_words(splits: Mapping[str, SplitSample]) -> Iterator[DataFindin
     """
     others = [(split, sample) for split, sample in splits.items() if split != "train"]
     for name, values in splits["train"].list_kind(TEXT).items() if others else ():
-        texts = [split_words(text) for text in values.tolist()]
+        texts = [find_words(text) for text in values.tolist()]
         usual = measure_unknown(texts[::2], texts[1::2])
         for split, sample in others:
-            share = measure_unknown(texts, [split_words(text) for text in sample.columns[name].tolist()])
+            share = measure_unknown(texts, [find_words(text) for text in sample.columns[name].tolist()])
             if share > max(UNKNOWN, usual + UNKNOWN / 2):
                 text = f"{name}: the training split does not have {share:.0%} of the words of the split {split}"
                 yield DataFinding("unknown words", FAULT, text, f"between halves of train it is {usual:.0%}", [name])
 
 
-def split_words(text: str) -> list[str]:
+def find_words(text: str) -> list[str]:
     """Returns the words of a text in lower case; each character of scripts without spaces is one."""
     return re.findall(r"[\u3040-\u30ff\u3400-\u9fff]|\w+", unicodedata.normalize("NFC", text).lower())
 

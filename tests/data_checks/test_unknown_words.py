@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scaleflow.data_checks.rules import find_unknown_words, split_words
+from scaleflow.data_checks.rules import find_unknown_words, find_words
 from scaleflow.data_checks.sample import TEXT, SplitSample
 
 
@@ -39,4 +39,4 @@ def test_random_splits_have_no_such_words(words: int) -> None:
 
 
 def test_words_are_split_as_the_model_splits_them() -> None:
-    assert split_words("КИНО, «Déjà» 映画館") == ["кино", "déjà", "映", "画", "館"]
+    assert find_words("КИНО, «Déjà» 映画館") == ["кино", "déjà", "映", "画", "館"]
