@@ -250,7 +250,7 @@ def find_time_overlap(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding
 
 
 def find_unknown_words(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
-    """Finds columns of texts of a split of which the training split has most words not.
+    """Finds columns of texts in which a split has mostly words that the training split does not have.
 
     A half of the training split is compared with the other half: texts such as names share few words anyway.
     """

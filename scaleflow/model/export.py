@@ -149,33 +149,19 @@ def write_model(
     Raises:
         ExportError: if the outputs differ by more than the tolerance.
     """
-    with use_first_copies(model):
-        write_files(model, inputs, outputs, batch, policy, folder, on_host, raw or RawInputs())
-
-
-def write_files(
-    model: keras.Model,
-    inputs: InputStructure,
-    outputs: OutputStructure,
-    batch: Any,
-    policy: str,
-    folder: Path,
-    on_host: bool,
-    raw: RawInputs,
-) -> None:
-    """Does the work of `write_model`."""
+    raw = raw or RawInputs()
     folder.mkdir(parents=True, exist_ok=True)
-    is_whole = keras_file_fault(model) is None
-    if not is_whole:
-        model.save_weights(folder / WEIGHTS_FILE)  # no preprocessing: the user's code loads them into the model alone
-    layers = {names: make() for names, make in raw.preprocessing_layers.items()}
-    whole = add_preprocessing(layers, model, inputs) if layers else model
-    if is_whole:
-        whole.save(folder / KERAS_FILE)
-    write_saved_model(whole, Parts(model, layers, inputs, policy), outputs, folder / SAVED_MODEL, raw.decoders)
-    model = whole
-    with tf.device("CPU:0") if on_host else contextlib.nullcontext():
-        outputs_of = check_export(model, batch, TOLERANCE[policy], folder)
+    with use_first_copies(model):
+        is_whole = keras_file_fault(model) is None
+        if not is_whole:
+            model.save_weights(folder / WEIGHTS_FILE)  # without preprocessing: the user's code loads them
+        layers = {names: make() for names, make in raw.preprocessing_layers.items()}
+        whole = add_preprocessing(layers, model, inputs) if layers else model
+        if is_whole:
+            whole.save(folder / KERAS_FILE)
+        write_saved_model(whole, Parts(model, layers, inputs, policy), outputs, folder / SAVED_MODEL, raw.decoders)
+        with tf.device("CPU:0") if on_host else contextlib.nullcontext():
+            outputs_of = check_export(whole, batch, TOLERANCE[policy], folder)
     write_example(inputs, batch, folder, raw.decoders)
     write_arrays(folder / ANSWERS, {name or SINGLE: values[:2] for name, values in outputs_of.items()})
     signature = {

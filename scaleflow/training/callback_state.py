@@ -48,8 +48,8 @@ class CallbackState:
         of_model: ids of the TensorFlow variables that the checkpoint has anyway.
 
     Attributes:
-        doubts: `NAME (TYPE)` of each attribute that a checkpoint cannot hold. Those of Keras's callbacks are none:
-            their hooks make them again.
+        doubts: `NAME (TYPE)` of each attribute that a checkpoint cannot hold. Those of Keras's own callbacks are
+            not listed: their hooks make them again.
     """
 
     def __init__(self, callback: Any, of_model: Set[int]) -> None:

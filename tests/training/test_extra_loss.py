@@ -11,21 +11,16 @@ import pytest
 from scaleflow.interfaces import Hardware, Inputs, Outputs
 from tests.training.fake_engine import assemble, random_arrays, run_apart
 from tests.training.test_fit import Straight, fit_of
-from tests.training.test_loop import DIVISIONS
+from tests.training.test_loop import DIVISIONS, add_square
 
 
 def penalised(inputs: Inputs, outputs: Outputs) -> Any:
     """Has a regularizer of weights, one of activities, and a loss that a layer adds."""
     import keras
 
-    class Adds(keras.layers.Layer):  # type: ignore[misc]
-        def call(self, x: Any) -> Any:
-            self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
-            return x
-
     raw = keras.Input(inputs.shape, dtype=inputs.dtype)
     x = keras.layers.Dense(8, activity_regularizer=keras.regularizers.L2(0.1))(raw)
-    logits = keras.layers.Dense(*outputs.shape, kernel_regularizer=keras.regularizers.L2(0.3))(Adds()(x))
+    logits = keras.layers.Dense(*outputs.shape, kernel_regularizer=keras.regularizers.L2(0.3))(add_square(x))
     return keras.Model(raw, logits)
 
 

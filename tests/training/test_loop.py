@@ -315,8 +315,8 @@ def partly_used(inputs: Inputs, outputs: Outputs) -> Any:
     return keras.Model(raw, keras.layers.Dense(*outputs.shape, dtype="float32")(Spare()(raw)))
 
 
-def active(inputs: Inputs, outputs: Outputs) -> Any:
-    """Its layers add losses of their own, in the dtype that they compute with."""
+def add_square(x: Any) -> Any:
+    """Applies a layer that adds a loss."""
     import keras
 
     class Adds(keras.layers.Layer):  # type: ignore[misc]
@@ -324,9 +324,16 @@ def active(inputs: Inputs, outputs: Outputs) -> Any:
             self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
             return x
 
+    return Adds()(x)
+
+
+def active(inputs: Inputs, outputs: Outputs) -> Any:
+    """Its layers add losses of their own, in the dtype that they compute with."""
+    import keras
+
     raw = keras.Input(inputs.shape, dtype=inputs.dtype)
     x = keras.layers.Dense(8, activity_regularizer=keras.regularizers.L2(0.1))(raw)
-    return keras.Model(raw, keras.layers.Dense(*outputs.shape, dtype="float32")(Adds()(x)))
+    return keras.Model(raw, keras.layers.Dense(*outputs.shape, dtype="float32")(add_square(x)))
 
 
 def tokens(count: int) -> Arrays:
