@@ -53,3 +53,11 @@ class Rest(keras.callbacks.Callback):
         if self._is_due and not Path("go").exists():
             time.sleep(self._seconds)
         self._is_due = False
+
+
+class Stuck(keras.callbacks.Callback):
+    """Waits, while the run starts, for something that does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        time.sleep(600)

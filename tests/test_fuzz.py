@@ -132,7 +132,7 @@ def is_a_refusal(code: int, told: str, words: Sequence[str]) -> bool:
     names = [
         *KEYS,
         *(f"{group}=" for group in GROUPS),
-        *(to_printable(part) for part in typed if part),
+        *(name for part in typed if part for name in (to_printable(part), to_printable(part).replace("\n", "\\n"))),
         "TF_CONFIG",
     ]
     is_about_something = any(name in message for name in names) or "" in words

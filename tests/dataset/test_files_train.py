@@ -15,7 +15,7 @@ from tests.conftest import Command
 from tests.dataset.files import picture, plain, write
 from tests.dataset.test_tfrecord import numbered, written
 
-ROWS = "".join(f'{n},"town, {n % 3}",{n % 7},{n / 9}\n' for n in range(90))
+ROWS = "".join(f'{n * 7 % 90},"town, {n % 3}",{n % 7},{n / 9}\n' for n in range(90))
 
 
 def files(base: Path) -> dict[str, tuple[str, ...]]:

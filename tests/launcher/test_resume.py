@@ -167,10 +167,8 @@ def test_a_stalled_worker_is_started_again_and_a_time_limit_ends_the_run(command
 
 @pytest.mark.slow
 def test_a_start_that_stalls_is_ended_too(command: Command) -> None:
-    """The folder of checkpoints is on a disk that does not answer."""
-    (command.folder / "far").mkdir()
-    os.mkfifo(command.folder / "far" / "can-be-written")
-    words = ("checkpoint.folder=far", "cluster.stall_seconds=3", "cluster.start_seconds=4", "tracking=none")
+    words = ("training.callbacks=[{_target_: tests.pace.Stuck}]", "cluster.stall_seconds=3", "cluster.start_seconds=4")
+    words += ("tracking=none",)
     ended = command(*words, timeout=60)
     assert ended.returncode == 1
     assert "no progress for cluster.stall_seconds=3 + cluster.start_seconds=4, at step 0" in ended.stderr
