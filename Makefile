@@ -34,6 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 run: $(VENV)/installed
 	$(BIN)/scaleflow
+	@echo "or                      make ui"
 
 test: $(VENV)/developed
 	$(PYTEST) -m "not slow and not gpu"

@@ -23,7 +23,7 @@ from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.secret_masking import register_resolver
 from scaleflow.launcher.answer import ANSWER, FINISHED
 from scaleflow.launcher.display import Display
-from scaleflow.sweep.report import choose_results, format_loading_line
+from scaleflow.sweep.report import choose_results, make_loading_row
 from scaleflow.sweeps import find_best_job
 
 
@@ -58,7 +58,7 @@ def print_best(words: list[str]) -> int:
             *((name.replace("/", " "), format_number(result.metrics[name])) for name in names),
             ("output", os.path.relpath(result.folder)),
             *([("run", result.run_id)] if result.run_id else []),
-            ("model", format_loading_line(result.model_uri, best.store, result.folder)),
+            make_loading_row(result.model_uri, best.store, result.folder),
         ]
     )
     return FINISHED

@@ -15,6 +15,7 @@ The modules import nothing else of scaleflow than its errors. They import Tensor
 checkers, so that the command starts fast.
 """
 
+from scaleflow.interfaces.command_names import find_console_script as find_console_script
 from scaleflow.interfaces.command_names import is_console_script as is_console_script
 from scaleflow.interfaces.command_names import name_command as name_command
 from scaleflow.interfaces.config import AUTO as AUTO

@@ -15,20 +15,20 @@ def name_command(name: str = "") -> str:
     Args:
         name: of the command; empty for a run.
     """
-    script = find_console_script()
+    script = find_console_script("scaleflow")
     start, separator = ("python -m scaleflow", ".") if script is None else (script, " ")
     return separator.join(filter(None, (start, name)))
 
 
-def find_console_script() -> str | None:
-    """Returns the word that runs the console script of this interpreter: its name if it is on the PATH, else the path
-    that was typed; None for a process of `python` whose script is not on the PATH.
+def find_console_script(name: str) -> str | None:
+    """Returns the word that runs a console script of this interpreter: its name if it is on the PATH, else its path
+    beside the script that was typed; None for a process of `python` whose script is not on the PATH.
     """
-    found = shutil.which("scaleflow")
-    typed = sys.orig_argv[1] if is_console_script(sys.orig_argv) else None
-    own = Path(sys.executable).with_name("scaleflow") if typed is None else Path(typed)
+    found = shutil.which(name)
+    typed = sys.orig_argv[1].removesuffix("scaleflow") + name if is_console_script(sys.orig_argv) else None
+    own = Path(sys.executable).with_name(name) if typed is None else Path(typed)
     if found is not None and Path(found).resolve() == own.resolve():
-        return "scaleflow"
+        return name
     return None if typed is None else shlex.quote(typed)
 
 

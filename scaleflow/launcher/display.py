@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import json
-import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TextIO
+from typing import TYPE_CHECKING, ClassVar, TextIO
 
 from scaleflow.files.cache import find_cache_folder
 from scaleflow.interfaces.events import (
@@ -27,9 +25,18 @@ from scaleflow.interfaces.events import (
     UploadAwaited,
     Waiting,
 )
-from scaleflow.interfaces.formatting import format_duration, format_elapsed, format_number
+from scaleflow.interfaces.formatting import format_elapsed
 from scaleflow.launcher.answer import write_error
+from scaleflow.launcher.lines import (
+    fit_columns,
+    format_row,
+    format_run_line,
+    list_figures,
+    measure_width,
+    wrap_line,
+)
 from scaleflow.launcher.processes.handover import WARM_ENV, Client
+from scaleflow.launcher.progress import BAR_WIDTH, TrainingProgress
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -62,11 +69,6 @@ def suggest_warm(seconds: float) -> str | None:
     return f"note: with {WARM_ENV}=1 in the environment, the next commands start in an instant (scaleflow warm --help)"
 
 
-METRICS_SHOWN = ("train/loss", "train/accuracy", "train/mae", "val/loss", "val/accuracy", "val/mae")
-
-#: The usual width of a number, so that the lines of epochs have columns.
-NUMBER_WIDTH = 7
-
 #: After this many seconds without a line, a log gets a line that says what is under way.
 QUIET_SECONDS = 2.0
 
@@ -76,8 +78,11 @@ IMPORT_QUIET_SECONDS = 10.0
 #: The stage that begins with the import of TensorFlow.
 IMPORTING = "importing TensorFlow"
 
-#: Long stages and trainings get such lines less often: after this share of the time that they have taken so far.
+#: A training that takes long gets such lines less often: after this share of the time that it has taken so far.
 QUIET_SHARE = 0.02
+
+#: A stage tells nothing new in such lines: its pauses grow faster, up to so many seconds.
+STAGE_SHARE, LONGEST_QUIET = 0.5, 600.0
 
 #: A stage gets no such line in its first seconds, because it may end at once.
 SHORTEST_SHOWN = 0.5
@@ -156,10 +161,14 @@ class Display:
     #: Prints progress from the command's first line until another display takes over.
     greeting: ClassVar[Display | None] = None
 
+    #: What each line begins with.
+    _start = ""
+
     def __init__(self, stream: TextIO, shows_stages: bool = True, breaks_silence: bool = True) -> None:
         self._stream = stream
         self._shows_stages = shows_stages
         self._breaks_silence = breaks_silence
+        self._noted: set[str] = set()
         self._stage: ShownStage | None = None
         self._training: TrainingProgress | None = None
         self._closing = threading.Event()
@@ -184,7 +193,8 @@ class Display:
                     self._show_ready(event)
                 case MetricsLogged():
                     self._show_metrics(event)
-                case Note():
+                case Note() if event.text not in self._noted:
+                    self._noted.add(event.text)
                     self.print_line(f"note: {event.text}", "yellow")
                 case EpochEnded():
                     self._show_epoch(event)
@@ -195,12 +205,22 @@ class Display:
 
     # Lines ------------------------------------------------------------------------------------
 
+    @property
+    def _room(self) -> int | None:
+        """The columns of a line; None if nothing limits them."""
+        width = measure_width(self._stream)
+        return None if width is None else width - len(self._start)
+
     def print_line(self, text: str, style: str = "") -> None:
-        """Prints a line. The run continues if nobody reads the output any more, or if the disk of a log is full."""
+        """Prints a line, on a terminal broken between words."""
+        self._print_lines(wrap_line(text, self._room), style)
+
+    def _print_lines(self, lines: Iterable[str], style: str = "") -> None:
+        """Prints lines. The run continues if nobody reads the output any more, or if the disk of a log is full."""
         with self._lock:
             Display.printed_at = time.monotonic()
             try:
-                self._print(text, style)
+                self._print("\n".join(f"{self._start}{line}" for line in lines), style)
             except BrokenPipeError:
                 self.close()
                 silence_stream(self._stream)
@@ -217,9 +237,9 @@ class Display:
 
     def print_summary(self, rows: Sequence[tuple[str, str]]) -> None:
         """Prints the summary of the run: aligned rows of (label, value)."""
-        width = max(len(label) for label, _ in rows)
+        column = max(len(label) for label, _ in rows) + 2
         for label, value in rows:
-            self.print_line(f"{label:<{width}}  {value}")
+            self._print_lines(format_row(label, value, column, self._room))
 
     def close(self) -> None:
         """Ends the thread, the current stage and the bar. The display can be used again."""
@@ -289,10 +309,13 @@ class Display:
             return
         now = time.monotonic()
         elapsed = now - doing.began
-        is_import = isinstance(doing, ShownStage) and doing.text.startswith(IMPORTING)
-        quiet = max(IMPORT_QUIET_SECONDS if is_import else QUIET_SECONDS, elapsed * QUIET_SHARE)
+        if isinstance(doing, ShownStage):
+            shortest = IMPORT_QUIET_SECONDS if doing.text.startswith(IMPORTING) else QUIET_SECONDS
+            quiet = max(shortest, min(elapsed * STAGE_SHARE, LONGEST_QUIET))
+        else:
+            quiet = max(QUIET_SECONDS, elapsed * QUIET_SHARE)
         if elapsed >= SHORTEST_SHOWN and now - self.printed_at >= quiet:
-            self.print_line(doing.describe())
+            self.print_line(doing.describe() if isinstance(doing, ShownStage) else doing.describe(self._room))
 
     # Training ---------------------------------------------------------------------------------
 
@@ -309,65 +332,31 @@ class Display:
             self._training.add(event)
 
     def _show_epoch(self, event: EpochEnded) -> None:
-        epochs = f"{event.epoch:>{len(str(event.epochs))}}/{event.epochs}"
-        left = self._time_left(event.step)
-        self.print_line(f"epoch {epochs}  {format_metrics(event.values)}{left}")
+        if self._training is not None:
+            self._training.end_epoch()
+        start = f"epoch {event.epoch:>{len(str(event.epochs))}}/{event.epochs}"
+        self.print_line(fit_columns(start, list_figures(event.values, self._time_left()), self._room))
 
-    def _time_left(self, step: int) -> str:
-        return "" if self._training is None else self._training.describe_time_left(step)
-
-
-class TrainingProgress:
-    """The progress of a training.
-
-    Args:
-        steps: its number of steps.
-
-    Attributes:
-        began: when it began, in seconds of the monotonic clock.
-    """
-
-    def __init__(self, steps: int) -> None:
-        self.began = time.monotonic()
-        self._steps = steps
-        self._latest: MetricsLogged | None = None
-        self._measured_from: tuple[float, int] | None = None
-
-    def add(self, event: MetricsLogged) -> None:
-        """Notes the metrics of a call of the training loop. The first call includes the compilation."""
-        self._latest = event
-        if self._measured_from is None:
-            self._measured_from = time.monotonic(), event.step
-
-    def describe(self) -> str:
-        """Returns a line with the step, the metrics and the time left."""
-        if self._latest is None:
-            return f"still compiling the first steps ({format_elapsed(time.monotonic() - self.began)})"
-        step = self._latest.step
-        figures = format_metrics({**self._latest.values, "perf/examples_per_second": self._latest.rate})
-        return f"step {step:>{len(str(self._steps))}}/{self._steps}  {figures}{self.describe_time_left(step)}"
-
-    def describe_time_left(self, step: int) -> str:
-        """Estimates the time left from the speed so far; empty if it is not known."""
-        began, first = self._measured_from or (0.0, step)
-        if step <= first or step >= self._steps:
-            return ""
-        seconds = (time.monotonic() - began) / (step - first) * (self._steps - step)
-        return f"  {format_duration(seconds)} left"
+    def _time_left(self) -> str:
+        return "" if self._training is None else self._training.describe_time_left()
 
 
 class JobDisplay(Display):
-    """Shows one of several jobs: each line begins with the job's number, and the summary is one line."""
+    """Shows one of several jobs: each line begins with the job's number, and the summary is one line.
 
-    def __init__(self, stream: TextIO, number: int) -> None:
+    Args:
+        stream: receives the lines.
+        number: of the job.
+        noted: the notes of all jobs that were shown so far.
+    """
+
+    def __init__(self, stream: TextIO, number: int, noted: set[str] | None = None) -> None:
         super().__init__(stream, shows_stages=False)
-        self._number = number
-
-    def _print(self, text: str, style: str) -> None:
-        super()._print(f"#{self._number} {text}", style)
+        self._start = f"#{number} "
+        self._noted = self._noted if noted is None else noted
 
     def print_error(self, text: str) -> None:
-        super().print_error(f"#{self._number} {text}")
+        super().print_error(f"{self._start}{text}")
 
     def print_summary(self, rows: Sequence[tuple[str, str]]) -> None:
         (_, status), *rest = rows
@@ -415,24 +404,24 @@ class BarDisplay(Display):
             self._progress = None
 
     def _show_ready(self, event: RunReady) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, RenderableColumn
 
         super()._show_ready(event)
         if hint := suggest_warm((event.time - event.began) / 1000):
             self.print_line(hint)
         self._hide_bar()  # of the attempt before a restart
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
+        assert self._training is not None
+        columns = (BarColumn(BAR_WIDTH), MofNCompleteColumn(), RenderableColumn(self._training))
         self._progress = Progress(*columns, console=self._console, transient=True)
-        self._task = self._progress.add_task("", total=event.steps, text="compiling the first steps")
+        self._task = self._progress.add_task("", total=event.steps)
         self._progress.start()
 
     def _show_metrics(self, event: MetricsLogged) -> None:
         super()._show_metrics(event)
         if self._progress is not None and self._task is not None and "train/loss" in event.values:
-            values = {**event.values, "perf/examples_per_second": event.rate}
-            self._progress.update(self._task, completed=event.step, text=format_metrics(values))
+            self._progress.update(self._task, completed=event.step)
 
-    def _time_left(self, step: int) -> str:
+    def _time_left(self) -> str:
         return ""  # the progress bar shows it
 
 
@@ -456,29 +445,3 @@ def silence_stream(stream: TextIO) -> None:
     """Redirects a stream to a closed pipe to the null device, so that Python's last flush does not fail either."""
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
-
-
-def format_run_line(event: RunReady) -> str:
-    """Returns the first line of a run: its name, its model, its devices and its length."""
-    resolved = {k.removeprefix("resolved."): v for k, v in event.params.items() if k.startswith("resolved.")}
-    total, trainable = int(resolved["parameters"]), int(resolved["trainable_parameters"])
-    by_epoch = json.loads(resolved.get("trainable_parameters_by_epoch", "{}"))
-    later = "".join(f", from epoch {epoch} on {number:,}" for epoch, number in by_epoch.items() if epoch != "0")
-    count = f"all {total:,}" if trainable == total and not later else f"{by_epoch.get('0', trainable):,} of {total:,}"
-    batch = resolved.get("global_batch_size")
-    length = f"global batch {batch}, {event.steps} steps" if batch else "trying batch sizes"
-    devices = f"{resolved['replicas']} replica(s) on {resolved['hardware']}"
-    return f"{event.name}: {count} parameters train{later}, {devices}, {length}"
-
-
-def format_metrics(values: Mapping[str, Any]) -> str:
-    """Formats metrics as `loss 0.312    accuracy 0.91     val loss 0.35     61,000 examples/s`, in columns."""
-    shown = [
-        f"{name.removeprefix('train/').replace('/', ' ')} {format_number(values[name]):<{NUMBER_WIDTH}}"
-        for name in METRICS_SHOWN
-        if name in values
-    ]
-    rate = values.get("perf/examples_per_second")
-    if rate is not None and math.isfinite(rate):
-        shown.append(f"{rate:,.0f} examples/s")
-    return "  ".join(shown).rstrip()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from scaleflow.config.hydra_errors import override_key
 from scaleflow.interfaces.formatting import format_number
+from scaleflow.launcher.lines import lay_out_table, measure_width, wrap_line
 from scaleflow.launcher.recording.description import format_table
 from scaleflow.runs import RunFolder
 from scaleflow.runs.state import INTERVAL, RATE, RunHistory, drop_intervals
@@ -95,6 +96,9 @@ RATE_COLUMNS = ("examples/s", "least", "most")
 
 #: Columns that a terminal has no room for.
 HIDDEN_COLUMNS = ("run", "reason", "step ms p50", "step ms p95", "host MB", "device MB", "replicas")
+
+#: Columns that a narrow terminal leaves out, the first one first.
+LESS_IMPORTANT = ("first step s", "step ms", "examples/s")
 
 #: The most metrics of a split in the table, and on a terminal.
 MAX_RESULTS, MAX_SHOWN = 4, 2
@@ -296,31 +300,28 @@ class Report:
         return json.dumps({"columns": columns, "data": data})
 
     def show(self, stream: TextIO) -> None:
-        """Prints the table, in colour on a terminal. Leaves out some columns, so that it fits."""
+        """Prints the tables, in colour on a terminal."""
         from rich.console import Console
-        from rich.table import Table
 
-        console = Console(file=stream, highlight=False, width=None if stream.isatty() else 200)
-        columns = self.shown
-        table = Table(box=None, pad_edge=False)
-        for key in columns:
-            is_text = key in TEXT_COLUMNS or key in self._choices
-            table.add_column(key, justify="left" if is_text else "right", overflow="fold")
-        for row in self.rows[:MAX_ROWS]:
-            table.add_row(*(format_cell(row.get(key), key) for key in columns), style=choose_style(row))
-        console.print(table)
+        console = Console(file=stream, highlight=False)
+        width = measure_width(stream)
+
+        def show_table(cells: list[list[str]], styles: Sequence[str | None]) -> None:
+            left = [name for name in cells[0] if name in TEXT_COLUMNS or name in self._choices]
+            head, rows = lay_out_table(cells, left, width, LESS_IMPORTANT)
+            for lines, style in zip([head, *rows], ["bold", *styles], strict=True):
+                if lines:
+                    console.print("\n".join(lines), style=style, markup=False, soft_wrap=True)
+
+        show_table(self.cells(self.shown, MAX_ROWS), [choose_style(row) for row in self.rows[:MAX_ROWS]])
         if len(self.rows) > MAX_ROWS:
             console.print(f"and {len(self.rows) - MAX_ROWS:,} more rows in {MARKDOWN}")
         if self.seeds:
-            head, *cells = self.seed_cells()
-            table = Table(*head, box=None, pad_edge=False, title="over the seeds", title_justify="left")
-            for line in cells:
-                table.add_row(*line)
-            console.print(table)
-        if self.reason and self._has_replicas and len(self.rows) > 1:
-            console.print(f"efficiency: {self.reason}")
-        if self.best is None:
-            console.print(self.ranking, soft_wrap=True)
+            console.print("over the seeds")
+            show_table(self.seed_cells(), [None] * len(self.seeds))
+        notes = [f"efficiency: {self.reason}"] if self.reason and self._has_replicas and len(self.rows) > 1 else []
+        for note in [*notes, *([self.ranking] if self.best is None else [])]:
+            console.print("\n".join(wrap_line(note, width)), markup=False, soft_wrap=True)
 
 
 def choose_results(metrics: Iterable[str], metric: str, most: int) -> list[str]:
@@ -341,16 +342,18 @@ def choose_results(metrics: Iterable[str], metric: str, most: int) -> list[str]:
     return [*dict.fromkeys([*first, *((of_split("val") + of_split("test")) or of_split("train"))])]
 
 
-def format_loading_line(model_uri: str | None, store: str | None, folder: Path) -> str:
-    """Returns a line of Python that loads the model of a run: from the store, or from its folder if it is not there."""
+def make_loading_row(model_uri: str | None, store: str | None, folder: Path) -> tuple[str, str]:
+    """Returns a label, and a line of Python that loads the model of a run: from the store, or from its folder if it is
+    not there. If it is in neither, it is the folder.
+    """
     if model_uri is not None and store is not None:
         address = json.dumps(drop_credentials(store))
         first = "" if is_default_store(store) else f"mlflow.set_tracking_uri({address}); "
-        return f"{first}mlflow.pyfunc.load_model({json.dumps(model_uri)})"
+        return "load it", f"{first}mlflow.pyfunc.load_model({json.dumps(model_uri)})"
     model = RunFolder(folder).model
     loads = {"keras.models.load_model": model / "model.keras", "tf.saved_model.load": model / "saved_model"}
     calls = [f"{load}({json.dumps(os.path.relpath(path))})" for load, path in loads.items() if path.exists()]
-    return calls[0] if calls else f"its folder is {os.path.relpath(folder)}"
+    return ("load it", calls[0]) if calls else ("folder", os.path.relpath(folder))
 
 
 def choose_style(row: Mapping[str, Cell]) -> str | None:

@@ -63,7 +63,7 @@ from scaleflow.sweep.jobs import JobRequest, SweepJob, expand_repeats, find_swep
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, find_common_leaves
 from scaleflow.sweep.parent_run import ParentRun
 from scaleflow.sweep.ranking import choose_mode
-from scaleflow.sweep.report import Report, format_loading_line
+from scaleflow.sweep.report import Report, make_loading_row
 
 #: Statuses after which a job does not change before it runs again.
 ENDED = ("FINISHED", "FAILED", "KILLED", "PRUNED")
@@ -143,6 +143,7 @@ class SweepRunner:
         self._is_resumed = bool(self._ledger.entries)
         self._parent = ParentRun(self._files, self._ledger, began, self._is_resumed)
         self._swept = find_swept_keys(config)
+        self._noted: set[str] = set()  # the notes of all jobs
         mask_sweep_config(self._files.sweep_config)
 
     @property
@@ -325,9 +326,8 @@ class SweepRunner:
 
     def _launch_job(self, job: SweepJob, portion: Mapping[str, str]) -> int:
         """Runs a job with a portion of this machine. Returns the exit code of its command."""
-        stop, number = JobStop(self._stop), job.entry.number
-        is_inline = job.request.is_inline
-        display = Display(sys.stdout, breaks_silence=False) if is_inline else JobDisplay(sys.stdout, number)
+        stop, in_turn = JobStop(self._stop), JobDisplay(sys.stdout, job.entry.number, self._noted)
+        display = Display(sys.stdout, breaks_silence=False) if job.request.is_inline else in_turn
         words = job.request.describe(self._ledger.swept) or ["without overrides"]
         display.print_line(" ".join([*words, *([f"({job.request.turn})"] if job.request.turn else [])]))
 
@@ -481,12 +481,12 @@ class SweepRunner:
         display.print_summary(rows)
 
     def _show_best(self, report: Report) -> None:
-        """Shows where the sweep is recorded, and in the last line the best run and how to load its model."""
+        """Shows where the sweep is recorded, and in the last lines the best run and how to load its model."""
         rows = [*self._parent.describe_links(), *([("compared", line)] if (line := self._parent.comparison) else [])]
         if report.best is not None:
             entry, run = report.best
-            loading = format_loading_line(run.model_uri, run.store, self._folder / entry.folder)
-            rows.append(("best", f"{report.describe_best()}: {loading}"))
+            loading = make_loading_row(run.model_uri, run.store, self._folder / entry.folder)
+            rows += [("best", report.describe_best()), loading]
         if rows:
             Display(sys.stdout).print_summary(rows)
 

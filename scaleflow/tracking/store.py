@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from scaleflow.errors import ConfigError, RunDeleted, RunMissing, StoreUnreachable, first_line
-from scaleflow.interfaces import IDENTITY, Point, Status, Tracking, name_command
+from scaleflow.interfaces import IDENTITY, Point, Status, Tracking, find_console_script, name_command
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -414,7 +414,8 @@ class MlflowTracker:
             lines.append(("registered", f"models:/{name}/{self._version}" + (f"  (@{alias})" if alias else "")))
         if file := sqlite_file(self.uri):
             words = [] if opens_by_default(file) else ["--backend-store-uri", self.uri]
-            lines.append(("look at it", shlex.join(["mlflow", "ui", *words])))
+            mlflow = find_console_script("mlflow") or "python -m mlflow"
+            lines.append(("look at it", f"{mlflow} {shlex.join(['ui', *words])}"))
         else:
             page = f"#/experiments/{self._experiment_id}/runs/{self.run_id}?{UI_QUERY}"
             lines.append(("look at it", f"{mask_secrets(self.uri)}/{page}"))

@@ -87,6 +87,7 @@ class MetricsLog:
     Attributes:
         clock: measures the speed of the epoch.
         values: the values of the epoch's last call.
+        compiles: whether the next call compiles the training step.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class MetricsLog:
     ) -> None:
         self.emit = emit
         self.values: dict[str, float] = {}
+        self.compiles = True
         self._engine = engine
         self._startup_timer = startup_timer
         self._peak_flops = peak_flops
@@ -146,7 +148,8 @@ class MetricsLog:
         values = add_prefix("train", means) | ({} if scale is None else {"train/loss_scale": scale})
         values |= {"train/rollbacks": float(rollbacks)} if rollbacks else {}
         self.values = values | ({**self._make_speed_metrics(), **measure_peaks()} if is_last else {})
-        self.emit(MetricsLogged(step, self.values, rate=self.clock.examples_per_second))
+        compiled, self.compiles = self.compiles or None, False
+        self.emit(MetricsLogged(step, self.values, rate=self.clock.examples_per_second, compiled=compiled))
         return values
 
     def _make_speed_metrics(self) -> dict[str, float]:

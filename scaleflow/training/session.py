@@ -411,6 +411,7 @@ class Session:
         phases, has_changed = self._engine.freezing, self._engine.begin_phase(epoch, self._feeds.train)
         if has_changed and phases and 0 < epoch in phases.parameters and not self.first:
             self._log.emit(Note(f"model.freeze: {phases.parameters[epoch]:,} parameters train from epoch {epoch} on"))
+        self._log.compiles |= has_changed
         self._log.begin_epoch(is_resumed=self.first > 0)
         self._call_callbacks("epoch_begin", epoch, is_repeated=self.first > 0)
 

@@ -26,8 +26,12 @@ from scaleflow.interfaces.events import (
     StageBegan,
     Waiting,
 )
+from scaleflow.interfaces.formatting import format_elapsed
 from scaleflow.launcher import display as display_module
-from scaleflow.launcher.display import BarDisplay, Display, JobDisplay, display_for, end_greeting, format_metrics, greet
+from scaleflow.launcher import progress
+from scaleflow.launcher.display import BarDisplay, Display, JobDisplay, display_for, end_greeting, greet
+from scaleflow.launcher.lines import fit_columns, list_figures
+from scaleflow.launcher.progress import TrainingProgress
 
 READY = RunReady(
     "digits-mlp",
@@ -68,6 +72,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(display_module, "time", made)
+    monkeypatch.setattr(progress, "time", made)
     monkeypatch.setattr(Display, "printed_at", made.now)
     return made
 
@@ -78,6 +83,10 @@ def epoch(number: int, step: int, **values: float) -> EpochEnded:
 
 def metrics(step: int, values: Mapping[str, float], rate: float | None = None) -> MetricsLogged:
     return MetricsLogged(step, values, rate)
+
+
+def compiled(step: int) -> MetricsLogged:
+    return MetricsLogged(step, {"train/loss": 1.0}, compiled=True)
 
 
 def show(display: Display, *events: Event) -> None:
@@ -129,11 +138,42 @@ def test_an_epochs_line_has_the_figures_and_the_time_left(clock: Clock) -> None:
     display.show_event(metrics(1, {"train/loss": 2.0}))
     clock.now += 29
     values = {"train/loss": 0.25, "val/accuracy": 0.5, "perf/examples_per_second": 61000.4}
+    display.show_event(metrics(30, {"train/loss": 0.25}))
     display.show_event(epoch(3, 30, **values))
     assert stream.getvalue().splitlines()[1] == (
         "epoch  3/10  loss 0.25     val accuracy 0.5      61,000 examples/s  1 min 10 s left"
     )
     display.close()
+
+
+def test_the_time_left_is_right_after_each_compilation(clock: Clock) -> None:
+    """A step takes 1 s. The first call, the first validation and step 30 (`model.freeze`) compile."""
+    progress = TrainingProgress(100)
+    shown = {}
+    for step in range(0, 100, 10):
+        clock.now += 20 if step in (0, 30) else 0
+        clock.now += 10
+        progress.add(metrics(step + 10, {"train/loss": 1.0}) if step not in (0, 30) else compiled(step + 10))
+        shown[step + 10] = progress.describe_time_left()
+        if step + 10 == 20:
+            clock.now += 30  # the first validation
+            progress.end_epoch()
+            shown[25] = progress.describe_time_left()
+    assert shown == {10: "", 20: "1 min 20 s left", 25: "1 min 20 s left", 30: "1 min 10 s left", 40: "", 100: ""} | {
+        step: f"{100 - step} s left" for step in (50, 60, 70, 80, 90)
+    }
+
+
+def test_the_time_left_counts_down_while_no_step_ends(clock: Clock) -> None:
+    progress = TrainingProgress(100)
+    for step in (10, 20, 90):
+        clock.now += 10
+        progress.add(metrics(step, {"train/loss": 1.0}))
+    shown = [progress.describe_time_left()]
+    for _ in range(5):
+        clock.now += 0.5
+        shown.append(progress.describe_time_left())
+    assert shown == ["2 s left", "2 s left", "2 s left", "1 s left", "0 s left", ""]
 
 
 def test_no_time_is_left_after_the_last_step(clock: Clock) -> None:
@@ -242,32 +282,36 @@ def test_a_stage_in_which_the_run_fails_or_is_refused_has_no_line(log: Log, cloc
 
 
 @pytest.mark.usefixtures("no_thread")
-def test_a_log_says_every_two_seconds_what_goes_on(log: Log, clock: Clock) -> None:
+def test_a_log_says_what_goes_on_with_growing_pauses(log: Log, clock: Clock) -> None:
     display, new_lines = log
-    display.begin_stage("reading house.csv")
+    display.begin_stage("exporting the model")
     shown = []
-    for _ in range(70):
+    for _ in range(800):
         clock.now += 0.1
         display.break_silence()
-        shown += [(round(clock.now - 1000, 1), line) for line in new_lines()]
-    assert shown == [(2.0 * n, f"still reading house.csv ({2.0 * n} s)") for n in (1, 2, 3)]
+        shown += [(round(clock.now - 1000), line) for line in new_lines()]
+    times = [2, 4, 8, 16, 32, 64]
+    assert shown == [(n, f"still exporting the model ({format_elapsed(n)})") for n in times]
+    display.begin_stage("reading house.csv")
+    clock.now += 1.9
     display.print_line("note: something")
     clock.now += 1.9
+    new_lines()
     display.break_silence()
-    assert new_lines() == ["note: something"]  # no silence that needs to be broken
+    assert new_lines() == []  # no silence that needs to be broken
     clock.now += 0.1
     display.break_silence()
-    assert new_lines() == ["still reading house.csv (9.0 s)"]
+    assert new_lines() == ["still reading house.csv (3.9 s)"]
 
 
 @pytest.mark.usefixtures("no_thread")
-def test_a_long_stage_fills_no_log(log: Log, clock: Clock) -> None:
+def test_a_stage_of_a_day_fills_no_log(log: Log, clock: Clock) -> None:
     display, new_lines = log
     display.begin_stage("reading house.csv")
-    for _ in range(24 * 3600):
-        clock.now += 1
+    for _ in range(24 * 360):
+        clock.now += 10
         display.break_silence()
-    assert 300 < len(new_lines()) < 500
+    assert 140 < len(new_lines()) < 160
 
 
 @pytest.mark.usefixtures("no_thread")
@@ -506,7 +550,7 @@ def test_a_bar_on_a_real_terminal() -> None:
     ],
 )
 def test_figures(values: dict[str, float], shown: str) -> None:
-    assert format_metrics(values) == shown
+    assert fit_columns("", list_figures(values), None) == shown
 
 
 def test_a_log_that_can_not_be_written_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

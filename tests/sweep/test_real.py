@@ -139,10 +139,10 @@ def test_output_of_a_sweep_leads_to_its_best_model(finished: Finished, isolated:
     compared = list(csv.DictReader((command.folder / "s" / "evaluation" / "comparison.csv").read_text().splitlines()))
     assert [row["model"].split()[0] for row in compared] == [f"#{row['job']}" for row in rows]
     assert re.search(rf"^compared +#{rows[1]['job']} .*differs from the best by accuracy ", output, re.M)
-    label, line = output.splitlines()[-1].split(maxsplit=1)
+    label, line = output.splitlines()[-2].split(maxsplit=1)
     assert label == "best"
     assert line.startswith(f"#{rows[0]['job']} model.units={rows[0]['model.units']}, val/loss ")
-    loading = line.partition(": ")[2]
+    loading = output.splitlines()[-1].removeprefix("load it").lstrip()
     (code,) = re.findall(r"```python\n(import mlflow.*?)```", (ROOT / "docs" / "sweeps.md").read_text(), re.S)
     snippet = code.replace("PARENT_ID", parent.info.run_id)
     assert snippet != code

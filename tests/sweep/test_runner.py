@@ -34,7 +34,7 @@ from scaleflow.sweep.history import JobHistory
 from scaleflow.sweep.jobs import abbreviate_override
 from scaleflow.sweep.ledger import Ledger, LedgerEntry
 from scaleflow.sweep.ranking import choose_mode
-from scaleflow.sweep.report import Report, format_loading_line
+from scaleflow.sweep.report import Report, make_loading_row
 from tests.launcher.test_supervisor import wait_for
 from tests.sweep.fake_runs import FakeLaunch, Outcome
 
@@ -556,7 +556,7 @@ def test_the_best_job_is_first_and_named_last(
         assert [row["training/epochs"] for row in rows] == [str(epochs) for epochs in order]
         assert [row["best"] for row in rows] == ["*", "", "", "", ""]
         lines = capsys.readouterr().out.splitlines()
-        assert lines[-1].split(maxsplit=1) == ["best", f"{best}: its folder is s/{best[1]}"]
+        assert [line.split(maxsplit=1) for line in lines[-2:]] == [["best", best], ["folder", f"s/{best[1]}"]]
     (head,) = [line.split() for line in lines if line.startswith("best  job")]
     assert {"val/loss", "val/accuracy", "test/loss", "test/accuracy"} <= set(head)
     assert "test/rmse" not in head
@@ -570,22 +570,22 @@ def test_a_model_that_no_store_has_is_loaded_from_its_folder(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     run, model = RunHistory(), tmp_path / "s" / "1" / "model"
     (model / "saved_model").mkdir(parents=True)
-    assert format_loading_line(run.model_uri, run.store, model.parent) == 'tf.saved_model.load("s/1/model/saved_model")'
+    assert make_loading_row(run.model_uri, run.store, model.parent)[1] == 'tf.saved_model.load("s/1/model/saved_model")'
     (model / "model.keras").touch()
     assert (
-        format_loading_line(run.model_uri, run.store, model.parent)
+        make_loading_row(run.model_uri, run.store, model.parent)[1]
         == 'keras.models.load_model("s/1/model/model.keras")'
     )
     run.model_uri, run.store = "models:/m-1", f"sqlite:///{tmp_path}/mlflow.db"
     plain = 'mlflow.pyfunc.load_model("models:/m-1")'
-    assert format_loading_line(run.model_uri, run.store, model.parent) == plain
+    assert make_loading_row(run.model_uri, run.store, model.parent)[1] == plain
     run.store = "http://****@host:5000"
     assert (
-        format_loading_line(run.model_uri, run.store, model.parent)
+        make_loading_row(run.model_uri, run.store, model.parent)[1]
         == f'mlflow.set_tracking_uri("http://host:5000"); {plain}'
     )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:sesame@host:5000")
-    assert format_loading_line(run.model_uri, run.store, model.parent) == plain
+    assert make_loading_row(run.model_uri, run.store, model.parent)[1] == plain
 
 
 def test_without_a_direction_no_job_is_the_best(
@@ -636,7 +636,8 @@ def test_of_repeats_the_best_run_is_named(
     losses = iter([0.0, 0.0, 3.0, 4.0, 9.0, 5.0, 1.0, 6.0])
     sweep(monkeypatch, *REPEATED, measured=lambda plan: {"val/loss": next(losses)})
     assert [(row["job"], row["val/loss"]) for row in rows_of(folder)] == [("0 2 4 6", 3.0), ("1 3 5 7", 5.0)]
-    assert capsys.readouterr().out.splitlines()[-1].endswith("#6 training.epochs=1, val/loss 1: its folder is s/6")
+    best, where = (line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[-2:])
+    assert (best, where) == (["best", "#6 training.epochs=1, val/loss 1"], ["folder", "s/6"])
 
 
 def test_a_sweep_leaves_no_password_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
