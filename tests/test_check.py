@@ -222,8 +222,16 @@ def test_a_sample_is_spread_over_the_split(isolated: Callable[..., Any], tmp_pat
 def test_what_cannot_be_read_is_no_fault_if_the_user_leaves_it_out() -> None:
     from scaleflow.worker.check import judge_left_out
 
-    assert [each.level for each in judge_left_out(["a.png"], is_allowed=False)] == ["fault"]
-    assert [each.level for each in judge_left_out(["a.png"], is_allowed=True)] == ["hint"]
+    for begin, option, level in (
+        *(
+            ("skip: left out ", "auto", "fault"),
+            ("skip: left out ", "raise", "fault"),
+            ("skip: left out ", "skip", "hint"),
+        ),
+        *(("left out: ", "auto", "hint"), ("left out: ", "raise", "fault"), ("left out: ", "skip", "hint")),
+    ):
+        found = judge_left_out(f"{begin}a.png", option, "left out: ")
+        assert (found.level, found.text) == (level, "a.png"), (begin, option)
 
 
 def test_findings_are_told_as_the_user_wants() -> None:

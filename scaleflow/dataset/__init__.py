@@ -26,13 +26,21 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.fingerprint import read_cheap_targets
     from scaleflow.dataset.pipeline.matched_source import match_source, read_targets
     from scaleflow.dataset.pipeline.records import decode_records
-    from scaleflow.dataset.pipeline.splits import LEFT_OUT, Splits, limit_evaluation, prepare_splits, repeat_first_batch
+    from scaleflow.dataset.pipeline.splits import (
+        LEFT_OUT,
+        UNLABELLED,
+        Splits,
+        limit_evaluation,
+        prepare_splits,
+        repeat_first_batch,
+    )
     from scaleflow.dataset.pipeline.unreadable import UnreadableExample, explain_read_error, find_first_unreadable
     from scaleflow.dataset.pipeline.whole_source import WholeSource
     from scaleflow.dataset.reading.text import Text
 
 __all__ = [
     "LEFT_OUT",
+    "UNLABELLED",
     "Splits",
     "Text",
     "UnreadableExample",

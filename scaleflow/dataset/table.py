@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal
@@ -18,13 +17,16 @@ from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, list_splits
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.dataset.reading.text import LOWER, Text
 from scaleflow.dataset.tables.columns import Category, Date, Number, WordBag
+from scaleflow.dataset.tables.earlier import check_known_columns, find_categories, find_new
 from scaleflow.dataset.tables.files import TableFiles, open_tables
 from scaleflow.dataset.tables.forms import Form, apply_form, describe_forms, find_forms
 from scaleflow.dataset.tables.kinds import (
-    MOST_NAMED,
+    Rare,
     SampleColumns,
     check_column_types,
     choose_kind,
+    count_words,
+    describe_columns,
     describe_missing_words,
     describe_useless,
     divide_useless,
@@ -45,6 +47,7 @@ from scaleflow.dataset.tables.values import (
     are_plain_numbers,
     clean_column,
     convert_target,
+    is_missing,
     to_texts,
 )
 from scaleflow.errors import ConfigError
@@ -53,8 +56,8 @@ from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs, Preproce
 from scaleflow.interfaces.learned_state import parse_leaves
 from scaleflow.interfaces.options import AtLeastTwo, Positive, Seed, TestFraction, Words, at_least, check_options
 
-#: Maximum number of faults that are recorded with file and row.
-NAMED = 10
+#: Maximum number of faults that are recorded with file and row; of rows without a target that a note names.
+NAMED, NAMED_UNLABELLED = 10, 3
 
 #: The rows that are learned from are the first ones of so many blocks.
 SAMPLED_BLOCKS = 32
@@ -99,6 +102,7 @@ class Table:
         thousands: Literal[",", ".", " ", "'"] | None = None,
         dates: str | None = None,
         most_values: AtLeastTwo = 1000,
+        rare: Rare = "other",
         vocabulary: Annotated[int, at_least(3)] = 1000,
         standardize: Standardize = LOWER,
         embed: bool = False,
@@ -148,13 +152,17 @@ class Table:
             quantities = sought if self._files.format == "csv" else (numeric or ())
             rows.forms = {**forms, **find_forms(columns, quantities, decimal, thousands, dates)}
             sample = rows.sample_columns
-            check_column_types(sample, {name: each for name, each in given.items() if name not in known}, most_values)
+            check_column_types(sample, {name: each for name, each in given.items() if name not in known})
             outputs = describe_known_target(sample, target, kind, most_values, scale_target, earlier)
             outputs = find_limits(outputs, sample.columns[target], ~self._draw_test(rows)[rows.sampled], earlier)
             taken = {**known, **given}
             free = [name for name in names if name not in taken and is_chosen_freely]
             taken |= find_useless(sample, free, self._files.names[0], rows.sampled)
-            found = {name: taken.get(name) or choose_kind(sample, name, most_values) for name in names}
+            left_out = free if rare == "other" else ()
+            found = {
+                name: taken.get(name) or choose_kind(sample, name, most_values, name in left_out) for name in names
+            }
+            words = [name for name in names if found[name] == CATEGORY and name not in known]
             is_inferred = sample.format == "csv"
             inferred = [each for each in sought if is_inferred and each not in given and found.get(each) in EXPECTED]
             return (
@@ -164,23 +172,26 @@ class Table:
                 [name for name in inferred if are_codes(sample.columns[name])],
                 sample.missing_words,
                 [each for each in inferred if found[each] == CATEGORY and is_like_values(sample.columns[each])],
+                count_words(sample, words, most_values, rare),
             )
 
         learned = earlier and (earlier.find_outputs(), earlier.extends)
         depends_on = [given, columns, forms, sought, written, kind, most_values, scale_target, known, learned]
-        depends_on += [test, split_seed]
-        found, described, rows.forms, codes, rows.missing_words, unread = rows.recall("types", depends_on, learn)
+        depends_on += [test, split_seed, rare]
+        found, described, rows.forms, codes, rows.missing_words, unread, many = rows.recall("types", depends_on, learn)
         self._kinds, useless = divide_useless(found, target)
         unused += useless
         self._missing_words = rows.missing_words
+        self.unlabelled: dict[str, str] = {}  # by split, a text on the rows that `load` leaves out
         self.outputs: Outputs = parse_leaves([{"name": "", **described}], Outputs)
         self.reading = {"columns": self._kinds, "target": target, "format": self._files.format, **asdict(form)}
-        self.reading |= {"unused": unused, "forms": rows.forms}
+        known_many = {} if earlier is None else earlier.find_reading(self).get("many_words", {})
+        self.reading |= {"unused": unused, "forms": rows.forms, "many_words": {**known_many, **many}}
         self.inputs = {
             name: Inputs((), "float64" if each == NUMBER else "string") for name, each in self._kinds.items()
         }
         self.preprocessing = {
-            name: make_preprocessing(name, each, embed, vocabulary, tokens, standardize)
+            name: make_preprocessing(name, each, embed, vocabulary, tokens, standardize, most_values)
             for name, each in self._kinds.items()
         }
         self._rows = {rows.group: rows.describe(target, self._kinds, self.outputs)}
@@ -200,24 +211,38 @@ class Table:
             )
         usage = "name a column in dataset.columns to use it"
         new += [f"dataset: not used: {each}; {usage}" for each in describe_useless(useless)]
-        self.notes = (*describe_columns(self._kinds, target, self.outputs, rows), *written_as, *new)
+        new += [
+            f"dataset.rare=other: the {most_values:,} most frequent of {count:,} words of {name} are used; the others "
+            "are one word, as unknown ones are"
+            for name, count in many.items()
+        ]
+        if rows.learned < sum(rows.lengths):
+            new.insert(
+                0,
+                f"dataset.learn_on={rows.learned}: types, means and words are learned from {rows.learned:,} of the "
+                f"{sum(rows.lengths):,} rows",
+            )
+        self.notes = (describe_columns(self._kinds, target, self.outputs.kind), *written_as, *new)
 
     @property
     def splits(self) -> Collection[str]:
         return list_splits(self._files.by_split, self._test)
 
     def load(self, split: str) -> Blocks:
-        """Returns the rows of a split in blocks."""
+        """Returns the rows of a split in blocks, without those that have no target."""
         group = split if split in self._files.by_split else ALL
         if group not in self._rows:
             rows = self._rows[group] = self._read(group)
             rows.forms, rows.missing_words = self.reading["forms"], self._missing_words
             rows.describe(self._target, self._kinds, self.outputs)
         rows = self._rows[group]
-        if group == split:
-            return make_blocks(rows)
-        is_test = self._draw_test(rows)
-        return make_blocks(rows, is_test if split == "test" else ~is_test)
+        is_in_split = self._draw_test(rows) == (split == "test" != group)
+        if text := rows.describe_unlabelled(is_in_split):
+            self.unlabelled[split] = text
+        keep = is_in_split & rows.has_target
+        if not keep.any():
+            raise ConfigError(f"dataset.target={self._target}: no row of the split {split!r} has one")
+        return make_blocks(rows, None if keep.all() else keep)
 
     def _draw_test(self, rows: TableRows) -> Array:
         """Returns which rows are drawn for the test split, [n] bool: none, if files are named after the splits."""
@@ -300,6 +325,35 @@ class TableRows:
     def _sample(self) -> tuple[Arrays, dict[int, str]]:
         return self._convert(self.sample_columns.columns)
 
+    @cached_property
+    def has_target(self) -> Array:
+        """Which rows have a target, [n] bool."""
+
+        target = self._columns[-1]
+        if self.learned == self._firsts[-1]:
+            return ~is_missing(self.raw_columns[target])
+
+        def learn() -> Any:
+            blocks = (self._files.read(block, [target])[target] for block in self.blocks)
+            absent = [is_missing(clean_column(column, self._missing)) for column in blocks]
+            return np.flatnonzero(np.concatenate(absent)).tolist()
+
+        files, found = self._files, np.ones(self._firsts[-1], bool)
+        form = [files.form, str(files.used.field(target)), files.partitions, self._missing]
+        found[files.cache.recall("rows", files.by_split[self.group], form, learn)] = False
+        return found
+
+    def describe_unlabelled(self, is_in_split: Array) -> str:
+        """Returns a text on the rows of a split, [n] bool, that have no target; "" if there are none."""
+        absent = np.flatnonzero(is_in_split & ~self.has_target)
+        if not len(absent):
+            return ""
+        named = "; ".join(self.name(int(row)) for row in absent[:NAMED_UNLABELLED])
+        more = f" and {len(absent) - NAMED_UNLABELLED:,} more" if len(absent) > NAMED_UNLABELLED else ""
+        count = f"{len(absent):,} of {np.count_nonzero(is_in_split):,} rows have no target {self._columns[-1]}"
+        hint = "" if self._outputs.kind == "regression" else describe_missing_words(self.missing_words)
+        return f"{count} ({named}{more}){hint}"
+
     def count_missing_words(self) -> dict[str, int]:
         """Returns how often the target has each word of `dataset.missing`."""
         import pyarrow
@@ -324,7 +378,8 @@ class TableRows:
             plain = [name for name in used if name not in self.forms]
             numbers = [name for name in plain if are_plain_numbers(self.sample_columns.columns[name])]
             faults = self._sample[1]
-            return numbers, [f"{self.name(int(self.sampled[row]))}: {faults[row]}" for row in sorted(faults)[:NAMED]]
+            named = [row for row in sorted(faults) if self.has_target[self.sampled[row]]][:NAMED]
+            return numbers, [f"{self.name(int(self.sampled[row]))}: {faults[row]}" for row in named]
 
         self._numbers, faults = self.recall("types", [kinds, outputs, self.forms], learn)
         self.faults: Sequence[str] = [*self.malformed, *faults][:NAMED]
@@ -406,14 +461,8 @@ class TableRows:
 
         def take(name: str, values: Array, is_bad: Array, expected: str) -> Array:
             label = f"its target {name}" if name == self._target else name
-            hint = ""
-            if name == self._target and self._outputs.kind != "regression":
-                hint = describe_missing_words(self.missing_words)
             for row in np.flatnonzero(is_bad):
-                value = columns[name][int(row)].as_py()
-                is_absent = value is None or value != value
-                problem = f"is missing{hint}" if is_absent else f"is {value}, expected {expected}"
-                reasons.setdefault(int(row), f"{label} {problem}")
+                reasons.setdefault(int(row), f"{label} is {columns[name][int(row)].as_py()}, expected {expected}")
             return values
 
         targets = take(self._target, *convert_target(columns[self._target], self._outputs))
@@ -426,59 +475,17 @@ class TableRows:
         return Arrays(inputs, targets), reasons
 
 
-# ---------------------------------------------------------------------------------------------
-# Options
-# ---------------------------------------------------------------------------------------------
-
-
-def find_categories(kinds: Mapping[str, str], earlier: EarlierState | None) -> dict[str, Sequence[str]]:
-    """Returns the categories that an earlier run learned, by the name of the column."""
-    learned = {} if earlier is None else earlier.state.preprocessing
-    return {name: learned[name].learned for name, kind in kinds.items() if kind == CATEGORY and name in learned}
-
-
-def check_known_columns(known: Sequence[str], names: Sequence[str], data_dir: str) -> None:
-    """Rejects a table without a column that an earlier run read; others do not matter."""
-    missing = [name for name in known if name not in names]
-    if not missing:
-        return
-    similar = difflib.get_close_matches(missing[0], [name for name in names if name not in known], n=1)
-    more = f" and {', '.join(missing[1:])}" if missing[1:] else ""
-    raise ConfigError(
-        f"dataset.data_dir={data_dir}: has no column {missing[0]}{more}, which the earlier run read"
-        f"{f'; did you mean {similar[0]}? The' if similar else '; the'} columns are {', '.join(names)}"
-    )
-
-
-def find_new(unused: Sequence[str], reading: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a line about the columns that an earlier run's table did not have; nothing if that is not known."""
-    new = [name for name in unused if name not in reading.get("unused", unused)]
-    if new:
-        more = f" and {len(new) - MOST_NAMED} more" if len(new) > MOST_NAMED else ""
-        yield f"new columns, which the data of the run did not have, are not used: {', '.join(new[:MOST_NAMED])}{more}"
-
-
-def describe_columns(kinds: Mapping[str, str], target: str, outputs: Outputs, rows: TableRows) -> Iterator[str]:
-    """Yields lines that say how the columns are taken, and from how many rows."""
-    parts = []
-    for kind in EXPECTED:
-        names = [name for name, each in kinds.items() if each == kind]
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        if names:
-            parts.append(f"{kind} {', '.join(names[:MOST_NAMED])}{more}")
-    yield f"dataset=table: {'; '.join(parts)}; target {target} ({outputs.kind})"
-    if rows.learned < sum(rows.lengths):
-        yield (
-            f"dataset.learn_on={rows.learned}: types, means and words are learned from {rows.learned:,} of the "
-            f"{sum(rows.lengths):,} rows"
-        )
-
-
 def make_preprocessing(
-    name: str, kind: str, embed: bool, vocabulary: int, tokens: int | None, standardize: Standardize
+    name: str,
+    kind: str,
+    embed: bool,
+    vocabulary: int,
+    tokens: int | None,
+    standardize: Standardize,
+    most_values: int,
 ) -> Preprocessing:
     if kind == TEXT:
         return Text(vocabulary, tokens or TOKENS, standardize) if embed else WordBag(name, vocabulary, standardize)
     if kind == CATEGORY:
-        return Category(embed)
+        return Category(embed, most_values)
     return Number() if kind == NUMBER else Date()

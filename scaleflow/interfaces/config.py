@@ -154,7 +154,7 @@ class Dataset:
     cache: Literal["auto", "memory", "file", "none"] = "auto"
     shards: int = field(default=1, metadata={"at_least": 1})
     threads: int | None = field(default=None, metadata={"at_least": 1})
-    on_bad_example: Literal["raise", "skip"] = "raise"
+    on_bad_example: Literal["auto", "raise", "skip"] = "auto"
     normalise: bool = False
     augment: Augment | None = None
     check: Literal["warn", "refuse", "none"] = "warn"

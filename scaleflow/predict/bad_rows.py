@@ -51,6 +51,7 @@ class RowReport:
         self._has_missing: dict[str, bool | None] = {}
         self._unknown: dict[str, Counter[str]] = {}
         self._others: Counter[str] = Counter()
+        self._has_rare: set[str] = set()
 
     def add_problems(self, problems: Sequence[Problem], name: Callable[[int], str]) -> None:
         """Counts bad rows. `name` names the file of a row and its number.
@@ -72,13 +73,15 @@ class RowReport:
             self._missing[column] += count
             self._has_missing[column] = had_missing
 
-    def add_categories(self, column: str, values: Array, known: Collection[str]) -> None:
-        """Counts the categories, [n] `str` objects, that are not known."""
+    def add_categories(self, column: str, values: Array, known: Collection[str], has_rare: bool = False) -> None:
+        """Counts the categories, [n] `str` objects, that are not known; `has_rare`: rare ones of training are not."""
         texts = pyarrow.array(values, pyarrow.string())
         is_known = compute.is_in(texts, value_set=pyarrow.array(list(known), pyarrow.string()))
         if compute.all(is_known).as_py() is not False:
             return
         shown = self._unknown.setdefault(column, Counter())
+        if has_rare:
+            self._has_rare.add(column)
         for entry in texts.filter(compute.invert(is_known)).value_counts().to_pylist():
             if entry["values"] in shown or len(shown) < MOST_VALUES:
                 shown[entry["values"]] += entry["counts"]
@@ -120,7 +123,8 @@ class RowReport:
         parts = [f"{word} ({n:,})" if n > 1 else word for word, n in zip(words, shown.values(), strict=True)]
         others = f" and {self._others[column]:,} with others" if self._others[column] else ""
         total = shown.total() + self._others[column]
-        return f"{column}: {total:,} of categories that training did not have: {', '.join(parts)}{others}"
+        which = "are rare in training, or not in it" if column in self._has_rare else "training did not have"
+        return f"{column}: {total:,} of categories that {which}: {', '.join(parts)}{others}"
 
 
 def describe_first(problem: Problem, name: Callable[[int], str]) -> str:

@@ -198,7 +198,8 @@ def convert_rows(
         for part in parts:
             report.add_missing(part.name, int((part.is_missing & is_good).sum()), reading.filled.get(name))
             if name in reading.categories:
-                report.add_categories(part.name, part.values[is_good].ravel(), reading.categories[name])
+                words = part.values[is_good].ravel()
+                report.add_categories(part.name, words, reading.categories[name], name in reading.many_words)
     joined = {name: join_columns(parts, specs[name]) for name, parts in found.items()}
     return joined if is_good.all() else {name: values[is_good] for name, values in joined.items()}, is_good
 

@@ -26,7 +26,8 @@ class Reading:
         kinds: what the columns are taken for: `numbers`, `categories`, `texts` or `dates`; empty if it is not known.
         filled: the inputs in which the model replaces a missing value, and whether training had missing ones; None: it
             is not known.
-        categories: those that training had, by input.
+        categories: those that the model knows, by input.
+        many_words: the inputs of which it knows only the most frequent words of training.
         input: the column, array or feature that the run read its single input from; None if it is not known.
         features: `dataset.features` of TFRecord files.
         compression: of TFRecord files, as TensorFlow names it.
@@ -40,6 +41,7 @@ class Reading:
     kinds: Mapping[str, str] = field(default_factory=dict)
     filled: Mapping[str, bool | None] = field(default_factory=dict)
     categories: Mapping[str, Collection[str]] = field(default_factory=dict)
+    many_words: Collection[str] = ()
     input: str | None = None
     features: Mapping[str, Any] = field(default_factory=dict)
     compression: str = ""
@@ -71,6 +73,7 @@ def describe_reading(state: LearnedState | None, options: Mapping[str, Any], inp
         compression="" if compression == "NONE" else compression,
         forms=forms if isinstance(forms := found.get("forms"), dict) else {},
         unused=to_words(found.get("unused")),
+        many_words=tuple(many) if isinstance(many := found.get("many_words"), dict) else (),
     )
     if state is None:
         is_table = options.get("_target_") == TABLE

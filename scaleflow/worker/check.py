@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,11 +44,11 @@ def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
     setup_runtime(plan, emit)
     name = describe_data_name(plan)
     emit(StageBegan(f"reading {name}"))
-    left_out: list[str] = []
+    left_out: list[DataFinding] = []
 
     def listen(event: Event) -> None:
-        if isinstance(event, Note) and event.text.startswith(dataset.LEFT_OUT):
-            left_out.append(event.text.removeprefix(dataset.LEFT_OUT).strip())
+        if isinstance(event, Note) and event.text.startswith((dataset.LEFT_OUT, dataset.UNLABELLED)):
+            left_out.append(judge_left_out(event.text, plan.dataset.on_bad_example, dataset.UNLABELLED))
         else:
             emit(event)
 
@@ -60,8 +60,7 @@ def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
     splits = dataset.prepare_splits(source, options, plan.seed, emit=listen, preprocesses=False)
     samples = sample_splits(name, source, splits, spec.examples)
     emit(StageBegan(f"looking at {name}"))
-    is_allowed = plan.dataset.on_bad_example == "skip"
-    findings = sort_findings([*judge_left_out(left_out, is_allowed), *find_in_samples(samples, spec.schema)])
+    findings = sort_findings([*left_out, *find_in_samples(samples, spec.schema)])
     looked = ", ".join(f"{len(each):,} of {each.examples:,} examples of {split}" for split, each in samples.items())
     pictures = pick_pictures(source, samples["train"])
     Path(spec.report).write_text(make_data_page(f"Data: {name}", looked, findings, samples, pictures), encoding="utf-8")
@@ -83,12 +82,17 @@ def sample_splits(name: str, source: Source, splits: Splits, examples: int) -> d
     return samples
 
 
-def judge_left_out(texts: Iterable[str], is_allowed: bool) -> list[DataFinding]:
-    """Returns findings about unreadable examples that were left out: hints if the user allows to skip them."""
+def judge_left_out(note: str, option: str, unlabelled: str) -> DataFinding:
+    """Returns the finding about examples that were left out: a hint if `dataset.on_bad_example` allows it.
+
+    `unlabelled` begins a note about rows without a target.
+    """
     from scaleflow.data_checks.drift import FAULT, HINT, DataFinding
 
-    level, because = (HINT, "dataset.on_bad_example=skip allows it") if is_allowed else (FAULT, "none may be left out")
-    return [DataFinding("unreadable", level, text, because) for text in texts]
+    is_allowed = option == "skip" or (option == "auto" and note.startswith(unlabelled))
+    text = note.partition("left out")[2].removeprefix(":").strip()
+    because = f"dataset.on_bad_example={option} {'allows it' if is_allowed else 'leaves none out'}"
+    return DataFinding("unreadable", HINT if is_allowed else FAULT, text, because)
 
 
 def find_in_samples(samples: Mapping[str, SplitSample], schema: Mapping[str, Any] | None) -> list[DataFinding]:

@@ -116,7 +116,8 @@ def test_changed_files_are_learned_again(isolated: Callable[..., Any], tmp_path:
         **dict.fromkeys(("first", "code", "encoding", "name", "size", "time", "restored"), ""),
         "second": PARTS,
         **dict.fromkeys(("seed", "validation", "vocabulary"), types),
-        **dict.fromkeys(("split_seed", "drop", "categorical", "missing", "learn_on"), "columns and rows"),
+        **dict.fromkeys(("split_seed", "drop", "categorical", "learn_on"), "columns and rows"),
+        "missing": "columns",
         "kind": "columns, rows and statistics",  # those of the inputs
     }
 

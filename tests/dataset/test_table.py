@@ -522,7 +522,6 @@ def test_rows_that_cannot_be_used_are_named_or_left_out(isolated: Callable[..., 
         [
             [
                 f"{bad}, row 31: rooms is two, expected a finite number",
-                f"{bad}, row 32: its target price is missing",
                 f"{bad}, row 33: its target price is four, expected a finite number",
                 "dataset.on_bad_example=skip",
             ],
@@ -534,10 +533,84 @@ def test_rows_that_cannot_be_used_are_named_or_left_out(isolated: Callable[..., 
         ],
     )
     assert [counts for counts, _ in skipped] == [{"train": 30}, {"train": 59}, {"train": 10, "test": 1}]
-    notes = [next(note for note in each if "left out" in note) for _, each in skipped]
-    for note, left_out in zip(notes, ("3 of the 33", "1 of the 60", "2 of the 3"), strict=True):
+    notes = [next(note for note in each if "=skip: left out" in note) for _, each in skipped]
+    for note, left_out in zip(notes, ("2 of the 32", "1 of the 60", "2 of the 3"), strict=True):
         assert f"left out {left_out} examples" in note
+    assert f"dataset: left out: in 'train', 1 of 33 rows have no target price ({bad}, row 32)" in skipped[0][1]
     assert f"{bad}, row 31 (rooms is two, expected a finite number)" in notes[0]
+
+
+def leave_out_rows(base: Path) -> Any:
+    """In a child, of tables that are learned from as a whole and in part: what is left out, in each split."""
+    found = []
+    for name, learn_on in (("gaps.csv", None), ("gaps.parquet", None), ("gaps.parquet", 10), ("gaps.csv", 10)):
+        of = functools.partial(make, base / name, "y", learn_on=learn_on, kind="regression")
+        source = of()
+        rows = {split: arrays(source, split).parts for split in ("train", "test")}
+        numbers = {split: sorted(x["n"].tolist()) for split, (x, _) in rows.items()}
+        targets = {split: y[:, 0].tolist() for split, (_, y) in rows.items()}
+        counts, notes = prepared(of)
+        assert counts == prepared(of, on_bad_example="skip")[0] == {split: len(each) for split, each in numbers.items()}
+        kept = np.concatenate([*numbers.values()])
+        assert np.array_equal(kept * 2.5, np.concatenate([np.sort(each) for each in targets.values()]))
+        found.append(
+            (sorted(kept), [note for note in notes if "no target" in note], prepared(of, on_bad_example="raise"))
+        )
+    return found, refused([functools.partial(make, base / "split", "y")])
+
+
+def test_rows_without_a_target_are_left_out_and_counted(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    import pandas as pd
+    import pyarrow
+    from pyarrow import parquet
+
+    numbers = np.arange(7.0, 67.0)
+    frame = pd.DataFrame(
+        {"n": numbers, "word": ["a", "b", "c"] * 20, "y": np.where(numbers % 5 == 3, np.nan, numbers * 2.5)}
+    )
+    frame.to_csv(tmp_path / "gaps.csv", index=False, na_rep="NA")
+    table = pyarrow.table({name: pyarrow.array(frame[name]) for name in frame})  # NaN, not null
+    parquet.write_table(table, tmp_path / "gaps.parquet", row_group_size=13)
+    write(tmp_path / "split/train.csv", "x,y\n1,a\n2,b\n" * 4)
+    write(tmp_path / "split/test.csv", "x,y\n1,\n2,NA\n")
+    found, (empty,) = isolated(leave_out_rows, tmp_path)
+    for kept, notes, refusal in found:
+        assert kept == [n for n in numbers if n % 5 != 3]
+        counts = [(note.split("'")[1], int(note.split(", ")[1].split()[0])) for note in notes]
+        assert [split for split, _ in counts] == ["train", "test"]
+        assert sum(count for _, count in counts) == 12
+        assert refusal.startswith("dataset.on_bad_example=raise: in 'train', ")
+        assert "row 2" in refusal
+    assert "dataset.target=y: no row of the split 'test' has one" in empty
+
+
+def count_rare(base: Path) -> Any:
+    """In a child: the words that are learned of a column, with the notes."""
+    found = []
+    for embed in (False, True):
+        source = make(base / "rare.csv", "y", most_values=3, embed=embed, drop=["own"] if embed else None)
+        words = source.preprocessing["word"].learn([arrays(source).inputs["word"]])
+        layer = source.preprocessing["word"].layer(words)
+        codes = [np.asarray(layer(np.array([word]))).ravel().tolist() for word in ("c", "rare 1", "never", "")]
+        found.append((words, codes, source.reading["many_words"], [note for note in source.notes if "rare" in note]))
+    return found, source.reading["unused"], make(base / "rare.csv", "y", most_values=3).reading["unused"]
+
+
+def test_rare_words_of_a_column_are_one_as_unknown_ones_are(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    words = [*"aaaaaaaabbbbbbccccc", *(f"rare {n % 9}" for n in range(20)), ""] * 5
+    rows = "".join(f"{word},name{n},{n % 7}.5\n" for n, word in enumerate(words))
+    write(tmp_path / "rare.csv", f"word,own,y\n{rows}")
+    found, _, unused = isolated(count_rare, tmp_path)
+    assert unused == ["own"]
+    for (learned, codes, many, (note,)), wanted in zip(
+        found, ([[0, 0, 0, 0, 1], [1, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 1, 0, 0, 0]], [[4], [0], [0], [1]]), strict=True
+    ):
+        assert learned == ["", "a", "b", "c"]
+        assert codes == wanted
+        assert many == {"word": 12}
+        assert note.startswith(
+            "dataset.rare=other: the 3 most frequent of 12 words of word are used; the others are one"
+        )
 
 
 def read_quotes(base: Path) -> Any:
@@ -593,6 +666,7 @@ def refusals(base: Path) -> list[str]:
     write(base / "unnamed.csv", ",km/h,price\n1,2,3\n2,3,4\n")
     write(base / "mostly.csv", "x,price\n" + "1,2.5\n" * 30 + "one,2.5\n")
     write(base / "names.csv", "x,price\n" + "".join(f"name {n},{n}.5\n" for n in range(9)))
+    write(base / "many.csv", "x,price\n" + "".join(f"{n % 7}.5,word {n % 30}\n" for n in range(119)))
     write(base / "table.xlsx", "")
     write(base / "damaged.parquet", b"PAR1")
     write_table(base / "differ/1.csv", frame)
@@ -639,8 +713,10 @@ def refusals(base: Path) -> list[str]:
             of(good, delimiter=";"),
             of("mostly.csv", delimiter=", "),
             of("mostly.csv"),
+            of("names.csv", most_values=5, rare="refuse"),
+            of(good, categorical=["file"], most_values=6, rare="refuse"),
             of("names.csv", most_values=5),
-            of(good, categorical=["file"], most_values=6),
+            of("many.csv", most_values=25),
             of(dates),
             of(dates, kind="regression"),
             of(good, "town", kind="binary"),
@@ -687,7 +763,9 @@ def test_files_and_options_that_do_not_fit_are_refused(isolated: Callable[..., A
             ["dataset.delimiter=, : expected a single character"],
             ["the column x has 'one'", "mostly.csv, row 31", "30 of its 31 values", "dataset.missing", "dataset.drop"],
             ["the column x has 9 different words", "dataset.most_values=5", "dataset.text"],
-            ["the column file has 7 different words", "dataset.most_values=6", "dataset.drop=[file]"],
+            ["the column file has 7 different words", "dataset.most_values=6", "dataset.rare=other"],
+            ["no column besides price is of use: x (a word of its own in nearly every row)"],
+            ["has 30 classes, more than dataset.most_values=25; the rarest", "word 29 (3), word 0 (4), word 1 (4)"],
             ["dataset.target=price: has the type timestamp"],
             ["dataset.target=price: no row of the training split has a number"],
             ["dataset.target=town: has 3 different value(s), expected 2 classes"],
@@ -842,7 +920,7 @@ def stream(folder: str, plan: Plan) -> Any:
 
     os.chdir(folder)
     frame = table(120)[["Size (m²)", "town", "price"]]
-    frame.loc[66, "price"] = None
+    frame.loc[66, "Size (m²)"] = np.inf
     parquet.write_table(pyarrow.Table.from_pandas(frame), "bad.parquet", row_group_size=14)
     whole = course(plan, "whole")
     parts = course(plan, "parts", stop_after=7), course(plan, "parts", goes_on=True)
@@ -864,15 +942,14 @@ def test_a_streamed_table_resumes_exactly_and_names_a_bad_row(
     assert {name for _, values in whole.points for name in values} >= {"train/loss", "val/loss", "test/loss"}
     for name, value in whole.state.items():
         np.testing.assert_array_equal(last.state[name], value, name)
-    assert "dataset: bad.parquet, row 67 of 'train' cannot be read: its target price is missing" in error
+    assert "dataset: bad.parquet, row 67 of 'train' cannot be read: Size (m²) is inf, expected a finite number" in error
 
 
 def test_a_class_that_is_a_word_of_missing_is_said(isolated: Callable[..., Any], tmp_path: Path) -> None:
     write(tmp_path / "a.csv", "x,y\n" + "".join(f"{n}.5,{('None', 'brick', 'stone')[n % 3]}\n" for n in range(60)))
-    (message,) = isolated(refused, [functools.partial(make, tmp_path / "a.csv", "y")])
-    assert (
-        "its target y is missing: dataset.missing has None (20 rows); if it is a class, leave it out there" in message
-    )
+    _, notes = isolated(prepared, functools.partial(make, tmp_path / "a.csv", "y"))
+    hint = ": dataset.missing has None (20 rows); if it is a class, leave it out there"
+    assert len([note for note in notes if note.endswith(hint)]) == 2  # of both splits
     counts, _ = isolated(prepared, functools.partial(make, tmp_path / "a.csv", "y", missing=[""]))
     assert counts == {"train": 48, "test": 12}
     write(tmp_path / "b.csv", "x,y\n" + "".join(f"{n} kg,{('None', 'brick')[n % 2]}\n" for n in range(60)))

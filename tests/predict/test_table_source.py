@@ -322,14 +322,16 @@ def test_the_last_lines_count_what_is_not_as_in_training_by_column() -> None:
         report.add_missing("other", 0, False)
         report.add_categories("town", np.array(["Paris", "Aa", "", "Paris"], object), ["Aa"])
         report.add_categories("size", np.array(["Aa"], object), ["Aa"])
+        report.add_categories("make", np.array(["Aa", "rare"], object), ["Aa"], has_rare=True)
     report.add_categories("town", np.array([*"abcdef"], object), ["Aa"])
     assert list(report.describe(3, True)) == [
         ("counted", "in the rows of this command only"),
         ("bad rows", "3 left out"),
         ("", "age: 4, first new.csv, row 1: age is 0\\n"),
         ("", "town: 2, first new.csv, row 2: town is 1\\n"),
+        ("unknown", 'make: 2 of categories that are rare in training, or not in it: "rare" (2)'),
         (
-            "unknown",
+            "",
             'town: 12 of categories that training did not have: "Paris" (4), missing (2), "a", "b", "c" and 3 with '
             "others",
         ),

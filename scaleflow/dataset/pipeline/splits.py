@@ -65,8 +65,9 @@ SMALL_RECORD_BYTES = 16 << 10
 #: Maximum number of bad examples that a message names.
 MAX_NAMED = 5
 
-#: The beginning of a note about examples that were left out.
+#: The beginnings of notes about examples that were left out, and about rows of tables that have no target.
 LEFT_OUT = "dataset.on_bad_example=skip: left out"
+UNLABELLED = "dataset: left out: "
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ def prepare_splits(
     names = ["train", *([options.validation_split] if options.validation_split else [])]
     names += ["test"] if "test" in source.splits else []
     splits = {name: clean_split(source, name, options, workers, emit) for name in dict.fromkeys(names)}
+    report_unlabelled(source, options, emit)
     if "validation" in source.splits and "validation" not in splits:
         emit(Note("the dataset's split 'validation' is not used; set dataset.validation=validation to use it"))
     train, validation, is_drawn = splits["train"], None, False
@@ -207,7 +209,7 @@ def clean_split(source: Source, split: str, options: Dataset, workers: Workers, 
     """Loads, checks and limits one split, and drops unreadable examples for `dataset.on_bad_example=skip`."""
     examples = load_split(source, split)
     if isinstance(examples, Stream):
-        if options.on_bad_example == "raise":
+        if options.on_bad_example != "skip":
             refuse_faults(split, examples)
         examples = cache_records(split, examples)
     examples = limit_examples(examples, options.limit)
@@ -216,6 +218,14 @@ def clean_split(source: Source, split: str, options: Dataset, workers: Workers, 
     if not isinstance(examples, Blocks):  # their source has checked the targets
         examples = check_decoded_targets(examples, source.outputs)
     return drop_unreadable(split, examples, workers, emit) if options.on_bad_example == "skip" else examples
+
+
+def report_unlabelled(source: Source, options: Dataset, emit: Emit) -> None:
+    """Emits notes about the rows without a target that a table has left out; refuses them if the options say so."""
+    for split, text in getattr(source, "unlabelled", {}).items():
+        if options.on_bad_example == "raise":
+            raise ConfigError(f"dataset.on_bad_example=raise: in {split!r}, {text}; auto and skip leave them out")
+        emit(Note(f"{UNLABELLED}in {split!r}, {text}"))
 
 
 def refuse_faults(split: str, stream: Stream) -> None:

@@ -6,6 +6,7 @@ Everything is built from Keras's layers and operations, so a saved model takes r
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -84,21 +85,23 @@ class Number:
 class Category:
     """Encodes words: as a one-hot code, or as a number for an embedding.
 
-    The first place is for words that the training split does not have. A missing word, "", is a word like others.
+    The first place is for words that are rare in the training split, or not in it. A missing word, "", is a word like
+    others.
 
     Args:
         embeds: give a number, instead of a one-hot code.
+        most: the most words besides a missing one, the most frequent ones; None: all. The others are as unknown ones.
     """
 
-    def __init__(self, embeds: bool) -> None:
+    def __init__(self, embeds: bool, most: int | None = None) -> None:
         self._embeds = embeds
+        self._most = most
 
     def learn(self, batches: Iterable[np.ndarray[Any, Any]]) -> list[str]:
         """Returns the sorted words of batches [b]."""
-        words: set[str] = set()
-        for batch in batches:
-            words.update(to_text(batch))
-        return sorted(words)
+        counts = Counter(word for batch in batches for word in to_text(batch))
+        words = sorted(counts, key=lambda word: (word != "", -counts[word], word))
+        return sorted(words[: None if self._most is None else self._most + ("" in counts)])
 
     def extend(self, learned: Any, new: Any) -> list[str]:
         """Returns the known words, then the new ones."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from scaleflow.dataset.tables.options import KEYS
 from scaleflow.dataset.tables.values import (
@@ -26,6 +26,10 @@ from scaleflow.errors import ConfigError
 
 #: Why a column is left out, in place of its kind.
 NO_VALUES, ONE_VALUE, ROW_NUMBERS = "no values", "the same value in every row", "the number of the row"
+OWN_WORDS = "a word of its own in nearly every row"
+
+#: What is done about a column with more words than `most_values`: the rare ones are one word, or it is refused.
+Rare = Literal["other", "refuse"]
 
 #: The most columns that a note names for one reason.
 MOST_NAMED = 12
@@ -91,8 +95,11 @@ def find_uselessness(column: Any, rows: Array | None) -> str | None:
     return None
 
 
-def choose_kind(rows: SampleColumns, name: str, most: int) -> str:
-    """Returns what a column is taken for, by its type and its values."""
+def choose_kind(rows: SampleColumns, name: str, most: int, is_left_out: bool) -> str:
+    """Returns what a column is taken for, by its type and its values.
+
+    If `is_left_out`, a column with more than `most` words that are hardly repeated is not used: returns the reason.
+    """
     from pyarrow import compute, types
 
     ways = f"add {name} to dataset.numeric (the value is then a bad example), dataset.categorical or dataset.drop"
@@ -113,8 +120,7 @@ def choose_kind(rows: SampleColumns, name: str, most: int) -> str:
     rows_with_value = len(column) - column.null_count
     if words >= TEXT_WORDS and (different > most or different > TEXT_DIFFERENT * rows_with_value):
         return TEXT
-    check_most_values(column, name, most)
-    return CATEGORY
+    return OWN_WORDS if is_left_out and different > max(most, MOSTLY * rows_with_value) else CATEGORY
 
 
 def is_like_values(column: Any) -> bool:
@@ -130,21 +136,23 @@ def is_like_values(column: Any) -> bool:
     return bool(compute.sum(compute.match_substring_regex(words, r"^\W?\pN|\pN\W?$")).as_py() >= MOSTLY * len(words))
 
 
-def check_most_values(column: Any, name: str, most: int) -> None:
-    """Rejects a categorical column with more than `most` different values."""
+def count_words(rows: SampleColumns, names: Iterable[str], most: int, rare: Rare) -> dict[str, int]:
+    """Returns the numbers of words of the columns that have more than `most`; refuses these if `rare` says so."""
     from pyarrow import compute
 
-    different = compute.count_distinct(column).as_py()
-    if different > most:
+    counts = {name: compute.count_distinct(rows.columns[name]).as_py() for name in names}
+    found = {name: count for name, count in counts.items() if count > most}
+    for name, count in found.items() if rare == "refuse" else ():
         raise ConfigError(
-            f"dataset.data_dir: the column {name} has {different} different words, more than "
-            f"dataset.most_values={most}; leave it out with dataset.drop=[{name}], name it in dataset.text or "
-            "dataset.numeric, or raise dataset.most_values"
+            f"dataset.data_dir: the column {name} has {count} different words, more than dataset.most_values={most}; "
+            f"leave it out with dataset.drop=[{name}], name it in dataset.text or dataset.numeric, raise "
+            "dataset.most_values, or use dataset.rare=other"
         )
+    return found
 
 
-def check_column_types(rows: SampleColumns, given: Mapping[str, str], most: int) -> None:
-    """Rejects columns whose type, or number of different values, does not fit what the options take them for."""
+def check_column_types(rows: SampleColumns, given: Mapping[str, str]) -> None:
+    """Rejects columns whose type does not fit what the options take them for."""
     from pyarrow import types
 
     for name, kind in given.items():
@@ -155,8 +163,6 @@ def check_column_types(rows: SampleColumns, given: Mapping[str, str], most: int)
                 f"{KEYS[kind]}: the column {name} has the type {column.type}, which cannot be taken for {kind}; leave "
                 f"it out with dataset.drop=[{name}], or convert it in the file"
             )
-        if kind == CATEGORY:
-            check_most_values(column, name, most)
 
 
 def find_useless(sample: SampleColumns, names: Sequence[str], first: str, rows: Array) -> dict[str, str]:
@@ -182,6 +188,17 @@ def describe_useless(reasons: Mapping[str, str]) -> list[str]:
     parts = []
     for reason in dict.fromkeys(reasons.values()):
         names = [name for name, each in reasons.items() if each == reason]
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        parts.append(f"{', '.join(names[:MOST_NAMED])}{more} ({reason})")
+        parts.append(f"{list_names(names)} ({reason})")
     return ["; ".join(parts)] if parts else []
+
+
+def describe_columns(kinds: Mapping[str, str], target: str, kind: str) -> str:
+    """Returns a line that says what the columns are taken for; `kind` is that of the target."""
+    by_kind = {each: [name for name, found in kinds.items() if found == each] for each in EXPECTED}
+    parts = [f"{each} {list_names(names)}" for each, names in by_kind.items() if names]
+    return f"dataset=table: {'; '.join(parts)}; target {target} ({kind})"
+
+
+def list_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more

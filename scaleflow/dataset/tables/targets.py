@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +23,9 @@ MOST_CLASSES = 0.5
 #: `kind: auto` treats whole numbers as classes up to this many distinct values.
 FEW = 20
 
+#: How many of the rarest classes a message names.
+RAREST = 5
+
 
 def describe_target(rows: SampleColumns, target: str, kind: OneKind, most: int, is_scaled: bool) -> Outputs:
     """Describes the target; raises `ConfigError` if its values do not fit `kind`."""
@@ -31,7 +36,7 @@ def describe_target(rows: SampleColumns, target: str, kind: OneKind, most: int, 
             raise ConfigError(f"dataset.target={target}: no row of the training split has a number in it")
         mean, deviation = find_mean_and_deviation(numbers)
         return Outputs("regression", (1,), scaling=(mean, deviation) if is_scaled and deviation > 0 else None)
-    classes = find_classes(rows, target, most)
+    classes = find_classes(rows, target)
     if len(classes) < 2 or (kind == "binary" and len(classes) != 2):
         expected = "2" if kind == "binary" else "at least 2"
         raise ConfigError(
@@ -45,6 +50,7 @@ def describe_target(rows: SampleColumns, target: str, kind: OneKind, most: int, 
             f"{classes[0]}, and is no number; dataset.decimal and dataset.thousands say how numbers are written, "
             "dataset.kind=classification takes each word for a class"
         )
+    check_class_count(rows, target, classes, most)
     return describe_outputs(kind, len(classes), classes)
 
 
@@ -66,7 +72,9 @@ def describe_known_target(
         return known if is_scaled else replace(known, scaling=None)
     if not earlier.extends:
         return known
-    extended = extend_classes(known, find_classes(rows, target, most))
+    classes = find_classes(rows, target)
+    check_class_count(rows, target, classes, most)
+    extended = extend_classes(known, classes)
     if kind == "binary" and extended.kind != kind:
         raise ConfigError(
             f"dataset.kind=binary: {target} has {len(extended.names or ())} classes with those of the earlier run "
@@ -91,15 +99,22 @@ def find_limits(outputs: Outputs, column: Any, is_seen: Array, earlier: EarlierS
     return replace(outputs, limits=(min(values), max(values)) if values else None)
 
 
-def find_classes(rows: SampleColumns, target: str, most: int) -> list[str]:
+def find_classes(rows: SampleColumns, target: str) -> list[str]:
     """Returns the classes of a target: numbers by value, then words."""
-    classes = sorted(set(to_classes(rows.columns[target]).unique().to_pylist()) - {""}, key=number_sort_key)
-    if len(classes) > most:
-        raise ConfigError(
-            f"dataset.target={target}: has more than {most} classes; raise dataset.most_values, or choose another "
-            "target"
-        )
-    return classes
+    return sorted(set(to_classes(rows.columns[target]).unique().to_pylist()) - {""}, key=number_sort_key)
+
+
+def check_class_count(rows: SampleColumns, target: str, classes: Sequence[str], most: int) -> None:
+    """Refuses a target with more than `most` classes, and names the rarest."""
+    if len(classes) <= most:
+        return
+    counts = Counter(to_classes(rows.columns[target]).to_pylist())
+    rarest = ", ".join(f"{name} ({counts[name]:,})" for name in sorted(classes, key=counts.__getitem__)[:RAREST])
+    raise ConfigError(
+        f"dataset.target={target}: has {len(classes):,} classes, more than dataset.most_values={most}; the rarest, "
+        f"with their rows, are {rarest}; join them or leave them out in the file, raise dataset.most_values, or choose "
+        "another target"
+    )
 
 
 def has_values(rows: SampleColumns, target: str) -> bool:
