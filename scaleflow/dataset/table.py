@@ -33,8 +33,8 @@ from scaleflow.dataset.tables.kinds import (
     find_useless,
     is_like_values,
 )
-from scaleflow.dataset.tables.options import INDEX, choose_columns, find_columns, parse_column_kinds
-from scaleflow.dataset.tables.targets import describe_known_target, find_limits
+from scaleflow.dataset.tables.options import choose_columns, describe_unnamed, find_columns, parse_column_kinds
+from scaleflow.dataset.tables.targets import describe_known_target, find_limits, find_targets
 from scaleflow.dataset.tables.values import (
     CATEGORY,
     CONVERSIONS,
@@ -197,8 +197,7 @@ class Table:
         self._rows = {rows.group: rows.describe(target, self._kinds, self.outputs)}
         new = [] if earlier is None or earlier.extends else [*find_new(unused, earlier.find_reading(self))]
         expected = [*(drop or ()), *(unused if known or columns else ())]
-        if index := [repr(name) for name in unused if INDEX.fullmatch(name) and name not in expected]:
-            new.append(f"dataset: not used, because an index has such a name: {', '.join(index)}; rename it to use it")
+        new += describe_unnamed([name for name in unused if name not in expected])
         written_as = describe_forms({name: each for name, each in rows.forms.items() if name in sought})
         if codes:
             new.append(
@@ -318,30 +317,34 @@ class TableRows:
     def sample_columns(self) -> SampleColumns:
         """The sample, with numbers and dates in one form."""
         columns = {name: apply_form(column, self.forms.get(name)) for name, column in self.raw_columns.items()}
-        words = self.count_missing_words()
-        return SampleColumns(columns, self._files.format, lambda row: self.name(int(self.sampled[row])), words)
+        words, (_, classes) = self.count_missing_words(), self._targets
+        return SampleColumns(columns, self._files.format, lambda row: self.name(int(self.sampled[row])), words, classes)
 
     @cached_property
     def _sample(self) -> tuple[Arrays, dict[int, str]]:
         return self._convert(self.sample_columns.columns)
 
-    @cached_property
+    @property
     def has_target(self) -> Array:
         """Which rows have a target, [n] bool."""
+        return self._targets[0]
 
-        target = self._columns[-1]
+    @cached_property
+    def _targets(self) -> tuple[Array, list[str] | None]:
+        """Which rows have a target, [n] bool, and the classes of all rows; None if they are too many to be classes."""
+        files, target = self._files, self._columns[-1]
         if self.learned == self._firsts[-1]:
-            return ~is_missing(self.raw_columns[target])
+            return ~is_missing(self.raw_columns[target]), []  # the sample has all classes
 
         def learn() -> Any:
-            blocks = (self._files.read(block, [target])[target] for block in self.blocks)
-            absent = [is_missing(clean_column(column, self._missing)) for column in blocks]
-            return np.flatnonzero(np.concatenate(absent)).tolist()
+            blocks = (clean_column(files.read(block, [target])[target], self._missing) for block in self.blocks)
+            return find_targets(blocks)
 
-        files, found = self._files, np.ones(self._firsts[-1], bool)
         form = [files.form, str(files.used.field(target)), files.partitions, self._missing]
-        found[files.cache.recall("rows", files.by_split[self.group], form, learn)] = False
-        return found
+        absent, classes = files.cache.recall("rows", files.by_split[self.group], form, learn)
+        found = np.ones(self._firsts[-1], bool)
+        found[absent] = False
+        return found, classes
 
     def describe_unlabelled(self, is_in_split: Array) -> str:
         """Returns a text on the rows of a split, [n] bool, that have no target; "" if there are none."""

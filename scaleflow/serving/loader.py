@@ -21,7 +21,7 @@ from scaleflow.serving.answers import make_prediction_columns, make_probability_
 from scaleflow.serving.cells import rewrite_cells
 
 #: Words in the place of a number that mean a missing one.
-MISSING_WORDS = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
+MISSING_WORDS = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?", ".")
 
 #: What the inference parameter `output` may be.
 PREDICTION, PROBABILITIES, LOGITS = OUTPUTS = ("prediction", "probabilities", "logits")

@@ -584,6 +584,31 @@ def test_rows_without_a_target_are_left_out_and_counted(isolated: Callable[..., 
     assert "dataset.target=y: no row of the split 'test' has one" in empty
 
 
+def read_sorted(base: Path) -> Any:
+    """In a child, of tables that are sorted by the target, of which the first rows are learned from: what it is."""
+    found = []
+    for name in ("sorted.csv", "sorted.parquet"):
+        for target in ("word", "few", "many"):
+            others = [each for each in ("word", "few", "many") if each != target]
+            outputs = make(base / name, target, learn_on=12, drop=others).outputs
+            counts, _ = prepared(functools.partial(make, base / name, target, learn_on=12, drop=others))
+            found.append((outputs.kind, outputs.names, sum(counts.values())))
+    return found
+
+
+def test_a_table_that_is_sorted_by_its_target_has_all_classes(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    import pandas as pd
+
+    numbers = np.arange(90)
+    frame = pd.DataFrame({"x": numbers[::-1] + 0.5, "word": np.array([*"abcdef"])[numbers // 15], "few": numbers // 9})
+    frame["many"] = numbers // 3
+    frame.to_csv(tmp_path / "sorted.csv", index=False)
+    frame.to_parquet(tmp_path / "sorted.parquet", row_group_size=50)
+    few = tuple(map(str, range(10)))
+    wanted = [("classification", tuple("abcdef"), 90), ("classification", few, 90), ("regression", None, 90)]
+    assert isolated(read_sorted, tmp_path) == wanted * 2
+
+
 def count_rare(base: Path) -> Any:
     """In a child: the words that are learned of a column, with the notes."""
     found = []
@@ -694,6 +719,7 @@ def refusals(base: Path) -> list[str]:
             of("twice.csv"),
             of("damaged.parquet"),
             of("unnamed.csv"),
+            of("unnamed.csv", columns=["km/h"]),
             of("differ"),
             of("types"),
             of("formats"),
@@ -742,6 +768,7 @@ def test_files_and_options_that_do_not_fit_are_refused(isolated: Callable[..., A
             ["few.csv, row 2: it has 1 field(s), expected 2"],
             ["twice.csv: two columns have the name 'a'"],
             ["damaged.parquet cannot be read"],
+            ["no column is left besides the target", "because of the / in the name: 'km/h'; rename it to use it"],
             ["a column has a / in its name, km/h", "dataset.drop=['km/h']"],
             [f"{tmp_path}/differ/2.csv and {tmp_path}/differ/1.csv have different columns: new is in one"],
             [f"{tmp_path}/types/2.parquet and {tmp_path}/types/1.parquet have different columns", "new"],

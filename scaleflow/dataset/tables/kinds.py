@@ -51,12 +51,14 @@ class SampleColumns:
         format: of the files; in CSV files all columns are strings, whose types are to be inferred.
         place: names a row by its index.
         missing_words: how often the target has each word of `dataset.missing`.
+        classes: values of the target in other rows; None: they are too many to be classes.
     """
 
     columns: Mapping[str, Any]
     format: str
     place: Callable[[int], str]
     missing_words: Mapping[str, int] = field(default_factory=dict)
+    classes: Sequence[str] | None = ()
 
     def infer(self, name: str, ways: str = "") -> Any:
         """Returns a column with the type that its values have."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scaleflow.dataset.tables.values import CATEGORY, NUMBER, TEXT
@@ -24,7 +24,7 @@ def choose_columns(
 ) -> list[str]:
     """Returns the names of the input columns. Dropped columns may have any names.
 
-    An index is no input, unless `columns` or the options of `kinds` name it.
+    An index, and a column with a / in its name, are no inputs, unless `columns` or the options of `kinds` name them.
     """
     dropped = find_columns(drop or (), names, "dataset.drop")
     left = [name for name in names if name not in dropped]
@@ -37,15 +37,29 @@ def choose_columns(
         *selected,
         *(name for value in kinds.values() for name in (value if isinstance(value, list | tuple) else ())),
     ]
-    left = [name for name in left if name in named or not INDEX.fullmatch(name)]
+    left = [name for name in left if name in named or not find_name_problem(name)]
     inputs = [name for name in left if name != target and (not selected or name in selected)]
     if not inputs:
-        raise ConfigError("dataset.columns: no column is left besides the target")
+        reasons = "; ".join(describe_unnamed([name for name in names if name not in (target, *dropped)]))
+        raise ConfigError(f"dataset.columns: no column is left besides the target{reasons and f' ({reasons})'}")
     for name in inputs:
         if not name or "/" in name:
             problem = "has no name" if not name else f"has a / in its name, {name}"
             raise ConfigError(f"dataset.data_dir: a column {problem}; rename it, or use dataset.drop=['{name}']")
     return inputs
+
+
+def find_name_problem(name: str) -> str:
+    """Returns why a column of this name is no input, unless an option names it; "" if it can be one."""
+    return "an index has such a name" if INDEX.fullmatch(name) else "of the / in the name" if "/" in name else ""
+
+
+def describe_unnamed(names: Sequence[str]) -> Iterator[str]:
+    """Yields a line for each reason by which names alone leave columns out."""
+    problems = {name: find_name_problem(name) for name in names}
+    for problem in dict.fromkeys(filter(None, problems.values())):
+        found = ", ".join(repr(name) for name in names if problems[name] == problem)
+        yield f"dataset: not used, because {problem}: {found}; rename it to use it"
 
 
 def find_columns(

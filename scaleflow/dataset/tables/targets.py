@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from scaleflow.dataset.reading.class_names import IS_NUMBER, OneKind, describe_outputs
 from scaleflow.dataset.reading.spread import find_mean_and_deviation
 from scaleflow.dataset.tables.kinds import SampleColumns, describe_missing_words
-from scaleflow.dataset.tables.values import Array, is_numeric, to_classes, to_numbers
+from scaleflow.dataset.tables.values import Array, is_missing, is_numeric, to_classes, to_numbers
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState, Outputs, extend_classes
 
@@ -22,6 +22,9 @@ MOST_CLASSES = 0.5
 
 #: `kind: auto` treats whole numbers as classes up to this many distinct values.
 FEW = 20
+
+#: More different targets than that are not listed.
+MOST_LISTED = 10_000
 
 #: How many of the rarest classes a message names.
 RAREST = 5
@@ -101,7 +104,30 @@ def find_limits(outputs: Outputs, column: Any, is_seen: Array, earlier: EarlierS
 
 def find_classes(rows: SampleColumns, target: str) -> list[str]:
     """Returns the classes of a target: numbers by value, then words."""
-    return sorted(set(to_classes(rows.columns[target]).unique().to_pylist()) - {""}, key=number_sort_key)
+    words = {*to_classes(rows.columns[target]).unique().to_pylist(), *(rows.classes or ())}
+    return sorted(words - {""}, key=number_sort_key)
+
+
+def find_targets(blocks: Iterable[Any]) -> tuple[list[int], list[str] | None]:
+    """Returns the indices of the rows without a target, and the different targets as classes; None if these are many.
+
+    `blocks` has the target of all rows, as `clean_column` returns it.
+    """
+    absent: list[int] = []
+    classes: set[str] = set()
+    first = 0
+    for column in blocks:
+        absent += (first + np.flatnonzero(is_missing(column))).tolist()
+        first += len(column)
+        if len(classes) <= MOST_LISTED and can_be_classes(column):
+            classes.update(to_classes(column.unique()).to_pylist())
+    return absent, sorted(classes - {""}) if len(classes) <= MOST_LISTED else None
+
+
+def can_be_classes(column: Any) -> bool:
+    from pyarrow import types
+
+    return any(test(column.type) for test in (types.is_string, types.is_integer, types.is_boolean))
 
 
 def check_class_count(rows: SampleColumns, target: str, classes: Sequence[str], most: int) -> None:
@@ -123,7 +149,7 @@ def has_values(rows: SampleColumns, target: str) -> bool:
 
     column = rows.infer(target, "set dataset.kind")
     if types.is_integer(column.type):
-        return bool(compute.count_distinct(column).as_py() > FEW)
+        return rows.classes is None or max(compute.count_distinct(column).as_py(), len(rows.classes)) > FEW
     if types.is_string(column.type) or types.is_boolean(column.type):
         return False
     if not is_numeric(column):

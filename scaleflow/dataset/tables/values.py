@@ -18,7 +18,7 @@ from scaleflow.interfaces import Outputs
 NUMBER, CATEGORY, TEXT, DATE = "numbers", "categories", "texts", "dates"
 
 #: Strings that mean a missing value.
-MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
+MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?", ".")
 
 #: A column of a CSV file with at least this fraction of numbers, but also other values, is rejected as ambiguous.
 MOSTLY = 0.9
