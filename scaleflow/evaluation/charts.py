@@ -176,8 +176,9 @@ def text(x: float, y: float, words: str, anchor: str, kind: str = "", more: str 
 
 
 def wrap_svg(title: str, width: float, height: float, parts: Iterable[str]) -> str:
-    """Returns a picture of its parts; the title is read aloud."""
-    size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
+    """Returns a picture of its parts; the title is read aloud. A page may make it smaller and larger, but readable."""
+    size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
+    size += f'style="min-width:{0.68 * width:.0f}px;max-width:{1.5 * width:.0f}px"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}><title>{escape(title)}</title>'
     return f"{head}{''.join(parts)}</svg>"
 

@@ -242,16 +242,33 @@ def areas(true: Array, false: Array) -> tuple[Array, Array]:
     return np.where(is_both[:, 0], auc, np.nan), np.where(positives[:, 0] > 0, precision, np.nan)
 
 
-def choose_threshold(ranking: Ranking, positives: float, others: float, miss_cost: float) -> tuple[float, float]:
-    """Returns the probability from which to predict the positive class so that errors cost least, and their cost.
+def name_thresholds(ranking: Ranking, positives: float, others: float, miss_cost: float) -> list[dict[str, Any]]:
+    """Returns a row for each threshold of the probability of the positive class that may be of use: the usual one, the
+    one with the highest F1, and the one whose errors cost least.
 
-    A false alarm costs 1, a miss `miss_cost`; the cost is a mean over all examples.
+    A false alarm costs 1, a miss `miss_cost`; the cost is a mean over all examples. With the last row, 1 may stand for
+    "never".
     """
-    costs = ranking.false_rate * others + (1 - ranking.true_rate) * positives * miss_cost
-    costs = np.append(costs, positives * miss_cost)  # never
-    best = int(costs.argmin())
-    threshold = 1.0 if best == len(ranking.thresholds) else float(ranking.thresholds[best])
-    return threshold, float(costs[best] / (positives + others))
+    found = np.append(ranking.true_rate * positives, 0.0)
+    alarms = np.append(ranking.false_rate * others, 0.0)
+    costs = (alarms + (positives - found) * miss_cost) / (positives + others)
+    f1 = divide_or(2 * found, found + alarms + positives)
+    usual = int(np.searchsorted(-ranking.thresholds, -0.5, "right")) - 1  # of those from 0.5 on the last
+    cost = f"least cost (a miss costs {miss_cost:g} false alarms)"
+    rows = []
+    for name, at in {"usual": usual, "highest F1": int(f1.argmax()), cost: int(costs.argmin())}.items():
+        is_never = at in (-1, len(ranking.thresholds))
+        rows.append(
+            {
+                "threshold": name,
+                "probability": 0.5 if name == "usual" else 1.0 if is_never else float(ranking.thresholds[at]),
+                "precision": float(divide_or(found, found + alarms)[at]),
+                "recall": float(divide_or(found, np.array(positives))[at]),
+                "f1": float(f1[at]),
+                "cost": float(costs[at]),
+            }
+        )
+    return rows
 
 
 # ---------------------------------------------------------------------------------------------

@@ -14,13 +14,13 @@ import numpy as np
 
 from scaleflow.evaluation.outputs import OutputAnalysis
 from scaleflow.evaluation.resampling import Figure
-from scaleflow.interfaces.formatting import format_number
+from scaleflow.interfaces.formatting import format_number, join_first
 
 #: Above this, probabilities are wrong by so much that decisions suffer.
 CALIBRATION_ERROR = 0.05
 
-#: The least number of examples of a class that is never predicted, and the share of labels that are suspected.
-FEWEST_OF_CLASS, SUSPECT_SHARE = 5, 0.02
+#: The least number of labels that are suspected, and their least share.
+FEWEST_SUSPECTS, SUSPECT_SHARE = 5, 0.02
 
 #: The share of a constant's loss (log loss, or squared error) that a model has to save to be better, whatever its
 #: accuracy: if one class is rare, or classes have weights, the accuracy of a useful model may be that of a constant.
@@ -44,6 +44,7 @@ class KnownOfRun:
         columns: a row for each input column: its `importance`, and how good it is `alone`; empty if not measured.
         mattered: what mattered in examples, by their index: a grid of shares of a picture, or the words of a text, each
             with its share.
+        curves: the points of metrics and of the learning rate during the training; `curve_unit` is what they count.
     """
 
     train: Mapping[str, float] = field(default_factory=dict)
@@ -51,6 +52,8 @@ class KnownOfRun:
     doubts: Mapping[str, str] = field(default_factory=dict)
     columns: Sequence[Mapping[str, Any]] = ()
     mattered: Mapping[int, Any] = field(default_factory=dict)
+    curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    curve_unit: str = "epoch"
 
 
 @dataclass(frozen=True)
@@ -131,20 +134,21 @@ def compare_splits(analysis: OutputAnalysis, context: KnownOfRun) -> Iterator[Fi
 def judge_classes(analysis: OutputAnalysis) -> Iterator[Finding]:
     """Judges the classes of an output, their probabilities and their labels."""
     prefix = f"{analysis.name}: " if analysis.name else ""
-    support = {row["class"]: row["support"] for row in analysis.classes if "class" in row}
-    never = [name for name in analysis.facts.get("never predicted", ()) if support[name] >= FEWEST_OF_CLASS]
-    if never:
-        more = f" and {len(never) - MOST_NAMED} more" if len(never) > MOST_NAMED else ""
+    lost = [row for row in analysis.classes if "recall" in row and row["support"] and not row["recall"].value]
+    if lost:
         unit = analysis.facts.get("unit", "examples")
-        counts = ", ".join(f"{name} ({format_number(support[name])} {unit})" for name in never[:MOST_NAMED])
-        yield Finding("never predicted", f"{prefix}never predicted: {counts}{more}", "a class of at least 5 examples")
+        texts = [
+            f"{row['class']} ({format_number(row['support'])} {unit}{'' if row['predicted'] else ', never predicted'})"
+            for row in sorted(lost, key=lambda row: -float(row["support"]))
+        ]
+        yield Finding("recall 0", f"{prefix}not found once: {join_first(texts)}", "a class of any size with recall 0")
     error = analysis.figures.get("calibration_error")
     chance = analysis.facts.get("chance error", np.nan)
     if error is not None and error.value > max(CALIBRATION_ERROR, chance):
         text = f"{prefix}probabilities are off by {describe_figure(error)} on average"
         yield Finding("calibration", text, "a calibration error above 0.05, and above what chance gives (95 %)")
     suspects, count = len(analysis.suspects), len(analysis.rows)
-    if count and suspects >= max(FEWEST_OF_CLASS, SUSPECT_SHARE * count):
+    if count and suspects >= max(FEWEST_SUSPECTS, SUSPECT_SHARE * count):
         text = f"{prefix}{suspects:,} of {count:,} labels may be wrong; mistakes.csv lists them first"
         yield Finding("labels", text, "confident learning suspects at least 2 %")
 

@@ -12,14 +12,15 @@ from scaleflow.evaluation.charts import Chart, draw_confusion_matrix, draw_rates
 from scaleflow.evaluation.classes import (
     BINS,
     Classes,
+    Ranking,
     calibrate,
-    choose_threshold,
     count_confusion,
     divide_or,
     find_chance_error,
     find_gain,
     find_label_errors,
     measure_classes,
+    name_thresholds,
     rank_scores,
     read_classes,
     sum_bins,
@@ -116,7 +117,6 @@ def analyse_classes(output: str, data: Classes, resample: Resample, miss_cost: f
     counts, weights = count_confusion(data, resamples.weights), resamples.weights
     calibrated = calibrate(data)
     facts: dict[str, Any] = {
-        "never predicted": [row["class"] for row in rows if row["support"] and not row["predicted"]],
         "chance error": find_chance_error(data.confidence, weights) if len(data.rows) else np.nan,
         "confused": list_confused(counts, data.names),
         "gain": find_gain(calibrated) if data.chances is not None else 0.0,
@@ -131,8 +131,9 @@ def analyse_classes(output: str, data: Classes, resample: Resample, miss_cost: f
     if len(data.names) == 2 and data.chances is not None:
         ranking = rank_scores(data.chances[:, 1], data.target == 1, resamples)
         positives = float(weights[data.target == 1].sum())
-        facts["threshold"] = choose_threshold(ranking, positives, float(weights.sum()) - positives, miss_cost)
-        drawings += draw_ranking(ranking, figures, data.names[1], facts["threshold"], miss_cost)
+        facts["thresholds"] = name_thresholds(ranking, positives, float(weights.sum()) - positives, miss_cost)
+        facts["positive"] = data.names[1]
+        drawings += draw_ranking(ranking, figures, facts["thresholds"], data.names[1])
     else:
         drawings.append(draw_weakest(rows, "f1", "F1 of each class"))
     worst = np.flatnonzero(~data.is_correct)
@@ -176,10 +177,7 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
         losses = -np.log(np.clip(np.where(target > 0.5, chances, 1 - chances), 1e-12, 1)).mean(axis=1)
         worst = np.flatnonzero(scores < 1)
         worst = worst[np.argsort(-losses[worst], kind="stable")]
-        never = [row["class"] for row in classes if row["support"] and not row["predicted"]]
-        return OutputAnalysis(
-            output, figures, classes, drawings, rows, scores, "accuracy", False, worst, facts={"never predicted": never}
-        )
+        return OutputAnalysis(output, figures, classes, drawings, rows, scores, "accuracy", False, worst)
     figures, classes = measure_values(names, target, prediction, resamples)
     scale = np.maximum(target.std(axis=0), 1e-300) if count > 1 else 1.0
     scores = (np.abs(prediction - target) / scale).mean(axis=1)
@@ -224,9 +222,7 @@ def analyse_positions(predictions: Predictions, output: str, described: Outputs,
     worst = np.argsort(-scores if is_error else scores, kind="stable")
     if is_sequence:
         worst = np.argsort(-columns["loss"], kind="stable")
-    never = [row["class"] for row in classes if row["support"] and not row["predicted"]]
-    measure = "mae" if is_error else "accuracy"
-    facts = {"never predicted": never, "unit": "positions"}
+    measure, facts = "mae" if is_error else "accuracy", {"unit": "positions"}
     return OutputAnalysis(output, figures, classes, drawings, rows, scores, measure, is_error, worst, facts=facts)
 
 
@@ -260,18 +256,20 @@ def draw_reliability(data: Classes, weights: Array, error: Figure) -> Drawing:
     return Drawing("reliability", "Reliability", chart.to_svg(), caption)
 
 
-def draw_ranking(ranking: Any, figures: Mapping[str, Figure], name: str, threshold: Any, cost: float) -> list[Drawing]:
-    """Draws the ROC and the precision-recall curve of the class `name`."""
+def draw_ranking(
+    ranking: Ranking, figures: Mapping[str, Figure], thresholds: Sequence[Mapping[str, Any]], name: str
+) -> list[Drawing]:
+    """Draws the ROC and the precision-recall curve of the class `name`, with the thresholds on the second one."""
     keep = np.unique(np.linspace(0, len(ranking.thresholds) - 1, 200).astype(int))
     false, true, precision = (each[keep] for each in (ranking.false_rate, ranking.true_rate, ranking.precision))
     roc = Chart("ROC", (0, 1), (0, 1), ("false positive rate", "true positive rate"))
     roc.add_line([0, *false], [0, *true]).add_line([0, 1], [0, 1], "rule")
     curve = Chart("precision and recall", (0, 1), (0, 1), ("recall", "precision")).add_line(true, precision)
-    best = (
-        f"Errors cost least from a probability of {threshold[0]:.3f} for {name} on; a miss costs {cost:g} false alarms."
-    )
-    area = f"Area {format_number(figures['roc_auc'].value)}. {best}"
-    other = f"Average precision {format_number(figures['average_precision'].value)}."
+    points = np.array([[row["recall"], row["precision"]] for row in thresholds])
+    curve.add_points(points[:, 0], points[:, 1])
+    area = f"Area {format_number(figures['roc_auc'].value)}."
+    texts = "; ".join(f"{row['threshold']} {format_number(row['probability'])}" for row in thresholds)
+    other = f"Average precision {format_number(figures['average_precision'].value)}. Thresholds for {name}: {texts}."
     return [
         Drawing("roc", "ROC curve", roc.to_svg(), area),
         Drawing("precision_recall", "Precision and recall", curve.to_svg(), other),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -14,21 +15,22 @@ from scaleflow.interfaces.formatting import GENERATOR, format_number
 
 PAGE_STYLE = """
 body { background: var(--page); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 0 auto;
-  max-width: 1100px; padding: 24px; }
+  max-width: 1360px; padding: clamp(10px, 3vw, 24px); }
 h1 { font-size: 24px; margin: 0 0 4px; }
 h2 { font-size: 19px; margin: 32px 0 8px; border-bottom: 1px solid var(--grid); }
 h3 { font-size: 15px; margin: 12px 0 4px; } p { margin: 4px 0 10px; } .faint { color: var(--faint); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; }
-th, td { padding: 3px 12px 3px 0; text-align: left; vertical-align: top; max-width: 420px; overflow-wrap: anywhere; }
+th, td { padding: 3px 12px 3px 0; text-align: left; vertical-align: top; max-width: 420px; overflow-wrap: break-word; }
 th { border-bottom: 1px solid var(--grid); white-space: nowrap; } .number { text-align: right; white-space: nowrap;
   font-variant-numeric: tabular-nums; } tr + tr td { border-top: 1px solid var(--grid); }
 .findings { background: var(--box); border-left: 4px solid var(--bad); padding: 8px 16px; list-style: none;
   margin: 12px 0; }
 .findings.none { border-color: var(--mark); } .findings li { margin: 4px 0; } .findings b { color: var(--bad); }
-.charts, .side { display: flex; flex-wrap: wrap; gap: 8px 24px; } figure { margin: 0 0 12px; max-width: 100%; }
-figcaption { font-size: 13px; color: var(--faint); max-width: 440px; }
+.charts, .side { display: flex; flex-wrap: wrap; gap: 8px 24px; } .side > * { max-width: 100%; }
+figure { margin: 0 0 12px; max-width: 100%; flex-grow: 1; } figure svg, .side svg { width: 100%; height: auto; }
+figcaption { font-size: 13px; color: var(--faint); max-width: 60ch; }
 .grid { display: flex; flex-wrap: wrap; gap: 12px; }
-.cell { width: 120px; font-size: 12px; line-height: 1.35; overflow-wrap: anywhere; }
+.cell { width: 120px; font-size: 12px; line-height: 1.35; overflow-wrap: break-word; }
 .cell i { display: block; font-style: normal; border: 1px solid var(--grid); }
 .suspect { border: 1px solid var(--bad); border-radius: 3px; padding: 0 3px; }
 """
@@ -64,11 +66,18 @@ def make_faint(words: str) -> str:
 def make_charts(drawings: Iterable[Any]) -> str:
     """Returns charts side by side, each with `title`, `svg` and `caption`."""
     figures = (
-        f'<figure><h3>{escape(each.title)}</h3><div class="scroll">{each.svg}</div>'
+        f'<figure style="flex-basis:{find_width(each.svg)}px"><h3>{escape(each.title)}</h3>'
+        f'<div class="scroll">{each.svg}</div>'
         f"<figcaption>{escape(each.caption)}</figcaption></figure>"
         for each in drawings
     )
     return f'<div class="charts">{"".join(figures)}</div>'
+
+
+def find_width(svg: str) -> int:
+    """Returns the width of a chart in pixels."""
+    found = re.search(r'width="(\d+)"', svg)
+    return int(found[1]) if found else 0
 
 
 def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:

@@ -18,6 +18,7 @@ from scaleflow.evaluation import FINDINGS, REPORT
 from scaleflow.evaluation.charts import draw_rates, to_file
 from scaleflow.evaluation.collector import EXAMPLE
 from scaleflow.evaluation.findings import Finding, KnownOfRun, find_all, name_metric
+from scaleflow.evaluation.learning_curves import draw_learning_curves
 from scaleflow.evaluation.mistakes import (
     IN_A_ROW,
     SIDE,
@@ -106,6 +107,7 @@ def make_report(
     mistakes = [row for each in analyses for row in list_mistakes(predictions, each, options.worst)]
     pictures, _ = add_inputs(mistakes, reader)
     findings = find_all(analyses, slices, context)
+    curves = draw_learning_curves(context.curves, context.curve_unit)
     figures = {name_metric(each.name, name): figure for each in analyses for name, figure in each.figures.items()}
     classes = [{"output": each.name, **row} for each in analyses for row in each.classes]
     tables: dict[str, Sequence[Mapping[str, Any]]] = {
@@ -116,6 +118,7 @@ def make_report(
     }
     contents: dict[str, str | bytes] = {name: to_csv(rows) for name, rows in tables.items() if rows}
     contents |= {f"{CHARTS}/{add_name(each, d.name)}.svg": to_file(d.svg) for each in analyses for d in each.drawings}
+    contents |= {f"{CHARTS}/{each.name}.svg": to_file(each.svg) for each in curves}
     contents[FINDINGS] = to_json_text([asdict(each) for each in findings])
     contents[METRICS] = to_json_text(describe_metrics(predictions, analyses, options))
     if pictures is not None:
@@ -123,6 +126,7 @@ def make_report(
     sections = [
         make_findings(findings),
         *(make_output_sections(each) for each in analyses),
+        compose_section("Learning curves", make_charts(curves) if curves else ""),
         compose_section("Slices, the weakest first", make_table(show_slices(slices)), tell_more(slices, SLICES)),
         compose_section("What the model uses", show_importance(context.columns)),
         compose_section("Mistakes, the worst first", *show_mistakes(mistakes, pictures)),
@@ -153,7 +157,11 @@ def make_output_sections(analysis: OutputAnalysis) -> str:
     """Returns the sections of one output."""
     label = f"{analysis.name}: " if analysis.name else ""
     tables = {"": [{"metric": name, "value": figure} for name, figure in analysis.figures.items()]}
-    titles = {"confused": "Confused most often", "quantiles": "Quantiles of the absolute error"}
+    titles = {
+        "confused": "Confused most often",
+        "quantiles": "Quantiles of the absolute error",
+        "thresholds": f"Thresholds of the probability of {analysis.facts.get('positive')}",
+    }
     tables |= {title: analysis.facts.get(key, []) for key, title in titles.items()}
     metrics = "".join(f"<div><h3>{title}</h3>{make_table(rows)}</div>" for title, rows in tables.items() if rows)
     classes = analysis.classes
@@ -260,7 +268,7 @@ def describe_metrics(
         "outputs": {
             each.name: {
                 "metrics": {name: figure._asdict() for name, figure in each.figures.items()},
-                **{key: value for key, value in each.facts.items() if key in ("quantiles", "confused", "threshold")},
+                **{key: value for key, value in each.facts.items() if key in ("quantiles", "confused", "thresholds")},
             }
             for each in analyses
         },

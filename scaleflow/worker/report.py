@@ -6,25 +6,34 @@ import contextlib
 import importlib
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import first_line
 from scaleflow.interfaces import EvaluationOptions
-from scaleflow.interfaces.events import ArtifactWritten, Emit, MetricsLogged, Note, StageBegan
-from scaleflow.runs import RunSpec
+from scaleflow.interfaces.events import ArtifactWritten, Emit, EpochEnded, MetricsLogged, Note, StageBegan
+from scaleflow.runs import EventReader, RunSpec
 from scaleflow.runs.run_name import make_run_name
 from scaleflow.runs.state import BASELINE
 from scaleflow.worker.importance import explain_mistakes, list_permuted, measure_columns
 from scaleflow.worker.kept_predictions import KeptSplit, keep_predictions
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from scaleflow.evaluation.findings import KnownOfRun
     from scaleflow.evaluation.predictions import Predictions
     from scaleflow.evaluation.report import ModelReport
-    from scaleflow.training import SessionResult, WorkerSync
+    from scaleflow.training import Engine, SessionResult, WorkerSync
     from scaleflow.worker.build import TrainingSetup
+
+    Array = np.ndarray[Any, Any]
+    Curves = Mapping[str, Sequence[tuple[float, float]]]
+
+#: The metric of callbacks that change the learning rate, and the most points of the curve of a schedule.
+LEARNING_RATE, MOST_POINTS = "learning_rate", 200
 
 
 class ReportThread:
@@ -37,6 +46,7 @@ class ReportThread:
         context: what is known of the run besides; None: nothing.
         folder: for the files; it exists.
         title: names the run.
+        read_curves: returns points of metrics, and what their first numbers count.
     """
 
     def __init__(
@@ -47,9 +57,11 @@ class ReportThread:
         context: KnownOfRun | None,
         folder: Path,
         title: str,
+        read_curves: Callable[[], tuple[Curves, str]] | None = None,
     ) -> None:
-        self._arguments = predictions, options, context, kept.reader, folder, title
-        self._folder = folder
+        self._predictions, self._options, self._context = predictions, options, context
+        self._rest = kept.reader, folder, title
+        self._folder, self._read_curves = folder, read_curves
         self._report: ModelReport | None = None
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._make, name="report", daemon=True)
@@ -58,8 +70,12 @@ class ReportThread:
     def _make(self) -> None:
         from scaleflow.evaluation.report import make_report
 
+        context = self._context
         try:
-            self._report = make_report(*self._arguments)
+            if context is not None and self._read_curves is not None:
+                curves, unit = self._read_curves()
+                context = replace(context, curves=curves, curve_unit=unit)
+            self._report = make_report(self._predictions, self._options, context, *self._rest)
         except Exception as error:  # a report that cannot be made ends no run
             traceback.print_exc()
             self._error = error
@@ -109,7 +125,59 @@ def begin_report(
         mattered=mattered,
     )
     title = make_run_name(spec.plan, facts.resolved, spec.label)
-    return ReportThread(predictions, setup.kept, options, context, spec.files.evaluation, title)
+    rate = find_rate(setup.engine)
+    return ReportThread(
+        predictions,
+        setup.kept,
+        options,
+        context,
+        spec.files.evaluation,
+        title,
+        lambda: read_curves(spec.files.events, rate, result.steps),
+    )
+
+
+def find_rate(engine: Engine) -> Callable[[Array], Array] | None:
+    """Returns the learning rate as a function of steps [n]; None if the user's training step has its own optimizers."""
+    import numpy as np
+
+    inner = getattr(engine.optimizer, "inner_optimizer", engine.optimizer)
+    if inner is None:
+        return None
+    rate = inner._learning_rate
+    if callable(rate):
+        return lambda steps: np.asarray(rate(steps))
+    value = float(np.asarray(inner.learning_rate))
+    return lambda steps: np.full(len(steps), value)
+
+
+def read_curves(events: Path, rate: Callable[[Array], Array] | None, steps: int) -> tuple[Curves, str]:
+    """Returns points (epoch, value) of the metrics of training and validation, and of the learning rate, and "epoch".
+
+    A run of one epoch has those of its calls, by step.
+    """
+    import numpy as np
+
+    calls: dict[str, list[tuple[float, float]]] = {}
+    epochs: dict[str, list[tuple[float, float]]] = {}
+    ends: list[int] = []
+    for event in EventReader(events).read():
+        if isinstance(event, MetricsLogged):
+            for name, value in event.values.items():
+                calls.setdefault(name, []).append((event.step, value))
+        elif isinstance(event, EpochEnded):
+            ends.append(event.step)
+            for name, value in event.values.items():
+                epochs.setdefault(name, []).append((event.step, value))
+    is_by_epoch = len(ends) > 1
+    curves = {name: points for name, points in calls.items() if name.startswith("val/") or name == LEARNING_RATE}
+    curves |= {n: points for n, points in (epochs if is_by_epoch else calls).items() if n.startswith("train/")}
+    if LEARNING_RATE not in curves and rate is not None:
+        places = np.unique(np.linspace(0, max(0, steps - 1), MOST_POINTS).astype(int))
+        curves[LEARNING_RATE] = list(zip(places.tolist(), rate(places).tolist(), strict=True))
+    unit = ends[0] if is_by_epoch else 1
+    scaled = {name: [(step / unit, value) for step, value in points] for name, points in curves.items()}
+    return scaled, "epoch" if is_by_epoch else "step"
 
 
 def ask_model(

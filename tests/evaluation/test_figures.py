@@ -11,9 +11,9 @@ import pytest
 from sklearn import metrics
 
 from scaleflow.evaluation.classes import (
-    choose_threshold,
     find_label_errors,
     measure_calibration,
+    name_thresholds,
     rank_scores,
     read_classes,
 )
@@ -138,9 +138,17 @@ def test_two_classes_have_areas_and_the_threshold_that_costs_least(weighted: boo
     )
     own = np.ones(300) if w is None else w
     costs = {t: own[(chance >= t) & ~is_yes].sum() + 3 * own[(chance < t) & is_yes].sum() for t in np.unique(chance)}
-    threshold, cost = found.facts["threshold"]
-    assert cost == pytest.approx(min(costs.values()) / own.sum(), **EXACT)
-    assert costs[threshold] == min(costs.values())
+    usual, highest, least = found.facts["thresholds"]
+    assert least["cost"] == pytest.approx(min(costs.values()) / own.sum(), **EXACT)
+    assert costs[least["probability"]] == min(costs.values())
+    for row in (usual, highest, least):
+        said = (is_yes, chance >= row["probability"])
+        assert row["precision"] == pytest.approx(metrics.precision_score(*said, sample_weight=w), **EXACT)
+        assert row["recall"] == pytest.approx(metrics.recall_score(*said, sample_weight=w), **EXACT)
+        assert row["f1"] == pytest.approx(metrics.f1_score(*said, sample_weight=w), **EXACT)
+    assert highest["f1"] == pytest.approx(
+        max(metrics.f1_score(is_yes, chance >= each, sample_weight=w) for each in np.unique(chance)), **EXACT
+    )
     curve = metrics.roc_curve(is_yes, chance, sample_weight=w, drop_intermediate=False)
     ranking = rank_scores(chance, is_yes, Resamples(300, 0, w))
     assert ranking.false_rate == pytest.approx(curve[0][1:], **EXACT)
@@ -149,7 +157,12 @@ def test_two_classes_have_areas_and_the_threshold_that_costs_least(weighted: boo
 
 def test_the_threshold_may_be_never() -> None:
     ranking = rank_scores(np.array([0.9, 0.1]), np.array([False, True]), Resamples(2, 0))
-    assert choose_threshold(ranking, 1.0, 1.0, 0.5) == (1.0, 0.25)
+    usual, highest, least = name_thresholds(ranking, 1.0, 1.0, 0.5)
+    assert (usual["probability"], usual["recall"], usual["precision"]) == (0.5, 0.0, 0.0)
+    assert (highest["probability"], highest["recall"], highest["precision"]) == (0.1, 1.0, 0.5)
+    assert (least["probability"], least["cost"]) == (1.0, 0.25)
+    never, _, _ = name_thresholds(rank_scores(np.array([0.4, 0.1]), np.array([False, True]), Resamples(2, 0)), 1, 1, 1)
+    assert (never["probability"], never["recall"], never["cost"]) == (0.5, 0.0, 0.5)
 
 
 @WEIGHTED

@@ -174,11 +174,54 @@ def test_findings_name_their_rule_and_figure(tmp_path: Path) -> None:
         doubts={"BatchNorm": "61% of the moving averages"},
     )
     found = {each.rule: each for each in report_in(tmp_path, predictions, known=known).findings}
-    assert {"overfit", "baseline", "never predicted", "BatchNorm"} <= set(found)
+    assert {"overfit", "baseline", "recall 0", "BatchNorm"} <= set(found)
     assert f"accuracy is {accuracy + 0.2:.4g} in training and {accuracy:.4g} (" in found["overfit"].text
-    assert "never predicted: dog (" in found["never predicted"].text
+    assert re.match(r"not found once: dog \(\d+ examples, never predicted\)", found["recall 0"].text)
     page = (tmp_path / "report.html").read_text()
     assert page.index("BatchNorm") < page.index("<h2>Metrics")
+
+
+def test_a_class_that_is_not_found_once_is_named_whatever_its_size(tmp_path: Path) -> None:
+    targets = np.repeat([0, 1, 2, 3], [200, 150, 4, 1]).astype(np.int32)
+    predicted = np.where(targets == 3, 0, np.where(targets == 2, 3, targets))  # class 2 never, class 3 wrongly
+    values = {"target": targets, "output": (9 * np.eye(4)[predicted]).astype(np.float32)}
+    (found,) = (
+        each
+        for each in report_in(tmp_path, make_predictions(CLASSES, {"": values})).findings
+        if each.rule == "recall 0"
+    )
+    names = CLASSES.names
+    assert names is not None
+    assert found.text == f"not found once: {names[2]} (4 examples, never predicted), {names[3]} (1 examples)"
+
+
+def test_learning_curves_and_the_learning_rate_are_drawn(tmp_path: Path) -> None:
+    curves = {
+        "train/accuracy": [(1.0, 0.5), (2.0, 0.7)],
+        "train/loss": [(1.0, 2.0), (2.0, float("nan")), (3.0, 1.0)],
+        "val/loss": [(1.0, 2.5), (3.0, 1.5)],
+        "train/once": [(1.0, 1.0)],
+        "learning_rate": [(0.0, 0.0), (3.0, 0.1)],
+    }
+    report = report_in(tmp_path, draw_predictions(CLASSES, 100), known=KnownOfRun(curves=curves))
+    page = (tmp_path / "report.html").read_text()
+    section = page.partition("<h2>Learning curves")[2].partition("</section>")[0]
+    assert re.findall(r"<h3>(.*?)</h3>", section) == ["loss", "accuracy", "learning rate"]
+    assert "Training: 1 at the end; validation, dashed: 1.5 at the end" in section
+    assert section.count('class="line other"') == 1
+    assert {"curve_loss.svg", "curve_learning_rate.svg"} <= {path.name for path in report.files}
+    assert "Learning curves" not in (report_in(tmp_path, draw_predictions(CLASSES, 100)) and (
+        tmp_path / "report.html").read_text())  # fmt: skip
+
+
+def test_words_of_tables_stay_whole_and_charts_fit_their_page(tmp_path: Path) -> None:
+    report_in(tmp_path, draw_predictions(BINARY, 100))
+    page = (tmp_path / "report.html").read_text()
+    assert "overflow-wrap: anywhere" not in page
+    for width, least, most in re.findall(r'<svg [^>]*width="(\d+)"[^>]*min-width:(\d+)px;max-width:(\d+)px', page):
+        assert int(least) < int(width) < int(most)
+    assert "Thresholds of the probability of yes" in page
+    assert "least cost (a miss costs 1 false alarms)" in page
 
 
 def test_a_badly_calibrated_model_is_found_and_chance_is_not(tmp_path: Path) -> None:
@@ -240,6 +283,8 @@ def test_a_run_makes_the_report_and_names_its_findings(trained: tuple[Path, str]
     assert "town=kiel" in printed
     assert re.search(r"^test mae +\S+ \(\S+ to \S+; baseline ", printed, re.M)
     assert re.search(r"^report +run/evaluation/report.html$", printed, re.M)
+    charts = folder / "run" / "evaluation" / "charts"
+    assert {"curve_loss.svg", "curve_learning_rate.svg"} <= {path.name for path in charts.iterdir()}
     assert not re.search(r"mae.low", printed)
     columns = read_table(folder / "run" / "evaluation" / "importance.csv")
     assert columns[0]["column"] == "area"
