@@ -150,6 +150,23 @@ def make_german(folder: Path, kind: str, form: str) -> Examples:
     return Examples(words, folder / "data" / "test.csv", inputs, answers[45:].tolist())
 
 
+def make_rare(folder: Path, kind: str, form: str) -> Examples:
+    """Words of which the most frequent three are used, and rows without a target, which no door counts."""
+    random = np.random.default_rng(0)
+    words = [f"w{min(int(n), 9)}" for n in random.geometric(0.3, size=75)]
+    x = random.normal(size=75).tolist()
+    answers = ["no" if word > "w2" and random.uniform() < 0.8 else "yes" for word in words]
+    given = ["" if n % 5 == 4 else answer for n, answer in enumerate(answers)]
+    (folder / "data").mkdir()
+    kept = [n for n in range(50, 75) if given[n]]
+    for path, rows in (("data/train", range(50)), ("data/test", range(50, 75)), ("rows", kept)):
+        with (folder / f"{path}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([["x", "word", "answer"], *([x[n], words[n], given[n]] for n in rows)])
+    used = ("dataset=table", "dataset.data_dir=data", "dataset.target=answer", "model.members=2", "model.units=[8]")
+    inputs = {"x": [x[n] for n in kept], "word": [words[n] for n in kept]}
+    return Examples((*used, "dataset.most_values=3"), folder / "rows.csv", inputs, [answers[n] for n in kept])
+
+
 CASES: Mapping[str, tuple[Callable[[Path, str, str], Examples], str, str, Sequence[str]]] = {
     "binary in CSV": (make_table, "binary", "csv", ()),
     "classification in Parquet": (make_table, "classification", "parquet", ()),
@@ -161,6 +178,7 @@ CASES: Mapping[str, tuple[Callable[[Path, str, str], Examples], str, str, Sequen
     "pictures": (make_pictures, "binary", "", ()),
     "as Excel writes in Germany": (make_german, "regression", "", ()),
     "names of columns": (make_names, "regression", "", ()),
+    "rare words and missing targets": (make_rare, "binary", "", ()),
 }
 
 #: Cases that are served over HTTP: one for each kind of target.
