@@ -1,14 +1,15 @@
-"""The name of a run: what was typed for its model and optimizer, and its main options."""
+"""The name of a run: what was typed for its model and optimizer, its data, and its main options."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from scaleflow.interfaces import Plan
-from scaleflow.interfaces.secret_masking import MASK, mask_override
+from scaleflow.interfaces.secret_masking import MASK, mask_override, mask_secrets
 
 #: The overrides that a run's name tells, since its other parts do not.
 TOLD_BY_NAME = re.compile(r"\+*(optimizer|(model|optimizer)\.[\w.]+)=")
@@ -29,14 +30,39 @@ def label_overrides(overrides: Sequence[str]) -> str:
     return " ".join(f"{names[key]}={value[:MOST]}{'...' if value[MOST:] else ''}" for key, value in values.items())
 
 
+def describe_name(plan: Plan) -> str:
+    """Returns the name of the option and the argument `name`, if there is one, such as `tfds mnist`."""
+    target = plan.dataset.target
+    chosen = plan.choices.get("dataset") or target.path.rpartition(".")[2]
+    name = target.arguments.get("name")
+    return f"{chosen} {name}" if isinstance(name, str) and name != chosen else chosen
+
+
+def describe_data_name(plan: Plan) -> str:
+    """Returns what the user calls the data: the name of its file or folder, else the name of the dataset."""
+    data_dir = plan.dataset.target.arguments.get("data_dir")
+    has_name = "name" in plan.dataset.target.arguments  # `data_dir` is then a folder of many datasets
+    return Path(data_dir).name if isinstance(data_dir, str) and not has_name else describe_name(plan)
+
+
 def make_run_name(plan: Plan, resolved: Mapping[str, Any], label: str) -> str:
-    """Returns the name of the run: `tracking.run_name` and the label, or the label and the main options.
+    """Returns the name of the run: `tracking.run_name` and the label, or the label, the data and the main options.
 
     The label comes before the options because lists of runs show only the first 20 letters of a name.
     """
     if plan.tracking.run_name:
         return f"{plan.tracking.run_name} {label}".rstrip()
     chosen = plan.choices
-    parts = (chosen.get("dataset", "?"), chosen.get("model", "?"), resolved["strategy"], resolved["precision"])
+    parts = (*name_data(plan), chosen.get("model", "?"), resolved["strategy"], resolved["precision"])
     words = label.split()
     return f"{label} {'-'.join(part for part in parts if part not in words)}".strip()
+
+
+def name_data(plan: Plan) -> list[str]:
+    """Returns the name of the data's file or folder, and of the target if there is one: `churn.csv`, `churned`."""
+    target = plan.dataset.target.arguments.get("target")
+    names = [target] if isinstance(target, str) else target if isinstance(target, list | tuple) else []
+    file = describe_data_name(plan)
+    is_copy = file.startswith("data-") and file.endswith(".feather")  # of a DataFrame, in the run's folder
+    data = describe_name(plan) if is_copy or not file else file
+    return [str(mask_secrets(data)), *(["+".join(map(str, names))[:MOST]] if names else [])]

@@ -12,10 +12,10 @@ from scaleflow.errors import ConfigError, first_line
 from scaleflow.interfaces import Plan, Source, name_leaves
 from scaleflow.interfaces.events import DataChecked, Emit, Event, Note, StageBegan
 from scaleflow.runs import DataCheckSpec
+from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.data_look import sample_split
 from scaleflow.worker.earlier import open_source, take_whole
 from scaleflow.worker.kept_predictions import has_pixels, to_pixels
-from scaleflow.worker.metadata import describe_data_name
 from scaleflow.worker.runtime import setup_runtime
 
 if TYPE_CHECKING:

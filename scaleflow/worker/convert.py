@@ -27,9 +27,9 @@ from scaleflow.interfaces.events import Emit, FormatExported, StageBegan
 from scaleflow.model import TOLERANCE
 from scaleflow.runs import ConversionSpec
 from scaleflow.runs.learned_state import read_learned_state
+from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.earlier import open_source
 from scaleflow.worker.evaluate import choose_split
-from scaleflow.worker.metadata import describe_data_name
 from scaleflow.worker.portable import DESCRIPTION, SavedParts, measure_difference
 from scaleflow.worker.runtime import make_evaluation_batching, setup_runtime
 

@@ -32,9 +32,10 @@ from scaleflow.interfaces import (
     Training,
 )
 from scaleflow.interfaces.events import Emit, Note, StageBegan
+from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.data_look import make_look
 from scaleflow.worker.earlier import DIGEST_KEYS, find_changes, find_earlier, open_source
-from scaleflow.worker.metadata import RunMetadata, describe_data_name
+from scaleflow.worker.metadata import RunMetadata
 from scaleflow.worker.runtime import Runtime, divide_evaluation, setup_runtime
 from scaleflow.worker.startup_timer import StartupTimer
 

@@ -35,12 +35,13 @@ from scaleflow.interfaces.events import Emit, EvaluationReady, MetricsLogged, No
 from scaleflow.interfaces.structures import add_batch_dimension
 from scaleflow.runs import EvaluationSpec, RunFolder
 from scaleflow.runs.learned_state import read_learned_state
+from scaleflow.runs.run_name import describe_data_name
 from scaleflow.runs.split_digest import list_split_changes
 from scaleflow.worker.data import find_example_location, find_folds
 from scaleflow.worker.data_look import tell_comparison
 from scaleflow.worker.earlier import open_source, take_whole
 from scaleflow.worker.kept_predictions import keep_predictions, make_kept_split
-from scaleflow.worker.metadata import describe_data, describe_data_name, report_confusion
+from scaleflow.worker.metadata import describe_data, report_confusion
 from scaleflow.worker.report import ReportThread
 from scaleflow.worker.runtime import make_evaluation_batching, setup_runtime
 

@@ -13,6 +13,7 @@ from scaleflow.interfaces import Objective, Outputs, OutputStructure, Plan, map_
 from scaleflow.interfaces.events import ArtifactWritten, ConfusionWritten, DatasetDescribed, Emit, MetricsLogged, Note
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import RunFolder
+from scaleflow.runs.run_name import describe_name
 from scaleflow.worker.data_changes import digest_splits
 from scaleflow.worker.earlier import describe_seen_rows
 
@@ -82,21 +83,6 @@ def describe_data(plan: Plan, outputs: OutputStructure, splits: Splits) -> Datas
 def to_description(spec: tuple[str, Sequence[int]]) -> dict[str, Any]:
     """Converts (dtype, shape) to plain values with names."""
     return {"dtype": spec[0], "shape": list(spec[1])}
-
-
-def describe_name(plan: Plan) -> str:
-    """Returns the name of the option and the argument `name`, if there is one, such as `tfds mnist`."""
-    target = plan.dataset.target
-    chosen = plan.choices.get("dataset") or target.path.rpartition(".")[2]
-    name = target.arguments.get("name")
-    return f"{chosen} {name}" if isinstance(name, str) and name != chosen else chosen
-
-
-def describe_data_name(plan: Plan) -> str:
-    """Returns what the user calls the data: the name of its file or folder, else the name of the dataset."""
-    data_dir = plan.dataset.target.arguments.get("data_dir")
-    has_name = "name" in plan.dataset.target.arguments  # `data_dir` is then a folder of many datasets
-    return Path(data_dir).name if isinstance(data_dir, str) and not has_name else describe_name(plan)
 
 
 def describe_source(plan: Plan) -> dict[str, Any]:

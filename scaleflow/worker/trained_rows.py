@@ -14,8 +14,8 @@ import numpy as np
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState, Examples, Plan, name_leaves
 from scaleflow.interfaces.events import Emit, StageBegan
+from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.earlier import open_source
-from scaleflow.worker.metadata import describe_data_name
 
 if TYPE_CHECKING:
     from scaleflow.worker.runtime import Runtime

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import CheckpointSaved, MetricsLogged, RunEnded, RunReady
 from scaleflow.launcher.last_lines import describe_continuation, describe_results
 from scaleflow.runs import EventWriter, RunSpec, RunState
-from scaleflow.runs.run_name import label_overrides
+from scaleflow.runs.run_name import label_overrides, make_run_name
 
 BASELINE = MetricsLogged(0, {"baseline/loss": 2.3, "baseline/accuracy": 0.12, "baseline/test/accuracy": 0.101})
 
@@ -93,3 +94,22 @@ def test_the_command_that_continues_a_run_can_be_pasted(folder: str) -> None:
 )
 def test_a_single_run_is_named_by_the_typed_keys_of_its_model_and_optimizer(words: list[str], label: str) -> None:
     assert label_overrides(words) == label
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["dataset.data_dir=in/churn.csv", "dataset.target=churned"], "churn.csv-churned"),
+        (["dataset.data_dir=s3://bucket/a/churn.parquet", "dataset.target=[low,high]"], "churn.parquet-low+high"),
+        (["dataset.data_dir=in/", "dataset.target=a_name_with_more_letters_than_most"], "in-a_name_with_more_letters"),
+        (["dataset.data_dir=/run/data-1234567890ab.feather", "dataset.target=churned"], "table-churned"),
+        (["dataset=image_folder", "dataset.data_dir=photos/", "model=cnn"], "photos"),
+        (["dataset=digits", "model=mlp"], "digits"),
+    ],
+)
+def test_a_run_is_named_by_its_data(plan: Any, words: list[str], name: str) -> None:
+    typed = dict(word.split("=", 1) for word in ("dataset=table", "model=tabular", *words))
+    chosen = {group: typed[group] for group in ("dataset", "model")}
+    made = replace(plan(*(f"{key}={value}" for key, value in typed.items())), choices=chosen)
+    resolved = {"strategy": "one_device", "precision": "float32"}
+    assert make_run_name(made, resolved, "") == f"{name}-{chosen['model']}-one_device-float32"
