@@ -33,6 +33,7 @@ from scaleflow.config.compose import (
 from scaleflow.config.folders import create_folder
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Status
+from scaleflow.interfaces.formatting import Readable, list_metric_rows
 from scaleflow.interfaces.trials import Trial
 from scaleflow.launcher.answer import ANSWER, INTERRUPTED, TERMINATED
 from scaleflow.launcher.data_frame import set_data_dir, to_arrow, write_feather
@@ -47,7 +48,7 @@ Folders = str | Path | Sequence[str | Path]
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Readable):
     """The result of a run.
 
     Attributes:
@@ -69,6 +70,11 @@ class Result:
     error: str | None = None
     model_uri: str | None = None
     history: Mapping[str, Mapping[int, float]] = field(default_factory=dict, repr=False)
+
+    def list_rows(self) -> list[tuple[str, str]]:
+        places = {"error": self.error, "folder": self.folder, "run": self.run_id, "model": self.model_uri}
+        rows = [("status", str(self.status)), *list_metric_rows(self.metrics)]
+        return [*rows, *((label, str(value)) for label, value in places.items() if value is not None)]
 
 
 class RunFailed(RunError):

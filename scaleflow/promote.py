@@ -39,6 +39,7 @@ from scaleflow.config.from_mlflow import RerunCommand
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking, name_command
+from scaleflow.interfaces.formatting import Readable
 from scaleflow.launcher.answer import ANSWER, FINISHED, NOT_PROMOTED
 from scaleflow.launcher.display import display_for
 from scaleflow.launcher.named_runs import locate_run
@@ -46,7 +47,7 @@ from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 
 
 @dataclass(frozen=True)
-class PromotionResult:
+class PromotionResult(Readable):
     """What came of a promotion.
 
     Attributes:
@@ -64,6 +65,11 @@ class PromotionResult:
     conditions: Sequence[tuple[str, bool]]
     comparison: Mapping[str, Any] | None
     smoke: Mapping[str, float]
+
+    def list_rows(self) -> list[tuple[str, str]]:
+        said = {"promoted": "yes" if self.is_promoted else "no", "version": self.version, "before": self.champion}
+        rows = [(label, value) for label, value in said.items() if value is not None]
+        return [*rows, *(("holds" if holds else "does not hold", text) for text, holds in self.conditions)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

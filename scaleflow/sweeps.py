@@ -22,6 +22,7 @@ from scaleflow.config.compose import as_command, compose_sweep, find_own_modules
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Status, Tracking
+from scaleflow.interfaces.formatting import Readable, list_metric_rows
 from scaleflow.launcher.answer import FINISHED, REFUSED
 from scaleflow.runs import RunFolder
 from scaleflow.runs.folder_use import FolderRefused
@@ -50,7 +51,7 @@ class JobResult:
 
 
 @dataclass(frozen=True)
-class SweepResult:
+class SweepResult(Readable):
     """The result of a sweep.
 
     Attributes:
@@ -66,6 +67,14 @@ class SweepResult:
     folder: Path
     jobs: tuple[JobResult, ...]
     best: JobResult | None
+
+    def list_rows(self) -> list[tuple[str, str]]:
+        rows = [("status", str(self.status))]
+        for job in self.jobs:
+            figures = (f"{name} {value}" for name, value in list_metric_rows(job.result.metrics))
+            shown = "  ".join([" ".join(job.overrides), job.result.status, *figures])
+            rows.append((f"#{job.number}{' (best)' if job is self.best else ''}", shown))
+        return [*rows, ("folder", str(self.folder)), *([("run", self.run_id)] if self.run_id else [])]
 
 
 @dataclass(frozen=True)

@@ -4,51 +4,22 @@ from __future__ import annotations
 
 import difflib
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from scaleflow.comparison.loading import ComparedRun, load_named_run
-from scaleflow.comparison.results import MetricDifference, compare_metrics
-from scaleflow.comparison.verdict import Reproduction, judge_runs
+from scaleflow.comparison.results import compare_metrics
+from scaleflow.comparison.tables import Comparison
+from scaleflow.comparison.verdict import judge_runs
 from scaleflow.interfaces import Tracking
 from scaleflow.runs.folder import RunFolder
 from scaleflow.runs.provenance.differences import (
-    Difference,
     compare_files,
     compare_launch,
     list_unknown,
     list_value_changes,
 )
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What differs between two runs. `before` is always the first, `now` the second.
-
-    Attributes:
-        first, second: their names, with the id or the folder.
-        config: the keys with other values, also those that `auto` stood for (`resolved.`); None where a run has no such
-            key.
-        code, packages, data, machine: what differs. Of those that cannot change results, `matters` is false.
-        code_diff: of each of the user's modules that differ, a unified diff of the kept copies.
-        results: the metrics of both.
-        verdict: whether the second run reproduces the first one.
-        unknown: the categories of which a run has no record, by `first` and `second`.
-    """
-
-    first: str
-    second: str
-    config: Mapping[str, tuple[str | None, str | None]]
-    code: Sequence[Difference]
-    code_diff: Mapping[str, str]
-    packages: Sequence[Difference]
-    data: Sequence[Difference]
-    machine: Sequence[Difference]
-    results: Sequence[MetricDifference]
-    verdict: Reproduction
-    unknown: Mapping[str, Sequence[str]]
 
 
 def compare_runs(first: str | Path, second: str | Path, uri: str | None = None) -> Comparison:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
@@ -12,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scaleflow.comparison.results import NOT_KNOWN, MetricDifference
-from scaleflow.comparison.runs import Comparison
-from scaleflow.comparison.verdict import describe_verdict
+from scaleflow.comparison.verdict import Reproduction, describe_verdict
 from scaleflow.interfaces.formatting import GENERATOR, format_number
 from scaleflow.launcher.answer import to_printable
 from scaleflow.runs.provenance.differences import CATEGORIES, COMMIT, Difference
@@ -43,6 +43,46 @@ pre {{ font-family: ui-monospace, Menlo, Consolas, monospace; line-height: 1.35;
 )
 
 
+#: The same in a page that is there already.
+FRAGMENT = '<pre style="overflow-x:auto;line-height:1.35">{code}</pre>'
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between two runs. `before` is always the first, `now` the second.
+
+    Attributes:
+        first, second: their names, with the id or the folder.
+        config: the keys with other values, also those that `auto` stood for (`resolved.`); None where a run has no such
+            key.
+        code, packages, data, machine: what differs. Of those that cannot change results, `matters` is false.
+        code_diff: of each of the user's modules that differ, a unified diff of the kept copies.
+        results: the metrics of both.
+        verdict: whether the second run reproduces the first one.
+        unknown: the categories of which a run has no record, by `first` and `second`.
+    """
+
+    first: str
+    second: str
+    config: Mapping[str, tuple[str | None, str | None]]
+    code: Sequence[Difference]
+    code_diff: Mapping[str, str]
+    packages: Sequence[Difference]
+    data: Sequence[Difference]
+    machine: Sequence[Difference]
+    results: Sequence[MetricDifference]
+    verdict: Reproduction
+    unknown: Mapping[str, Sequence[str]]
+
+    def __str__(self) -> str:
+        stream = io.StringIO()
+        print_comparison(self, stream)
+        return stream.getvalue().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return to_html(self, MOST_ROWS, FRAGMENT)
+
+
 def print_comparison(comparison: Comparison, stream: TextIO) -> None:
     console = Console(file=stream, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
     for part in render(comparison, MOST_ROWS):
@@ -51,11 +91,15 @@ def print_comparison(comparison: Comparison, stream: TextIO) -> None:
 
 def to_page(comparison: Comparison) -> str:
     """Returns an HTML page with everything that differs."""
+    return to_html(comparison, None, PAGE)
+
+
+def to_html(comparison: Comparison, most: int | None, code_format: str) -> str:
     with open(os.devnull, "w") as null:  # noqa: PTH123
         console = Console(file=null, record=True, width=PAGE_WIDTH, highlight=False, force_terminal=True)
-        for part in render(comparison, None):
+        for part in render(comparison, most):
             console.print(part)
-        return console.export_html(code_format=PAGE)
+        return console.export_html(code_format=code_format, inline_styles=code_format == FRAGMENT)
 
 
 def to_values(comparison: Comparison) -> dict[str, Any]:

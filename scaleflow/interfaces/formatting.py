@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
 
 #: The beginning of the head of every HTML page, by which a page of scaleflow's is known.
 GENERATOR = '<meta charset="utf-8"><meta name="generator" content="scaleflow">'
@@ -53,3 +54,32 @@ def join_first(words: Sequence[str]) -> str:
     """Joins the first words with commas, and says how many more there are."""
     more = f" and {len(words) - MAX_NAMED} more" if len(words) > MAX_NAMED else ""
     return ", ".join(words[:MAX_NAMED]) + more
+
+
+class Readable:
+    """Prints as rows of (label, value), and is a table in a notebook."""
+
+    def list_rows(self) -> Sequence[tuple[str, str]]:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        rows = self.list_rows()
+        width = max(len(label) for label, _ in rows)
+        return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+
+    def _repr_html_(self) -> str:
+        cells = (
+            f'<tr><th style="text-align:left">{escape(label)}</th><td style="text-align:left">{escape(value)}</td></tr>'
+            for label, value in self.list_rows()
+        )
+        return f"<table>{''.join(cells)}</table>"
+
+
+def list_metric_rows(values: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Returns rows of the metrics of the test, without one of the validation, else of the training; with intervals."""
+    for split in ("test/", "val/", "train/"):
+        ends = {f"{name}{end}" for name in values for end in ("_low", "_high")}
+        names = [name for name in values if name.startswith(split) and name not in ends]
+        if names:
+            return [(name.replace("/", " "), format_with_interval(values, name)) for name in names]
+    return []

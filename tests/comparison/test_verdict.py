@@ -16,6 +16,7 @@ from sklearn.metrics import balanced_accuracy_score, log_loss
 from scaleflow.comparison.examples import PairedPredictions, compare_examples
 from scaleflow.comparison.loading import ComparedRun
 from scaleflow.comparison.results import compare_metrics, measure_repeats
+from scaleflow.comparison.runs import compare_loaded
 from scaleflow.comparison.verdict import judge_runs
 from scaleflow.evaluation.predictions import PREDICTIONS, Predictions, save_predictions
 from scaleflow.interfaces import Outputs
@@ -170,3 +171,15 @@ def test_repeats_say_what_is_noise() -> None:
     alone = measure_repeats(run_of(1.0, 1.1), make_run({"test/loss": [(9, 1.05)]}), "test/loss")
     assert alone is not None
     assert alone[0] < 0 < alone[1]
+
+
+def test_a_comparison_is_printed_and_shown_in_a_notebook() -> None:
+    found = (({"test/loss": [(1, 2.0)]}, "<8>"), ({"test/loss": [(1, 1.0)]}, "9"))
+    compared = compare_loaded(*(replace(make_run(points), params={"model.units": units}) for points, units in found))
+    lines = str(compared).splitlines()
+    assert ["model.units", "<8>", "9"] in [line.split() for line in lines]
+    assert any(line.split()[:4] == ["test/loss", "2", "1", "-1"] for line in lines)
+    page = compared._repr_html_()
+    assert page.startswith("<pre")
+    assert "&lt;8&gt;" in page
+    assert "<html" not in page

@@ -1,10 +1,14 @@
 """Numbers and durations as text."""
 
 import math
+from pathlib import Path
 
 import pytest
 
+from scaleflow.api import Result
 from scaleflow.interfaces.formatting import format_duration, format_elapsed, format_number
+from scaleflow.promote import PromotionResult
+from scaleflow.sweeps import JobResult, SweepResult
 
 
 @pytest.mark.parametrize(
@@ -55,3 +59,29 @@ def test_a_duration_in_words(seconds: float, shown: str) -> None:
 @pytest.mark.parametrize(("seconds", "shown"), [(0.04, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (70, "1 min 10 s")])
 def test_the_time_that_something_takes(seconds: float, shown: str) -> None:
     assert format_elapsed(seconds) == shown
+
+
+def test_results_are_printed_as_rows_and_shown_as_a_table() -> None:
+    metrics = {"train/loss": 0.1, "test/loss": 0.0733, "test/f1_low": 0.5, "test/auc": 0.9, "test/auc_low": 0.85,
+               "test/auc_high": 0.95}  # fmt: skip
+    result = Result("FINISHED", "abc", Path("out/<1>"), metrics, model_uri="models:/m-1")
+    assert str(result).splitlines() == [
+        "status       FINISHED",
+        "test loss    0.0733",
+        "test f1_low  0.5",
+        "test auc     0.9 (0.85 to 0.95)",
+        "folder       out/<1>",
+        "run          abc",
+        "model        models:/m-1",
+    ]
+    assert repr(result).startswith("Result(status='FINISHED'")
+    page = result._repr_html_()
+    assert page.count("<tr>") == 7
+    assert "out/&lt;1&gt;" in page
+    job = JobResult(2, ("model.units=8",), result)
+    sweep = SweepResult("FINISHED", None, Path("s"), (job,), job)
+    assert "#2 (best)  model.units=8  FINISHED  test loss 0.0733  test f1_low 0.5  test auc 0.9 (0.85 to 0.95)" in str(
+        sweep
+    )
+    promotion = PromotionResult(False, "3", None, [("test accuracy is 0.8, at least 0.9", False)], None, {})
+    assert str(promotion).splitlines()[-1] == "does not hold  test accuracy is 0.8, at least 0.9"
