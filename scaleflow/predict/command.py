@@ -55,7 +55,10 @@ from scaleflow.commands.tracked_run import (
 from scaleflow.config.compose import compose_config, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options, load_config
 from scaleflow.config.hydra_errors import parse_overrides
+from scaleflow.dataset.reading.object_store import identify_in_store
 from scaleflow.errors import ConfigError, first_line
+from scaleflow.files.cache import identify_file
+from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.events import Event, Note
 from scaleflow.interfaces.sampling import Sampling
@@ -333,11 +336,14 @@ def plain_type(type_: Any) -> Any:
 
 def describe_task(typed: argparse.Namespace, tracked: TrackedRun, task: Task) -> dict[str, Any]:
     """Returns what has to be the same when a folder of shards is continued."""
-    files = [Path(path) for path in task.source.files]
+    is_stored = is_store_address(typed.input)
+    known = (
+        identify_in_store(typed.input) if is_stored else {each: identify_file(each)[1:] for each in task.source.files}
+    )
     return {
         "run": tracked.run_id,
         "model": tracked.model_id,
-        "input": [[str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns] for path in files],
+        "input": [[each if is_stored else str(Path(each).absolute()), *known[each]] for each in task.source.files],
         "columns": task.columns,
         "output columns": [[field.name, str(field.type)] for field in task.schema],
         "delimiter": task.source.form.delimiter,

@@ -17,6 +17,7 @@ import pyarrow
 
 from scaleflow.dataset.npz import open_arrays
 from scaleflow.dataset.reading.files import PICTURE_SUFFIXES, RECORD_SUFFIXES, TEXT_SUFFIXES, has_suffix
+from scaleflow.dataset.tables.files import open_file
 from scaleflow.errors import ConfigError, RunError, first_line
 from scaleflow.evaluation.columns import to_column
 from scaleflow.files.table_formats import CsvForm
@@ -138,10 +139,11 @@ class FileSource(Container):
 def read_file(path: str, is_text: bool) -> tuple[bytes | str, str]:
     """Returns what is in a file, and why it cannot be read; one of them is empty."""
     try:
-        content = Path(path).read_bytes()
+        with open_file(path) as file:
+            content = file.read()
         return (content.decode() if is_text else content), ""
     except OSError as error:
-        return ("" if is_text else b""), f"it cannot be read: {error.strerror}"
+        return ("" if is_text else b""), f"it cannot be read: {error.strerror or error}"
     except UnicodeDecodeError:
         return "", "it is not UTF-8"
 

@@ -12,11 +12,11 @@ import pyarrow
 import pytest
 from pyarrow import feather, parquet
 
+from scaleflow.dataset.tables import files as table_files
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.evaluation.columns import OutputColumns
 from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import Inputs, LearnedPreprocessing, LearnedState, Outputs
-from scaleflow.predict import table_source
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.chunks import Chunk, Task
 from scaleflow.predict.columns import match_columns
@@ -107,12 +107,12 @@ def test_the_header_and_the_encoding_are_those_of_the_run(tmp_path: Path, text: 
 
 
 def test_text_of_another_encoding_is_named_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_source, "CSV_BYTES", 1 << 10)
+    monkeypatch.setattr(table_files, "TEXT_BLOCK", 1 << 10)
     path = tmp_path / "new.csv"
     path.write_bytes(b"area,town\n" + b"3,Ulm\n" * 1000 + b"3,K\x81ln\n")
     for encoding in ("utf8", "cp1252"):
         # pyarrow reads ahead, so the header may come with the error.
-        with pytest.raises((ConfigError, RunError), match=r"new\.csv: cannot be read"):
+        with pytest.raises((ConfigError, RunError), match=r"new\.csv:? cannot be read"):
             list(open_table(str(path), None, Reading(CsvForm(encoding=encoding))).read(["town"], 10))
 
 
@@ -121,7 +121,7 @@ def test_text_of_another_encoding_is_named_by_its_file(tmp_path: Path, monkeypat
 def test_rows_with_a_wrong_number_of_fields_keep_their_place(
     tmp_path: Path, suffix: str, header: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_source, "CSV_BYTES", 1 << 10)
+    monkeypatch.setattr(table_files, "TEXT_BLOCK", 1 << 10)
     wrong = {1, 7, 8, 400, 999}
     rows = ["1,2,3" if n in wrong else f'{n},"a\n{n}"' for n in range(1000)]
     text = "\n".join(rows if header else ["x,word", *rows])
@@ -164,7 +164,7 @@ def test_the_names_of_subfolders_are_columns(tmp_path: Path) -> None:
         (["a.csv", "b.parquet"], "", "have different formats"),
         (["a.csv", "wrong.csv"], "", "have different columns: word, y is in one of them only"),
         (["broken.parquet"], "broken.parquet", "cannot be read"),
-        (["empty.csv"], "empty.csv", "empty.csv: cannot be read: the file is empty"),
+        (["empty.csv"], "empty.csv", "empty.csv cannot be read: the file is empty"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path, files: list[str], path: str, message: str) -> None:

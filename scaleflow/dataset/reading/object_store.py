@@ -29,21 +29,32 @@ def find_in_store(address: str, suffixes: Sequence[str]) -> dict[str, list[str]]
 
     Raises ConfigError if there is no such file, or if the store does not answer or refuses the request.
     """
-    scheme, path = split_address(KEY, address)
-    root = find_root(address)
-    is_glob = root != path
-    names = [info.path for info in call_store(KEY, address, lambda: list_files(scheme, root))]
-    if is_glob:
-        names = [name for name in names if matches_glob(name.split("/"), path.split("/"))]
-    if is_glob or names == [root]:
+    root, names = list_in_store(KEY, address)
+    if root in names or root != split_address(KEY, address)[1]:
         by_split = {ALL: names}
     else:
-        found = [name for name in names if has_suffix(name, suffixes)]
-        relative = [(name, PurePosixPath(name).relative_to(root)) for name in found if "/." not in name]
+        relative = [(name, PurePosixPath(name).relative_to(root)) for name in names if has_suffix(name, suffixes)]
         by_split = divide_files(address, relative, suffixes)
-    if not names:
-        raise ConfigError(f"dataset.data_dir={address}: there is no such file or prefix")
+    scheme = address.partition("://")[0]
     return {split: [f"{scheme}://{name}" for name in each] for split, each in by_split.items()}
+
+
+def list_in_store(key: str, address: str) -> tuple[str, list[str]]:
+    """Returns the folder that an address is in, and the sorted paths of its files without the scheme.
+
+    Files below a prefix whose names, or whose folders' names, begin with a dot are left out. Raises ConfigError, which
+    names `key`, if there is no file.
+    """
+    scheme, path = split_address(key, address)
+    root = find_root(address, key)
+    names = [info.path for info in call_store(key, address, lambda: list_files(scheme, root))]
+    if root != path:
+        names = [name for name in names if matches_glob(name.split("/"), path.split("/"))]
+    elif names != [root]:
+        names = [name for name in names if "/." not in name]
+    if not names:
+        raise ConfigError(f"{key}={address}: there is no such file or prefix")
+    return root, names
 
 
 def matches_glob(parts: Sequence[str], patterns: Sequence[str]) -> bool:
@@ -59,13 +70,13 @@ def matches_glob(parts: Sequence[str], patterns: Sequence[str]) -> bool:
     return is_match and matches_glob(parts[1:], patterns[1:])
 
 
-def find_root(address: str) -> str:
+def find_root(address: str, key: str = KEY) -> str:
     """Returns the bucket of an address with its path, or with the folders of it before the first `*`, `?` or `[`."""
-    path = split_address(KEY, address)[1]
+    path = split_address(key, address)[1]
     base = re.split(r"[*?\[]", path, maxsplit=1)[0]
     root = base if base == path else base.rpartition("/")[0]
     if not root:
-        raise ConfigError(f"dataset.data_dir={address}: expected the name of a bucket without * and ?")
+        raise ConfigError(f"{key}={address}: expected the name of a bucket without * and ?")
     return root
 
 

@@ -39,6 +39,9 @@ NO_HEADER = {b"header": b"none"}
 #: Bytes of a block of a text file.
 TEXT_BLOCK = 4 << 20
 
+#: The key that names the files of a run.
+DATA_DIR = "dataset.data_dir"
+
 
 class Block(NamedTuple):
     """A part of a file.
@@ -68,6 +71,7 @@ class TableFiles:
         partitions: the columns that the names of a file's folders give, such as `year=2024`, with their values; by
             file. In the file's schema they are the last columns.
         malformed: messages about the rows with too few or too many fields, which are left out; by file.
+        key: what names the files, in messages.
     """
 
     by_split: dict[str, list[str]]
@@ -78,6 +82,7 @@ class TableFiles:
     used: Any = None
     partitions: dict[str, dict[str, Any]] = field(default_factory=dict)
     malformed: dict[str, list[str]] = field(default_factory=dict)
+    key: str = DATA_DIR
 
     @property
     def is_text(self) -> bool:
@@ -112,15 +117,56 @@ class TableFiles:
 
         Those of a CSV file are strings, except `numbers`, which are float64 if all of their values in the block are.
         """
+        own = [name for name in columns if name not in self.partitions.get(block.path, {})]
+        table = self._read_columns(block, own or self._own_names(block.path)[:1], rows, numbers)
+        return self._add_partitions(block.path, table, columns, numbers)
+
+    def read_in_order(self, path: str, columns: Sequence[str], at_once: int) -> Iterator[tuple[Any, dict[int, str]]]:
+        """Yields columns of a file in pieces, and what is wrong with the malformed rows of each, counted from 0.
+
+        These rows are empty. `list_blocks` need not be called before.
+
+        Args:
+            path: of the file.
+            columns: their names.
+            at_once: the most rows of a piece of a Parquet file. A block of another file is a piece.
+
+        Raises:
+            ConfigError, OSError, or an error of pyarrow: if the file cannot be read.
+        """
+        own = [name for name in columns if name not in self.partitions.get(path, {})] or self._own_names(path)[:1]
+        for table, malformed in self._read_pieces(path, own, at_once):
+            whole = insert_malformed(table, malformed) if malformed else table
+            yield self._add_partitions(path, whole, columns), malformed
+
+    def _read_pieces(self, path: str, columns: list[str], at_once: int) -> Iterator[tuple[Any, dict[int, str]]]:
+        """Yields columns that are in a file, without the malformed rows, and these."""
+        import pyarrow
+        from pyarrow import parquet
+
+        if self.format == "parquet":
+            with parquet.ParquetFile(open_file(path)) as file:
+                for batch in file.iter_batches(batch_size=at_once, columns=columns):
+                    yield self._cast(pyarrow.Table.from_batches([batch]).select(columns)), {}
+        elif self.format == "feather":
+            for block in self._list_blocks(path, columns[0]):
+                yield self._cast(self._read_as_declared(block, columns, None)), {}
+        else:
+            for first, text in self._split_text(path):
+                malformed: dict[int, str] = {}
+                if self.format == "json":
+                    yield self._parse_json(io.BytesIO(text), columns), {}
+                else:
+                    yield self._parse_csv(io.BytesIO(text), path, not first, columns, {}, malformed), malformed
+
+    def _add_partitions(self, path: str, table: Any, columns: Sequence[str], numbers: Sequence[str] = ()) -> Any:
+        """Returns the columns, those that the names of the file's folders give included."""
         import pyarrow
 
-        values = self.partitions.get(block.path, {})
+        values = self.partitions.get(path, {})
         if not any(name in values for name in columns):
-            return self._read_columns(block, columns, rows, numbers)
-        own = [name for name in columns if name not in values]
-        table: Any = self._read_columns(block, own, rows, numbers) if own else None
-        count = len(table) if table is not None else min(block.rows, block.rows if rows is None else rows)
-        parts = {name: pyarrow.repeat(values[name], count) for name in columns if name in values}
+            return table
+        parts = {name: pyarrow.repeat(values[name], len(table)) for name in columns if name in values}
         for name, part in parts.items():
             if self.format != "csv":
                 parts[name] = part.cast(self.used.field(name).type)
@@ -132,15 +178,20 @@ class TableFiles:
     def _read_columns(self, block: Block, columns: Sequence[str], rows: int | None, numbers: Sequence[str]) -> Any:
         import pyarrow
 
-        with refuse_unreadable_file(f"dataset.data_dir: {block.path}"):
+        with refuse_unreadable_file(f"{self.key}: {block.path}"):
             if self.format == "csv":
                 try:
                     types = {name: pyarrow.float64() for name in numbers if name in columns}
                     return self._read_csv(block, columns, types).slice(0, rows)
                 except pyarrow.ArrowInvalid:
                     return self._read_csv(block, columns, {}).slice(0, rows)
-            table = self._read_as_declared(block, list(columns), rows).slice(0, rows)
-            return table.cast(pyarrow.schema([self.used.field(name) for name in table.schema.names]))
+            return self._cast(self._read_as_declared(block, list(columns), rows).slice(0, rows))
+
+    def _cast(self, table: Any) -> Any:
+        """Returns columns of a file with the types that all files have in common."""
+        import pyarrow
+
+        return table.cast(pyarrow.schema([self.used.field(name) for name in table.schema.names]))
 
     def _own_names(self, path: str) -> list[str]:
         """The columns that are in a file."""
@@ -151,26 +202,36 @@ class TableFiles:
         """The columns of the first file."""
         return list(next(iter(self.schemas.values())).names)
 
+    def name_columns(self, schemas: Sequence[Any]) -> None:
+        """Takes the schemas of the files. Raises ConfigError if a file has two columns of one name."""
+        import pyarrow
+
+        for (path, values), schema in zip(self.partitions.items(), schemas, strict=True):
+            whole = pyarrow.schema([*schema, *((name, value.type) for name, value in values.items())], schema.metadata)
+            self.schemas[path] = whole
+            if double := next((name for name, count in Counter(whole.names).items() if name and count > 1), None):
+                raise ConfigError(f"{self.key}: {path}: two columns have the name {double!r}; rename one of them")
+
     def use(self, columns: Sequence[str]) -> None:
         """Checks that all files have these columns, with types that have one in common."""
         import pyarrow
 
         (first, schema), *others = self.schemas.items()
+        way = ", or leave the column out with dataset.drop" if self.key == DATA_DIR else ""
         self.used = pyarrow.schema([schema.field(name) for name in columns])
         for path, other in others:
             if missing := [name for name in columns if name not in other.names]:
                 raise ConfigError(
-                    f"dataset.data_dir: {path} and {first} have different columns: {', '.join(missing)} is in one of "
-                    "them only; leave it out with dataset.drop, or write it to both"
+                    f"{self.key}: {path} and {first} have different columns: {', '.join(missing)} is in one of them "
+                    f"only; write it to both{way}"
                 )
             try:
                 fields = pyarrow.schema([other.field(name) for name in columns])
                 self.used = unify_types(self.used, fields, self.format)
             except pyarrow.ArrowException as error:
                 raise ConfigError(
-                    f"dataset.data_dir: {path} and {first} have different columns: "
-                    f"{explain_arrow_error(error)}; write both "
-                    "with the same types, or leave the column out with dataset.drop"
+                    f"{self.key}: {path} and {first} have different columns: {explain_arrow_error(error)}; write both "
+                    f"with the same types{way}"
                 ) from error
 
     def read_schemas(self, paths: Sequence[str]) -> list[Any]:
@@ -198,7 +259,7 @@ class TableFiles:
         import pyarrow
         from pyarrow import ipc, json, parquet
 
-        with refuse_unreadable_file(f"dataset.data_dir: {path}"), open_file(path) as opened:
+        with refuse_unreadable_file(f"{self.key}: {path}"), open_file(path) as opened:
             if self.format == "parquet":
                 return parquet.ParquetFile(opened).schema_arrow.remove_metadata()
             if self.format == "feather":
@@ -213,17 +274,16 @@ class TableFiles:
             texts = [(name, pyarrow.string()) for name in (names if has_header else self.csv.header)]
             return pyarrow.schema(texts, None if has_header else NO_HEADER)
 
-    def read_json_lines(self, path: str, columns: Sequence[str]) -> Iterator[Any]:
-        """Yields the columns of a JSON lines file in blocks, with the types of `used`."""
-        for place in self._divide_text(path):
-            yield self._read_as_declared(Block(path, place, 0), list(columns), None)
+    def count_rows(self, path: str) -> int | None:
+        """Returns the number of rows of a file; None for a text file, which has to be read for it."""
+        return None if self.is_text else sum(block.rows for block in self._list_blocks(path, self._own_names(path)[0]))
 
     def _list_blocks(self, path: str, column: str) -> Iterator[Block]:
         from pyarrow import ipc, parquet
 
         if column in self.partitions.get(path, {}):
             column = self._own_names(path)[0]
-        with refuse_unreadable_file(f"dataset.data_dir: {path}"):
+        with refuse_unreadable_file(f"{self.key}: {path}"):
             if self.format == "parquet":
                 with parquet.ParquetFile(open_file(path)) as file:
                     for n in range(file.num_row_groups):
@@ -236,21 +296,31 @@ class TableFiles:
             else:
                 done = 0
                 for place in self._divide_text(path):
-                    block = Block(path, place, done)
-                    rows = (
-                        self._read_csv(block, [column], {}, self.malformed.setdefault(path, []))
-                        if self.format == "csv"
-                        else self._read_as_declared(block, [column], None)
-                    ).num_rows
+                    block = Block(path, place, 0)
+                    if self.format == "csv":
+                        malformed: dict[int, str] = {}
+                        rows = self._read_csv(block, [column], {}, malformed).num_rows
+                        messages = (f"{path}, row {done + row + 1}: {why}" for row, why in malformed.items())
+                        self.malformed.setdefault(path, []).extend(messages)
+                    else:
+                        rows = self._read_as_declared(block, [column], None).num_rows
                     done += rows
                     yield Block(path, place, rows)
 
     def _divide_text(self, path: str) -> Iterator[tuple[int, int | None]]:
-        """Yields (first byte, end) of blocks of whole rows. A line break between quotes is in a row.
-
-        A compressed file is one block. Raises ConfigError if quotes of a CSV file are not closed.
-        """
+        """Yields (first byte, end) of the blocks of `_split_text`. A compressed file is one block."""
         is_compressed = path.lower().endswith(COMPRESSED)
+        for first, text in self._split_text(path):
+            if not is_compressed:
+                yield first, first + len(text)
+        if is_compressed:
+            yield 0, None
+
+    def _split_text(self, path: str) -> Iterator[tuple[int, bytes]]:
+        """Yields the first byte and the text of blocks of whole rows. A line break between quotes is in a row.
+
+        Raises ConfigError if quotes of a CSV file are not closed.
+        """
         first, line, rest, is_open = 0, 1, b"", False
         with decompress(path, open_file(path)) as file:
             while not (is_open and len(rest) > TEXT_BLOCK) and (part := file.read(TEXT_BLOCK)):
@@ -258,31 +328,43 @@ class TableFiles:
                 end = rest.rfind(b"\n") + 1
                 if self.format == "csv":
                     end, is_open = find_last_row_end(rest, self.csv.delimiter_of(path))
-                if end and not is_compressed:
-                    yield first, first + end
+                if end:
+                    yield first, rest[:end]
                 first, line, rest = first + end, line + rest.count(b"\n", 0, end), rest[end:]
         if is_open:
             raise ConfigError(
-                f'dataset.data_dir: {path}: the row at line {line} has a field that begins with " and never ends with '
+                f'{self.key}: {path}: the row at line {line} has a field that begins with " and never ends with '
                 'one; close it, or write """" for a field that is a quote'
             )
-        if is_compressed:
-            yield 0, None
-        elif rest.strip():
-            yield first, first + len(rest)
+        if rest.strip():
+            yield first, rest
 
     def _read_csv(
-        self, block: Block, columns: Sequence[str], types: Mapping[str, Any], malformed: list[str] | None = None
+        self, block: Block, columns: Sequence[str], types: Mapping[str, Any], malformed: dict[int, str] | None = None
     ) -> Any:
-        """Reads a block; describes rows with a wrong number of fields in `malformed`, and leaves them out."""
+        return self._parse_csv(read_text(block), block.path, not block.place[0], columns, types, malformed)
+
+    def _parse_csv(
+        self,
+        text: Any,
+        path: str,
+        is_first: bool,
+        columns: Sequence[str],
+        types: Mapping[str, Any],
+        malformed: dict[int, str] | None,
+    ) -> Any:
+        """Reads a block, of which `text` yields the bytes, without the rows that have a wrong number of fields.
+
+        `malformed` gets what is wrong with these, by their numbers in the block, counted from 0.
+        """
         import pyarrow
         from pyarrow import csv
 
-        has_header = block.place[0] == 0 and self.schemas[block.path].metadata != NO_HEADER
+        has_header = is_first and self.schemas[path].metadata != NO_HEADER
 
         def note(number: int | None, reason: str) -> None:
-            if malformed is not None:
-                malformed.append(f"{block.path}, row {block.rows + (number or 0) - has_header}: {reason}")
+            if malformed is not None and number is not None:
+                malformed[number - 1 - has_header] = reason
 
         convert = csv.ConvertOptions(
             include_columns=list(columns),
@@ -290,17 +372,17 @@ class TableFiles:
             null_values=list(self.csv.missing),
         )
         read = csv.ReadOptions(
-            column_names=None if has_header else self._own_names(block.path),
+            column_names=None if has_header else self._own_names(path),
             encoding=self.csv.encoding,
-            use_threads=malformed is None,
-            skip_rows=int(self.csv.has_separator_line and block.place[0] == 0),
+            use_threads=malformed is None,  # with threads, rows have no numbers
+            skip_rows=int(self.csv.has_separator_line and is_first),
         )
-        parse = self.csv.parse_options(block.path, note)
-        return csv.read_csv(read_text(block), read_options=read, parse_options=parse, convert_options=convert)
+        parse = self.csv.parse_options(path, note)
+        return csv.read_csv(text, read_options=read, parse_options=parse, convert_options=convert)
 
     def _read_as_declared(self, block: Block, columns: list[str], rows: int | None) -> Any:
         import pyarrow
-        from pyarrow import ipc, json, parquet
+        from pyarrow import ipc, parquet
 
         if self.format == "parquet":
             with parquet.ParquetFile(open_file(block.path), pre_buffer=True) as file:
@@ -313,8 +395,13 @@ class TableFiles:
             places = [self.schemas[block.path].names.index(name) for name in columns]
             with ipc.open_file(open_file(block.path), options=ipc.IpcReadOptions(included_fields=places)) as f:
                 return pyarrow.Table.from_batches([f.get_batch(block.place)]).select(columns)
+        return self._parse_json(read_text(block), columns)
+
+    def _parse_json(self, text: Any, columns: list[str]) -> Any:
+        from pyarrow import json
+
         options = json.ParseOptions(explicit_schema=self.used, unexpected_field_behavior="ignore")
-        return json.read_json(read_text(block), parse_options=options).select(columns)
+        return json.read_json(text, parse_options=options).select(columns)
 
 
 def unify_types(first: Any, second: Any, format_name: str) -> Any:
@@ -334,35 +421,42 @@ def unify_types(first: Any, second: Any, format_name: str) -> Any:
     return pyarrow.unify_schemas([soften(first, second), soften(second, first)], promote_options="permissive")
 
 
+def insert_malformed(table: Any, malformed: Mapping[int, str]) -> Any:
+    """Inserts an empty row in place of each malformed one; they are counted from 0, with themselves."""
+    import pyarrow
+
+    is_malformed = np.zeros(len(table) + len(malformed), bool)
+    is_malformed[list(malformed)] = True
+    return table.take(pyarrow.array(np.cumsum(~is_malformed) - 1, mask=is_malformed))
+
+
 def find_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles:
     """Finds the files, and checks the options of their format. It opens the first of CSV files."""
     find = find_in_store if is_store_address(data_dir) else find_files
-    by_split = find(data_dir, tuple(FORMATS))
-    paths = [path for paths in by_split.values() for path in paths]
-    files = TableFiles(by_split, find_format(paths[0], "dataset.data_dir"), form, cache)
-    form.check(paths[0], files.format)
+    return prepare_tables(find(data_dir, tuple(FORMATS)), data_dir, form, cache)
+
+
+def prepare_tables(
+    by_split: dict[str, list[str]], data_dir: Any, form: CsvForm, cache: LearnedCache, key: str = DATA_DIR
+) -> TableFiles:
+    """Does what `find_tables` does with files that are found."""
+    first, *others = paths = [path for paths in by_split.values() for path in paths]
+    files = TableFiles(by_split, find_format(first, key), form, cache, key=key)
+    for path in others:
+        if find_format(path, key) != files.format:
+            raise ConfigError(f"{key}: {path} and {first} have different formats; use one of them")
+    form.check(first, files.format)
     if files.format == "csv":
-        with refuse_unreadable_file(f"dataset.data_dir: {paths[0]}"), open_file(paths[0]) as opened:
-            files.csv = form.recognise(decompress(paths[0], opened), paths[0])
+        with refuse_unreadable_file(f"{key}: {first}"), open_file(first) as opened:
+            files.csv = form.recognise(decompress(first, opened), first)
     files.partitions = read_partitions(data_dir, paths, files.format)
     return files
 
 
 def open_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles:
     """Finds the files and checks that they have one format, and names of columns that can be told apart."""
-    import pyarrow
-
     files = find_tables(data_dir, form, cache)
-    first, *others = files.partitions
-    for path in (first, *others):
-        if find_format(path, "dataset.data_dir") != files.format:
-            raise ConfigError(f"dataset.data_dir: {path} and {first} have different formats; use one of them")
-    for path, schema in zip((first, *others), files.read_schemas([first, *others]), strict=True):
-        for name, value in files.partitions[path].items():
-            schema = schema.append(pyarrow.field(name, value.type))
-        files.schemas[path] = schema
-        if duplicate := next((name for name, count in Counter(schema.names).items() if name and count > 1), None):
-            raise ConfigError(f"dataset.data_dir: {path}: two columns have the name {duplicate!r}; rename one of them")
+    files.name_columns(files.read_schemas([*files.partitions]))
     return files
 
 
