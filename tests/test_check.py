@@ -180,8 +180,8 @@ def read_spread_of(folder: Path) -> dict[str, Any]:
     """In a child: the examples that are read of arrays, tables, records and streams."""
     import tensorflow as tf
 
-    from scaleflow import dataset
     from scaleflow.dataset.pipeline.records import cache_records
+    from scaleflow.dataset.pipeline.rows import to_rows
     from scaleflow.dataset.table import Table
     from scaleflow.interfaces import Arrays, Stream
 
@@ -190,22 +190,22 @@ def read_spread_of(folder: Path) -> dict[str, Any]:
     (folder / "rows.csv").write_text(f"x,y\n{lines}")
     (folder / "long.csv").write_text(f"x,y\n{30 * lines}")
     pairs = tf.data.Dataset.from_tensor_slices((values, values))
-    splits = {
+    loaded: dict[str, Any] = {
         "arrays": Arrays(values, values),
         "table": Table(str(folder / "rows.csv"), "y", test=0.0).load("train"),
         "large table": Table(str(folder / "rows.csv"), "y", test=0.0, learn_on=10).load("train"),
         "records": cache_records("train", Stream(pairs, 100, decode=lambda x, y: (x, y))),
         "stream": Stream(pairs, 100),
     }
-    found = {}
+    splits, found = {name: to_rows(each) for name, each in loaded.items()}, {}
     for name, examples in splits.items():
-        inputs = dataset.read_spread(examples, 5)[0]
+        inputs = examples.read_spread(5)[0]
         numbers = inputs["x"] if isinstance(inputs, dict) else inputs
-        found[name] = np.asarray(numbers).tolist(), dataset.is_spread(examples)
-    found["whole stream"] = np.asarray(dataset.read_spread(splits["stream"], 5, reads_all=True)[0]).tolist(), True
+        found[name] = np.asarray(numbers).tolist(), examples.is_spread
+    found["whole stream"] = np.asarray(splits["stream"].read_spread(5, reads_all=True)[0]).tolist(), True
     drawn = Table(str(folder / "long.csv"), "y", test=0.1, learn_on=10).load("test")
-    found["drawn"] = len(dataset.read_spread(drawn, 200)[1]), len(drawn)
-    found["all"] = np.asarray(dataset.read_spread(splits["table"], 500)[0]["x"]).tolist(), True
+    found["drawn"] = len(drawn.read_spread(200)[1]), len(drawn)
+    found["all"] = np.asarray(splits["table"].read_spread(500)[0]["x"]).tolist(), True
     return found
 
 

@@ -12,18 +12,11 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.blocks import check_shards, describe_shards
     from scaleflow.dataset.pipeline.cache import is_mapped, preprocess_inputs
     from scaleflow.dataset.pipeline.chosen_examples import (
-        is_spread,
-        locate_examples,
         open_columns,
-        read_input_batches,
-        read_inputs,
-        read_parts,
-        read_spread,
         sample_rows,
     )
     from scaleflow.dataset.pipeline.feed_factory import make_feed
     from scaleflow.dataset.pipeline.feeds import find_places
-    from scaleflow.dataset.pipeline.fingerprint import read_cheap_targets
     from scaleflow.dataset.pipeline.matched_source import match_source, read_targets
     from scaleflow.dataset.pipeline.records import decode_records
     from scaleflow.dataset.pipeline.splits import (
@@ -34,7 +27,7 @@ if TYPE_CHECKING:
         prepare_splits,
         repeat_first_batch,
     )
-    from scaleflow.dataset.pipeline.unreadable import UnreadableExample, explain_read_error, find_first_unreadable
+    from scaleflow.dataset.pipeline.unreadable import UnreadableExample, explain_read_error
     from scaleflow.dataset.pipeline.whole_source import WholeSource
     from scaleflow.dataset.reading.text import Text
 
@@ -50,23 +43,15 @@ __all__ = [
     "decode_records",
     "describe_shards",
     "explain_read_error",
-    "find_first_unreadable",
     "find_places",
     "is_mapped",
-    "is_spread",
     "limit_evaluation",
-    "locate_examples",
     "make_feed",
     "make_source",
     "match_source",
     "open_columns",
     "prepare_splits",
     "preprocess_inputs",
-    "read_cheap_targets",
-    "read_input_batches",
-    "read_inputs",
-    "read_parts",
-    "read_spread",
     "read_targets",
     "repeat_first_batch",
     "sample_rows",
@@ -81,7 +66,6 @@ MODULES = (
     "pipeline.chosen_examples",
     "pipeline.feed_factory",
     "pipeline.feeds",
-    "pipeline.fingerprint",
     "pipeline.matched_source",
     "own",
     "pipeline.unreadable",

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.blocks import Blocks, draw_rows, make_blocks
+from scaleflow.dataset.pipeline.blocks import Blocks, make_blocks
 from scaleflow.dataset.reading.class_names import OneKind
-from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, list_splits
+from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, draw_rows, list_splits
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.dataset.reading.text import LOWER, Text
 from scaleflow.dataset.tables.columns import Category, Date, Number, WordBag
@@ -247,7 +247,7 @@ class Table:
         """Returns which rows are drawn for the test split, [n] bool: none, if files are named after the splits."""
         count = sum(rows.lengths)
         is_whole = rows.group == ALL
-        return draw_rows(count, self._test, self._seed, 0x7E57) if is_whole else np.zeros(count, bool)
+        return draw_rows(count, self._test, (self._seed, 0x7E57)) if is_whole else np.zeros(count, bool)
 
 
 class TableRows:

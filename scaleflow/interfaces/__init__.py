@@ -46,6 +46,7 @@ from scaleflow.interfaces.data import Kind as Kind
 from scaleflow.interfaces.data import Outputs as Outputs
 from scaleflow.interfaces.data import OutputStructure as OutputStructure
 from scaleflow.interfaces.data import Preprocessing as Preprocessing
+from scaleflow.interfaces.data import Rows as Rows
 from scaleflow.interfaces.data import Source as Source
 from scaleflow.interfaces.data import Standardize as Standardize
 from scaleflow.interfaces.data import Stream as Stream

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from scaleflow.interfaces.structures import map_leaves, name_leaves
 
@@ -158,10 +158,11 @@ class Arrays:
         """The size of all arrays."""
         return sum(array.nbytes for part in self.parts for array in name_leaves(part).values())
 
-    def map(self, function: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Arrays:
+    def map(self, function: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Self:
         """Returns the split with `function`, which selects or copies examples, applied to each array."""
-        mapped = Arrays(*(map_leaves(function, part) for part in self.parts))
-        return mapped if self.rows is None else replace(mapped, rows=function(self.rows))
+        inputs, targets, *weights = (map_leaves(function, part) for part in self.parts)
+        rows = None if self.rows is None else function(self.rows)
+        return replace(self, inputs=inputs, targets=targets, weights=weights[0] if weights else None, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -197,8 +198,95 @@ class Stream:
         return self.length
 
 
-#: The examples of one split.
+#: The examples of one split, as a source gives them.
 Examples = Arrays | Stream
+
+
+class Rows(Protocol):
+    """The examples of one split, by their indices: what the input pipeline makes of `Examples`.
+
+    Whatever chooses examples (a limit, a hold-out, folds, a sample) computes indices, and need not know the form of the
+    examples. Parts of examples are (inputs, targets), or with weights: arrays [n, ...], or dicts of them.
+    """
+
+    def __len__(self) -> int: ...
+
+    @property
+    def is_random_access(self) -> bool:
+        """Whether examples are read by their indices. Otherwise, all before them are read, too."""
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether `read_spread` returns examples from all over the split."""
+
+    @property
+    def drawn_together(self) -> int:
+        """A draw takes the same share of each so many examples."""
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the examples have weights."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files that the split is read from, as far as they are known."""
+
+    @property
+    def shapes(self) -> Mapping[str, Any]:
+        """The shape of one example of each input, by name."""
+
+    def select(self, chosen: np.ndarray[Any, Any]) -> Rows:
+        """Returns the chosen examples: ascending indices, [n] int64, or [length] bool."""
+
+    def limit(self, count: int) -> Self:
+        """Returns the first examples."""
+
+    def repeat(self, times: int) -> Rows:
+        """Returns the examples so many times, one after the other."""
+
+    def read(self, places: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+        """Returns the parts of examples. Text is `bytes` or `str`. `places` are ascending indices, [n] int64."""
+
+    def read_first(self, count: int) -> Any:
+        """Returns the inputs of the first examples, up to `count`."""
+
+    def read_spread(self, count: int, reads_all: bool = False) -> tuple[Any, ...]:
+        """Returns the parts of up to `count` examples that are spread evenly over the split.
+
+        Of a stream that is not in memory they are the first ones, unless the command `reads_all` of it.
+        """
+
+    def iterate(self, pick: Callable[..., Any]) -> Iterator[Any]:
+        """Yields what `pick` takes from the parts of all examples in their order, [b, ...], in numpy's arrays.
+
+        `pick` is traced; what it does not take is not decoded.
+        """
+
+    def read_to_learn(self, name: str) -> Iterator[np.ndarray[Any, Any]]:
+        """Yields the raw input of that name, [b, ...], of all examples, or of those that are learned from."""
+
+    def read_cheap_targets(self) -> tuple[Any, np.ndarray[Any, Any] | None] | None:
+        """Returns all targets and the weights; None if they cannot be read soon, or only with the whole split."""
+
+    def read_to_digest(self) -> tuple[str, Iterator[tuple[Any, ...]]]:
+        """Returns what a digest of the split covers, in words, and these parts in portions."""
+
+    def locate(self, places: np.ndarray[Any, Any]) -> tuple[list[str | None] | None, np.ndarray[Any, Any] | None]:
+        """Returns the file of each example, and its row there, as messages count rows: from 1 in a table, else from 0.
+
+        Returns:
+            Files [n], None if there are none; rows [n], masked where there is none. None if the source names no
+            examples, or if it takes too long to read their names.
+        """
+
+    def name_rows(self, places: Sequence[int]) -> list[str]:
+        """Returns the names of examples by their ascending indices, such as a file and a row."""
+
+    def find_first_unreadable(self) -> Any:
+        """Returns the first example that cannot be read, with its index, name and reason, or None."""
+
+    def map_targets(self, convert: Callable[[Any], Any]) -> Rows:
+        """Returns the examples with other targets; `convert` is traced."""
 
 
 class Source(Protocol):

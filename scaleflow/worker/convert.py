@@ -303,7 +303,7 @@ def read_split(plan: Plan, state: LearnedState | None, runtime: Runtime, parts: 
         return training.Evaluation(runtime.strategy, forward, goal)(feed)
 
     def read(chosen: str, places: Array) -> dict[str, Array]:
-        inputs, *_ = dataset.read_parts(splits.raw[chosen], places)
+        inputs, *_ = splits.raw[chosen].read(places)
         return {name: np.asarray(each) for name, each in name_leaves(inputs).items()}
 
     count = min(plan.export.calibration_examples, len(splits.train))

@@ -19,16 +19,16 @@ from scaleflow.config.trust import check_origins
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     BY_SIZE,
+    Arrays,
     Batching,
     EarlierState,
-    Examples,
     Feed,
     LearnedChanges,
     LearnedState,
     Objective,
     Plan,
+    Rows,
     Source,
-    Stream,
     Training,
 )
 from scaleflow.interfaces.events import Emit, Note, StageBegan
@@ -147,7 +147,7 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan) -> Feeds:
         shards=plan.dataset.shards,
     )
 
-    def in_order(examples: Examples | None) -> Feed | None:
+    def in_order(examples: Rows | None) -> Feed | None:
         return None if examples is None else read(examples, evaluation_batching, runtime.evaluation_strategy)
 
     seed = None if plan.debug.overfit else plan.seed  # all its batches are the same
@@ -173,16 +173,16 @@ def list_profile_facts(resolved: Mapping[str, Any], splits: Splits) -> dict[str,
     return {name: resolved[name] for name in names} | {"input": find_example_location(splits.train)}
 
 
-def find_example_location(examples: Examples) -> str:
+def find_example_location(examples: Rows) -> str:
     """Returns where the steps find their examples: in `memory`, or in a `stream`."""
     return "memory" if place_of_split(examples) == "memory" else "stream"
 
 
-def place_of_split(examples: Examples) -> str:
+def place_of_split(examples: Rows) -> str:
     """Returns `stream`, `file` for memory-mapped arrays, or `memory`."""
     from scaleflow import dataset
 
-    if isinstance(examples, Stream):
+    if not isinstance(examples, Arrays):
         return "stream"
     return "file" if dataset.is_mapped(examples) else "memory"
 

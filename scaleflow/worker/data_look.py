@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import ConfigError, first_line
-from scaleflow.interfaces import EarlierState, Examples, Plan, Source, Workers, name_leaves
+from scaleflow.interfaces import EarlierState, Plan, Rows, Source, Workers, name_leaves
 from scaleflow.interfaces.events import Emit, Note
 
 if TYPE_CHECKING:
@@ -65,14 +65,13 @@ def make_look(
 
 def find_told(splits: Splits, sample: SplitSample) -> list[DataFinding]:
     """Returns the faults of the training split. The first examples of a stream may not be typical of the rest."""
-    from scaleflow import dataset
     from scaleflow.data_checks.drift import DRIFT, select_level
     from scaleflow.data_checks.rules import find_faults
 
-    return select_level(find_faults(sample, with_hints=False), DRIFT) if dataset.is_spread(splits.train) else []
+    return select_level(find_faults(sample, with_hints=False), DRIFT) if splits.train.is_spread else []
 
 
-def compare_split(schema: Mapping[str, Any], source: Source, examples: Examples, few: Any) -> list[DataFinding]:
+def compare_split(schema: Mapping[str, Any], source: Source, examples: Rows, few: Any) -> list[DataFinding]:
     """Returns how a split differs from the training split of a run: drift, and all unseen categories.
 
     Args:
@@ -81,17 +80,16 @@ def compare_split(schema: Mapping[str, Any], source: Source, examples: Examples,
         examples: the split, before its preprocessing.
         few: some of its raw inputs.
     """
-    from scaleflow import dataset
     from scaleflow.data_checks.drift import DRIFT, LEVELS, compare_sample
 
-    if not schema or not dataset.is_spread(examples):
+    if not schema or not examples.is_spread:
         return []
     found = compare_sample(schema, sample_split(source, examples, few))
     return [each for each in found if LEVELS.index(each.level) >= LEVELS.index(DRIFT) or each.rule == "unseen"]
 
 
 def tell_comparison(
-    plan: Plan, earlier: EarlierState | None, source: Source, examples: Examples, few: Any, emit: Emit
+    plan: Plan, earlier: EarlierState | None, source: Source, examples: Rows, few: Any, emit: Emit
 ) -> None:
     """Reports how an evaluation's data differ from the model's training data, as `dataset.check` says."""
     if plan.dataset.check == "none" or earlier is None:
@@ -133,7 +131,7 @@ def count_more(texts: Collection[str]) -> str:
 
 def sample_split(
     source: Source,
-    examples: Examples,
+    examples: Rows,
     few: Any,
     most: tuple[int, int] = (MOST_EXAMPLES, MOST_VALUES),
     reads_all: bool = False,
@@ -147,13 +145,12 @@ def sample_split(
         most: the most examples, and the most values of all of them.
         reads_all: whether a stream that is not in memory is read to its end; else its first examples are read.
     """
-    from scaleflow import dataset
     from scaleflow.data_checks.sample import make_sample
 
     leaves = name_leaves(few).values()
     values = sum(array.size for array in leaves) / max(1, max(map(len, leaves), default=1))
     count = min(most[0], max(FEWEST_EXAMPLES, int(most[1] / max(1.0, values))))
-    inputs, targets, *_ = dataset.read_spread(examples, count, reads_all)
+    inputs, targets, *_ = examples.read_spread(count, reads_all)
     return make_sample(source.inputs, source.outputs, (inputs, targets), len(examples), find_kinds(source))
 
 

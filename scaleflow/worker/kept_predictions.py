@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.interfaces import (
     FOLD,
     EvaluationOptions,
-    Examples,
     Feed,
     Inputs,
     InputStructure,
     OutputStructure,
+    Rows,
     Source,
     map_leaves,
     name_leaves,
@@ -91,7 +91,7 @@ class ExampleReader:
         has_folds: whether the model of a training also takes the number of a fold, which these have none of.
     """
 
-    raw: Examples
+    raw: Rows
     inputs: InputStructure
     read_slices: Callable[[Array], Mapping[str, Any]] | None = None
     transforms: Mapping[tuple[str, ...], Callable[[Any], Any]] = field(default_factory=dict)
@@ -99,9 +99,8 @@ class ExampleReader:
 
     def read_examples(self, examples: Array) -> tuple[Any, Any]:
         """Returns raw inputs and targets, [n, ...] each."""
-        from scaleflow import dataset
 
-        inputs, targets, *_ = dataset.read_parts(self.raw, examples)
+        inputs, targets, *_ = self.raw.read(examples)
         return inputs, targets
 
     def preprocess(self, inputs: Any) -> Any:
@@ -118,11 +117,10 @@ class ExampleReader:
 
     def read_columns(self, examples: Array) -> Mapping[str, Array]:
         """Returns the inputs with one value each, and the columns of `evaluation.slices`, by name: [n]."""
-        from scaleflow import dataset
 
         columns: dict[str, Any] = {}
         if any(not each.shape for each in name_leaves(self.inputs).values()):
-            values = name_leaves(dataset.read_inputs(self.raw, examples))
+            values = name_leaves(self.raw.read(examples)[0])
             columns = {name or "input": each for name, each in values.items() if each.ndim == 1}
         if self.read_slices is not None:
             columns |= self.read_slices(examples)
@@ -130,11 +128,10 @@ class ExampleReader:
 
     def read_pictures(self, examples: Array) -> Array | None:
         """Returns pictures [n, height, width, channels] uint8 of the first input that is one; None if none is."""
-        from scaleflow import dataset
 
         for name, described in name_leaves(self.inputs).items():
             if has_pixels(described):
-                return to_pixels(name_leaves(dataset.read_inputs(self.raw, examples))[name], described.scale)
+                return to_pixels(name_leaves(self.raw.read(examples)[0])[name], described.scale)
         return None
 
 
@@ -212,7 +209,7 @@ def choose_kept_split(feeds: Feeds, splits: Splits, source: Source, options: Eva
     return replace(kept, reader=replace(kept.reader, transforms=splits.transforms, has_folds=splits.folds > 0))
 
 
-def make_kept_split(name: str, feed: Feed, raw: Examples, source: Source, options: EvaluationOptions) -> KeptSplit:
+def make_kept_split(name: str, feed: Feed, raw: Rows, source: Source, options: EvaluationOptions) -> KeptSplit:
     """Makes what keeps the predictions for a split. Raises ConfigError if the data lacks a column of `options`."""
     from scaleflow import dataset
 
@@ -222,17 +219,16 @@ def make_kept_split(name: str, feed: Feed, raw: Examples, source: Source, option
     return KeptSplit(name, feed, PredictionKeeper(source.outputs, feed), source.outputs, reader, read_id)
 
 
-def add_identity(table: Any, raw: Examples, read_id: Callable[[Array], Mapping[str, Any]] | None) -> Any:
+def add_identity(table: Any, raw: Rows, read_id: Callable[[Array], Mapping[str, Any]] | None) -> Any:
     """Returns the table with columns that say where the examples come from, after the first one."""
     import numpy as np
     import pyarrow
 
-    from scaleflow import dataset
     from scaleflow.evaluation.collector import EXAMPLE
     from scaleflow.evaluation.predictions import FILE, ID, ROW
 
     places = table[EXAMPLE].to_numpy()
-    files, rows = dataset.locate_examples(raw, places)
+    files, rows = raw.locate(places)
     columns = {}
     if files is not None:
         columns[FILE] = pyarrow.array(files, pyarrow.string()).dictionary_encode()

@@ -44,12 +44,12 @@ def collect_metadata(
     plan: Plan, outputs: OutputStructure, splits: Splits, model: keras.Model, objective: Objective
 ) -> RunMetadata:
     """Describes a run's data and model. It reads targets only if they are in memory or cheap to read."""
-    from scaleflow import dataset, training
+    from scaleflow import training
 
     examples_of = dict(splits.by_name())
     if splits.test is splits.validation:
         examples_of.pop("test", None)
-    read = {name: dataset.read_cheap_targets(examples) for name, examples in examples_of.items()}
+    read = {name: examples.read_cheap_targets() for name, examples in examples_of.items()}
     known = {name: each for name, each in read.items() if each is not None}
     baseline: Mapping[str, float] = {}
     notes = []

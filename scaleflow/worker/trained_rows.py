@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import EarlierState, Examples, Plan, name_leaves
+from scaleflow.interfaces import EarlierState, Plan, Rows, name_leaves
 from scaleflow.interfaces.events import Emit, StageBegan
 from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.earlier import open_source
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 def write_seen(
-    examples: Examples, plan: Plan, trained: Plan, earlier: EarlierState, runtime: Runtime, path: Path, emit: Emit
+    examples: Rows, plan: Plan, trained: Plan, earlier: EarlierState, runtime: Runtime, path: Path, emit: Emit
 ) -> None:
     """Writes which examples of a split are among those that a run was trained on.
 
@@ -62,13 +62,11 @@ def write_seen(
     np.save(path, np.array([each in known for each in identify(examples, column, names)], bool))
 
 
-def find_common_inputs(examples: Examples, others: Examples) -> list[str]:
+def find_common_inputs(examples: Rows, others: Rows) -> list[str]:
     """Returns the names of the inputs of one kind and shape in both. Raises ConfigError if there are none."""
-    from scaleflow import dataset
-
     kinds = []
     for each in (examples, others):
-        inputs = name_leaves(next(iter(dataset.read_input_batches(each)), {}))
+        inputs = name_leaves(next(each.iterate(lambda inputs, *_: inputs), {}))
         kinds.append({(name, has_text(values), np.shape(values)[1:]) for name, values in inputs.items()})
     if not (common := kinds[0] & kinds[1]):
         raise ConfigError(
@@ -81,7 +79,7 @@ def has_text(values: Any) -> bool:
     return np.asarray(values).dtype.kind in "OSU"
 
 
-def identify(examples: Examples, column: str | None, names: Sequence[str]) -> Iterator[bytes]:
+def identify(examples: Rows, column: str | None, names: Sequence[str]) -> Iterator[bytes]:
     """Yields what identifies each example, in the order of the split: a column, or its inputs of some names."""
     from scaleflow import dataset
 
@@ -90,7 +88,7 @@ def identify(examples: Examples, column: str | None, names: Sequence[str]) -> It
         (values,) = dataset.open_columns(examples, [column], "evaluation.id")(places).values()
         yield from (str(value).encode() for value in np.asarray(values).tolist())
         return
-    for inputs in dataset.read_input_batches(examples):
+    for inputs in examples.iterate(lambda inputs, *_: inputs):
         named = name_leaves(inputs)
         yield from digest_rows([np.asarray(named[name]) for name in names])
 

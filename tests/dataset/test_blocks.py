@@ -214,20 +214,21 @@ def test_shards_that_cannot_be_are_refused_in_words(isolated: Callable[..., Any]
 
 
 def divide() -> Any:
-    from scaleflow.dataset.pipeline.blocks import draw_rows, make_blocks
-    from scaleflow.dataset.pipeline.splits import hold_out_examples, limit_examples
-    from scaleflow.dataset.pipeline.unreadable import drop_records, find_first_unreadable, find_unreadable
+    from scaleflow.dataset.pipeline.blocks import make_blocks
+    from scaleflow.dataset.pipeline.records import to_mask
+    from scaleflow.dataset.pipeline.splits import hold_out_examples
+    from scaleflow.dataset.reading.files import draw_rows
 
     blocks = make_blocks(Rows({5: "is wrong", 70: "is worse", 166: "is bad"}))
     train, validation, _ = hold_out_examples(blocks, 0.25, 1, lambda event: None)
-    unreadable = find_unreadable(blocks), str(find_first_unreadable(blocks))
-    good = drop_records(blocks, unreadable[0])
-    limited = limit_examples(good, 45)
+    unreadable = blocks.find_unreadable(), str(blocks.find_first_unreadable())
+    good = blocks.select(~to_mask(unreadable[0], len(blocks)))
+    limited = good.limit(45)
     rows = good.head(10_000).targets.tolist()
     slow = [int(y) for _, y in good.dataset.as_numpy_iterator()]
     held_out = hold_out_examples(good, 0.25, 1, lambda event: None)
     parts = [sorted(each.head(10_000).targets.tolist()) for each in held_out[:2]]
-    large = [draw_rows(1_000_003, 0.1, seed) for seed in (1, 1, 2)]
+    large = [draw_rows(1_000_003, 0.1, [seed]) for seed in (1, 1, 2)]
     return (len(train), len(validation)), unreadable, rows, slow, limited.head(99).targets.tolist(), parts, large
 
 

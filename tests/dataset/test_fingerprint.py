@@ -27,9 +27,10 @@ def digests(folder: Path) -> dict[str, tuple[str, str]]:
     """(what the digest covers, the digest) of some splits."""
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline import fingerprint
+    from scaleflow.dataset.pipeline import rows
     from scaleflow.dataset.pipeline.fingerprint import fingerprint_split
     from scaleflow.dataset.pipeline.records import cache_records
+    from scaleflow.dataset.pipeline.rows import to_rows
     from scaleflow.dataset.table import Table
 
     inputs, targets = np.arange(1_200_000, dtype=np.float32).reshape(120_000, 10), np.arange(120_000, dtype=np.int32)
@@ -59,16 +60,16 @@ def digests(folder: Path) -> dict[str, tuple[str, str]]:
         "records": ("train", records(1)),
         "other records": ("train", records(2)),
     }
-    found = {name: fingerprint_split(*case) for name, case in cases.items()}
-    found["str"] = fingerprint_split("train", Arrays(texts.astype(str).astype(object), targets[:3]))
+    found = {name: fingerprint_split(case[0], to_rows(case[1])) for name, case in cases.items()}
+    found["str"] = fingerprint_split("train", to_rows(Arrays(texts.astype(str).astype(object), targets[:3])))
     found["other table"] = fingerprint_split("train", table(change_one(incomes, 1234)).load("train"))
     found["large table"] = fingerprint_split("train", table(incomes, learn_on=100).load("train"))
     for name, last in (("classes", "c"), ("a class renamed", "vip")):
         outputs = Outputs("classification", (3,), ("a", "b", last))
-        found[name] = fingerprint_split("train", Arrays(inputs, targets), outputs)
+        found[name] = fingerprint_split("train", to_rows(Arrays(inputs, targets)), outputs)
     assert found["large table"].paths == (str(folder / "t.csv"),)
-    fingerprint.WHOLE_BYTES, fingerprint.SAMPLE_BYTES = 100_000, 44_000
-    found["large arrays"] = fingerprint_split(*cases["arrays"])
+    rows.WHOLE_BYTES, rows.SAMPLE_BYTES = 100_000, 44_000
+    found["large arrays"] = fingerprint_split("train", to_rows(cases["arrays"][1]))
     return {name: (each.covers, each.digest) for name, each in found.items()}
 
 
@@ -92,21 +93,21 @@ def of_records(folder: Path) -> Any:
     """Pictures that are not there, with labels that are."""
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.fingerprint import read_cheap_targets
-    from scaleflow.dataset.pipeline.records import cache_records, check_decoded_targets
+    from scaleflow.dataset.pipeline.records import cache_records
+    from scaleflow.dataset.pipeline.rows import to_rows
 
     def decode(path: Any, label: Any) -> Any:
         return tf.io.decode_png(tf.io.read_file(path), channels=3), label
 
     paths = [str(folder / f"{n}.png") for n in range(2500)]
     records = tf.data.Dataset.from_tensor_slices((paths, np.arange(2500) % 3))
-    stream = check_decoded_targets(
-        cache_records("train", Stream(records, 2500, decode)), Outputs("classification", (3,))
+    stream = cache_records("train", to_rows(Stream(records, 2500, decode))).check_targets(
+        Outputs("classification", (3,))
     )
     plain = Stream(tf.data.Dataset.range(3).map(lambda n: (n, n)), 3)
-    found = read_cheap_targets(stream)
+    found = stream.read_cheap_targets()
     assert found is not None
-    return found, read_cheap_targets(plain)
+    return found, to_rows(plain).read_cheap_targets()
 
 
 def test_the_targets_of_records_are_had_without_reading_the_inputs(

@@ -193,14 +193,14 @@ def shapes() -> tuple[list[str], int]:
     import tensorflow as tf
 
     from scaleflow.dataset import make_source, own
-    from scaleflow.dataset.pipeline.splits import first_inputs
+    from scaleflow.dataset.pipeline.rows import to_rows
     from scaleflow.interfaces import Stream
 
     lengths = tf.data.Dataset.from_tensor_slices([3, 4]).map(lambda n: (tf.zeros([n, 2]), n))
     cases: list[Callable[[], Any]] = [
         lambda: own.convert_array(np.zeros((4, 2)), tf.TensorSpec((3, 2), tf.float32, "its input")),
         lambda: own.convert_array(np.eye(3)[1], tf.TensorSpec((), tf.int32, "its target")),
-        lambda: first_inputs(Stream(lengths, 2), 2),
+        lambda: to_rows(Stream(lengths, 2)).read_first(2),
     ]
     found = []
     for case in cases:

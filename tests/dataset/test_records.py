@@ -121,6 +121,7 @@ def test_a_worker_decodes_what_its_replicas_train_on_and_no_more(isolated: Calla
 
 def bad_examples() -> dict[str, Any]:
     from scaleflow import dataset
+    from scaleflow.dataset.pipeline.rows import to_rows
 
     notes: list[str] = []
 
@@ -145,7 +146,7 @@ def bad_examples() -> dict[str, Any]:
             else sorted(int(y) for _, y in dataset.decode_records(e).as_numpy_iterator())  # type: ignore[arg-type]
             for e in examples
         ]
-    broken = Files((40,)).load("train")
+    broken = to_rows(Files((40,)).load("train"))
     streamed = dataclasses.replace(broken, dataset=broken.dataset.filter(lambda *_: True))
     long = Files(tuple(range(3, 12)))
     return {
@@ -157,7 +158,7 @@ def bad_examples() -> dict[str, Any]:
         "label": refusal(Files(classes=50)),
         "all": refusal(Files(tuple(range(EXAMPLES))), **skip),
         "many": refusal(long, **skip, cache="none") or notes[-2],
-        "streamed": str(dataset.find_first_unreadable(streamed)),
+        "streamed": str(streamed.find_first_unreadable()),
         "streamed, late": refusal(Streamed(streamed), **skip, cache="none") or notes[-1],
         "short": refusal(ShortOf(Files())),  # type: ignore[arg-type]
     }

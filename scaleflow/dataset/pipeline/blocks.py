@@ -15,22 +15,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from itertools import islice, pairwise, starmap
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.dataset.pipeline.records import DIGESTED, StreamRows, to_mask
+from scaleflow.dataset.pipeline.rows import ALL_VALUES
+from scaleflow.dataset.pipeline.unreadable import UnreadableExample, UnusableRowError
+from scaleflow.dataset.reading.files import DRAWN_TOGETHER
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Dataset, Examples, Stream, Training
+from scaleflow.interfaces import Arrays, Dataset, OutputStructure, Rows, Training, name_leaves
 
 Array = np.ndarray[Any, Any]
 
 #: Rows that one call of TensorFlow's takes: few calls, and little memory.
 SLAB = 16_384
 
-#: Rows that are drawn together, so that a draw of very many rows takes little time and memory.
-DRAWN_TOGETHER = 65_536
+#: The blocks of a table from which few rows are read that are spread over it; with more rows, one for so many.
+MOST_BLOCKS, SPREAD_ROWS = 16, 1024
 
 #: Size of the pools in which rows are shuffled, without `dataset.shuffle`.
 POOL_BYTES = 64 << 20
@@ -77,32 +81,121 @@ class RowReader(Protocol):
         """Names a row by its file."""
 
 
-class UnusableRowError(ValueError):
-    """A row that cannot be used was read."""
-
-
 @dataclass(frozen=True)
-class Blocks(Stream):
+class Blocks(StreamRows):
     """A stream of the rows of a `RowReader`: all of them, or those that `keep` [rows] bool says.
 
     `dataset` yields single rows, for code that takes any stream, but slowly.
     """
 
+    is_random_access: ClassVar[bool] = True
+    is_spread: ClassVar[bool] = True
+    auto_bytes: ClassVar[int] = MEMORY_BYTES
     reader: RowReader | None = None
     keep: Array | None = None
+
+    @property
+    def drawn_together(self) -> int:
+        return DRAWN_TOGETHER
+
+    @property
+    def kept_together(self) -> int:
+        return sum(self.rows.lengths)  # all splits of the same files
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.rows.paths))
 
     @property
     def rows(self) -> RowReader:
         assert self.reader is not None
         return self.reader
 
-    def select(self, wanted: Array) -> Blocks:
-        """Returns a stream of some of the rows, [length] bool."""
-        if self.keep is None:
-            return make_blocks(self.rows, wanted)
-        keep = self.keep.copy()
-        keep[self.keep] = wanted
-        return make_blocks(self.rows, keep)
+    def select(self, chosen: Array) -> Self:
+        keep = to_mask(chosen, len(self))
+        if self.keep is not None:
+            wanted, keep = keep, self.keep.copy()
+            keep[self.keep] = wanted
+        made = make_blocks(self.rows, keep)
+        return replace(self, dataset=made.dataset, length=made.length, keep=made.keep)
+
+    def limit(self, count: int) -> Self:
+        return self.select(np.arange(len(self)) < count)
+
+    def batch(self, size: int, pick: Callable[..., Any] | None = None) -> tf.data.Dataset:
+        return self.slabs() if pick is None else self.slabs().map(pick)
+
+    def read(self, places: Array) -> tuple[Any, ...]:
+        return concatenate([Arrays(*each) for each in self.select(places).slabs().as_numpy_iterator()]).parts
+
+    def read_first(self, count: int) -> Any:
+        return self.head(count).inputs
+
+    def read_to_learn(self, name: str) -> Iterator[Array]:
+        yield name_leaves(self.sample())[name]
+
+    def read_to_digest(self) -> tuple[str, Iterator[tuple[Any, ...]]]:
+        if self.has_read_all:
+            blocks = (block for block, length in enumerate(self.lengths()) if length)
+            return ALL_VALUES, (self.load(block).parts for block in blocks)
+        sample = self.head(DIGESTED)
+        return f"a sample of {len(sample)} examples", iter([sample.parts])
+
+    def read_spread(self, count: int, reads_all: bool = False) -> tuple[Any, ...]:
+        """Does what `Rows` says, with the first rows of blocks all over the files."""
+        lengths = self.lengths()
+        used = np.flatnonzero(lengths)
+        chosen = used[np.unique(np.linspace(0, len(used) - 1, max(MOST_BLOCKS, count // SPREAD_ROWS)).astype(int))]
+        parts, left = [], min(count, len(self))
+        for n, block in enumerate(sorted(map(int, chosen), key=lengths.__getitem__)):  # long ones make up for short
+            share = min(lengths[block], -(-left // (len(chosen) - n)))
+            spread = self.rows.lengths[block] / lengths[block]  # of the rows, if only some are in the split
+            loaded = self.load(block, None if self.has_read_all else int(2 * share * spread) + 64)
+            rows = np.unique(np.linspace(0, max(0, len(loaded) - 1), share).astype(int))[: len(loaded)]
+            parts.append((block, loaded.map(partial(gather, rows=rows))))
+            left -= share
+        return concatenate([part for _, part in sorted(parts, key=lambda each: each[0])]).parts
+
+    def locate(self, places: Array) -> tuple[list[str | None], Array]:
+        rows = places if self.keep is None else np.flatnonzero(self.keep)[places]
+        paths, ends = self.rows.paths, np.cumsum(self.rows.lengths)
+        is_first = np.array([not n or path != paths[n - 1] for n, path in enumerate(paths)])
+        firsts = np.maximum.accumulate(np.where(is_first, ends - self.rows.lengths, 0))  # the first row of a file
+        chosen = np.searchsorted(ends, rows, side="right")
+        return [paths[n] for n in chosen], rows - firsts[chosen] + 1
+
+    def map_targets(self, convert: Callable[[Any], Any]) -> Blocks:
+        raise ConfigError(
+            "dataset: its classes are not those of the earlier run; give it the argument `earlier` of dataset=table"
+        )
+
+    def find_unreadable(self) -> list[int]:
+        return [place for place, *_ in self.find_unusable()]
+
+    def find_first_unreadable(self) -> UnreadableExample | None:
+        return next(starmap(UnreadableExample, self.find_unusable()), None)
+
+    def describe_unreadable(self, places: Sequence[int]) -> list[UnreadableExample]:
+        found = (each for each in starmap(UnreadableExample, self.find_unusable()) if each.place in set(places))
+        return list(islice(found, len(places)))
+
+    def check_targets(self, outputs: OutputStructure) -> Blocks:
+        return self
+
+    @property
+    def malformed(self) -> Sequence[str]:  # type: ignore[override]
+        """Messages about rows of the files that are in no block."""
+        return self.rows.malformed
+
+    @property
+    def is_whole(self) -> bool:  # type: ignore[override]
+        """Whether all rows of the files are in the stream."""
+        return self.keep is None
+
+    @property
+    def has_read_all(self) -> bool:
+        """Whether all rows are kept in memory, because all are learned from."""
+        return len(self.rows.sampled) == sum(self.rows.lengths)
 
     def lengths(self) -> list[int]:
         """Returns the number of rows of each block that are in the stream."""
@@ -193,17 +286,6 @@ def make_blocks(reader: RowReader, keep: Array | None = None) -> Blocks:
     blocks = Blocks(tf.data.Dataset.from_tensor_slices(spec), length, None, None, reader.faults, None, reader, keep)
     rows = blocks.slabs().unbatch().apply(tf.data.experimental.assert_cardinality(length))
     return replace(blocks, dataset=rows)
-
-
-def draw_rows(count: int, fraction: float, *seeds: int) -> Array:
-    """Draws a fraction of rows: [count] bool. The same share is drawn of each `DRAWN_TOGETHER` rows."""
-    drawn = np.zeros(count, bool)
-    for group, first in enumerate(range(0, count, DRAWN_TOGETHER)):
-        end = min(first + DRAWN_TOGETHER, count)
-        random = np.random.default_rng([*seeds, group] if group else list(seeds))
-        chosen = random.permutation(end - first)[: round(end * fraction) - round(first * fraction)]
-        drawn[first + chosen] = True
-    return drawn
 
 
 def concatenate(parts: Sequence[Arrays]) -> Arrays:
@@ -391,7 +473,7 @@ def can_divide(blocks: Blocks, shards: int) -> bool:
     return shards == 1 or int(np.count_nonzero(blocks.lengths())) >= shards
 
 
-def check_shards(options: Dataset, training: Training, examples: Examples, global_size: int) -> None:
+def check_shards(options: Dataset, training: Training, examples: Rows, global_size: int) -> None:
     """Rejects `dataset.shards` if the training split or its global batches cannot be divided so."""
     shards = options.shards
     if shards == 1:
@@ -415,7 +497,7 @@ def check_shards(options: Dataset, training: Training, examples: Examples, globa
         )
 
 
-def describe_shards(shards: int, examples: Examples, workers: int) -> str | None:
+def describe_shards(shards: int, examples: Rows, workers: int) -> str | None:
     """Returns a note for the user if workers read rows that others train on, and need not."""
     if not isinstance(examples, Blocks) or shards % workers == 0 or not can_divide(examples, workers):
         return None

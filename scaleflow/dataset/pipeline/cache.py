@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.blocks import MEMORY_BYTES, Blocks, make_blocks
-from scaleflow.dataset.pipeline.records import decode_records, static_bytes
-from scaleflow.dataset.pipeline.unreadable import FAILURES, find_first_unreadable, operation_message, unreadable_message
+from scaleflow.dataset.pipeline.blocks import Blocks, make_blocks
+from scaleflow.dataset.pipeline.records import StreamRows, decode_records, static_bytes
+from scaleflow.dataset.pipeline.rows import ArrayRows
+from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Examples, Stream, Workers, map_named, name_leaves
-
-#: `dataset.cache=auto` caches a split in memory up to this size, and up to a quarter of the available memory.
-AUTO_BYTES = 1 << 30
+from scaleflow.interfaces import Arrays, Rows, Stream, Workers, map_named, name_leaves
 
 READ_BATCH_SIZE = 256
 
 #: The same for arrays of single values, such as the columns of a table, where the time of a call dominates.
 VALUES_BATCH_SIZE = 4096
 
+AnyArrays = TypeVar("AnyArrays", bound=Arrays)
+
 #: Preprocessing by the names of inputs: raw [b, ...] of each -> the model's inputs [b, ...]. Traced.
 Transforms = Mapping[tuple[str, ...], Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]]
 
 
-def cache_split(split: str, examples: Examples, cache: str, transforms: Transforms, workers: Workers) -> Examples:
+def cache_split(split: str, examples: Rows, cache: str, transforms: Transforms, workers: Workers) -> Rows:
     """Applies `dataset.cache` to a split; `split` is its name, for messages, and all `workers` decide together.
 
     A cached stream becomes arrays of preprocessed inputs. Arrays are always preprocessed here. Memory-mapped arrays are
     copied into memory if a stream of their size would be, and stay mapped otherwise. Raises ConfigError if an example
     cannot be read, or if examples to be cached are text or differ in shape.
     """
-    if isinstance(examples, Arrays):
+    if isinstance(examples, ArrayRows):
         return preprocess_arrays(read_mapped(examples, cache, workers), transforms)
+    assert isinstance(examples, StreamRows)
     spec = batch_spec(examples, transforms)
     size = static_bytes(spec) * len(examples)
     if cache == "auto":
-        most = AUTO_BYTES
-        if isinstance(examples, Blocks):  # all splits of the same files are kept, or none
-            size, most = static_bytes(spec) * sum(examples.rows.lengths), MEMORY_BYTES
-        cache = "memory" if workers.all(is_small(size, most)) else "none"
+        size = static_bytes(spec) * examples.kept_together
+        cache = "memory" if workers.all(is_small(size, examples.auto_bytes)) else "none"
     if cache == "none":
         return examples
     if size == float("inf"):
@@ -55,29 +53,27 @@ def cache_split(split: str, examples: Examples, cache: str, transforms: Transfor
             "be cached; use dataset.cache=none"
         )
     arrays = tf.nest.map_structure(lambda each: allocate([len(examples), *each.shape], each.dtype, cache), spec)
-    return fill_arrays(split, examples, transforms, Arrays(*arrays))
+    return fill_arrays(split, examples, transforms, ArrayRows(*arrays))
 
 
-def cache_blocks(splits: Sequence[Blocks], cache: str, transforms: Transforms, workers: Workers) -> list[Examples]:
+def cache_blocks(splits: Sequence[Blocks], cache: str, transforms: Transforms, workers: Workers) -> list[Rows]:
     """Applies `dataset.cache` to splits of the same rows, which are read once."""
     keeps = [each.keep for each in splits]
     masks = [keep for keep in keeps if keep is not None]
     union = np.logical_or.reduce(masks) if len(masks) == len(keeps) else None
     together = make_blocks(splits[0].rows, union)
     cached = cache_split("train", together, cache, transforms, workers)
-    if cached is together or not isinstance(cached, Arrays):
+    if not isinstance(cached, ArrayRows):
         return list(splits)
 
-    def select(keep: np.ndarray[Any, Any] | None) -> Arrays:
-        if keep is None:
-            return cached
+    def select(keep: np.ndarray[Any, Any]) -> ArrayRows:
         places = np.flatnonzero(keep if union is None else keep[union])
         return cached.map(lambda array: array[places])
 
-    return [select(keep) for keep in keeps]
+    return [cached if keep is None else select(keep) for keep in keeps]
 
 
-def is_small(size: float, most: int = AUTO_BYTES) -> bool:
+def is_small(size: float, most: int) -> bool:
     """Returns whether `dataset.cache=auto` caches so many bytes in memory."""
     return size <= min(most, available_bytes() / 4)
 
@@ -87,11 +83,11 @@ def is_mapped(arrays: Arrays) -> bool:
     return any(isinstance(array, np.memmap) for array in tf.nest.flatten(arrays.parts))
 
 
-def read_mapped(arrays: Arrays, cache: str, workers: Workers) -> Arrays:
+def read_mapped(arrays: ArrayRows, cache: str, workers: Workers) -> ArrayRows:
     """Copies memory-mapped arrays into memory if `dataset.cache` asks for it."""
     if not is_mapped(arrays):
         return arrays
-    if cache == "memory" or (cache == "auto" and workers.all(is_small(arrays.nbytes))):
+    if cache == "memory" or (cache == "auto" and workers.all(is_small(arrays.nbytes, StreamRows.auto_bytes))):
         return arrays.map(lambda array: np.array(array) if isinstance(array, np.memmap) else array)
     return arrays
 
@@ -102,11 +98,10 @@ def batch_spec(stream: Stream, transforms: Transforms) -> Any:
     return tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), batches.element_spec)
 
 
-def fill_arrays(split: str, stream: Stream, transforms: Transforms, arrays: Arrays) -> Arrays:
+def fill_arrays(split: str, stream: StreamRows, transforms: Transforms, arrays: ArrayRows) -> ArrayRows:
     """Fills empty arrays with the examples of a stream, and returns them."""
     flat, count, done = tf.nest.flatten(arrays.parts), len(arrays), 0
-    raw = stream.slabs() if isinstance(stream, Blocks) else decode_records(stream).batch(READ_BATCH_SIZE)
-    batches = preprocess_batches(raw, transforms).prefetch(tf.data.AUTOTUNE)
+    batches = preprocess_batches(stream.batch(READ_BATCH_SIZE), transforms).prefetch(tf.data.AUTOTUNE)
     with refuse_unreadable(split, stream):
         for batch in batches:
             tensors = tf.nest.flatten(batch)
@@ -119,24 +114,6 @@ def fill_arrays(split: str, stream: Stream, transforms: Transforms, arrays: Arra
     if done < count:
         raise ConfigError(f"dataset: the stream of {split!r} holds {done} examples, but the source says {count}")
     return arrays
-
-
-@contextlib.contextmanager
-def refuse_unreadable(split: str, examples: Examples) -> Iterator[None]:
-    """Wraps code that reads a split: if reading fails, raises ConfigError, which names the first unreadable example.
-
-    If there is none, the original error passes through.
-    """
-    try:
-        yield
-    except FAILURES as error:
-        try:
-            bad = find_first_unreadable(examples) if isinstance(examples, Stream) else None
-        except FAILURES as failure:  # before an example is decoded, such as of a generator
-            raise ConfigError(f"dataset: {split!r} cannot be read: {operation_message(failure)}") from error
-        if bad is None:
-            raise
-        raise ConfigError(unreadable_message(split, bad)) from error
 
 
 def preprocess_batches(batches: tf.data.Dataset, transforms: Transforms) -> tf.data.Dataset:
@@ -157,7 +134,7 @@ def preprocess_inputs(inputs: Any, transforms: Transforms) -> Any:
     return map_named(lambda name, _: named[name], inputs)
 
 
-def preprocess_arrays(arrays: Arrays, transforms: Transforms) -> Arrays:
+def preprocess_arrays(arrays: AnyArrays, transforms: Transforms) -> AnyArrays:
     """Preprocesses inputs in memory, on the CPU."""
     named = dict(name_leaves(arrays.inputs))
     for names, transform in transforms.items():

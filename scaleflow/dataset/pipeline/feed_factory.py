@@ -17,8 +17,10 @@ from scaleflow.dataset.pipeline.feeds import (
     check_static_shapes,
     slice_micro_batch,
 )
+from scaleflow.dataset.pipeline.records import StreamRows
+from scaleflow.dataset.pipeline.rows import to_rows
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Batching, Examples, Feed
+from scaleflow.interfaces import Arrays, Batching, Examples, Feed, Rows
 
 #: Protocol Buffers' limit, less room for the rest of the message that sends the arrays to a worker.
 LARGEST_BYTES = (2 << 30) - (16 << 20)
@@ -89,7 +91,7 @@ DEVICE_SHARE = 0.25
 
 
 def make_feed(
-    examples: Examples,
+    examples: Rows | Examples,
     batching: Batching,
     strategy: tf.distribute.Strategy,
     shuffle_seed: int | None = None,
@@ -118,15 +120,17 @@ def make_feed(
         check_static_shapes(examples, transforms)
     if isinstance(examples, Arrays):
         return make_array_feed(examples, batching, strategy, shuffle_seed, threads, device_bytes)
+    stream = to_rows(examples)
+    assert isinstance(stream, StreamRows)
     options = (shuffle_seed, transforms, buffer, threads)
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         local_strategy = tf.distribute.get_strategy()  # only this process reads
-        if isinstance(examples, Blocks):
-            return ParameterServerBlockFeed(examples, batching, local_strategy, *options, shards)
-        return ParameterServerStreamFeed(examples, batching, local_strategy, *options)
-    if isinstance(examples, Blocks):
-        return BlockFeed(examples, batching, strategy, *options, shards)
-    return StreamFeed(examples, batching, strategy, *options)
+        if isinstance(stream, Blocks):
+            return ParameterServerBlockFeed(stream, batching, local_strategy, *options, shards)
+        return ParameterServerStreamFeed(stream, batching, local_strategy, *options)
+    if isinstance(stream, Blocks):
+        return BlockFeed(stream, batching, strategy, *options, shards)
+    return StreamFeed(stream, batching, strategy, *options)
 
 
 def make_array_feed(

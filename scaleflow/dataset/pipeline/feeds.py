@@ -18,7 +18,7 @@ from scaleflow.dataset.pipeline.blocks import SLAB, BlockOrder, Blocks, can_divi
 from scaleflow.dataset.pipeline.cache import Transforms, batch_spec, preprocess_batches
 from scaleflow.dataset.pipeline.shuffle import IsOwn, ShuffledOrder, shuffle_position
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Batching, Examples, Feed, Stream, label_leaf, name_leaves
+from scaleflow.interfaces import Arrays, Batching, Examples, Feed, Rows, Stream, label_leaf, name_leaves
 
 #: A replica's share of a batch up to this size is read while the previous step computes: small steps leave cores
 #: idle (measured: 1.07x as fast). To copy a larger one takes cores from the step (0.95x).
@@ -246,12 +246,13 @@ def gather_rows(array: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> np
     return rows.astype(object) if rows.dtype.kind in "SU" else rows
 
 
-def check_static_shapes(examples: Examples, transforms: Transforms | None = None) -> None:
+def check_static_shapes(examples: Rows | Examples, transforms: Transforms | None = None) -> None:
     """Rejects examples that a TPU cannot take: text, and shapes that are not static."""
-    if isinstance(examples, Stream):
-        parts = batch_spec(examples, transforms or {})
-    else:
+    if isinstance(examples, Arrays):
         parts = tf.nest.map_structure(lambda array: tf.TensorSpec(array.shape[1:], array.dtype), examples.parts)
+    else:
+        assert isinstance(examples, Stream)
+        parts = batch_spec(examples, transforms or {})
     for what, part in zip(("inputs", "targets", "weights"), parts, strict=False):
         for name, spec in name_leaves(part).items():
             if spec.dtype == tf.string or not spec.shape.is_fully_defined():

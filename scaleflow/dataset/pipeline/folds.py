@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import AUTO, FOLD, OUT_OF_FOLD, Arrays, Dataset, Examples, InputStructure
+from scaleflow.interfaces import AUTO, FOLD, OUT_OF_FOLD, Arrays, Dataset, InputStructure, Rows
 
 Array = np.ndarray[Any, Any]
 
@@ -51,7 +51,7 @@ def choose_validation(
     return HELD_OUT, 0
 
 
-def number_folds(examples: Examples, folds: int) -> Arrays:
+def number_folds(examples: Rows, folds: int) -> Rows:
     """Returns examples with the number of a fold as a further input; `folds=0`: that of no fold, -1.
 
     The same rows always get the same folds: a run that begins with the weights of another one (`model.init_from`), and

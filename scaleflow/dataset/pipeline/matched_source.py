@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.blocks import Blocks
-from scaleflow.dataset.pipeline.cache import refuse_unreadable
 from scaleflow.dataset.pipeline.contract import check_contract, check_targets
-from scaleflow.dataset.pipeline.records import call_decode, check_decoded_targets, to_record
+from scaleflow.dataset.pipeline.records import StreamRows
+from scaleflow.dataset.pipeline.rows import to_rows
 from scaleflow.dataset.pipeline.source_view import SourceView
-from scaleflow.dataset.pipeline.unreadable import name_examples
+from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
 from scaleflow.dataset.reading.class_names import match_names, show_classes
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
@@ -23,6 +22,7 @@ from scaleflow.interfaces import (
     Examples,
     Outputs,
     OutputStructure,
+    Rows,
     Source,
     extend_classes,
     label_leaf,
@@ -30,31 +30,15 @@ from scaleflow.interfaces import (
     name_leaves,
 )
 
-BATCH = 1024
 
-
-def read_targets(split: str, examples: Examples) -> Iterator[Any]:
+def read_targets(split: str, examples: Rows) -> Iterator[Any]:
     """Yields the targets of a split in batches, in their order: arrays [b, ...], or dicts of them.
-
-    Of a stream, tf.data prunes `decode` to what the target needs: a file that only the input comes from is not read.
 
     Raises:
         ConfigError: if an example cannot be read.
     """
-    if isinstance(examples, Arrays):
-        yield examples.targets
-        return
-    if isinstance(examples, Blocks):
-        with refuse_unreadable(split, examples):
-            yield from (targets for _, targets in examples.slabs().as_numpy_iterator())
-        return
-    records = examples.dataset.take(len(examples))
-    size = examples.at_once if examples.decode is not None else None
-    targets = (records if size is None else records.batch(size)).map(
-        lambda *record: call_decode(examples, to_record(record))[1], num_parallel_calls=tf.data.AUTOTUNE
-    )
     with refuse_unreadable(split, examples):
-        yield from (targets.batch(BATCH) if size is None else targets).as_numpy_iterator()
+        yield from examples.iterate(lambda _, targets, *__: targets)
 
 
 #: The most examples of unknown classes that a message names.
@@ -184,33 +168,19 @@ class MatchedSource(SourceView):
 
     def load(self, split: str) -> Examples:
         """Returns the examples of a split. Raises ConfigError if some have a class that the earlier run lacks."""
-        examples = self.source.load(split)
-        if not isinstance(examples, Arrays):
-            examples = check_decoded_targets(examples, self.source.outputs)
+        examples = to_rows(self.source.load(split))
+        if isinstance(examples, StreamRows):
+            examples = examples.check_targets(self.source.outputs)
         for name, match in self._matches.items():
             if isinstance(examples, Arrays):
                 check_targets(match.given, split, name, name_leaves(examples.targets)[name])
             if match.unknown:
                 refuse_unknown(split, examples, name, match)
-        if isinstance(examples, Arrays):
-            with tf.device("CPU:0"):
-                return replace(examples, targets=self._convert(examples.targets, np.asarray))
-        if isinstance(examples, Blocks):
-            raise ConfigError(
-                f"dataset: {type(self.source).__name__} has the classes {self.source.outputs}, and the earlier run "
-                "others; give it the argument `earlier` of dataset=table"
-            )
-        stream = examples
+        return cast(Examples, examples.map_targets(self._convert))
 
-        def decode(*record: Any) -> tuple[Any, ...]:
-            inputs, targets, *weights = call_decode(stream, to_record(record))
-            return inputs, self._convert(targets), *weights
-
-        return replace(stream, decode=decode)
-
-    def _convert(self, targets: Any, finish: Any = tf.identity) -> Any:
+    def _convert(self, targets: Any) -> Any:
         def convert(name: str, each: Any) -> Any:
-            return finish(self._matches[name].convert(tf.convert_to_tensor(each))) if name in self._matches else each
+            return self._matches[name].convert(tf.convert_to_tensor(each)) if name in self._matches else each
 
         return map_named(convert, targets)
 
@@ -226,7 +196,7 @@ def note_absent_labels(name: str, match: ClassMatch) -> str:
     )
 
 
-def refuse_unknown(split: str, examples: Examples, name: str, match: ClassMatch) -> None:
+def refuse_unknown(split: str, examples: Rows, name: str, match: ClassMatch) -> None:
     """Raises ConfigError, with their classes and places, if examples of a split have classes that are not known."""
     found: dict[int, list[int]] = {}
     first = 0
@@ -244,7 +214,7 @@ def refuse_unknown(split: str, examples: Examples, name: str, match: ClassMatch)
     parts = []
     for unknown, places in found.items():
         more = f" and {len(places) - MOST_EXAMPLES} more" if len(places) > MOST_EXAMPLES else ""
-        parts.append(f"{names[unknown]} ({', '.join(name_examples(examples, places[:MOST_EXAMPLES]))}{more})")
+        parts.append(f"{names[unknown]} ({', '.join(examples.name_rows(places[:MOST_EXAMPLES]))}{more})")
     raise ConfigError(
         f"dataset: {label_leaf('targets', name)} of {split!r} have {show_classes(parts)}, expected a class of the "
         f"training split ({show_classes(list_classes(match.wanted))})"

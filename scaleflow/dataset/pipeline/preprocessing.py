@@ -12,17 +12,15 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.pipeline.blocks import Blocks
-from scaleflow.dataset.pipeline.cache import refuse_unreadable
-from scaleflow.dataset.pipeline.records import decode_records
+from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
-    Arrays,
     Dataset,
     EarlierState,
-    Examples,
     Inputs,
     LearnedPreprocessing,
     Preprocessing,
+    Rows,
     Source,
     Workers,
     apply_layer,
@@ -138,7 +136,7 @@ def choose_preprocessing(source: Source, options: Dataset) -> Preprocessings:
 
 def learn_on_chief(
     preprocessings: Preprocessings,
-    train: Examples,
+    train: Rows,
     workers: Workers,
     earlier: EarlierState | None = None,
     emit: Emit | None = None,
@@ -157,7 +155,7 @@ def learn_on_chief(
 
     def learn() -> dict[str, Any]:
         with refuse_unreadable("train", train):
-            return {name: each.learn(raw_batches(train, name)) for name, each in new.items()}
+            return {name: each.learn(train.read_to_learn(name)) for name, each in new.items()}
 
     def recall() -> dict[str, Any]:
         options = describe_options(new)
@@ -209,20 +207,6 @@ def describe_options(preprocessings: Preprocessings) -> list[Any] | None:
     if any(not type(each).__module__.startswith("scaleflow.") for each in preprocessings.values()):
         return None
     return [(name, type(each).__qualname__, vars(each)) for name, each in preprocessings.items()]
-
-
-def raw_batches(examples: Examples, name: str) -> Iterator[np.ndarray[Any, Any]]:
-    """Yields one of the raw inputs in the order of the examples, [b, *Inputs.shape]."""
-    if isinstance(examples, Arrays):
-        inputs = name_leaves(examples.inputs)[name]
-        for first in range(0, len(examples), BATCH):
-            yield inputs[first : first + BATCH]
-        return
-    if isinstance(examples, Blocks):
-        yield name_leaves(examples.sample())[name]
-        return
-    batches = decode_records(examples, examples.dataset.take(len(examples))).batch(BATCH)
-    yield from batches.map(lambda x, *_: name_leaves(x)[name]).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
 
 
 def group_names(preprocessings: Preprocessings) -> list[tuple[str, ...]]:

@@ -1,16 +1,20 @@
-"""Records of streams, which are cheap to read and store, and their decoding to examples."""
+"""Streams by the indices of their examples: their records, which are cheap to read and store, and their decoding."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.dataset.pipeline.unreadable import FAILURES, UnreadableExample, operation_message
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Examples, Outputs, OutputStructure, Stream, label_leaf, name_leaves
+from scaleflow.interfaces import Outputs, OutputStructure, Stream, label_leaf, map_leaves, name_leaves
 
 #: Maximum size of the records held in memory, and of a shuffle buffer.
 RECORD_BYTES = 256 << 20
@@ -23,33 +27,28 @@ STRING_BYTES = 24
 
 READ_BATCH_SIZE = 1024
 
+#: Records that are decoded at once to find those that cannot be.
+DECODE_BATCH_SIZE = 16
+
+#: `dataset.cache=auto` caches a split in memory up to this size, and up to a quarter of the available memory.
+AUTO_BYTES = 1 << 30
+
+#: A digest of a stream that is not in memory covers this many examples.
+DIGESTED = 32
+
+#: A name that a source gives an example: a file, and the number of a row in it.
+NUMBERED = re.compile(r"(.*), (?:row|record|example) (\d+)", re.DOTALL)
+
+#: Records of a stream that are not in memory are read again for their names, for at most so many seconds.
+NAMING_SECONDS = 5.0
+
+#: Time limit for reading targets, in seconds.
+TARGET_SECONDS = 5.0
+
+Array = np.ndarray[Any, Any]
+
 #: Number of files that are read in parallel, and of consecutive records from each.
 INTERLEAVED, BLOCK = 8, 16
-
-
-@dataclass(frozen=True)
-class Records(Stream):
-    """A stream whose records are all in memory, for access by index.
-
-    `components` has the flat components of all records, each [length, ...].
-    """
-
-    components: tuple[tf.Tensor, ...] = ()
-
-    def at(self, index: tf.Tensor) -> Any:
-        flat = [tf.gather(component, index) for component in self.components]
-        return tf.nest.pack_sequence_as(self.dataset.element_spec, flat)
-
-    def select(self, places: np.ndarray[Any, Any]) -> Records:
-        with tf.device("CPU:0"):
-            components = tuple(tf.gather(component, places) for component in self.components)
-        return make_records(replace(self, length=len(places)), components)
-
-
-def make_records(stream: Stream, components: tuple[tf.Tensor, ...]) -> Records:
-    structure = stream.dataset.element_spec
-    dataset = tf.data.Dataset.from_tensor_slices(tf.nest.pack_sequence_as(structure, components))
-    return Records(dataset, stream.length, stream.decode, stream.name, (), stream.at_once, components)
 
 
 def decode(stream: Stream, record: Any) -> Any:
@@ -84,7 +83,7 @@ def to_record(arguments: tuple[Any, ...]) -> Any:
     return arguments if len(arguments) > 1 else arguments[0]
 
 
-def check_decoded_targets(stream: Stream, outputs: OutputStructure) -> Stream:
+def check_decoded_targets(stream: StreamRows, outputs: OutputStructure) -> StreamRows:
     """Returns the stream with a check that decoded targets are valid for their kind, and weights not negative."""
     limits = {name: (each, largest_target(each)) for name, each in name_leaves(outputs).items()}
     limited = {name: (each, last) for name, (each, last) in limits.items() if last is not None}
@@ -108,14 +107,7 @@ def check_decoded_targets(stream: Stream, outputs: OutputStructure) -> Stream:
         with tf.control_dependencies(checks):
             return inputs, *tf.nest.map_structure(tf.identity, (targets, *weights))
 
-    return replace(stream, decode=decode_checked) if limited or has_weights(stream) else stream
-
-
-def has_weights(examples: Examples) -> bool:
-    """Returns whether examples have weights."""
-    if isinstance(examples, Arrays):
-        return examples.weights is not None
-    return len(decode_records(examples).element_spec) == 3
+    return replace(stream, decode=decode_checked) if limited or stream.is_weighted else stream
 
 
 def largest_target(outputs: Outputs) -> int | None:
@@ -125,7 +117,7 @@ def largest_target(outputs: Outputs) -> int | None:
     return outputs.shape[-1] - 1 if outputs.kind == "classification" else 1
 
 
-def cache_records(split: str, stream: Stream) -> Stream:
+def cache_records(split: str, stream: StreamRows) -> StreamRows:
     """Returns the stream with its records in memory, if they are small and have a `decode`.
 
     Raises ConfigError if there are fewer records than the source says.
@@ -229,3 +221,338 @@ def draw(
     blocks = records.batch(BLOCK).enumerate().map(lambda portion, *record: chosen(portion, *record))
     size = held_out if is_held_out else count - held_out
     return blocks.unbatch().apply(tf.data.experimental.assert_cardinality(size))
+
+
+@dataclass(frozen=True)
+class StreamRows(Stream):
+    """A stream whose records are read in their order, again at each use."""
+
+    is_random_access: ClassVar[bool] = False
+    is_spread: ClassVar[bool] = False
+    auto_bytes: ClassVar[int] = AUTO_BYTES
+    malformed: ClassVar[Sequence[str]] = ()
+    is_whole: ClassVar[bool] = True
+
+    @property
+    def drawn_together(self) -> int:
+        return len(self)
+
+    @property
+    def kept_together(self) -> int:
+        """The number of examples that `dataset.cache=auto` keeps in memory, or not, together."""
+        return len(self)
+
+    @property
+    def is_weighted(self) -> bool:
+        return len(decode_records(self).element_spec) == 3
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def shapes(self) -> Mapping[str, Any]:
+        return {name: each.shape for name, each in name_leaves(decode_records(self).element_spec[0]).items()}
+
+    def select(self, chosen: Array) -> Self:
+        keep = to_mask(chosen, len(self))
+        dataset = number_records(self, keep).map(lambda _, *record: to_record(record))
+        return replace(self, dataset=dataset, length=int(np.count_nonzero(keep)))
+
+    def limit(self, count: int) -> Self:
+        return replace(self, dataset=self.dataset.take(count), length=min(count, len(self)))
+
+    def repeat(self, times: int) -> StreamRows:
+        return replace(self, dataset=self.dataset.cache().repeat(times), length=times * len(self))
+
+    def check_targets(self, outputs: OutputStructure) -> StreamRows:
+        """Returns the stream with a check of its decoded targets, unless its source has checked them."""
+        return check_decoded_targets(self, outputs)
+
+    def map_targets(self, convert: Callable[[Any], Any]) -> StreamRows:
+        def decode_converted(*record: Any) -> tuple[Any, ...]:
+            inputs, targets, *weights = call_decode(self, to_record(record))
+            return inputs, convert(targets), *weights
+
+        return replace(self, decode=decode_converted)
+
+    def batch(self, size: int, pick: Callable[..., Any] | None = None) -> tf.data.Dataset:
+        """Returns the parts of all examples, or what `pick` takes of them, in their order, in batches."""
+        records = self.dataset.take(len(self))
+        if pick is None:
+            return decode_records(self, records).batch(size)
+        if self.decode is None and static_bytes(self.dataset.element_spec) < float("inf"):
+            return records.batch(size).map(pick)
+        batches = records if self.decode is None or self.at_once is None else records.batch(self.at_once)
+        picked = batches.map(
+            lambda *record: pick(*call_decode(self, to_record(record))), num_parallel_calls=tf.data.AUTOTUNE
+        )
+        return picked.batch(size) if batches is records else picked
+
+    def iterate(self, pick: Callable[..., Any]) -> Iterator[Any]:
+        yield from self.batch(READ_BATCH_SIZE, pick).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
+
+    def read_to_learn(self, name: str) -> Iterator[Array]:
+        return self.iterate(lambda inputs, *_: name_leaves(inputs)[name])
+
+    def read(self, places: Array) -> tuple[Any, ...]:
+        chosen = self if len(places) == len(self) else self.select(places)
+        parts = list(chosen.batch(READ_BATCH_SIZE).as_numpy_iterator())
+        return tuple(map_leaves(lambda *arrays: np.concatenate(arrays), *each) for each in zip(*parts, strict=True))
+
+    def read_first(self, count: int) -> Any:
+        first = [x for x, *_ in decode_records(self, self.dataset.take(count)).as_numpy_iterator()]
+
+        def stack(*values: Any) -> Any:
+            shapes = list(dict.fromkeys(map(np.shape, values)))
+            if len(shapes) > 1:
+                raise ConfigError(
+                    f"dataset: inputs of 'train' have the shapes {shapes[0]} and {shapes[1]}, expected one shape; pad "
+                    "those that are shorter"
+                )
+            return np.stack(values)
+
+        return map_leaves(stack, *first)
+
+    def read_spread(self, count: int, reads_all: bool = False) -> tuple[Any, ...]:
+        places = spread_evenly(len(self), count)
+        return self.read(places) if reads_all else self.limit(len(places)).read(np.arange(len(places)))
+
+    def read_cheap_targets(self) -> tuple[Any, Array | None] | None:
+        return None
+
+    def read_to_digest(self) -> tuple[str, Iterator[tuple[Any, ...]]]:
+        found = list(read_readable(decode_records(self, self.dataset.take(DIGESTED)), DIGESTED))
+        if found:
+            parts = tuple(map_leaves(lambda *values: stack_values(values), *each) for each in zip(*found, strict=True))
+        else:
+            parts = tuple(map_leaves(empty_examples, spec) for spec in decode_records(self).element_spec)
+        return f"a sample of {len(found)} examples", iter([parts])
+
+    def locate(self, places: Array) -> tuple[list[str | None] | None, Array | None]:
+        specs = tf.nest.flatten(self.dataset.element_spec)
+        if self.name is None or not all(spec.shape.is_fully_defined() for spec in specs):
+            return None, None
+        names: list[str] = []
+        chosen = self if len(places) == len(self) else self.select(places)
+        deadline = time.monotonic() + NAMING_SECONDS
+        for batch in chosen.dataset.take(len(places)).batch(READ_BATCH_SIZE).as_numpy_iterator():
+            components = batch if isinstance(batch, tuple) else (batch,)
+            names += [self.name(*values) for values in zip(*components, strict=True)]
+            if time.monotonic() > deadline and not self.is_random_access:
+                break
+        if len(names) < len(places):
+            return None, None
+        matches = [(name, NUMBERED.fullmatch(name)) for name in names]
+        files = [match[1] if match else name for name, match in matches]
+        rows = [int(match[2]) if match else 0 for _, match in matches]
+        numbers: Any = np.ma.array(rows, mask=[not match for _, match in matches])
+        return files, None if numbers.mask.all() else numbers
+
+    def name_rows(self, places: Sequence[int]) -> list[str]:
+        if self.name is None:
+            return [f"example {place}" for place in places]
+        return [name_record(self, *each) for each in zip(places, self._read_records(places), strict=True)]
+
+    def find_unreadable(self) -> list[int]:
+        """Returns the indices of the records that cannot be decoded, in one parallel pass over the stream."""
+        good = np.zeros(len(self), bool)
+        for indices, _ in () if self.at_once is None else readable_batches(self).as_numpy_iterator():
+            good[indices] = True
+        if not good.all():
+            numbered = self.dataset.take(len(self)).enumerate() if not good.any() else number_records(self, ~good)
+            for indices, _ in self._keep_readable(numbered).batch(1024).as_numpy_iterator():
+                good[indices] = True
+        return [int(index) for index in np.flatnonzero(~good)]
+
+    def find_first_unreadable(self) -> UnreadableExample | None:
+        """Returns the first record that cannot be decoded, or None."""
+        if self.at_once is not None:
+            return next(iter(self.describe_unreadable(self.find_unreadable()[:1])), None)
+        index = -1
+        readable = self._keep_readable(self.dataset.take(len(self)).enumerate())
+        for index, (readable_index, _) in enumerate(readable.as_numpy_iterator()):
+            if readable_index != index:
+                break
+        else:
+            index += 1
+        return None if index == len(self) else next(iter(self.describe_unreadable([index])), None)
+
+    def describe_unreadable(self, places: Sequence[int]) -> list[UnreadableExample]:
+        """Says what is wrong with records that cannot be decoded, by their ascending indices."""
+        return [describe_record(self, *each) for each in zip(places, self._read_records(places), strict=False)]
+
+    def _read_records(self, places: Sequence[int]) -> list[Any]:
+        wanted = tf.constant(sorted(places), tf.int64)
+        matches = self.dataset.enumerate().filter(lambda place, *_: tf.reduce_any(tf.equal(place, wanted)))
+        return [record for _, record in matches.take(len(places))]
+
+    def _keep_readable(self, numbered: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns (index, witness) of those of numbered records that can be decoded, in their order.
+
+        Errors that are raised before the decoding are raised here, too.
+        """
+
+        def alone(place: tf.Tensor, record: Any) -> tf.data.Dataset:
+            one = tf.data.Dataset.from_tensors((place, record))
+            return one.map(functools.partial(place_if_read, self)).ignore_errors()
+
+        parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
+        return numbered.interleave(alone, cycle_length=DECODE_BATCH_SIZE, **parallel)
+
+
+@dataclass(frozen=True)
+class Records(StreamRows):
+    """A stream whose records are all in memory, for access by index.
+
+    `components` has the flat components of all records, each [length, ...].
+    """
+
+    is_random_access: ClassVar[bool] = True
+    is_spread: ClassVar[bool] = True
+    components: tuple[tf.Tensor, ...] = ()
+
+    def at(self, index: tf.Tensor) -> Any:
+        flat = [tf.gather(component, index) for component in self.components]
+        return tf.nest.pack_sequence_as(self.dataset.element_spec, flat)
+
+    def select(self, chosen: Array) -> Self:
+        places = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
+        with tf.device("CPU:0"):
+            components = tuple(tf.gather(component, places) for component in self.components)
+        dataset = make_records(self, components).dataset
+        return replace(self, dataset=dataset, length=len(places), faults=(), components=components)
+
+    def limit(self, count: int) -> Self:
+        return self.select(np.arange(min(count, len(self))))
+
+    def repeat(self, times: int) -> Records:
+        return self.select(np.tile(np.arange(len(self)), times))
+
+    def read_spread(self, count: int, reads_all: bool = False) -> tuple[Any, ...]:
+        return self.read(spread_evenly(len(self), count))
+
+    def read_cheap_targets(self) -> tuple[Any, Array | None] | None:
+        deadline, found = time.monotonic() + TARGET_SECONDS, []
+        try:
+            for batch in self.iterate(lambda _, *rest: rest):  # a file that only the inputs come from is not read
+                found.append(batch)
+                if time.monotonic() > deadline:
+                    return None
+        except tf.errors.OpError:  # training reports bad examples
+            return None
+        read, *weights = (
+            map_leaves(lambda *values: np.concatenate(values), *parts) for parts in zip(*found, strict=True)
+        )
+        return read, weights[0] if weights else None
+
+    def read_to_digest(self) -> tuple[str, Iterator[tuple[Any, ...]]]:
+        if len(self) <= DIGESTED:
+            return super().read_to_digest()
+        return self.select(spread_evenly(len(self), DIGESTED)).read_to_digest()
+
+    def _read_records(self, places: Sequence[int]) -> list[Any]:
+        return [self.at(tf.constant(place)) for place in places]
+
+    def _keep_readable(self, numbered: tf.data.Dataset) -> tf.data.Dataset:
+        parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
+        return numbered.map(functools.partial(place_if_read, self), **parallel).ignore_errors()  # only this can fail
+
+
+def to_mask(chosen: Sequence[int] | Array, length: int) -> Array:
+    """Returns which examples are chosen, [length] bool, by their indices or as it is given."""
+    if isinstance(chosen, np.ndarray) and chosen.dtype == bool:
+        return chosen
+    mask = np.zeros(length, bool)
+    mask[chosen] = True
+    return mask
+
+
+def place_if_read(stream: Stream, place: tf.Tensor, record: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the index of a record, and a witness of the example that it is decoded to. Traced."""
+    return place, witness(decode(stream, record))
+
+
+def make_records(stream: Stream, components: tuple[tf.Tensor, ...]) -> Records:
+    structure = stream.dataset.element_spec
+    dataset = tf.data.Dataset.from_tensor_slices(tf.nest.pack_sequence_as(structure, components))
+    return Records(dataset, stream.length, stream.decode, stream.name, (), stream.at_once, components)
+
+
+def readable_batches(stream: Stream) -> tf.data.Dataset:
+    """Returns (indices [b], witness) of the batches of records that can be decoded as a whole."""
+
+    def places_if_read(places: tf.Tensor, records: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        return places, witness(call_decode(stream, records))
+
+    batches = stream.dataset.take(len(stream)).enumerate().batch(stream.at_once)
+    return batches.map(places_if_read, num_parallel_calls=tf.data.AUTOTUNE).ignore_errors()
+
+
+def witness(example: Any) -> tf.Tensor:
+    """Returns a little of an example, as text: tf.data would prune a decoding whose result is not used."""
+    first = [tf.reshape(tensor, [-1])[:1] for tensor in tf.nest.flatten(example)]
+    texts = [value if value.dtype == tf.string else tf.strings.as_string(value) for value in first]
+    return tf.strings.reduce_join(tf.concat(texts, axis=0))
+
+
+def number_records(stream: Stream, wanted: np.ndarray[Any, Any]) -> tf.data.Dataset:
+    """Returns (index, record) of the records for which `wanted` [length] is True."""
+    keep = tf.constant(wanted)
+    numbered = stream.dataset.take(len(stream)).enumerate()
+    if stream.at_once is None:
+        return numbered.filter(lambda place, *_: tf.gather(keep, place))
+
+    def is_kept(places: tf.Tensor, records: Any) -> Any:
+        is_kept = tf.gather(keep, places)
+        return tf.nest.map_structure(lambda tensor: tf.boolean_mask(tensor, is_kept), (places, records))
+
+    return numbered.batch(stream.at_once).map(is_kept).unbatch()  # a call per small record would take longer
+
+
+def name_record(stream: Stream, place: int, record: Any) -> str:
+    values = tf.nest.map_structure(lambda tensor: tensor.numpy(), record)
+    arguments = values if isinstance(values, tuple) else (values,)
+    return f"example {place}" if stream.name is None else stream.name(*arguments)
+
+
+def describe_record(stream: Stream, place: int, record: Any) -> UnreadableExample:
+    name = name_record(stream, place, record)
+    alone = tf.data.Dataset.from_tensors(record).map(lambda *parts: decode(stream, to_record(parts)))
+    try:
+        for _ in alone:
+            pass
+    except FAILURES as error:
+        return UnreadableExample(place, name, operation_message(error))
+    return UnreadableExample(place, name, "it cannot be read")
+
+
+def read_readable(dataset: tf.data.Dataset, count: int) -> Iterator[Any]:
+    """Yields what can be read of the first `count` elements, as numpy values; other checks report the rest.
+
+    `ignore_errors` would not end if every further call fails: a generator that raised, of which more is expected.
+    """
+    elements = dataset.as_numpy_iterator()
+    for _ in range(count):
+        try:
+            yield next(elements)
+        except StopIteration:
+            return
+        except tf.errors.OpError:
+            continue
+
+
+def empty_examples(spec: tf.TensorSpec) -> Array:
+    return np.empty([0, *(size or 0 for size in spec.shape)], spec.dtype.as_numpy_dtype)
+
+
+def spread_evenly(length: int, count: int) -> Array:
+    """Returns up to `count` indices, spread evenly from the first to the last."""
+    return np.unique(np.linspace(0, length - 1, min(length, count)).astype(np.int64))
+
+
+def stack_values(values: Sequence[Any]) -> Array:
+    """Returns [n, ...]; flattens and concatenates examples that differ in shape."""
+    if len({np.shape(value) for value in values}) == 1:
+        return np.asarray(values)
+    return np.concatenate([np.ravel(value) for value in values])

@@ -6,14 +6,13 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.blocks import MEMORY_BYTES, Blocks, draw_rows
-from scaleflow.dataset.pipeline.cache import Transforms, cache_blocks, cache_split, refuse_unreadable
+from scaleflow.dataset.pipeline.blocks import MEMORY_BYTES, Blocks
+from scaleflow.dataset.pipeline.cache import Transforms, cache_blocks, cache_split
 from scaleflow.dataset.pipeline.contract import check_cached_targets, check_contract, check_examples, check_ids
 from scaleflow.dataset.pipeline.fingerprint import Fingerprint, fingerprint_split
 from scaleflow.dataset.pipeline.folds import choose_validation, number_folds
@@ -25,17 +24,11 @@ from scaleflow.dataset.pipeline.preprocessing import (
     make_layer,
     make_transform,
 )
-from scaleflow.dataset.pipeline.records import (
-    Records,
-    cache_records,
-    check_decoded_targets,
-    decode_records,
-    draw,
-    has_weights,
-    record_bytes,
-)
+from scaleflow.dataset.pipeline.records import StreamRows, cache_records, draw, record_bytes, to_mask
+from scaleflow.dataset.pipeline.rows import to_rows
 from scaleflow.dataset.pipeline.source_view import find_original
-from scaleflow.dataset.pipeline.unreadable import describe_examples, drop_records, find_unreadable
+from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
+from scaleflow.dataset.reading.files import draw_rows
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
@@ -43,21 +36,22 @@ from scaleflow.interfaces import (
     Batching,
     Dataset,
     EarlierState,
-    Examples,
     InputStructure,
     LearnedPreprocessing,
     LearnedState,
     OutputStructure,
+    Rows,
     Source,
     Stream,
     Workers,
-    map_leaves,
     map_named,
     name_class,
     name_leaves,
     to_plain,
 )
 from scaleflow.interfaces.events import Emit, Note, ignore_event
+
+AnyRows = TypeVar("AnyRows", bound=Rows)
 
 #: Records of a stream up to this average size are drawn in blocks, which copies them; larger ones one by one.
 SMALL_RECORD_BYTES = 16 << 10
@@ -74,9 +68,9 @@ UNLABELLED = "dataset: left out: "
 class Splits:
     """The training, validation and test split of a run; the last two are optional."""
 
-    train: Examples
-    validation: Examples | None
-    test: Examples | None
+    train: Rows
+    validation: Rows | None
+    test: Rows | None
     #: What the model takes, after the preprocessing, and what it returns
     inputs: InputStructure
     outputs: OutputStructure
@@ -88,18 +82,18 @@ class Splits:
     learned: LearnedState | None = None  # the record of what was learned; None without preprocessing
     is_drawn_as_read: bool = False  # whether the validation split is drawn from a stream while its records are read
     #: By name, the splits before their preprocessing, without that for training if it is preprocessed
-    raw: Mapping[str, Examples] = field(default_factory=dict)
+    raw: Mapping[str, Rows] = field(default_factory=dict)
     folds: int = 0  # if above 0, the validation split is the training split, and both have the input `FOLD`
 
     @property
     def is_weighted(self) -> bool:
         """Whether examples of some split have weights."""
-        return any(map(has_weights, self.by_name().values()))
+        return any(examples.is_weighted for examples in self.by_name().values())
 
     def counts(self) -> Mapping[str, int]:
         return {name: len(examples) for name, examples in self.by_name().items()}
 
-    def by_name(self) -> Mapping[str, Examples]:
+    def by_name(self) -> Mapping[str, Rows]:
         roles = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: examples for name, examples in roles.items() if examples is not None}
 
@@ -160,7 +154,8 @@ def prepare_splits(
         validation = train if preprocesses else None  # a model without its folds has seen all of it
     else:
         train, validation, is_drawn = hold_out_examples(train, chosen or 0.0, seed, emit)
-    sample = first_inputs(train, 8)
+    with refuse_unreadable("train", train):
+        sample = train.read_first(8)
     check_ids(source.inputs, "train", sample)
     raw = Splits(train, validation, splits.get("test"), source.inputs, source.outputs, sample)
     fingerprints = {name: fingerprint_split(name, examples, source.outputs) for name, examples in raw.by_name().items()}
@@ -205,19 +200,15 @@ def divide_into_folds(splits: Splits, folds: int) -> Splits:
     return replace(splits, train=train, validation=train, test=test, folds=folds)
 
 
-def clean_split(source: Source, split: str, options: Dataset, workers: Workers, emit: Emit) -> Examples:
+def clean_split(source: Source, split: str, options: Dataset, workers: Workers, emit: Emit) -> Rows:
     """Loads, checks and limits one split, and drops unreadable examples for `dataset.on_bad_example=skip`."""
     examples = load_split(source, split)
-    if isinstance(examples, Stream):
-        if options.on_bad_example != "skip":
-            refuse_faults(split, examples)
-        examples = cache_records(split, examples)
-    examples = limit_examples(examples, options.limit)
-    if isinstance(examples, Arrays):
-        return examples
-    if not isinstance(examples, Blocks):  # their source has checked the targets
-        examples = check_decoded_targets(examples, source.outputs)
-    return drop_unreadable(split, examples, workers, emit) if options.on_bad_example == "skip" else examples
+    if not isinstance(examples, StreamRows):
+        return limit_examples(examples, options.limit)
+    if options.on_bad_example != "skip":
+        refuse_faults(split, examples)
+    stream = limit_examples(cache_records(split, examples), options.limit).check_targets(source.outputs)
+    return drop_unreadable(split, stream, workers, emit) if options.on_bad_example == "skip" else stream
 
 
 def report_unlabelled(source: Source, options: Dataset, emit: Emit) -> None:
@@ -236,25 +227,25 @@ def refuse_faults(split: str, stream: Stream) -> None:
         )
 
 
-def drop_unreadable(split: str, stream: Stream, workers: Workers, emit: Emit) -> Stream:
+def drop_unreadable(split: str, stream: StreamRows, workers: Workers, emit: Emit) -> StreamRows:
     """Returns the stream without unreadable examples; a note counts and names them."""
-    if isinstance(stream, Blocks) and stream.rows.malformed and (split == "train" or stream.keep is None):
-        shown = "; ".join(stream.rows.malformed[:MAX_NAMED])
-        emit(Note(f"{LEFT_OUT} {len(stream.rows.malformed)} rows of the files: {shown}"))
+    if stream.malformed and (split == "train" or stream.is_whole):
+        shown = "; ".join(stream.malformed[:MAX_NAMED])
+        emit(Note(f"{LEFT_OUT} {len(stream.malformed)} rows of the files: {shown}"))
     with refuse_unreadable(split, stream):
-        indices = json.loads(workers.from_chief(lambda: json.dumps(find_unreadable(stream))))
+        indices = json.loads(workers.from_chief(lambda: json.dumps(stream.find_unreadable())))
     if not indices:
         return stream
     if len(indices) == len(stream):
-        first = describe_examples(stream, indices[:1])[0]
+        first = stream.describe_unreadable(indices[:1])[0]
         raise ConfigError(
             f"dataset.on_bad_example=skip: none of the {len(stream)} examples of {split!r} can be read: {first}"
         )
-    names = ", ".join(map(str, describe_examples(stream, indices[:MAX_NAMED])))
+    names = ", ".join(map(str, stream.describe_unreadable(indices[:MAX_NAMED])))
     more = f" and {len(indices) - MAX_NAMED} more" if len(indices) > MAX_NAMED else ""
     skipped = f"{len(indices)} of the {len(stream)} examples of {split!r} that cannot be read"
     emit(Note(f"{LEFT_OUT} {skipped}: {names}{more}"))
-    return drop_records(stream, indices)
+    return stream.select(~to_mask(indices, len(stream)))
 
 
 def preprocess_splits(
@@ -280,7 +271,7 @@ def preprocess_splits(
 
 def cache_splits(splits: Splits, cache: str, workers: Workers) -> Splits:
     """Applies `dataset.cache` to all splits; a split with two roles is cached once."""
-    cached: dict[int, Examples] = {}
+    cached: dict[int, Rows] = {}
     blocks = [examples for examples in splits.by_name().values() if isinstance(examples, Blocks) and cache != "file"]
     for reader in {id(each.rows): each.rows for each in blocks}.values():
         same = [each for each in blocks if each.rows is reader]
@@ -294,29 +285,7 @@ def cache_splits(splits: Splits, cache: str, workers: Workers) -> Splits:
     return replace(splits, train=cached[id(splits.train)], validation=validation, test=test)
 
 
-def first_inputs(examples: Examples, count: int) -> Any:
-    """Returns the first raw inputs of the training split, [count, *shape] each."""
-    if isinstance(examples, Arrays):
-        return map_leaves(lambda array: np.array(array[:count]), examples.inputs)
-    if isinstance(examples, Blocks):
-        with refuse_unreadable("train", examples):
-            return examples.head(count).inputs
-    with refuse_unreadable("train", examples):
-        first = [x for x, *_ in decode_records(examples, examples.dataset.take(count)).as_numpy_iterator()]
-
-        def stack(*values: Any) -> Any:
-            shapes = list(dict.fromkeys(map(np.shape, values)))
-            if len(shapes) > 1:
-                raise ConfigError(
-                    f"dataset: inputs of 'train' have the shapes {shapes[0]} and {shapes[1]}, expected one shape; pad "
-                    "those that are shorter"
-                )
-            return np.stack(values)
-
-        return map_leaves(stack, *first)
-
-
-def load_split(source: Source, split: str) -> Examples:
+def load_split(source: Source, split: str) -> Rows:
     if split not in source.splits:
         raise ConfigError(
             f"dataset.validation={split}: there is no such split; the splits are {', '.join(source.splits)}"
@@ -327,26 +296,14 @@ def load_split(source: Source, split: str) -> Examples:
     if not len(examples):
         raise ConfigError(f"dataset: the split {split!r} is empty")
     check_examples(source, split, examples)
-    if isinstance(examples, Arrays) and examples.weights is not None:
-        return replace(examples, weights=examples.weights.astype(np.float32))
-    return examples
+    return to_rows(examples)
 
 
-def limit_examples(examples: Examples, limit: int | None) -> Examples:
-    if limit is None or limit >= len(examples):
-        return examples
-    if isinstance(examples, Arrays):
-        return examples.map(lambda array: array[:limit])
-    if isinstance(examples, Records):
-        return examples.select(np.arange(limit))
-    if isinstance(examples, Blocks):
-        return examples.select(np.arange(len(examples)) < limit)
-    return replace(examples, dataset=examples.dataset.take(limit), length=limit)
+def limit_examples(examples: AnyRows, limit: int | None) -> AnyRows:
+    return examples if limit is None or limit >= len(examples) else examples.limit(limit)
 
 
-def hold_out_examples(
-    examples: Examples, fraction: float, seed: int, emit: Emit
-) -> tuple[Examples, Examples | None, bool]:
+def hold_out_examples(examples: Rows, fraction: float, seed: int, emit: Emit) -> tuple[Rows, Rows | None, bool]:
     """Divides a training split: (train, validation, whether validation is drawn from a stream as its records are read).
 
     `seed` draws the validation examples. Of a stream whose records are not in memory, both splits read all records.
@@ -359,20 +316,14 @@ def hold_out_examples(
             f"dataset.validation={fraction}: leaves none of the {len(examples)} examples to train on; use a smaller "
             "fraction"
         )
-    if isinstance(examples, Blocks):
-        held_out = draw_rows(len(examples), fraction, seed, 1)
-        return examples.select(~held_out), examples.select(held_out), False
-    if isinstance(examples, Stream) and not isinstance(examples, Records):
+    if not examples.is_random_access:
+        assert isinstance(examples, StreamRows)
         return *hold_out_of_stream(examples, count, fraction, seed, emit), True
-    order = np.random.default_rng([seed, 1]).permutation(len(examples))
-    places = np.sort(order[:count])
-    validation = select_examples(examples, places)
-    if isinstance(validation, Arrays) and validation.rows is None:
-        validation = replace(validation, rows=places)
-    return select_examples(examples, np.sort(order[count:])), validation, False
+    held_out = draw_rows(len(examples), fraction, (seed, 1), examples.drawn_together)
+    return examples.select(~held_out), examples.select(held_out), False
 
 
-def hold_out_of_stream(stream: Stream, count: int, fraction: float, seed: int, emit: Emit) -> tuple[Stream, Stream]:
+def hold_out_of_stream(stream: StreamRows, count: int, fraction: float, seed: int, emit: Emit) -> tuple[Rows, Rows]:
     """Does the same for a stream whose records are not in memory."""
     dataset = stream.dataset.take(len(stream))
     if record_bytes(stream) <= SMALL_RECORD_BYTES:
@@ -388,17 +339,9 @@ def hold_out_of_stream(stream: Stream, count: int, fraction: float, seed: int, e
         seeds, last = tf.constant((seed, 1), tf.int64), tf.constant(max(len(stream) - 1, 1), tf.int64)
         is_held_out = (tf.random.experimental.index_shuffle(places, seeds, last) < count).numpy()
         numbered = replace(stream, dataset=dataset)
-        rest, held_out = (
-            drop_records(numbered, np.flatnonzero(drop).tolist()).dataset for drop in (is_held_out, ~is_held_out)
-        )
+        rest, held_out = (numbered.select(chosen).dataset for chosen in (~is_held_out, is_held_out))
     train = replace(stream, dataset=rest, length=len(stream) - count)
     return train, replace(stream, dataset=held_out, length=count)
-
-
-def select_examples(examples: Arrays | Records, places: np.ndarray[Any, Any]) -> Examples:
-    if isinstance(examples, Records):
-        return examples.select(places)
-    return examples.map(lambda array: array[places])
 
 
 def repeat_first_batch(splits: Splits, batching: Batching) -> Splits:
@@ -409,20 +352,12 @@ def repeat_first_batch(splits: Splits, batching: Batching) -> Splits:
     batch = limit_examples(splits.train, batching.global_size)
     if isinstance(batch, Blocks):
         batch = cache_split("train", batch, "memory", splits.transforms, SingleProcess())
-    train = repeat_examples(batch, batching.steps(len(splits.train)))
+    train = batch.repeat(batching.steps(len(splits.train)))
     return replace(splits, train=train, validation=None if splits.validation is None else batch, test=None, raw={})
 
 
-def repeat_examples(batch: Examples, times: int) -> Examples:
-    if isinstance(batch, Arrays):
-        return batch.map(lambda array: np.concatenate([array] * times))
-    if isinstance(batch, Records):
-        return batch.select(np.tile(np.arange(len(batch)), times))
-    return replace(batch, dataset=batch.dataset.cache().repeat(times), length=times * len(batch))
-
-
 def limit_evaluation(splits: Splits, size: int) -> Splits:
-    def take_first(examples: Examples | None) -> Examples | None:
+    def take_first(examples: Rows | None) -> Rows | None:
         return None if examples is None else limit_examples(examples, size)
 
     return replace(splits, validation=take_first(splits.validation), test=take_first(splits.test))

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.records import decode_records, has_weights
+from scaleflow.dataset.pipeline.records import decode_records
+from scaleflow.dataset.pipeline.rows import to_rows
 from scaleflow.dataset.pipeline.source_view import SourceView
 from scaleflow.interfaces import Arrays, Examples, Stream
 
@@ -30,7 +31,7 @@ def join_examples(parts: list[Examples]) -> Examples:
     """Returns the examples of several splits as one; their weights are 1 where only others have weights."""
     if len(parts) == 1:
         return parts[0]
-    is_weighted = any(map(has_weights, parts))
+    is_weighted = any(to_rows(each).is_weighted for each in parts)
     if all(isinstance(each, Arrays) for each in parts):
         weighted = [add_weights(each) if is_weighted else each for each in parts if isinstance(each, Arrays)]
         joined = Arrays(

@@ -41,6 +41,9 @@ AFTER_SUFFIX = re.compile(r"(-\d+(-of-\d+)?|\.(gz|gzip|zlib|zst|bz2|lz4))+$")
 #: Key of files whose names denote no split.
 ALL = "all"
 
+#: Rows of a table that are drawn together, so that a draw of very many rows takes little time and memory.
+DRAWN_TOGETHER = 65_536
+
 #: Default fraction of the examples in the test split, if file names denote no splits.
 TEST_FRACTION = 0.2
 
@@ -208,6 +211,17 @@ def list_splits(files: Mapping[str, Sequence[str]], test: float) -> tuple[str, .
 
 def draw_test_examples(count: int, fraction: float, seed: int) -> np.ndarray[Any, Any]:
     """Returns which examples form the test split: [count] bool."""
-    is_test = np.zeros(count, bool)
-    is_test[np.random.default_rng([seed, 0x7E57]).permutation(count)[: round(count * fraction)]] = True
-    return is_test
+    return draw_rows(count, fraction, (seed, 0x7E57), count)
+
+
+def draw_rows(
+    count: int, fraction: float, seeds: Sequence[int], together: int = DRAWN_TOGETHER
+) -> np.ndarray[Any, Any]:
+    """Draws a fraction of examples: [count] bool. The same share is drawn of each `together` examples."""
+    drawn = np.zeros(count, bool)
+    for group, first in enumerate(range(0, count, max(1, together))):
+        end = min(first + together, count)
+        random = np.random.default_rng([*seeds, group] if group else list(seeds))
+        chosen = random.permutation(end - first)[: round(end * fraction) - round(first * fraction)]
+        drawn[first + chosen] = True
+    return drawn
