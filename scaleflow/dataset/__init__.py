@@ -10,11 +10,7 @@ if TYPE_CHECKING:
     from scaleflow.dataset.own import make_source
     from scaleflow.dataset.pipeline.augment import augment_feed
     from scaleflow.dataset.pipeline.blocks import check_shards, describe_shards
-    from scaleflow.dataset.pipeline.cache import is_mapped, preprocess_inputs
-    from scaleflow.dataset.pipeline.chosen_examples import (
-        open_columns,
-        sample_rows,
-    )
+    from scaleflow.dataset.pipeline.cache import is_mapped, preprocess_inputs, sample_rows
     from scaleflow.dataset.pipeline.feed_factory import make_feed
     from scaleflow.dataset.pipeline.feeds import find_places
     from scaleflow.dataset.pipeline.matched_source import match_source, read_targets
@@ -49,7 +45,6 @@ __all__ = [
     "make_feed",
     "make_source",
     "match_source",
-    "open_columns",
     "prepare_splits",
     "preprocess_inputs",
     "read_targets",
@@ -63,7 +58,6 @@ MODULES = (
     "pipeline.augment",
     "pipeline.blocks",
     "pipeline.cache",
-    "pipeline.chosen_examples",
     "pipeline.feed_factory",
     "pipeline.feeds",
     "pipeline.matched_source",

@@ -265,6 +265,19 @@ class Rows(Protocol):
     def read_to_learn(self, name: str) -> Iterator[np.ndarray[Any, Any]]:
         """Yields the raw input of that name, [b, ...], of all examples, or of those that are learned from."""
 
+    def recall(self, what: str, options: Any, learn: Callable[[], Any]) -> Any:
+        """Returns what `learn` learns of `read_to_learn`, or what an earlier run has learned with equal `options`.
+
+        `what` is a word for it. All is plain values that JSON can hold.
+        """
+
+    def open_columns(self, names: Sequence[str], key: str) -> Callable[[np.ndarray[Any, Any]], Mapping[str, Any]]:
+        """Returns a function from indices, [n] int64, ascending, to columns of these examples, pyarrow's or numpy's.
+
+        Of a table these are any columns of its files, of another dataset inputs with a value each. Raises ConfigError,
+        which names `key`, if there is no such column.
+        """
+
     def read_cheap_targets(self) -> tuple[Any, np.ndarray[Any, Any] | None] | None:
         """Returns all targets and the weights; None if they cannot be read soon, or only with the whole split."""
 

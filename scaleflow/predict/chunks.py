@@ -21,7 +21,7 @@ from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.columns import Array
 from scaleflow.predict.language_model import LanguageModel
 from scaleflow.predict.reading import Reading
-from scaleflow.predict.table_source import Rows, RowSource, name_row, take_chunks
+from scaleflow.predict.table_source import FileRows, RowSource, name_row, take_chunks
 
 if TYPE_CHECKING:
     from scaleflow.predict.compute import DistributedModel
@@ -153,7 +153,7 @@ class Chunk:
     """
 
     shard: int
-    rows: Sequence[Rows]
+    rows: Sequence[FileRows]
     inputs: dict[str, Array]
     is_good: Array
 
@@ -216,7 +216,9 @@ def read_ahead(items: Iterator[T]) -> Iterator[T]:
             yield item
 
 
-def make_rows(task: Task, rows: Sequence[Rows], is_good: Array, predicted: Mapping[str, Any], report: RowReport) -> Any:
+def make_rows(
+    task: Task, rows: Sequence[FileRows], is_good: Array, predicted: Mapping[str, Any], report: RowReport
+) -> Any:
     """Returns the kept columns and the predictions of some rows, as a table.
 
     Bad rows are left out, or have empty predictions.

@@ -32,7 +32,7 @@ from scaleflow.interfaces import name_leaves
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.columns import Array, is_list, is_picture
 from scaleflow.predict.reading import Reading
-from scaleflow.predict.table_source import Rows, name_row
+from scaleflow.predict.table_source import FileRows, name_row
 
 #: From encoded pictures, [b] strings, to arrays [b, ...].
 Decode = Callable[[Any], Any]
@@ -162,7 +162,7 @@ class OutputColumn(NamedTuple):
 def convert_rows(
     specs: Mapping[str, tf.TensorSpec],
     columns: Mapping[str, Sequence[str]],
-    rows: Rows,
+    rows: FileRows,
     reading: Reading,
     report: RowReport,
     decode: Decode | None = None,
@@ -244,7 +244,7 @@ def read_pictures(
 
 
 def convert_column(
-    spec: tf.TensorSpec, name: str, rows: Rows, reading: Reading, input_name: str, problems: list[Problem]
+    spec: tf.TensorSpec, name: str, rows: FileRows, reading: Reading, input_name: str, problems: list[Problem]
 ) -> OutputColumn:
     """Converts a column of an input, and appends the problems of its rows to `problems`."""
     column = rows.table[name]

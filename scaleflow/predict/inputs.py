@@ -23,7 +23,7 @@ from scaleflow.evaluation.columns import to_column
 from scaleflow.files.table_formats import CsvForm
 from scaleflow.predict.columns import format_columns
 from scaleflow.predict.reading import Reading
-from scaleflow.predict.table_source import Rows, RowSource, list_input_files, open_table
+from scaleflow.predict.table_source import FileRows, RowSource, list_input_files, open_table
 from scaleflow.tracking.saved_models import ModelInput
 
 #: Threads that read files of one row each.
@@ -124,7 +124,7 @@ class FileSource(Container):
     def count_rows(self) -> int:
         return len(self.files)
 
-    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[Rows]:
+    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[FileRows]:
         """Yields the rows in order. A file that cannot be read, or a text that is no UTF-8, is malformed."""
         (column,) = self.values
         with ThreadPoolExecutor(THREADS) as pool:
@@ -133,7 +133,7 @@ class FileSource(Container):
                 found = list(pool.map(read_file, files, [column == TEXT] * len(files)))
                 values = pyarrow.array([content for content, _ in found], self.schema.field(column).type)
                 table = pyarrow.table({FILE: pyarrow.array(files), column: values}).select(list(columns))
-                yield Rows(files[0], first, table, {n: why for n, (_, why) in enumerate(found) if why}, files)
+                yield FileRows(files[0], first, table, {n: why for n, (_, why) in enumerate(found) if why}, files)
 
 
 def read_file(path: str, is_text: bool) -> tuple[bytes | str, str]:
@@ -161,10 +161,10 @@ class ArraySource(Container):
     def count_rows(self) -> int:
         return len(next(iter(self.arrays.values())))
 
-    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[Rows]:
+    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[FileRows]:
         for first in range(skip, self.count_rows(), at_once):
             chunk = {name: to_column(np.asarray(self.arrays[name][first : first + at_once])) for name in columns}
-            yield Rows(self.files[0], first, pyarrow.table(chunk))
+            yield FileRows(self.files[0], first, pyarrow.table(chunk))
 
 
 def open_npz(
@@ -203,7 +203,7 @@ class RecordSource(Container):
     spec: Mapping[str, Any] = field(default_factory=dict)
     compression: str = ""
 
-    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[Rows]:
+    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[FileRows]:
         from scaleflow.predict.records import read_records
 
         (name,) = self.values
@@ -214,7 +214,7 @@ class RecordSource(Container):
                     raise RunError(f"{path}: {reason}")
                 if len(values) > skip:
                     column = pyarrow.array(values.tolist()) if values.dtype == object else to_column(values)
-                    yield Rows(path, first, pyarrow.table({name: column})).slice(skip)
+                    yield FileRows(path, first, pyarrow.table({name: column})).slice(skip)
                 first, skip = first + len(values), max(0, skip - len(values))
 
 
@@ -250,10 +250,10 @@ class SavedDataset(Container):
     def count_rows(self) -> int:
         return len(self.rows)
 
-    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[Rows]:
+    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[FileRows]:
         chosen = self.rows.select_columns(list(columns))
         for first in range(skip, len(chosen), at_once):
-            yield Rows(self.files[0], first, chosen[first : first + at_once])
+            yield FileRows(self.files[0], first, chosen[first : first + at_once])
 
 
 def open_saved_dataset(path: str, reading: Reading) -> SavedDataset:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Rows:
+class FileRows:
     """Some rows of a file.
 
     Attributes:
@@ -40,10 +40,10 @@ class Rows:
     malformed: Mapping[int, str] = field(default_factory=dict)
     files: Sequence[str] = ()
 
-    def slice(self, start: int, count: int | None = None) -> Rows:
+    def slice(self, start: int, count: int | None = None) -> FileRows:
         table = self.table.slice(start, count)
         malformed = {row - start: reason for row, reason in self.malformed.items() if 0 <= row - start < len(table)}
-        return Rows(self.path, self.first + start, table, malformed, self.files[start : start + len(table)])
+        return FileRows(self.path, self.first + start, table, malformed, self.files[start : start + len(table)])
 
 
 class RowSource(Protocol):
@@ -71,7 +71,7 @@ class RowSource(Protocol):
     def count_rows(self) -> int | None:
         """Returns the number of rows, if it is known without reading them."""
 
-    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[Rows]:
+    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[FileRows]:
         """Yields the rows in order, at most `at_once` in one piece, without the first `skip`."""
 
 
@@ -104,7 +104,7 @@ class TableSource:
         counts = [self.table.count_rows(path) for path in self.files]
         return None if None in counts else sum(filter(None, counts))
 
-    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[Rows]:
+    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[FileRows]:
         """Yields the rows in order, without the first `skip`. Raises RunError if a file cannot be read.
 
         Args:
@@ -120,7 +120,7 @@ class TableSource:
             try:
                 for part, malformed in self.table.read_in_order(path, columns, at_once):
                     if len(part) > skip:
-                        yield Rows(path, first, part, malformed).slice(skip)
+                        yield FileRows(path, first, part, malformed).slice(skip)
                     first, skip = first + len(part), max(0, skip - len(part))
             except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise RunError(f"{path}: cannot be read after row {first}: {explain_arrow_error(error)}") from error
@@ -202,9 +202,11 @@ def list_input_files(path: str) -> Sequence[str]:
     return found
 
 
-def take_chunks(rows: Iterator[Rows], places: Iterator[tuple[T, int]]) -> Iterator[tuple[tuple[T, int], list[Rows]]]:
+def take_chunks(
+    rows: Iterator[FileRows], places: Iterator[tuple[T, int]]
+) -> Iterator[tuple[tuple[T, int], list[FileRows]]]:
     """Divides rows into chunks, and yields each with its place: (anything, number of rows). The last may have fewer."""
-    chunk: list[Rows] = []
+    chunk: list[FileRows] = []
     place, missing = next_place(places)
     for piece in rows:
         start = 0
@@ -224,7 +226,7 @@ def next_place(places: Iterator[tuple[T, int]]) -> tuple[tuple[T, int], int]:
     return place, place[1]
 
 
-def name_row(chunk: Sequence[Rows], row: int) -> str:
+def name_row(chunk: Sequence[FileRows], row: int) -> str:
     """Names a row of a chunk by its file; the first row of a file is row 1, and a header does not count."""
     for piece in chunk:
         if row < len(piece.table):

@@ -211,10 +211,9 @@ def choose_kept_split(feeds: Feeds, splits: Splits, source: Source, options: Eva
 
 def make_kept_split(name: str, feed: Feed, raw: Rows, source: Source, options: EvaluationOptions) -> KeptSplit:
     """Makes what keeps the predictions for a split. Raises ConfigError if the data lacks a column of `options`."""
-    from scaleflow import dataset
 
-    read_id = None if options.id is None else dataset.open_columns(raw, [options.id], ID_KEY)
-    read_slices = dataset.open_columns(raw, options.slices, SLICES_KEY) if options.slices else None
+    read_id = None if options.id is None else raw.open_columns([options.id], ID_KEY)
+    read_slices = raw.open_columns(options.slices, SLICES_KEY) if options.slices else None
     reader = ExampleReader(raw, source.inputs, read_slices)
     return KeptSplit(name, feed, PredictionKeeper(source.outputs, feed), source.outputs, reader, read_id)
 

@@ -81,11 +81,10 @@ def has_text(values: Any) -> bool:
 
 def identify(examples: Rows, column: str | None, names: Sequence[str]) -> Iterator[bytes]:
     """Yields what identifies each example, in the order of the split: a column, or its inputs of some names."""
-    from scaleflow import dataset
 
     if column is not None:
         places = np.arange(len(examples))
-        (values,) = dataset.open_columns(examples, [column], "evaluation.id")(places).values()
+        (values,) = examples.open_columns([column], "evaluation.id")(places).values()
         yield from (str(value).encode() for value in np.asarray(values).tolist())
         return
     for inputs in examples.iterate(lambda inputs, *_: inputs):

@@ -22,7 +22,7 @@ from scaleflow.predict.chunks import Chunk, Task
 from scaleflow.predict.columns import match_columns
 from scaleflow.predict.output import MANIFEST, open_output
 from scaleflow.predict.reading import Reading, describe_reading
-from scaleflow.predict.table_source import Rows, name_row, open_table, take_chunks
+from scaleflow.predict.table_source import FileRows, name_row, open_table, take_chunks
 from scaleflow.tracking.saved_models import ModelInput, ModelOutput
 
 ROWS = pyarrow.table({"x": list(range(10)), "word": [f"w\n{n}" for n in range(10)]})
@@ -139,7 +139,7 @@ def test_rows_with_a_wrong_number_of_fields_keep_their_place(
             if row - start in rows.malformed] == [(f"{path}, row 401", "it has 3 field(s), expected 2")]  # fmt: skip
 
 
-def number(chunk: list[Rows]) -> list[tuple[int, Rows]]:
+def number(chunk: list[FileRows]) -> list[tuple[int, FileRows]]:
     """The pieces of a chunk, with the number of rows before each."""
     return list(zip(itertools.accumulate((len(rows.table) for rows in chunk), initial=0), chunk, strict=False))
 
@@ -372,7 +372,10 @@ def test_a_row_for_which_the_model_computes_nan_is_bad(tmp_path: Path) -> None:
     schema = pyarrow.schema([("x", pyarrow.float64()), *predicted.make_schema()])
     source = open_table(write(tmp_path / "a.parquet"))
     task = Task(source, {"x": ["x"]}, ["x"], Reading(), predicted, schema, None)
-    rows = [Rows("a.csv", 4, pyarrow.table({"x": numbers[:2]})), Rows("b.csv", 0, pyarrow.table({"x": numbers[2:]}))]
+    rows = [
+        FileRows("a.csv", 4, pyarrow.table({"x": numbers[:2]})),
+        FileRows("b.csv", 0, pyarrow.table({"x": numbers[2:]})),
+    ]
     chunk = Chunk(0, rows, {"x": np.array([1.0, -2.0, 3.0], np.float32)}, is_good)
     model: Any = NanModel()
     with pytest.raises(RunError, match=r"b\.csv, row 1: the model computes NaN"):

@@ -122,10 +122,11 @@ def overfitted() -> tuple[int, list[list[int]]]:
 
     from scaleflow.dataset import Splits, repeat_first_batch
     from scaleflow.dataset.pipeline.records import make_records
+    from scaleflow.dataset.pipeline.rows import to_rows
     from scaleflow.dataset.pipeline.shuffle import ShuffledOrder
 
-    stream = Stream(tf.data.Dataset.range(10).map(lambda i: (i, i)), 10)
-    arrays = Arrays(np.arange(10), np.arange(10))
+    stream = to_rows(Stream(tf.data.Dataset.range(10).map(lambda i: (i, i)), 10))
+    arrays = to_rows(Arrays(np.arange(10), np.arange(10)))
     described = Inputs((), "int64"), Outputs("regression", (1,)), np.arange(2)
     from_stream = repeat_first_batch(Splits(stream, None, None, *described), Batching(2, 2, 1))
     from_arrays = repeat_first_batch(Splits(arrays, arrays, arrays, *described), Batching(2, 2, 1))

@@ -80,6 +80,9 @@ class RowReader(Protocol):
     def name(self, row: int) -> str:
         """Names a row by its file."""
 
+    def open_columns(self, names: Sequence[str], key: str) -> Callable[[Array], Mapping[str, Any]]:
+        """Returns a function from ascending rows to columns of the files. Raises ConfigError if a file lacks one."""
+
 
 @dataclass(frozen=True)
 class Blocks(StreamRows):
@@ -163,6 +166,10 @@ class Blocks(StreamRows):
         firsts = np.maximum.accumulate(np.where(is_first, ends - self.rows.lengths, 0))  # the first row of a file
         chosen = np.searchsorted(ends, rows, side="right")
         return [paths[n] for n in chosen], rows - firsts[chosen] + 1
+
+    def open_columns(self, names: Sequence[str], key: str) -> Callable[[Array], Mapping[str, Any]]:
+        read, keep = self.rows.open_columns(names, key), self.keep
+        return lambda places: read(places if keep is None else np.flatnonzero(keep)[places])
 
     def map_targets(self, convert: Callable[[Any], Any]) -> Blocks:
         raise ConfigError(

@@ -149,6 +149,19 @@ def preprocess_arrays(arrays: AnyArrays, transforms: Transforms) -> AnyArrays:
     return replace(arrays, inputs=map_named(lambda name, _: named[name], arrays.inputs)) if transforms else arrays
 
 
+def sample_rows(examples: Rows, count: int, transforms: Transforms) -> Arrays | None:
+    """Returns up to `count` examples that are spread over a split, after the preprocessing, without their weights.
+
+    None, if they are neither in memory nor rows of a table.
+    """
+    if not isinstance(examples, ArrayRows | Blocks):
+        return None
+    with refuse_unreadable("train", examples):
+        inputs, targets, *_ = examples.read_spread(count)
+    is_raw = isinstance(examples, Blocks)
+    return preprocess_arrays(Arrays(inputs, targets), transforms if is_raw else {})
+
+
 def allocate(shape: list[int], dtype: tf.DType, cache: str) -> np.ndarray[Any, Any]:
     """Allocates an array in memory, or in a temporary file that disappears with this process."""
     if cache == "memory":

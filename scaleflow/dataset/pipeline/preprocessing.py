@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.blocks import Blocks
 from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
@@ -159,9 +158,7 @@ def learn_on_chief(
 
     def recall() -> dict[str, Any]:
         options = describe_options(new)
-        if options is None or not isinstance(train, Blocks):
-            return learn()
-        found: dict[str, Any] = train.recall("statistics", options, learn)
+        found: dict[str, Any] = learn() if options is None else train.recall("statistics", options, learn)
         return found
 
     learned: dict[str, Any] = json.loads(workers.from_chief(lambda: json.dumps(recall()))) if new else {}

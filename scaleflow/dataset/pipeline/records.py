@@ -321,6 +321,13 @@ class StreamRows(Stream):
     def read_cheap_targets(self) -> tuple[Any, Array | None] | None:
         return None
 
+    def recall(self, what: str, options: Any, learn: Callable[[], Any]) -> Any:
+        return learn()
+
+    def open_columns(self, names: Sequence[str], key: str) -> Callable[[Array], Mapping[str, Any]]:
+        check_single_values(names, self.shapes, key)
+        return lambda places: {name: name_leaves(self.read(places)[0])[name] for name in names}
+
     def read_to_digest(self) -> tuple[str, Iterator[tuple[Any, ...]]]:
         found = list(read_readable(decode_records(self, self.dataset.take(DIGESTED)), DIGESTED))
         if found:
@@ -457,6 +464,15 @@ class Records(StreamRows):
     def _keep_readable(self, numbered: tf.data.Dataset) -> tf.data.Dataset:
         parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
         return numbered.map(functools.partial(place_if_read, self), **parallel).ignore_errors()  # only this can fail
+
+
+def check_single_values(names: Sequence[str], shapes: Mapping[str, Any], key: str) -> None:
+    """Refuses names that are not those of inputs with one value each."""
+    single = [name for name, shape in shapes.items() if name and tuple(shape) == ()]
+    for name in names:
+        if name not in single:
+            there_are = f"; there are {', '.join(single)}" if single else ", because its inputs have no names"
+            raise ConfigError(f"{key}={name}: the dataset has no input of that name with one value{there_are}")
 
 
 def to_mask(chosen: Sequence[int] | Array, length: int) -> Array:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.records import DIGESTED, StreamRows, spread_evenly
+from scaleflow.dataset.pipeline.records import DIGESTED, StreamRows, check_single_values, spread_evenly
 from scaleflow.interfaces import Arrays, Examples, Rows, Stream, map_leaves, name_leaves
 
 #: Arrays are digested whole up to this size: a core takes 2 s for it. Of larger ones, so many bytes are a sample.
@@ -75,6 +75,13 @@ class ArrayRows(Arrays):
     def read_to_learn(self, name: str) -> Iterator[Array]:
         inputs = name_leaves(self.inputs)[name]
         return (inputs[first : first + BATCH] for first in range(0, len(self), BATCH))
+
+    def recall(self, what: str, options: Any, learn: Callable[[], Any]) -> Any:
+        return learn()
+
+    def open_columns(self, names: Sequence[str], key: str) -> Callable[[Array], Mapping[str, Any]]:
+        check_single_values(names, self.shapes, key)
+        return lambda places: {name: name_leaves(self.read(places)[0])[name] for name in names}
 
     def read_cheap_targets(self) -> tuple[Any, Array | None]:
         return self.targets, self.weights
