@@ -284,8 +284,7 @@ class TableRows:
         self.lengths: Sequence[int] = [block.rows for block in self.blocks]
         self.paths: Sequence[str] = [block.path for block in self.blocks]
         self._firsts = np.cumsum([0, *self.lengths])
-        paths = files.by_split[group]
-        self.malformed: Sequence[str] = [each for path in paths for each in files.malformed.get(path, ())]
+        self.malformed: Sequence[str] = files.describe_malformed(group)
         self._sampled_blocks, self.sampled = self._choose_sample()
         self.learned = len(self.sampled)
 
@@ -404,10 +403,19 @@ class TableRows:
 
     def name(self, row: int) -> str:
         """Names a row by its file; the first row of a file is row 1, and a header does not count."""
-        block = int(np.searchsorted(self._firsts, row, side="right")) - 1
-        path = self.blocks[block].path
-        before = next(n for n, each in enumerate(self.blocks) if each.path == path)
-        return f"{path}, row {row - self._firsts[before] + 1}"
+        (path,), (number,) = self.locate(np.array([row]))
+        return f"{path}, row {number}"
+
+    def locate(self, rows: Array) -> tuple[list[str], Array]:
+        """Returns the file of each row, and its number there, as `name` counts: [n]."""
+        is_first = np.array([not n or path != self.paths[n - 1] for n, path in enumerate(self.paths)])
+        firsts = np.maximum.accumulate(np.where(is_first, self._firsts[:-1], 0))  # the first row of each block's file
+        chosen = np.searchsorted(self._firsts, rows, side="right") - 1
+        paths, files = np.unique(np.array(self.paths, object), return_inverse=True)
+        of_row, numbers = files[chosen], rows - firsts[chosen]
+        for file in np.unique(of_row):
+            numbers[of_row == file] = self._files.number_rows(paths[file], numbers[of_row == file])
+        return paths[of_row].tolist(), numbers
 
     def open_columns(self, names: Sequence[str], key: str) -> Callable[[Array], dict[str, Any]]:
         """Returns a function that reads columns of the files, used as inputs or not, for ascending rows [n] int64.

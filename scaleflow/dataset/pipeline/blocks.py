@@ -80,6 +80,9 @@ class RowReader(Protocol):
     def name(self, row: int) -> str:
         """Names a row by its file."""
 
+    def locate(self, rows: Array) -> tuple[Sequence[str], Array]:
+        """Returns the file of each row, and its number there, counted from 1."""
+
     def open_columns(self, names: Sequence[str], key: str) -> Callable[[Array], Mapping[str, Any]]:
         """Returns a function from ascending rows to columns of the files. Raises ConfigError if a file lacks one."""
 
@@ -160,12 +163,8 @@ class Blocks(StreamRows):
         return concatenate([part for _, part in sorted(parts, key=lambda each: each[0])]).parts
 
     def locate(self, places: Array) -> tuple[list[str | None], Array]:
-        rows = places if self.keep is None else np.flatnonzero(self.keep)[places]
-        paths, ends = self.rows.paths, np.cumsum(self.rows.lengths)
-        is_first = np.array([not n or path != paths[n - 1] for n, path in enumerate(paths)])
-        firsts = np.maximum.accumulate(np.where(is_first, ends - self.rows.lengths, 0))  # the first row of a file
-        chosen = np.searchsorted(ends, rows, side="right")
-        return [paths[n] for n in chosen], rows - firsts[chosen] + 1
+        paths, numbers = self.rows.locate(places if self.keep is None else np.flatnonzero(self.keep)[places])
+        return list(paths), numbers
 
     def open_columns(self, names: Sequence[str], key: str) -> Callable[[Array], Mapping[str, Any]]:
         read, keep = self.rows.open_columns(names, key), self.keep

@@ -70,7 +70,8 @@ class TableFiles:
         used: the names and the types of the used columns, which all files have.
         partitions: the columns that the names of a file's folders give, such as `year=2024`, with their values; by
             file. In the file's schema they are the last columns.
-        malformed: messages about the rows with too few or too many fields, which are left out; by file.
+        malformed: the rows with too few or too many fields, which are left out, counted from 0 among all rows of the
+            file, and what is wrong with each; by file.
         key: what names the files, in messages.
     """
 
@@ -81,7 +82,7 @@ class TableFiles:
     schemas: dict[str, Any] = field(default_factory=dict)
     used: Any = None
     partitions: dict[str, dict[str, Any]] = field(default_factory=dict)
-    malformed: dict[str, list[str]] = field(default_factory=dict)
+    malformed: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     key: str = DATA_DIR
 
     @property
@@ -111,6 +112,16 @@ class TableFiles:
             self.malformed[path] = malformed
             found += [Block(path, tuple(at) if isinstance(at, list) else at, rows) for at, rows in blocks]
         return found
+
+    def describe_malformed(self, split: str) -> list[str]:
+        """Returns messages about the malformed rows of a split."""
+        found = ((path, row, why) for path in self.by_split[split] for row, why in self.malformed.get(path, ()))
+        return [f"{path}, row {row + 1}: {why}" for path, row, why in found]
+
+    def number_rows(self, path: str, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Returns the numbers in a file, from 1, of rows that are counted from 0 without the malformed ones: [n]."""
+        malformed = np.array([row for row, _ in self.malformed.get(path, ())], np.int64)
+        return rows + 1 + np.searchsorted(malformed - np.arange(len(malformed)), rows, side="right")
 
     def read(self, block: Block, columns: Sequence[str], rows: int | None = None, numbers: Sequence[str] = ()) -> Any:
         """Returns columns of the first rows of a block, or of all of them, as a `pyarrow.Table`.
@@ -300,11 +311,10 @@ class TableFiles:
                     if self.format == "csv":
                         malformed: dict[int, str] = {}
                         rows = self._read_csv(block, [column], {}, malformed).num_rows
-                        messages = (f"{path}, row {done + row + 1}: {why}" for row, why in malformed.items())
-                        self.malformed.setdefault(path, []).extend(messages)
+                        self.malformed.setdefault(path, []).extend((done + row, why) for row, why in malformed.items())
+                        done += rows + len(malformed)
                     else:
                         rows = self._read_as_declared(block, [column], None).num_rows
-                    done += rows
                     yield Block(path, place, rows)
 
     def _divide_text(self, path: str) -> Iterator[tuple[int, int | None]]:
