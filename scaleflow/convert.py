@@ -38,7 +38,7 @@ from scaleflow.commands.tracked_run import (
 )
 from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_store_options, reuse_config
 from scaleflow.config.hydra_errors import parse_overrides
-from scaleflow.errors import ConfigError, RunError, first_line
+from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.export.formats import check_formats
 from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -115,7 +115,7 @@ def convert_tracked_model(words: RerunCommand, display: Display, stop: StopReque
             try:
                 log_formats(tracker, tracked, formats, make_format_table(formats))
             except Exception as error:  # a store may raise anything
-                raise RunError(f"the formats could not be recorded: {mask_secrets(first_line(error))}") from error
+                raise RunError(f"the formats could not be recorded: {mask_secrets(read_reason(error))}") from error
     return Conversion(tracked, formats)
 
 

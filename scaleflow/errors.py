@@ -20,10 +20,14 @@ refusal.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
+import sysconfig
+import traceback
 from collections.abc import Iterable
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 #: What Keras writes around the reason of an error: the layer that was called, or whose weights were read, before it.
 AROUND_REASON = re.compile(
@@ -31,6 +35,18 @@ AROUND_REASON = re.compile(
     r"(?:\n\s*\n\s*(?:Arguments received|List of objects)|\Z)",
     re.DOTALL,
 )
+
+#: What TensorFlow writes into a reason: names of functions, operations and iterators.
+WITHIN_REASON = re.compile(
+    r"\{\{function_node.*?\}\} *| *\[Op:\w*\].*| *\[\[\{\{node.*| for '\{\{node [^']*'"
+    r"|Error in user-defined function passed to .*?Iterator::\S+: |\bConfigError: "
+)
+
+#: Lines of TensorFlow's errors that precede the reason.
+LEADS_TO_REASON = re.compile(r"\s*$|Graph execution error|Detected at node|<stack traces|\d+ root error|\s+File ")
+
+#: A place in the code, as texts of tracebacks name it.
+PLACE = re.compile(r'File "(.+?)", line (\d+), in ([\w<>]+)')
 
 
 class ScaleflowError(Exception):
@@ -110,21 +126,79 @@ class WorkerDied(RunError):
         super().__init__(f"{name} {how}" + (f"; the end of its log: {last_lines}" if last_lines else ""))
 
 
-def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or the name of its class if it has none."""
-    return next(iter(read_reason(error).splitlines()), type(error).__name__)
-
-
 def read_reason(error: BaseException) -> str:
+    """Returns an error's reason in one line: its innermost cause, and the line of the user's own code that raised it.
+
+    It is the first line of the message, or the first two if the user's code raised the error. An error without a
+    message has the name of its class.
+    """
+    error = find_cause(error)
+    lines = [
+        line.strip() for line in unwrap_reason(read_message(error)).splitlines() if not LEADS_TO_REASON.match(line)
+    ]
+    if not (place := find_user_line(error)):
+        return lines[0].rstrip(":") if lines else type(error).__name__
+    reason = re.sub(r"([.:,;]); ", r"\1 ", "; ".join(lines[:2])).rstrip(".:") or type(error).__name__
+    return f"{reason} ({place})"
+
+
+def find_cause(error: BaseException) -> BaseException:
+    """Returns the innermost error with the user's code that a library's error hides, or else the error itself."""
+    found, each = error, error
+    while not is_raised_by_user(each) and (hidden := each.__cause__ or each.__context__):
+        each = hidden
+        found = each if list_user_frames(each) else found
+    return found
+
+
+def is_raised_by_user(error: BaseException) -> bool:
+    """Returns whether the user's own code raised an error, which then says more than what it hides."""
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and is_user_file(frames[-1][0].f_code.co_filename)
+
+
+def list_user_frames(error: BaseException) -> list[tuple[str, Any, str]]:
+    """Returns the file, the line and the function of each frame of the user's own code, the last one last."""
+    codes = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return [(code.co_filename, line, code.co_name) for code, line in codes if is_user_file(code.co_filename)]
+
+
+def find_user_line(error: BaseException) -> str:
+    """Returns the last line of the user's own code before an error, such as `mine.py, line 35, in call`, or ""."""
+    named = [each for each in PLACE.findall(read_message(error)) if is_user_file(each[0])]
+    if not (found := named or list_user_frames(error)):
+        return ""
+    file, line, name = found[-1]
+    with contextlib.suppress(OSError, ValueError):
+        file = str(Path(file).relative_to(Path.cwd()))
+    return f"{file}, line {line}" + ("" if name == "<module>" else f", in {name}")
+
+
+def is_user_file(file: str) -> bool:
+    """Returns whether a file of code is neither scaleflow's nor of a library, nor generated."""
+    path = Path(file)
+    is_library = {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(Path(__file__).parent)
+    is_python = file.startswith("<") or path.is_relative_to(sysconfig.get_path("stdlib"))
+    return not (is_library or is_python or path.name.startswith("__autograph_generated_file"))
+
+
+def read_message(error: BaseException) -> str:
+    """Returns an error's message. A `KeyError` would give it with quotes and without its lines."""
+    is_text = isinstance(error, KeyError) and "\n" in str(error.args[:1] and error.args[0])
+    return re.sub(r"\x1b\[\d*m", "", str(error.args[0] if is_text else error)).strip()
+
+
+def unwrap_reason(text: str) -> str:
     """Returns an error's message without what Keras and TensorFlow write around it: calls, arguments, operations."""
-    text = re.sub(r"\x1b\[\d*m", "", str(error)).strip()
     if match := AROUND_REASON.search(text):
-        place = f"{match[1]}: " if match[1] else ""
-        return place + read_reason(Exception(match[2]))
-    text = re.split(r"(?:Exception|Error) encountered:\s", text)[-1].partition(" Full object config: ")[0].strip()
+        inner = unwrap_reason(match[2].strip())
+        return f"{match[1]}: {inner}" if match[1] and not re.match(r"\w+\.call\(\): ", inner) else inner
+    text = re.split(r"(?:Exception|Error) encountered(?: during deserialization)?:\s", text)[-1]
+    text = text.partition(" Full object config: ")[0].partition("\nTraceback (most recent call last)")[0].strip()
     if text.startswith("in user code:"):
         text = text.splitlines()[-1]
-    return re.sub(r"\{\{function_node.*?\}\} *| *\[Op:\w*\].*", "", text).strip()
+    text = re.sub(r"assertion failed: \[(.*)\]", lambda match: match[1].replace("] [", " "), text)
+    return WITHIN_REASON.sub("", text).strip()
 
 
 def find_similar(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

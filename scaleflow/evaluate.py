@@ -53,7 +53,7 @@ from scaleflow.config.from_mlflow import (
     reuse_config,
 )
 from scaleflow.config.hydra_errors import parse_overrides
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Dataset
 from scaleflow.interfaces.events import DatasetDescribed, EvaluationReady, Event, MetricsLogged, StepsProfiled
 from scaleflow.interfaces.formatting import format_with_interval
@@ -194,7 +194,7 @@ def record_evaluation(
         error = None
     except Exception as failed:  # a store may raise anything
         values = {k: v for event in events if isinstance(event, MetricsLogged) for k, v in event.values.items()}
-        error = first_line(failed)
+        error = read_reason(failed)
     described = {**answer_model(tracked), "name": name, "split": split}
     ANSWER.read = lambda: {**described, "examples": ready.examples, "metrics": values}
     rows += [(key, format_with_interval(values, key)) for key in drop_intervals(values)]

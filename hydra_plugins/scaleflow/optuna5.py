@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.config.hydra_config import mask_sweep_config
 from scaleflow.config.words import write_value
-from scaleflow.errors import NothingCanRun, first_line
+from scaleflow.errors import NothingCanRun, read_reason
 from scaleflow.interfaces.events import Event, MetricsLogged
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -165,7 +165,7 @@ class OptunaSweeper(Sweeper):
                     load_if_exists=True,
                 )
         except Exception as error:  # of SQLAlchemy, of a driver, or of the file system
-            reason = mask_secrets(first_line(error))
+            reason = mask_secrets(read_reason(error))
             raise HydraException(f"hydra.sweeper.storage={mask_secrets(address)}: can't be opened: {reason}") from error
         if study.direction.name.lower() != self._direction:
             raise HydraException(

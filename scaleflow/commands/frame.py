@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scaleflow.errors import ConfigError, RunError, first_line
+from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import (
     ANSWER,
@@ -61,7 +61,7 @@ def work_in_words(work: Callable[[list[str]], int], words: list[str]) -> int:
 
         if not is_unreachable(error):
             raise
-        reason = to_printable(str(mask_secrets(first_line(error))))
+        reason = to_printable(str(mask_secrets(read_reason(error))))
         write_error(f"the tracking store does not answer any more: {reason}")
         return FAILED
 

@@ -14,7 +14,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
-from scaleflow.errors import ConfigError, find_similar, first_line
+from scaleflow.errors import ConfigError, find_similar, read_reason
 from scaleflow.interfaces import Target
 
 
@@ -103,7 +103,7 @@ def build_nested(target: Target, name: str, value: Any) -> Any:
     except InstantiationException as error:
         cause = error.__cause__ or error
         is_clear = isinstance(cause, TypeError | ValueError | ImportError)  # such as a wrong argument: needs no class
-        reason = first_line(cause).rstrip(":") if is_clear else name_error(cause)
+        reason = read_reason(cause) if is_clear else name_error(cause)
         raise ConfigError(
             f"{target.key}.{name}: cannot be built ({reason}); check its _target_ and the other keys"
         ) from error
@@ -142,4 +142,4 @@ def check_arguments(target: Target, named: Callable[..., Any], given: int, argum
 
 def name_error(error: BaseException) -> str:
     name = type(error).__name__
-    return f"{name}: {first_line(error)}" if str(error).strip() else name
+    return f"{name}: {read_reason(error)}" if str(error).strip() else name

@@ -15,7 +15,7 @@ from scaleflow.dataset.reading.class_names import OneKind, describe_outputs
 from scaleflow.dataset.reading.files import TEST_FRACTION, draw_test_examples, expand_data_dir
 from scaleflow.dataset.reading.images import Channels, ImageSize, Resize, make_image_decoder
 from scaleflow.dataset.reading.text import Text
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import EarlierState, Inputs, Outputs, Preprocessing, Standardize, Stream
 from scaleflow.interfaces.options import Seed, TestFraction, check_options
 
@@ -279,7 +279,7 @@ def open_splits(data_dir: Any, name: Any, config: Any, streams: bool) -> tuple[s
             folder: Path = expand_data_dir(data_dir)
             found = datasets.load_from_disk(str(folder))
     except Exception as error:  # of the network, of a file, or of what is in it
-        reason = first_line(error)
+        reason = read_reason(error)
         raise ConfigError(f"{label}: cannot be read: {reason}") from error
     splits = dict(found) if isinstance(found, dict) else {"train": found}
     image = datasets.Image(decode=False)

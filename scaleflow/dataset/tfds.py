@@ -25,7 +25,7 @@ from scaleflow.dataset.pipeline.records import interleave_files
 from scaleflow.dataset.reading.class_names import describe_outputs
 from scaleflow.dataset.reading.images import ImageSize
 from scaleflow.dataset.reading.text import Text
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Inputs, Outputs, Preprocessing, Standardize, Stream
 from scaleflow.interfaces.options import check_options
 
@@ -115,7 +115,7 @@ class Tfds:
         try:
             info = self._builder.info.splits[instruction]
         except (ValueError, KeyError) as error:
-            raise ConfigError(f"dataset.splits.{split}={instruction}: {first_line(error)}") from None
+            raise ConfigError(f"dataset.splits.{split}={instruction}: {read_reason(error)}") from None
         parts = [(part.filename, part.skip, part.take) for part in info.file_instructions]
 
         def name(file: bytes, row: int, serialized: bytes) -> str:
@@ -310,7 +310,7 @@ def download_dataset(folder: Path, name: str, version: str | None) -> Path:
         ) from None
     except Exception as error:  # the dataset's own code can raise anything
         options = f"dataset.name={name}" + ("" if version is None else f" with dataset.version={version}")
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        reason = f"{type(error).__name__}: {read_reason(error)}"
         raise ConfigError(
             f"{options}: is not prepared, and could not be downloaded ({reason}); put a prepared copy at {where}, or "
             "set dataset.data_dir to its folder"

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from scaleflow.errors import first_line
+from scaleflow.errors import read_reason
 from scaleflow.interfaces import Hardware, Precision, Strategy
 from scaleflow.worker.keras_import import import_keras
 
@@ -69,7 +69,7 @@ def multiplication_error(dtype: str, device: str) -> str | None:
         with tf.device(device):
             total = tf.reduce_sum(tf.matmul(tf.ones([8, 8], dtype), tf.ones([8, 8], dtype))).numpy()
     except Exception as error:
-        return f"{type(error).__name__}: {first_line(error)}"
+        return f"{type(error).__name__}: {read_reason(error)}"
     return None if float(total) == 512 else f"the sum of 8 x 8 eights came out as {total}"
 
 

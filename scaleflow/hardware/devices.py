@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Hardware
 
 
@@ -27,7 +27,7 @@ def configure_devices(options: Hardware) -> Devices:
     try:
         return apply_options(options)
     except RuntimeError as error:  # with debug.inline, in a process where TensorFlow already runs
-        reason = first_line(error).rstrip(".")
+        reason = read_reason(error).rstrip(".")
         raise ConfigError(
             f"hardware={options.name}: TensorFlow has already started in this process with other devices ({reason}); "
             "remove debug=inline, or start a new process, such as a new kernel of the notebook"

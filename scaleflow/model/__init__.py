@@ -16,9 +16,11 @@ from scaleflow.model.initial import initialize_from, read_weights
 from scaleflow.model.keras_hub import check_preset_words
 from scaleflow.model.layers import entry, head, hidden, label_leaves, make_inputs
 from scaleflow.model.make import (
+    explain_load_error,
     find_batch_norm_warnings,
     find_compile_note,
     find_graph,
+    find_load_fault,
     find_moving_average_warning,
     keras_file_doubt,
     make_model,
@@ -38,12 +40,14 @@ __all__ = [
     "describe_large_table",
     "digest_weights",
     "entry",
+    "explain_load_error",
     "expose_members",
     "find_batch_norm_warnings",
     "find_compile_note",
     "find_freeze_warning",
     "find_graph",
     "find_layers",
+    "find_load_fault",
     "find_moving_average_warning",
     "find_rate_factors",
     "fine_tune",

@@ -15,8 +15,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces.sampling import Sampling
+from scaleflow.model.make import explain_load_error
 
 #: Logits of the next token [vocabulary].
 Logits = np.ndarray[Any, Any]
@@ -183,7 +184,7 @@ def load_next_token(path: Path, window: int, dtype: str) -> NextToken:
             return make_next_token(keras.models.load_model(path, compile=False), window, dtype)
         loaded = tf.saved_model.load(str(path))
     except (OSError, TypeError, ValueError) as error:
-        raise ConfigError(f"the model of the run cannot be loaded: {first_line(error)[:300]}") from error
+        raise ConfigError(f"the model of the run cannot be loaded: {explain_load_error(error)}") from error
     whole = WholeWindow(lambda ids: loaded.serve(ids), window, dtype)  # `loaded` keeps the variables alive
     whole.check_causal()
     return whole

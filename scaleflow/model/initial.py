@@ -13,11 +13,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import LearnedChanges
 from scaleflow.interfaces.versions import to_series
 from scaleflow.model.export import ON_RAW_INPUTS
 from scaleflow.model.layer_segments import find_segments, label_inputs
+from scaleflow.model.make import explain_load_error
 from scaleflow.model.weight_mapping import SavedWeights, WeightMapping, list_shapes
 
 #: A message names at most this many layers.
@@ -39,7 +40,7 @@ def read_weights(path: str, origin: str, grown: Collection[str] = ()) -> SavedWe
         with tf.device("CPU:0"):
             model = keras.models.load_model(path, compile=False)
     except Exception as error:  # zipfile, h5py and Keras raise many types
-        reason = first_line(error)
+        reason = explain_load_error(error)
         if path.endswith(".keras") and not zipfile.is_zipfile(path):  # Keras reports such a file as missing
             reason = "it is damaged, or not a .keras file"
         elif newer := find_newer_keras(path):

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Inputs, Outputs
 from scaleflow.interfaces.options import Fraction, check_options
 from scaleflow.model.layers import check_shape, head
@@ -90,9 +90,9 @@ def make_network(name: Any, shape: tuple[int, ...], weights: Any) -> keras.Model
     except Exception as error:  # Keras checks sizes, and its download raises many types
         if weights == IMAGENET:
             advice = "use a file of weights on a machine that cannot download them, or model.weights=null"
-            raise ConfigError(f"model.weights=imagenet: {first_line(error)}; {advice}") from error
+            raise ConfigError(f"model.weights=imagenet: {read_reason(error)}; {advice}") from error
         raise ConfigError(
-            f"model.name={name}: cannot be built for images of {shape[0]} x {shape[1]} pixels: {first_line(error)}"
+            f"model.name={name}: cannot be built for images of {shape[0]} x {shape[1]} pixels: {read_reason(error)}"
         ) from error
     for layer in network.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
@@ -103,7 +103,7 @@ def make_network(name: Any, shape: tuple[int, ...], weights: Any) -> keras.Model
         except Exception as error:  # h5py, zipfile and Keras raise many types
             raise ConfigError(
                 f"model.weights={weights}: this is not a file with the weights of {name} without its top "
-                f"({first_line(error)}); use such a file, imagenet or null"
+                f"({read_reason(error)}); use such a file, imagenet or null"
             ) from error
     return network
 

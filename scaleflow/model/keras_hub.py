@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Inputs, InputStructure, OutputStructure, Target, name_leaves
 from scaleflow.interfaces.options import Fraction, check_options
 from scaleflow.model.layers import average, check_shape, check_tokens, entry, head
@@ -115,7 +115,7 @@ def make_backbone(name: Any, config: Mapping[str, Any]) -> keras.Model:
     try:
         return getattr(keras_hub.models, name)(**config)
     except Exception as error:  # each class checks its arguments in its own way
-        raise ConfigError(f"model.config: {name} does not accept these arguments: {first_line(error)}") from error
+        raise ConfigError(f"model.config: {name} does not accept these arguments: {read_reason(error)}") from error
 
 
 def load_converter(preset: str | None) -> Any:
@@ -144,7 +144,7 @@ def apply(network: keras.Model, inputs: Inputs, converter: Any = None) -> tuple[
     except (ValueError, TypeError) as error:
         raise ConfigError(
             f"model=keras_hub: {type(network).__name__} does not accept inputs of shape {inputs.shape}: "
-            f"{first_line(error)}"
+            f"{read_reason(error)}"
         ) from error
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras.src.models.functional import Functional
 
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import (
     Batching,
     InputStructure,
@@ -21,13 +26,27 @@ from scaleflow.interfaces import (
     name_leaves,
 )
 from scaleflow.interfaces.structures import add_batch_dimension
-from scaleflow.model.export import WEIGHTS_FILE, keras_file_fault
+from scaleflow.model.export import KERAS_FILE, WEIGHTS_FILE, keras_file_fault
 from scaleflow.model.layers import make_inputs
 
 #: The largest share of a BatchNorm's initial statistics that may be left at the end of a run, without a warning; and
 #: the one at which they count as learned.
 LARGEST_SHARE, SMALL_SHARE = 0.2, 0.05
 
+
+#: The largest .keras file that a run loads again at its end, in bytes: the copy needs as much memory.
+LARGEST_LOADED = 2**30
+
+#: What to write into a class that Keras cannot make again, by a pattern in what it raises.
+LOAD_ADVICE = {
+    "unexpected keyword argument": "let this __init__ take **options and pass them to super().__init__(**options)",
+    "required (positional|keyword-only) argument": "return each argument of this __init__ from get_config",
+    "deserialization of a `Lambda`": "write a class of a layer in its place",
+    "Could not locate (class|function)": "decorate it with @keras.saving.register_keras_serializable() and add --trust "
+    "MODULE",
+    "incompatible|expected .* (variables|shape)|shape mismatch": "return each argument of its class's __init__ from "
+    "get_config, and create its layers in __init__ or build",
+}
 
 #: Methods of Keras's training that nothing here calls.
 OWN_STEPS = (
@@ -68,7 +87,9 @@ def make_model(
         returned = model(model_inputs)
     except (ValueError, TypeError, KeyError) as error:
         shapes = [f"{name} {add_batch_dimension(each.shape)}".strip() for name, each in name_leaves(inputs).items()]
-        raise ConfigError(f"model: does not accept inputs of shape {', '.join(shapes)}: {first_line(error)}") from error
+        raise ConfigError(
+            f"model: does not accept inputs of shape {', '.join(shapes)}: {read_reason(error)}"
+        ) from error
     check_outputs(returned, outputs)
     if any(each.scaling is not None for each in name_leaves(outputs).values()):
         return scale_outputs(model, model_inputs, returned, outputs)
@@ -86,7 +107,7 @@ def call_factory(factory: Callable[..., Any], inputs: InputStructure, outputs: O
             raise
         raise ConfigError(
             f"model: its function fails for a dataset whose inputs {describe_keys(inputs)} and whose outputs "
-            f"{describe_keys(outputs)}: {type(error).__name__}: {error}"
+            f"{describe_keys(outputs)}: {type(error).__name__}: {read_reason(error)}"
         ) from error
     if not isinstance(model, keras.Model):
         raise ConfigError(f"model: the factory returned a {type(model).__name__}, expected a keras.Model")
@@ -228,30 +249,63 @@ def keras_file_doubt(model: keras.Model) -> str | None:
 
 def find_load_doubt(model: keras.Model) -> str | None:
     """Returns a warning if the Keras file has code that Keras does not load again, else None."""
-    found = dict.fromkeys(list_unregistered(keras.saving.serialize_keras_object(model)))
+    found = list_unregistered(keras.saving.serialize_keras_object(model))
     if not found:
         return None
     return (
-        f"model: {format_first(list(found))} cannot be read from the .keras file, which scaleflow.evaluate and "
+        f"model: {format_first(found)} cannot be read from the .keras file, which scaleflow.evaluate and "
         "model.init_from need; write a layer as a class, decorate classes and functions of your own with "
         "@keras.saving.register_keras_serializable(), and add --trust MODULE to evaluate"
     )
 
 
-def list_unregistered(config: Any) -> Iterator[str]:
-    """Yields the functions and classes in a serialized object that are neither Keras's nor registered."""
+def list_unregistered(config: Any) -> list[str]:
+    """Lists the functions and classes in a serialized object that are neither Keras's nor registered."""
+    own = dict.fromkeys(list_own_code(config))
+    return [kind for kind, name in own if not (name and keras.saving.get_registered_object(name))]
+
+
+def list_own_code(config: Any) -> Iterator[tuple[str, str]]:
+    """Yields the functions and classes in a serialized object that are not Keras's, each with its registered name."""
     if isinstance(config, list | tuple | Mapping):
         for part in config.values() if isinstance(config, Mapping) else config:
-            yield from list_unregistered(part)
+            yield from list_own_code(part)
     if not isinstance(config, Mapping) or "class_name" not in config:
         return
     kind, name = config["class_name"], config.get("registered_name")
     if kind == "__lambda__":
-        yield "a lambda of a Lambda layer"
+        yield "a lambda of a Lambda layer", ""
     elif kind == "function":
         kind = name = config["config"]
-    if name and not str(config.get("module")).startswith("keras.") and not keras.saving.get_registered_object(name):
-        yield kind
+    if name and str(config.get("module")).partition(".")[0] not in ("keras", "keras_hub"):
+        yield kind, name
+
+
+def find_load_fault(folder: Path) -> str | None:
+    """Returns why Keras cannot load an exported model with code of the user's own, and what to write; None if it can.
+
+    A model without such code, or with what `find_load_doubt` names, is not loaded, and neither is a large one.
+    """
+    path = folder / KERAS_FILE
+    if not path.exists() or path.stat().st_size > LARGEST_LOADED:
+        return None
+    with zipfile.ZipFile(path) as archive:
+        config = json.loads(archive.read("config.json"))
+    if list_unregistered(config) or not any(list_own_code(config)):
+        return None
+    try:
+        with tf.device("CPU:0"):
+            keras.models.load_model(path, compile=False)
+    except Exception as error:  # the user's code may raise anything
+        return explain_load_error(error)
+    return None
+
+
+def explain_load_error(error: Exception) -> str:
+    """Returns why Keras could not load a model, and what to write into the class of the user that is the reason."""
+    reason = read_reason(error)[:300]
+    advice = next((advice for sign, advice in LOAD_ADVICE.items() if re.search(sign, reason)), "")
+    return f"{reason}; {advice}" if advice else reason
 
 
 def find_batch_norm_warnings(model: keras.Model, portions: Batching) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Inputs, OutputStructure
 from scaleflow.model.layers import check_shape, entry, head
 
@@ -132,7 +132,7 @@ def load_weights(net: keras.Model, weights: str) -> None:
     try:
         net.load_weights(Path(weights).expanduser())
     except Exception as error:  # h5py, zipfile and Keras raise many types
-        reason = first_line(error)
+        reason = read_reason(error)
         raise ConfigError(
             f"model.weights={weights}: this is not a file with the weights of ResNet50 without its top ({reason}); "
             "use such a file, or null"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Outputs, Target
 from scaleflow.objective.positions import is_shares
 
@@ -48,7 +48,7 @@ class Loader:
         try:
             return make()
         except Exception as error:  # a class may raise anything
-            raise ConfigError(f"{target.key}: {target.path}: {first_line(error)}") from error
+            raise ConfigError(f"{target.key}: {target.path}: {read_reason(error)}") from error
 
 
 def find_keras_name(named: Any) -> str | None:

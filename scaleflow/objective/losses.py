@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Outputs, Target
 from scaleflow.objective.forms import (
     FROM_LOGITS,
@@ -209,7 +209,7 @@ def check_loss(described: Outputs, target: Target, named: Any, loss: Loss, has_c
     except ConfigError:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise ConfigError(f"{start}fails on {form}: {first_line(error)}") from error
+        raise ConfigError(f"{start}fails on {form}: {read_reason(error)}") from error
     shape = tuple(both.shape)
     if shape[:1] != (2,) or shape != tuple(outputs.shape)[: len(shape)]:
         axes = tuple(range(1, len(described.shape) + 1))

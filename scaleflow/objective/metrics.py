@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Measure, Outputs, Target
 from scaleflow.objective.forms import (
     Loader,
@@ -103,7 +103,7 @@ def make_measure(
         raise
     except Exception as error:  # a user's class may raise anything
         form = f"{described.kind} targets and outputs of shape (n, {rows.columns})"
-        raise ConfigError(f"{start}fails on {form}: {first_line(error)}") from error
+        raise ConfigError(f"{start}fails on {form}: {read_reason(error)}") from error
     names = name_results(described, start, choose_name(target, metric, start), state.results)
     mode = find_mode(metric, keras_name)
 

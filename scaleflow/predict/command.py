@@ -56,7 +56,7 @@ from scaleflow.config.compose import compose_config, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options, load_config
 from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.dataset.reading.object_store import identify_in_store
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.files.cache import identify_file
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Plan, Tracking
@@ -393,7 +393,7 @@ def load_predictor(
     try:
         model = DistributedModel(saved_model, runtime.strategy, batch_size)
     except (OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        reason = first_line(error)
+        reason = read_reason(error)
         raise ConfigError(f"the SavedModel of the run cannot be loaded: {reason[:300]}") from error
     replicas = len(runtime.devices)
     words = f"{replicas} {runtime.kind}{'s' if replicas > 1 else ''}, {model.batch_size:,} rows at once"

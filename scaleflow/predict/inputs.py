@@ -18,7 +18,7 @@ import pyarrow
 from scaleflow.dataset.npz import open_arrays
 from scaleflow.dataset.reading.files import PICTURE_SUFFIXES, RECORD_SUFFIXES, TEXT_SUFFIXES, has_suffix
 from scaleflow.dataset.tables.files import open_file
-from scaleflow.errors import ConfigError, RunError, first_line
+from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.evaluation.columns import to_column
 from scaleflow.files.table_formats import CsvForm
 from scaleflow.predict.columns import format_columns
@@ -266,7 +266,7 @@ def open_saved_dataset(path: str, reading: Reading) -> SavedDataset:
     try:
         rows = datasets.load_from_disk(path)
     except Exception as error:  # of a file, or of what is in it
-        raise ConfigError(f"--input {path}: cannot be read: {first_line(error)}") from error
+        raise ConfigError(f"--input {path}: cannot be read: {read_reason(error)}") from error
     schema = rows.features.arrow_schema
     values = tuple(name for name in schema.names if name == reading.input)
     return SavedDataset((path,), schema, values, rows.with_format("arrow"))

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.tfrecord import read_feature
-from scaleflow.errors import first_line
+from scaleflow.errors import read_reason
 
 
 def read_records(
@@ -38,7 +38,7 @@ def read_records(
         except StopIteration:
             return
         except tf.errors.OpError as error:
-            yield np.zeros(0), explain_fault(path, compression, first_line(error.message))
+            yield np.zeros(0), explain_fault(path, compression, read_reason(error.message))
             return
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.tracking.connection import hold_migration_lock, set_mlflow_defaults, use_store
@@ -100,7 +100,7 @@ def download_weights(uri: str, tracking: Tracking, folder: Path) -> Path:
         try:
             return find_keras_file(download(address), uri)
         except (MlflowException, OSError) as error:
-            reason = first_line(error)
+            reason = read_reason(error)
             raise ConfigError(
                 f"model.init_from={uri}: cannot be loaded from {mask_secrets(store)}: {mask_secrets(reason)}"
             ) from error

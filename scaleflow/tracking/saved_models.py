@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import LearnedState, Tracking, name_leaves
 from scaleflow.tracking.store import MlflowTracker
 from scaleflow.tracking.tracked_runs import TrackedRun, download_artifact
@@ -101,7 +101,7 @@ def describe_model(
             inputs = {name: ModelInput(shape, dtype) for name, shape, dtype in read_schema(signature.inputs)}
             shapes = {name: shape for name, shape, _ in read_schema(signature.outputs)}
         except Exception as error:  # MLflow and YAML raise many types
-            reason = first_line(error)
+            reason = read_reason(error)
             raise ConfigError(
                 f"{run.run_id}: the description of its model {run.model_id} cannot be read: {reason[:300]}"
             ) from error

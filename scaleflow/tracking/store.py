@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from scaleflow.errors import ConfigError, RunDeleted, RunMissing, StoreUnreachable, first_line
+from scaleflow.errors import ConfigError, RunDeleted, RunMissing, StoreUnreachable, read_reason
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracking, find_console_script, name_command
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.interfaces.events import DatasetDescribed
@@ -447,7 +447,7 @@ def refuse_missing(message: str, kind: type[ConfigError] = ConfigError) -> Itera
 
 def explain_unusable(uri: str, error: Exception) -> ConfigError:
     """Returns the error to raise if a store can't be used: StoreUnreachable if it is only unavailable now."""
-    reason = explain_versions(error) or first_line(error)
+    reason = explain_versions(error) or read_reason(error)
     kind = StoreUnreachable if is_transient(error) else ConfigError
     return kind(f"tracking.uri={mask_secrets(uri)}: the store cannot be used: {mask_secrets(reason)}")
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Plan, Source, name_leaves
 from scaleflow.interfaces.events import DataChecked, Emit, Event, Note, StageBegan
 from scaleflow.runs import DataCheckSpec
@@ -77,7 +77,7 @@ def sample_splits(name: str, source: Source, splits: Splits, examples: int) -> d
         except (ValueError, AttributeError) as error:
             raise ConfigError(
                 f"dataset={name}: examples of the split {split!r} cannot be put side by side, as scaleflow check does "
-                f"({first_line(error)}); it needs inputs and targets of one shape"
+                f"({read_reason(error)}); it needs inputs and targets of one shape"
             ) from error
     return samples
 

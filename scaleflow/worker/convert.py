@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.config.targets import bind_target, locate_target
-from scaleflow.errors import ExportError, first_line
+from scaleflow.errors import ExportError, read_reason
 from scaleflow.export.formats import ExportFormat, PortableModel, list_formats
 from scaleflow.export.keras_file import IS_SAFE, MODULES
 from scaleflow.export.runtime import RuntimeProcess, start_runtime
@@ -264,7 +264,7 @@ def explain_format_error(form: ExportFormat, error: Exception) -> str:
     text = str(error)
     if operations := form.find_unsupported(text):
         return f"it cannot express {', '.join(operations)}, which this model computes"
-    return re.sub(r"\s+", " ", first_line(error))[:300]
+    return re.sub(r"\s+", " ", read_reason(error))[:300]
 
 
 def read_example_proof(exported: Path, parts: SavedParts, state: LearnedState | None) -> Proof:

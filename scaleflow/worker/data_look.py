@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import EarlierState, Plan, Rows, Source, Workers, name_leaves
 from scaleflow.interfaces.events import Emit, Note
 
@@ -54,7 +54,7 @@ def make_look(
                 schema.update(known or make_schema(sample))
             except Exception as error:  # strange data end no run, and an example that cannot be read has its own error
                 traceback.print_exc()
-                return json.dumps({"error": first_line(error)})
+                return json.dumps({"error": read_reason(error)})
             return json.dumps({"findings": [asdict(each) for each in found]})
 
         tell_findings(json.loads(workers.from_chief(find)), check, emit)
@@ -98,7 +98,7 @@ def tell_comparison(
         found = compare_split(earlier.state.schema, source, examples, few)
     except Exception as error:
         traceback.print_exc()
-        tell_findings({"error": first_line(error)}, plan.dataset.check, emit)
+        tell_findings({"error": read_reason(error)}, plan.dataset.check, emit)
         return
     tell_findings({"findings": [asdict(each) for each in found]}, plan.dataset.check, emit)
 

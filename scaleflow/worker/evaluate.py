@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.config.trust import check_origins
-from scaleflow.errors import ConfigError, RunError, first_line
+from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.interfaces import (
     EarlierState,
     Inputs,
@@ -226,12 +226,11 @@ def load_model(spec: EvaluationSpec, trusted: Sequence[str]) -> keras.Model:
     try:
         return keras.models.load_model(spec.model, compile=False, safe_mode=True)
     except Exception as error:  # zipfile, h5py and Keras raise many types
-        reason = first_line(error)
-        such = f", such as\n{spec.command}" if spec.command else ""
-        raise ConfigError(
-            f"{spec.origin}: its model cannot be loaded ({reason[:300]}); to load a class of your own, decorate it "
-            f"with keras.saving.register_keras_serializable and add --trust MODULE{such}"
-        ) from error
+        from scaleflow.model import explain_load_error
+
+        reason = explain_load_error(error)
+        such = f", such as\n{spec.command}" if spec.command and "--trust" in reason else ""
+        raise ConfigError(f"{spec.origin}: its model cannot be loaded: {reason}{such}") from error
 
 
 def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, spec: EvaluationSpec) -> None:
@@ -246,7 +245,7 @@ def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, spec: Eva
             outputs_of = model(inputs_of)
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
-                f"{name}: the model of {spec.origin} does not accept its inputs: {first_line(error)}"
+                f"{name}: the model of {spec.origin} does not accept its inputs: {read_reason(error)}"
             ) from error
     else:
         inputs_of, outputs_of = map(to_single, graph)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import bdb
 import re
 import traceback
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.cluster.members import find_unreachable
-from scaleflow.errors import ScaleflowError, read_reason
+from scaleflow.errors import ScaleflowError, find_cause, read_reason
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import ArtifactWritten, Emit, FaultReported
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -62,11 +61,8 @@ def suggest_batch_size(plan: Plan, size: int, parts: int) -> str:
     return f"{key}training.accumulate={parts * divisor}{engine}"
 
 
-#: Lines of TensorFlow's errors that precede the reason.
-LEADS_TO_REASON = re.compile(r"\s*$|Graph execution error|Detected at node|<stack traces|\d+ root error|\s+File ")
-
-#: What tf.data writes before the reason.
-OF_TF_DATA = re.compile(r"^Error in user-defined function passed to \S+ transformation with iterator: Iterator::\S+: ")
+#: A reason that has the class of its error.
+NAMED = re.compile(r"\w*(Error|Exception): ")
 
 
 def report_failure(spec: RunSpec, error: Exception, emit: Emit, setup: TrainingSetup) -> None:
@@ -113,14 +109,8 @@ def format_failure(error: Exception, plan: Plan) -> str:
         )
     if match := re.search(r"\{\{node (\S+)/CheckNumericsV2\}\}", str(error)):
         return f"debug.nan: the operation {match[1]} returned NaN or Inf; the log shows where it was called"
-    reason = next((line.strip() for line in read_reason(error).splitlines() if not LEADS_TO_REASON.match(line)), "")
-    reason = OF_TF_DATA.sub("while data was read: ", reason).partition(" [[{{node")[0].rstrip(":")
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_code(f.filename, plan.search)]
-    location = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
-    return f"{type(error).__name__}: {reason}{location}"
-
-
-def is_user_code(file: str, folders: Sequence[str]) -> bool:
-    path = Path(file)
-    is_library = path.is_relative_to(Path(__file__).parents[1]) or "site-packages" in path.parts
-    return not is_library and any(path.is_relative_to(folder) for folder in folders)
+    reason = read_reason(error)
+    if NAMED.match(reason):
+        return reason
+    where = "while data was read: " if "Error in user-defined function passed to" in str(error) else ""
+    return f"{type(find_cause(error)).__name__}: {where}{reason}"

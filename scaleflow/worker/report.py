@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.errors import first_line
+from scaleflow.errors import read_reason
 from scaleflow.interfaces import EvaluationOptions
 from scaleflow.interfaces.events import ArtifactWritten, Emit, EpochEnded, MetricsLogged, Note, StageBegan
 from scaleflow.runs import EventReader, RunSpec
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 #: The metric of callbacks that change the learning rate, and the most points of the curve of a schedule.
 LEARNING_RATE, MOST_POINTS = "learning_rate", 200
+
+#: Seconds that the end of a run waits for the user's code that makes the layers of a model again.
+LOAD_SECONDS = 30.0
 
 
 class ReportThread:
@@ -92,11 +95,36 @@ class ReportThread:
         self._thread.join()
         if self._report is None:
             error = self._error or RuntimeError("it was not made")
-            emit(Note(f"evaluation: there is no report ({type(error).__name__}: {first_line(error)})"))
+            emit(Note(f"evaluation: there is no report ({type(error).__name__}: {read_reason(error)})"))
             return
         for path in self._report.files:
             emit(ArtifactWritten(str(self._folder / path), str(Path(self._folder.name) / path.parent)))
         emit_intervals(self._report, step, metrics, prefix, emit)
+
+
+class LoadCheck(threading.Thread):
+    """Loads the exported Keras file in the background, as `evaluate` will.
+
+    Args:
+        folder: of the exported model.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(name="load", daemon=True)
+        self._folder = folder
+        self._fault: str | None = None
+        self.start()
+
+    def run(self) -> None:
+        from scaleflow.model import find_load_fault
+
+        self._fault = find_load_fault(self._folder)
+
+    def finish(self, emit: Emit) -> None:
+        """Waits for it, and reports what `evaluate` will say."""
+        self.join(LOAD_SECONDS)
+        if self._fault:
+            emit(Note(f"model: scaleflow.evaluate and model.init_from cannot load its .keras file: {self._fault}"))
 
 
 def begin_report(
@@ -196,7 +224,7 @@ def ask_model(
             mattered = explain_mistakes(setup.engine, setup.kept, predictions, options.worst, options.seconds)
     except Exception as error:  # a model that cannot be asked again ends no run
         traceback.print_exc()
-        emit(Note(f"evaluation: what the model uses cannot be measured ({first_line(error)})"))
+        emit(Note(f"evaluation: what the model uses cannot be measured ({read_reason(error)})"))
     return columns, mattered
 
 

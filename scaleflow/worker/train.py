@@ -49,7 +49,7 @@ from scaleflow.worker.evaluator import EvaluationRelay, run_evaluator
 from scaleflow.worker.export import export_model, report_formats, try_formats
 from scaleflow.worker.failures import format_failure, is_loss_of_peer, report_failure
 from scaleflow.worker.metadata import report_confusion, report_metadata
-from scaleflow.worker.report import begin_report, import_ahead
+from scaleflow.worker.report import LoadCheck, begin_report, import_ahead
 from scaleflow.worker.startup_timer import StartupTimer
 from scaleflow.worker.trials import BatchSizeTrial, RateTrial, make_trial
 
@@ -410,11 +410,14 @@ def train_and_export(
         evaluated = {"validation": setup.feeds.validation, "test": setup.feeds.test}
         report_confusion(setup.engine, evaluated, setup.outputs, spec.files, emit)
     weights = export_model(spec, setup)
+    load_check = LoadCheck(spec.files.model) if spec.records else None
     if spec.records and spec.plan.export.formats:
         report_formats(spec, result.model_step, emit, should_stop)
     if report is not None:
         emit(StageBegan("making the report"))
         report.finish(result.model_step, result.test, "test/", emit)
+    if load_check is not None:
+        load_check.finish(emit)
     emit(ModelExported(str(spec.files.model), result.model_step, weights))
     session.finish_checkpoints()
     if spec.records:

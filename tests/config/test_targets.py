@@ -173,7 +173,7 @@ def test_nested_targets_in_a_list_are_built_and_plain_values_stay_plain() -> Non
     [
         ({"_target_": "own_targets.nowhere"}, "own_targets.nowhere"),
         ({"_target_": "own_targets.Layer", "widht": 1}, "widht"),
-        ({"_target_": "own_broken.build"}, "own_broken.build"),
+        ({"_target_": "own_broken.build"}, "own_broken.py, line 1"),
     ],
 )
 def test_a_nested_target_that_cannot_be_built_is_refused_by_its_key(inner: dict[str, Any], cause: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,3 +126,67 @@ def test_what_a_model_loses_is_said(isolated: Callable[..., Any]) -> None:
     for name, what in (("lambda", "a lambda of a Lambda layer"), ("function", "own_function"), ("class", "Own")):
         assert found[name].startswith(f"model: {what} cannot be read from the .keras file")
     assert found["compiled"].startswith("model: compile(optimizer=SGD, loss=mse) of Sequential has no effect")
+
+
+def load_faults(folder: str) -> dict[str, str | None]:
+    """What is said of exported models with layers and models of the user's own."""
+    import keras
+
+    from scaleflow.model import find_load_fault
+
+    class Own(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self, units: int = 3, **options: Any) -> None:
+            super().__init__(**options)
+            self.units, self.dense = units, keras.layers.Dense(units)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+        def get_config(self) -> dict[str, Any]:
+            return {**super().get_config(), "units": self.units}
+
+    class TakesNoOptions(Own):
+        def __init__(self, units: int) -> None:
+            super().__init__(units)
+
+    class ForgetsUnits(Own):
+        def get_config(self) -> dict[str, Any]:
+            return dict(keras.layers.Layer.get_config(self))
+
+    class NeedsUnits(ForgetsUnits):
+        def __init__(self, units: int, **options: Any) -> None:
+            super().__init__(units, **options)
+
+    class OwnModel(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+
+        def call(self, x: Any) -> Any:
+            return x
+
+    register = keras.saving.register_keras_serializable("tests")
+    layers = [register(each)(5) for each in (Own, TakesNoOptions, ForgetsUnits, NeedsUnits)]
+    loaded, load = [], keras.models.load_model
+    keras.models.load_model = lambda *words, **options: loaded.append(words) or load(*words, **options)
+    found = {}
+    for layer in (*layers, register(OwnModel)(), keras.layers.Dense(5)):
+        raw = keras.Input((4,))
+        keras.Model(raw, keras.layers.Dense(2)(layer(raw))).save(f"{folder}/model.keras")
+        found[type(layer).__name__] = find_load_fault(Path(folder))
+    return {**found, "loaded": str(len(loaded))}
+
+
+def test_what_evaluate_could_not_load_is_said_with_what_to_write(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    found = isolated(load_faults, str(tmp_path))
+    assert found.pop("Own") is found.pop("Dense") is None
+    assert found.pop("loaded") == "5"  # the model of Keras's classes is not
+    takes = "let this __init__ take **options and pass them to super().__init__(**options)"
+    gives = "from get_config"
+    for name, reason, advice in (
+        ("TakesNoOptions", "TakesNoOptions.__init__() got an unexpected keyword argument", takes),
+        ("OwnModel", "OwnModel.__init__() got an unexpected keyword argument 'trainable'", takes),
+        ("NeedsUnits", "missing 1 required positional argument: 'units'", gives),
+        ("ForgetsUnits", "is incompatible with the layer", gives),
+    ):
+        assert reason in found[name], found
+        assert advice in found[name], found

@@ -15,7 +15,7 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Batching, Inputs, Outputs, Plan, Stream
-from scaleflow.interfaces.events import Event, FaultReported, MetricsLogged, Note, RunReady
+from scaleflow.interfaces.events import Event, FaultReported, MetricsLogged, Note, RunEnded, RunReady
 from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.runs import EventReader, EventWriter, RunSpec
 from scaleflow.worker.failures import explain_out_of_memory
@@ -153,16 +153,35 @@ def never_answer(built: Any) -> None:
     CheckpointStore.write = lambda self, snapshot: threading.Event().wait()  # type: ignore[assignment,return-value,method-assign]
 
 
-def faults(vanishing: Plan, running_out: Plan, unwritable: Plan, stalling: Plan, folder: str) -> list[Any]:
+def make_own(inputs: Any, outputs: Any, **options: Any) -> Any:
+    """A model that Keras cannot load again, because its class does not take `trainable`."""
+    import keras
+
+    @keras.saving.register_keras_serializable("tests")
+    class Own(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = keras.layers.Dense(*outputs.shape)
+
+        def call(self, x: Any) -> Any:
+            return self.head(keras.ops.reshape(x, (-1, 64)))
+
+    return Own()
+
+
+def faults(vanishing: Plan, running_out: Plan, unwritable: Plan, stalling: Plan, own: Plan, folder: str) -> list[Any]:
     import os
 
     os.chdir(folder)
     Path("data").mkdir()
     runs = [train(vanishing, folder, vanish), train(running_out, folder, run_out)]
+    Path("own").mkdir()
     runs += [train(unwritable, folder, be_in_the_way), train(stalling, folder, never_answer)]
     errors = [next(event.error for event in events if isinstance(event, FaultReported)) for events in runs]
     steps = [event.step for event in runs[-1] if isinstance(event, MetricsLogged) and "train/loss" in event.values]
-    return [*errors, steps]
+    end = train(own, f"{folder}/own", lambda built: None)
+    assert isinstance(end[-1], RunEnded)
+    return [*errors, steps, [event.text for event in end if isinstance(event, Note)]]
 
 
 def test_a_worker_names_what_gave_out(isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path) -> None:
@@ -171,7 +190,9 @@ def test_a_worker_names_what_gave_out(isolated: Callable[..., Any], plan: Callab
                "dataset.validation=null", "dataset.cache=none")  # fmt: skip
     few = (*base, "dataset.limit=50", "training.batch_size=25", "training.steps_per_loop=1")
     slow = plan(*few, "training.epochs=3", "checkpoint.every_steps=1", "checkpoint.write_seconds=0.5")
-    found = isolated(faults, own, plan(*base, "dataset.limit=50"), plan(*few, "checkpoint=none"), slow, str(tmp_path))
+    unloadable = plan(*few, "checkpoint=none", "model._target_=tests.worker.test_faults.make_own")
+    known = own, plan(*base, "dataset.limit=50"), plan(*few, "checkpoint=none"), slow, unloadable
+    found = isolated(faults, *known, str(tmp_path))
     assert found[0] == "NotFoundError: while data was read: data/05.txt; No such file or directory"
     assert found[1].startswith(
         ASKED + "training.batch_size=32 x 1 replica(s) x training.accumulate=1 is a global batch"
@@ -179,6 +200,11 @@ def test_a_worker_names_what_gave_out(isolated: Callable[..., Any], plan: Callab
     assert found[2] == f"the model could not be exported to {tmp_path}/model: File exists"
     assert found[3].startswith("a checkpoint was not written within checkpoint.write_seconds=0.5: ")
     assert found[4] == [1, 2, 3, 4, 5, 6]  # training did not wait for it
+    assert found[5] == [
+        "model: scaleflow.evaluate and model.init_from cannot load its .keras file: make_own.<locals>.Own.__init__() "
+        "got an unexpected keyword argument 'trainable'; let this __init__ take **options and pass them to "
+        "super().__init__(**options)"
+    ]
 
 
 def test_a_disk_that_is_full_for_the_events_ends_the_run_and_says_so(command: Command) -> None:

@@ -9,14 +9,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from scaleflow.errors import ConfigError, RunError
+from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.interfaces import Rows
-
-#: Text that TensorFlow adds around an operation's own message.
-ERROR_PREFIX = re.compile(
-    r"^(\{\{.*?\}\}\s*)?(Error in user-defined function passed to .*?Iterator::\S+:\s*)?(ConfigError: )?"
-)
-ASSERTED = re.compile(r"assertion failed: \[(.*)\]$")
 
 
 class UnusableRowError(ValueError):
@@ -87,8 +81,5 @@ def operation_message(error: Exception) -> str:
     """Returns an operation's own message, without what TensorFlow adds."""
     if not isinstance(error, tf.errors.OpError):
         return "it cannot be read"
-    line = ERROR_PREFIX.sub("", str(error.message).strip()).partition("\n")[0].strip()
-    asserted = ASSERTED.match(line)
-    if asserted:
-        line = asserted[1].replace("] [", " ").replace("\\'", "'")
-    return line if len(line) <= 200 else line[:197] + "..."
+    line = read_reason(error).replace("\\'", "'")
+    return line if len(line) <= 300 else line[:297] + "..."

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from scaleflow.dataset.reading.text import LOWER, add_words, lower_text
-from scaleflow.errors import ConfigError, first_line
+from scaleflow.errors import ConfigError, read_reason
 
 #: Number of different bytes.
 BYTES = 256
@@ -231,7 +231,7 @@ class HubTokenizer(FixedTokenizer):
             else:
                 self._tokenizer = load_hub_tokenizer(files)
         except Exception as error:  # of a download, of a file, or of what is in it
-            reason = first_line(error)
+            reason = read_reason(error)
             raise ConfigError(f"dataset.tokenizer={preset}: {EXPECTED}, which cannot be loaded: {reason}") from error
         settings = json.dumps(self._tokenizer.get_config(), sort_keys=True, default=str)
         words = self._tokenizer.get_vocabulary() if hasattr(self._tokenizer, "get_vocabulary") else None
