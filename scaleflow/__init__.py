@@ -14,61 +14,43 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scaleflow.api import Result, RunFailed, compose, run
-    from scaleflow.check import check_data
-    from scaleflow.comparison.runs import compare_runs
-    from scaleflow.convert import convert_model
-    from scaleflow.errors import ConfigError
-    from scaleflow.pipeline.command import PipelineResult, run_pipeline
-    from scaleflow.predict.texts import generate_text
-    from scaleflow.promote import PromotionResult, promote_model
-    from scaleflow.runs.user_metrics import log_metric
-    from scaleflow.sweeps import JobResult, SweepResult, best_run, run_sweep
+    from scaleflow.api import Result as Result
+    from scaleflow.api import RunFailed as RunFailed
+    from scaleflow.api import compose as compose
+    from scaleflow.api import run as run
+    from scaleflow.check import check_data as check_data
+    from scaleflow.comparison.runs import compare_runs as compare_runs
+    from scaleflow.convert import convert_model as convert_model
+    from scaleflow.errors import ConfigError as ConfigError
+    from scaleflow.pipeline.command import PipelineResult as PipelineResult
+    from scaleflow.pipeline.command import run_pipeline as run_pipeline
+    from scaleflow.predict.texts import generate_text as generate_text
+    from scaleflow.promote import PromotionResult as PromotionResult
+    from scaleflow.promote import promote_model as promote_model
+    from scaleflow.runs.user_metrics import log_metric as log_metric
+    from scaleflow.sweeps import JobResult as JobResult
+    from scaleflow.sweeps import SweepResult as SweepResult
+    from scaleflow.sweeps import best_run as best_run
+    from scaleflow.sweeps import run_sweep as run_sweep
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ConfigError",
-    "JobResult",
-    "PipelineResult",
-    "PromotionResult",
-    "Result",
-    "RunFailed",
-    "SweepResult",
-    "__version__",
-    "best_run",
-    "check_data",
-    "compare_runs",
-    "compose",
-    "convert_model",
-    "generate_text",
-    "log_metric",
-    "promote_model",
-    "run",
-    "run_pipeline",
-    "run_sweep",
-]
-
-_PLACES = {
-    "ConfigError": "scaleflow.errors",
-    "JobResult": "scaleflow.sweeps",
-    "PipelineResult": "scaleflow.pipeline.command",
-    "PromotionResult": "scaleflow.promote",
-    "Result": "scaleflow.api",
-    "RunFailed": "scaleflow.api",
-    "SweepResult": "scaleflow.sweeps",
-    "best_run": "scaleflow.sweeps",
-    "check_data": "scaleflow.check",
-    "compare_runs": "scaleflow.comparison.runs",
-    "compose": "scaleflow.api",
-    "generate_text": "scaleflow.predict.texts",
-    "convert_model": "scaleflow.convert",
-    "log_metric": "scaleflow.runs.user_metrics",
-    "promote_model": "scaleflow.promote",
-    "run": "scaleflow.api",
-    "run_pipeline": "scaleflow.pipeline.command",
-    "run_sweep": "scaleflow.sweeps",
+#: The public names, by the module that defines them.
+_NAMES = {
+    "scaleflow.api": ("Result", "RunFailed", "compose", "run"),
+    "scaleflow.check": ("check_data",),
+    "scaleflow.comparison.runs": ("compare_runs",),
+    "scaleflow.convert": ("convert_model",),
+    "scaleflow.errors": ("ConfigError",),
+    "scaleflow.pipeline.command": ("PipelineResult", "run_pipeline"),
+    "scaleflow.predict.texts": ("generate_text",),
+    "scaleflow.promote": ("PromotionResult", "promote_model"),
+    "scaleflow.runs.user_metrics": ("log_metric",),
+    "scaleflow.sweeps": ("JobResult", "SweepResult", "best_run", "run_sweep"),
 }
+_PLACES = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_PLACES)]
 
 
 def __getattr__(name: str) -> Any:

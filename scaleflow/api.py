@@ -11,8 +11,6 @@ The worker is a separate process, as on the command line, except with `debug=inl
 recorded as KILLED, and then raises KeyboardInterrupt. In other threads, signal handlers stay unchanged.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +28,6 @@ from scaleflow.config.compose import (
     resolve_config,
     user_module_folders,
 )
-from scaleflow.config.folders import create_folder
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Status
 from scaleflow.interfaces.formatting import Readable, list_metric_rows
@@ -40,8 +37,8 @@ from scaleflow.launcher.data_frame import set_data_dir, to_arrow, write_feather
 from scaleflow.launcher.launch import describe_outcome, launch_run
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recording.recovery import repair_quietly
-from scaleflow.runs.folder_use import RUN_DIR, check_folder
-from scaleflow.runs.split_digest import Repetition
+from scaleflow.runs.data_digest import Repetition
+from scaleflow.runs.folder_use import RUN_DIR, check_folder, create_folder
 from scaleflow.runs.state import RunHistory
 
 Folders = str | Path | Sequence[str | Path]

@@ -9,16 +9,13 @@ While the sweep runs, the best job so far is printed.
 Exit code: 0 there is a best job; 2 there is no such sweep, or no finished job has the metric.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys
 from collections.abc import Sequence
 
 from scaleflow.__main__ import entry
-from scaleflow.commands.frame import run_command
-from scaleflow.commands.parser import CommandParser
+from scaleflow.commands.frame import CommandParser, run_command
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.secret_masking import register_resolver
 from scaleflow.launcher.answer import ANSWER, FINISHED

@@ -20,8 +20,6 @@ Exit code: 0 nothing was found from --level on; 1 something was found; 2 the dat
 interrupted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import shutil
@@ -31,14 +29,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scaleflow.commands.frame import run_command
-from scaleflow.commands.parser import CommandParser, check_page
+from scaleflow.commands.frame import CommandParser, check_page, run_command
 from scaleflow.commands.process import end_with
-from scaleflow.commands.supervision import supervise_worker
-from scaleflow.commands.tracked_run import load_learned_state, make_one_process_plan
-from scaleflow.config.compose import compose_config, resolve_config
+from scaleflow.commands.tracked_run import load_learned_state, make_one_process_plan, supervise_worker
+from scaleflow.config.compose import compose_config, parse_overrides, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options
-from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.config.words import split_overrides
 from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError, RunError
@@ -130,12 +125,7 @@ def read_schema_of_run(run_id: str, overrides: Sequence[str], display: Display) 
 
 
 def look_at_data(
-    plan: Plan,
-    schema: Mapping[str, Any] | None,
-    examples: int,
-    report: Path,
-    display: Display,
-    stop: StopRequest,
+    plan: Plan, schema: Mapping[str, Any] | None, examples: int, report: Path, display: Display, stop: StopRequest
 ) -> DataChecked | None:
     """Looks at the dataset of a plan in a worker process, and writes the report; None if it was stopped.
 

@@ -25,8 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scaleflow.commands.frame import run_command
-from scaleflow.commands.parser import CommandParser
+from scaleflow.commands.frame import CommandParser, run_command
 from scaleflow.commands.process import end_with
 from scaleflow.errors import ConfigError, RunDeleted, RunMissing
 from scaleflow.interfaces.formatting import format_duration, join_first

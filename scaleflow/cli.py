@@ -3,8 +3,6 @@
 The modules that only a job needs are imported when it starts. So `--cfg`, `--help` and wrong overrides answer quickly.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import sys
@@ -22,13 +20,13 @@ from scaleflow.commands.completion import LINE, complete_line
 from scaleflow.commands.frame import run_command
 from scaleflow.commands.hydra_task import HydraTask, JobFailed, compose_once, raise_hydra_errors
 from scaleflow.commands.table import check_first_word, describe_commands, find_command
-from scaleflow.config.compose import find_own_modules
-from scaleflow.config.hydra_errors import (
+from scaleflow.config.compose import (
     CONF,
     check_config_dirs,
     check_flags,
     check_overrides,
     explain_error,
+    find_own_modules,
     parse_config_dirs,
 )
 from scaleflow.config.synonyms import translate_words

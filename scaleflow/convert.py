@@ -16,8 +16,6 @@ The run is looked up in `tracking.uri=...`, else in MLFLOW_TRACKING_URI, else in
 Exit code: 0 all formats are good; 1 a format is not, or it failed; 2 the command cannot work; 130 or 143 interrupted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import tempfile
@@ -36,17 +34,17 @@ from scaleflow.commands.tracked_run import (
     make_run_parser,
     parse_command,
 )
+from scaleflow.config.compose import parse_overrides
 from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_store_options, reuse_config
-from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.export.formats import check_formats
 from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import ANSWER, FAILED, FINISHED
 from scaleflow.launcher.display import Display, display_for
-from scaleflow.launcher.last_lines import describe_formats
 from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
+from scaleflow.launcher.run_end import describe_formats
 from scaleflow.runs import RunSpec
 from scaleflow.tracking.logged_formats import download_exported, log_formats
 from scaleflow.tracking.tracked_runs import TrackedRun

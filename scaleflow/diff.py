@@ -11,14 +11,11 @@ examples whose predictions both runs kept, is on one side of 0.
 Exit code: 0 the runs were compared, whether they differ or not; 2 there is no such run.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scaleflow.commands.frame import run_command
-from scaleflow.commands.parser import CommandParser, check_page
+from scaleflow.commands.frame import CommandParser, check_page, run_command
 from scaleflow.commands.process import end_with
 from scaleflow.interfaces import Tracking
 from scaleflow.launcher.answer import ANSWER

@@ -20,8 +20,6 @@ The run is looked up in `tracking.uri=...`, else in MLFLOW_TRACKING_URI, else in
 Exit code: 0 the metrics are recorded; 1 the evaluation failed; 2 the command cannot work; 130 or 143 interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os
@@ -35,15 +33,15 @@ from typing import Any
 
 from scaleflow.__main__ import entry
 from scaleflow.commands.frame import run_command
-from scaleflow.commands.supervision import supervise_worker
 from scaleflow.commands.tracked_run import (
     answer_model,
     format_model_rows,
     make_evaluation_plan,
     make_run_parser,
     parse_command,
+    supervise_worker,
 )
-from scaleflow.config.compose import resolve_config
+from scaleflow.config.compose import parse_overrides, resolve_config
 from scaleflow.config.from_mlflow import (
     RerunCommand,
     complete_command,
@@ -52,7 +50,6 @@ from scaleflow.config.from_mlflow import (
     load_config,
     reuse_config,
 )
-from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Dataset
 from scaleflow.interfaces.events import DatasetDescribed, EvaluationReady, Event, MetricsLogged, StepsProfiled
@@ -66,12 +63,7 @@ from scaleflow.profiler import analyze_window
 from scaleflow.runs import EvaluationSpec, RunSpec
 from scaleflow.runs.provenance.tags import command_line
 from scaleflow.runs.state import drop_intervals
-from scaleflow.tracking.tracked_runs import (
-    TrackedRun,
-    describe_opened_run,
-    download_model,
-    log_evaluation,
-)
+from scaleflow.tracking.tracked_runs import TrackedRun, describe_opened_run, download_model, log_evaluation
 from scaleflow.worker.evaluate import ALL, SPLITS
 
 #: The sections of a tracked config that an evaluation uses.

@@ -17,16 +17,13 @@ checkpoints or export a model, and keys about these have no effect.
 Exit code: 0 found; 1 nothing was found; 2 the command cannot work, nothing was recorded; 130 or 143 interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Sequence
 
 from scaleflow.__main__ import entry
 from scaleflow.api import launch_config
-from scaleflow.commands.frame import run_command
-from scaleflow.commands.parser import CommandParser
+from scaleflow.commands.frame import CommandParser, run_command
 from scaleflow.config.compose import compose_config
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError

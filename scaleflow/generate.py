@@ -14,16 +14,13 @@ When the window is full, it moves on by half. For many prompts, a table or a fol
 Exit code: 0 the text is generated; 1 it failed; 2 the command cannot work; 130 or 143 interrupted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import sys
 from collections.abc import Callable, Sequence
 
 from scaleflow.__main__ import entry
-from scaleflow.commands.frame import run_command
-from scaleflow.commands.parser import CommandParser
+from scaleflow.commands.frame import CommandParser, run_command
 from scaleflow.commands.tracked_run import add_run_id, answer_model, format_model_rows
 from scaleflow.interfaces.sampling import Sampling
 from scaleflow.launcher.answer import ANSWER, FINISHED

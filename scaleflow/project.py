@@ -10,8 +10,6 @@ MLflow passes every parameter, also those that the user did not set. Options tha
 dropped, because an explicit option would take precedence over a recipe (-P experiment=...).
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

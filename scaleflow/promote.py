@@ -22,8 +22,6 @@ Exit code: 0 promoted (or with --dry-run: it would be); 3 not promoted; 1 failed
 interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

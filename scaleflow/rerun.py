@@ -20,8 +20,6 @@ Exit code: 0 finished; 1 training failed, or with --exact the results differ; 2 
 recorded; 130 or 143 interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile
@@ -44,8 +42,8 @@ from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder
+from scaleflow.runs.data_digest import Repetition, SplitDigests
 from scaleflow.runs.event_log import append_event
-from scaleflow.runs.split_digest import Repetition, SplitDigests
 
 #: The tag of the new run that names the tracked run, and the one that says whether it has the same results.
 TAG, REPRODUCES = "scaleflow.rerun_of", "scaleflow.reproduces"
@@ -116,7 +114,7 @@ class ExactRerun:
         something differs that may not.
         """
         from scaleflow.comparison import checkout, exact
-        from scaleflow.runs.provenance.differences import list_unknown
+        from scaleflow.runs.provenance.record import list_unknown
 
         display = Display(sys.stdout)
         masked: Sequence[str] = ()

@@ -7,8 +7,6 @@ print(sweep.best.overrides, sweep.best.result.model_uri)
 best = best_run(sweep.run_id)                         # later: by the id of the sweep's run, or by its folder
 """
 
-from __future__ import annotations
-
 import shlex
 import time
 from dataclasses import dataclass, replace
@@ -27,9 +25,8 @@ from scaleflow.launcher.answer import FINISHED, REFUSED
 from scaleflow.runs import RunFolder
 from scaleflow.runs.folder_use import FolderRefused
 from scaleflow.runs.state import RunHistory
-from scaleflow.sweep.best_job import read_sweep_tags
-from scaleflow.sweep.history import JobHistory
-from scaleflow.sweep.ledger import Ledger, LedgerEntry
+from scaleflow.sweep.ledger import JobHistory, Ledger, LedgerEntry
+from scaleflow.sweep.ranking import read_sweep_tags
 from scaleflow.tracking.model_uris import RUN_OR_MODEL
 from scaleflow.tracking.tracked_sweeps import BEST, BEST_METRIC, BEST_OVERRIDES, check_sweep_tags, fetch_best_job
 

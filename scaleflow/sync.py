@@ -7,16 +7,13 @@ Exit code: 0 everything is recorded; 1 something is not recorded or was deleted,
 arguments.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from scaleflow.__main__ import entry
-from scaleflow.commands.frame import run_command
-from scaleflow.commands.parser import CommandParser
+from scaleflow.commands.frame import CommandParser, run_command
 from scaleflow.interfaces.secret_masking import register_resolver
 from scaleflow.launcher.answer import ANSWER, print_refusal
 from scaleflow.launcher.display import Display

@@ -1,4 +1,4 @@
-"""Renders the docs page of option combinations from the rules in scaleflow/config/rules.py and of the cluster engines.
+"""Renders the docs page of option combinations from the rules in scaleflow/config/plan.py and of the cluster engines.
 
 python -m tests.combinations > docs/combinations.md
 """
@@ -16,8 +16,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from scaleflow.cluster.tf_config import EXAMPLE, TF_CONFIG
-from scaleflow.config.plan import parse_plan
-from scaleflow.config.rules import explain_rule, find_applicable, list_rules
+from scaleflow.config.plan import explain_rule, find_applicable, list_rules, parse_plan
 from scaleflow.interfaces import Hardware, Plan, Precision, Rule, Strategy, Training
 from scaleflow.launcher.prepare import resolve_environment
 
@@ -92,7 +91,7 @@ Cell = tuple[Value, ...]
 TITLE = """\
 # What works with what
 
-<!-- Made by `make table` from scaleflow/config/rules.py. -->
+<!-- Made by `make table` from scaleflow/config/plan.py. -->
 
 Before a run starts, scaleflow checks its options against the rules on this page. A refused command takes about a second
 and leaves no files. A combination with a warning runs, and the warning is shown as a note.

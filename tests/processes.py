@@ -312,7 +312,7 @@ FORKING = SimpleNamespace(
 FORKERS = (
     "scaleflow.doctor.report",
     "scaleflow.export.runtime",
-    "scaleflow.launcher.run_promotion",
+    "scaleflow.launcher.run_end",
     "scaleflow.profiler.analysis_process",
     "scaleflow.worker.export",
 )

@@ -65,7 +65,7 @@ WORKER_MODULES = {
     "scaleflow.testing",
     "scaleflow.serving.loader",
     *(f"scaleflow.worker.{name}" for name in ("build", "convert", "data", "engine", "evaluate", "export", "failures")),
-    *(f"scaleflow.worker.{name}" for name in ("keras_import", "kept_predictions", "portable", "runtime")),
+    *(f"scaleflow.worker.{name}" for name in ("keras_import", "kept_predictions", "runtime")),
 }
 
 

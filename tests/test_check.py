@@ -235,7 +235,7 @@ def test_what_cannot_be_read_is_no_fault_if_the_user_leaves_it_out() -> None:
 
 
 def test_findings_are_told_as_the_user_wants() -> None:
-    from scaleflow.worker.data_look import tell_findings
+    from scaleflow.worker.data import tell_findings
 
     def tell(check: str, *levels: str, **more: Any) -> list[str]:
         events: list[Any] = []
@@ -271,7 +271,7 @@ def look_twice() -> Any:
     from scaleflow.check import make_check_plan
     from scaleflow.dataset.pipeline.splits import SingleProcess
     from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs
-    from scaleflow.worker.data_look import make_look
+    from scaleflow.worker.data import make_look
 
     class Points:
         inputs = Inputs((2,), "float32")

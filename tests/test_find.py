@@ -14,7 +14,7 @@ from scaleflow import find
 from scaleflow.cli import main
 from scaleflow.config.compose import compose_config
 from scaleflow.interfaces.events import SettingFound
-from scaleflow.launcher.batch_search import make_search, use_batch_size
+from scaleflow.launcher.launch import make_search, use_batch_size
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.runs import RunFolder, RunState
 from tests.conftest import Command

@@ -15,7 +15,7 @@ from hydra._internal.hydra import Hydra
 from hydra.types import RunMode
 
 from scaleflow import cli
-from scaleflow.config import hydra_errors
+from scaleflow.config import compose
 from scaleflow.interfaces import Plan
 from scaleflow.launcher import launch
 from scaleflow.launcher.answer import to_printable
@@ -109,9 +109,9 @@ def make_commands() -> Any:
 def up_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
     """The command ends where it would launch, and no sweep is looked for."""
     plans: list[Plan] = []
-    keys_with = functools.cache(hydra_errors.list_keys_for)
+    keys_with = functools.cache(compose.list_keys_for)
     monkeypatch.setattr(
-        hydra_errors,
+        compose,
         "list_keys_for",
         lambda made, search: keys_with(tuple(tuple(choice) for choice in made), tuple(search)),
     )

@@ -19,8 +19,8 @@ from unittest import mock
 
 import pytest
 
-from scaleflow.cluster.members import count_workers, process_names
-from scaleflow.config.rules import check_rules, explain_rule, find_applicable, list_rules, resolve_choices
+from scaleflow.cluster.tasks import count_workers, process_names
+from scaleflow.config.plan import check_rules, explain_rule, find_applicable, list_rules, resolve_choices
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Rule
 from scaleflow.interfaces.events import to_fields

@@ -52,8 +52,10 @@ QUICK: Mapping[str, Sequence[str]] = {
     "training/test_loop.py::test_an_update_is_the_mean_over_the_examples_that_are_there": ["2-3"],
     "training/test_loop.py::test_a_stream_trains_like_the_same_examples_in_memory": ["2-2"],
     "training/test_networks.py::test_each_network_can_be_cut_into_stages": ["text"],
-    "training/test_rollback.py::test_a_rate_that_was_too_high_ends_well": ["mirrored cosine"],
-    "training/test_rollback.py::test_it_goes_on_from_the_checkpoint_with_the_same_data_and_half_the_rate": ["constant"],
+    "training/test_decisions.py::test_a_rate_that_was_too_high_ends_well": ["mirrored cosine"],
+    "training/test_decisions.py::test_it_goes_on_from_the_checkpoint_with_the_same_data_and_half_the_rate": [
+        "constant"
+    ],
     "training/test_row_gradients.py::test_updates_by_rows_equal_updates_of_the_whole_table": [
         "Adagrad strategy=mirrored hardware.logical_devices=2 training.accumulate=2 training.clip_norm=0.05",
     ],

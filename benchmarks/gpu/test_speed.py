@@ -249,10 +249,10 @@ def test_mfu(bench: Bench) -> None:
             expect(
                 bare[dtype] <= ABOVE_PEAK * peak,
                 f"a loop of {dtype} products reaches {bare[dtype]:.0f} TFLOP/s, more than the peak of {peak:.0f} in "
-                "scaleflow/hardware/peaks.py",
+                "scaleflow/hardware/devices.py",
             )
     if kind == "gpu" and not any("peak" in name for name in bench.values):
-        pytest.skip("scaleflow/hardware/peaks.py does not have this GPU")
+        pytest.skip("scaleflow/hardware/devices.py does not have this GPU")
 
 
 def count_operations(widths: Sequence[int]) -> float:

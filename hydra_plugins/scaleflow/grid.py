@@ -4,8 +4,6 @@ It is Hydra's basic sweeper, except that it does not compose all jobs before it 
 and checks them itself. That takes Hydra 0.1 s for each job.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ them. With `hydra/launcher=ray` the workers are on the machines of a Ray cluster
 environment; they reject other apps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,8 +39,7 @@ class IsolatedLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Called by Hydra once for each sweep.
 
-        Raises:
-            CompactHydraException: if the app is not scaleflow; Hydra prints its message without a traceback.
+        Raises CompactHydraException if the app is not scaleflow; Hydra prints its message without a traceback.
         """
         if not hasattr(task_function, "sweep"):
             raise CompactHydraException(
@@ -83,6 +80,6 @@ class RayLauncher(IsolatedLauncher):
 
 def add_ray_cluster(overrides: Sequence[str]) -> Sequence[str]:
     """Returns a job's overrides, with `cluster=ray` if they choose no cluster."""
-    from scaleflow.config.hydra_errors import override_key
+    from scaleflow.config.compose import override_key
 
     return overrides if any(override_key(word) == "cluster" for word in overrides) else ["cluster=ray", *overrides]

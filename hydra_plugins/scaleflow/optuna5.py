@@ -23,7 +23,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from scaleflow.config.hydra_config import mask_sweep_config
+from scaleflow.config.compose import mask_sweep_config
 from scaleflow.config.words import write_value
 from scaleflow.errors import NothingCanRun, read_reason
 from scaleflow.interfaces.events import Event, MetricsLogged
@@ -98,11 +98,7 @@ class OptunaSweeper(Sweeper):
         self._is_reseeded = False
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Checks the options. Hydra calls it once for each sweep.
-
-        Raises:
-            HydraException: if an option is wrong.
-        """
+        """Checks the options. Hydra calls it once for each sweep. Raises HydraException if an option is wrong."""
         self._direction = choose_direction(self._direction, config)
         one_of("sampler", self._sampler, SAMPLERS)
         if self._pruner is not None:
@@ -124,8 +120,7 @@ class OptunaSweeper(Sweeper):
         Returns:
             The best values and their result; empty if no trial is complete.
 
-        Raises:
-            HydraException: if there is nothing to search, or an option is wrong.
+        Raises HydraException if there is nothing to search, or an option is wrong.
         """
         parser = OverridesParser.create(config_loader=self._context.config_loader)
         overrides = parser.parse_overrides([*(f"{k}={v}" for k, v in self._params.items()), *arguments])
@@ -360,8 +355,7 @@ def write_trials(trials: Sequence[optuna.trial.FrozenTrial], path: Path) -> None
 def choose_direction(typed: str | None, config: DictConfig) -> str:
     """Returns the direction of a search: as it is typed, or as scaleflow's options `sweep` say.
 
-    Raises:
-        HydraException: if it is wrong, or if `sweep.mode` is the opposite.
+    Raises HydraException if it is wrong, or if `sweep.mode` is the opposite.
     """
     from scaleflow.sweep.ranking import choose_mode
 
@@ -385,8 +379,7 @@ def choose_direction(typed: str | None, config: DictConfig) -> str:
 def distribution(override: Override) -> Any:
     """Converts a sweep override to the Optuna distribution of its key.
 
-    Raises:
-        HydraException: for a sweep that has none, such as `glob(...)`.
+    Raises HydraException for a sweep that has none, such as `glob(...)`.
     """
     optuna = imported()
     sweep = override.value()
@@ -437,11 +430,7 @@ def one_of(key: str, value: str, known: Sequence[str] | Mapping[str, str]) -> No
 
 
 def imported() -> Any:
-    """Imports Optuna only when it is needed, since that takes seconds.
-
-    Raises:
-        HydraException: if it is not installed.
-    """
+    """Imports Optuna only when it is needed, since that takes seconds. Raises HydraException if it is not installed."""
     try:
         import optuna
     except ImportError as error:

@@ -9,8 +9,6 @@ Then `scaleflow model=my_net` finds `my_models/conf/model/my_net.yaml`. Hydra ca
 in an environment; this one ignores other apps.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from importlib.metadata import entry_points

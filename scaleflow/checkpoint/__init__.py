@@ -2,5 +2,3 @@
 
 from scaleflow.checkpoint.manager import CheckpointManager
 from scaleflow.checkpoint.store import CheckpointStore, DamagedCheckpoint
-
-__all__ = ["CheckpointManager", "CheckpointStore", "DamagedCheckpoint"]

@@ -11,9 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from scaleflow.checkpoint.remote_store import KEY, RemoteStore
+from scaleflow.checkpoint.remote_store import KEY, RemoteStore, Uploader
 from scaleflow.checkpoint.store import CheckpointStore, DamagedCheckpoint, describe_error
-from scaleflow.checkpoint.uploader import Uploader
 from scaleflow.errors import CheckpointError, ConfigError
 from scaleflow.files.object_store import explain_store_error, is_store_address
 from scaleflow.interfaces import Checkpoint, Snapshot
@@ -33,10 +32,6 @@ class CheckpointManager:
     folder and uploads them from there. A worker that does not write makes the same calls, and reads from the store.
 
     Args:
-        options: the section `checkpoint`.
-        folder: the local folder.
-        emit: receives events.
-        writes: whether this worker writes.
         has_readers: whether other workers read what this one writes.
         is_restart: whether this command itself has written the checkpoints that the run continues from.
         records: further files of each checkpoint, by name.
@@ -107,7 +102,7 @@ class CheckpointManager:
         self._emit(
             Note(
                 f"writing a checkpoint to {self._store.folder} has taken {time.monotonic() - began:.0f} s so far; "
-                "training continues, but no newer one is written before it is done",
+                "training continues, but no newer one is written before it is done"
             )
         )
 

@@ -51,7 +51,6 @@ class CheckpointStore:
     """The files of one run's checkpoints in a folder, a path for `tf.io.gfile`, which the first write creates.
 
     Args:
-        folder: the path.
         records: further files of each checkpoint, by name.
     """
 

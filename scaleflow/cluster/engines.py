@@ -4,8 +4,6 @@ An engine says what starts the processes of a run. Each is one object, `ENGINE`,
 file in conf/cluster/. No other module compares `cluster.name`: it asks the engine.
 """
 
-from __future__ import annotations
-
 import functools
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Divides the GPUs of one machine among processes with CUDA_VISIBLE_DEVICES, without importing TensorFlow."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -35,7 +33,6 @@ def gpu_environments(roles: Mapping[str, int], options: Hardware, gpus: Sequence
 
     Args:
         roles: number of processes in each TF_CONFIG role, in the order in which processes are numbered.
-        options: the run's hardware options.
         gpus: this machine's GPUs, as CUDA_VISIBLE_DEVICES names them.
 
     Raises ConfigError if there are fewer GPUs than synchronous workers, or `hardware.devices` names a missing GPU.

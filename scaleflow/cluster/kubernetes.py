@@ -5,8 +5,6 @@ https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode. 
 Kubernetes 1.31) decides by the command's exit code whether a pod is restarted.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Runs all processes on this machine."""
 
-from __future__ import annotations
-
 from scaleflow.cluster.engines import ClusterEngine
 from scaleflow.interfaces import Rule
 

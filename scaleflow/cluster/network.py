@@ -1,7 +1,5 @@
 """Ports and connections: whether a process answers, and when it is gone. An address is HOST:PORT."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import socket

@@ -3,8 +3,6 @@
 https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -213,7 +211,6 @@ def reserve_slots(
 
     Args:
         cluster: the `cluster` options, with the resources of each process.
-        count: number of processes.
         least: the smallest number of processes with which the run can continue.
         should_stop: polled; when it returns true, the function gives up.
         report: called once with a message if the wait takes longer than `NOTICE_SECONDS`.

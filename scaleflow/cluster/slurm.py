@@ -5,8 +5,6 @@ https://slurm.schedmd.com/srun.html). TensorFlow's SlurmClusterResolver is not u
 same port, and it does not support parameter servers.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -5,8 +5,6 @@
 https://www.tensorflow.org/guide/distributed_training#TF_CONFIG
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any

@@ -4,8 +4,6 @@ An address is `grpc://HOST:PORT` (several with commas), `local` for a TPU attach
 TensorFlow resolves with Google Cloud's metadata server and API.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec

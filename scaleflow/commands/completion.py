@@ -1,7 +1,5 @@
 """Shell completion of commands and flags, in front of Hydra's, which completes groups, options and keys of a run."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -52,8 +50,6 @@ def list_choices(page: str, words: Sequence[str], word: str) -> list[str] | None
     """Returns what can follow the words after a command's name; None if that is an override.
 
     Args:
-        page: the command's help.
-        words: the words before the one that is completed.
         word: the one that is completed, as far as it is typed.
     """
     flags = dict(FLAG.findall(page))

@@ -20,10 +20,10 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from scaleflow.config.folders import remove_created
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.launcher.answer import ANSWER
 from scaleflow.launcher.display import greet
+from scaleflow.runs.folder_use import remove_created
 
 if TYPE_CHECKING:
     from scaleflow.sweep import SweepRunner
@@ -73,7 +73,7 @@ class HydraTask:
         if not is_job and OmegaConf.select(config, "cluster.submit") is None:  # that prints a script, and nothing else
             self._greet()
         with pause_collector():
-            from scaleflow.config.hydra_config import mask_sweep_config
+            from scaleflow.config.compose import mask_sweep_config
             from scaleflow.launcher.launch import run_job
             from scaleflow.runs import RunFolder
 

@@ -1,7 +1,5 @@
 """The process of a command: signals before there is a run, a closed standard output, a quick end."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

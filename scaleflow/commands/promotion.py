@@ -1,7 +1,5 @@
 """Decides about the promotion of a tracked model, and carries the decision out."""
 
-from __future__ import annotations
-
 import csv
 import tempfile
 import time
@@ -12,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.commands.supervision import supervise_worker
-from scaleflow.commands.tracked_run import make_evaluation_plan
+from scaleflow.commands.tracked_run import make_evaluation_plan, supervise_worker
 from scaleflow.config.from_mlflow import (
     RerunCommand,
     complete_command,
@@ -63,9 +60,7 @@ def make_decision_page(title: str, models: Sequence[Mapping[str, Any]], decision
     """Returns the page of a decision: the conditions, the comparison, and both models.
 
     Args:
-        title: what was decided.
         models: a row for the candidate and for the champion.
-        decision: the decision.
     """
     conditions = [{"holds": "yes" if each.holds else "no", "condition": each.text} for each in decision.conditions]
     sections = [compose_section("Conditions", make_table(conditions)), compose_section("Models", make_table(models))]
@@ -106,11 +101,8 @@ class Promotion:
     """What came of a promotion.
 
     Attributes:
-        run: of the candidate.
-        name: of the registered model.
         champion: the version that was the champion before; None if there was none.
         version: of the candidate; None if nothing was changed.
-        decision: the decision.
     """
 
     run: TrackedRun
@@ -140,9 +132,6 @@ def promote(
     Args:
         words: the run, and overrides.
         name: of the registered model; None: `promotion.model` of the run.
-        is_dry: whether to change nothing.
-        display: shows what is done.
-        stop: the request to stop.
 
     Raises:
         ConfigError: if that cannot work.
@@ -180,12 +169,8 @@ class Candidate:
     """A model that may become the champion.
 
     Args:
-        words: the command.
         plan: with the data of the candidate's run, and the options of `promotion`.
         found: the store, a tracker that is connected to the candidate's run, and the run.
-        name: of the registered model.
-        display: shows what is done.
-        stop: the request to stop.
         folder: for files.
 
     Raises:
@@ -380,10 +365,8 @@ def compare_models(
     Args:
         candidate, champion: their predictions for the candidate's split.
         is_seen: which examples of the split the champion was trained on, [examples] bool; they are left out.
-        options: the metric and the confidence.
 
-    Raises:
-        ConfigError: if the models do not have the metric, or too few examples are left.
+    Raises ConfigError if the models do not have the metric, or too few examples are left.
     """
     pair = choose_pair(pair_scores(candidate, champion), options.metric)
     is_used = ~is_seen[pair.examples]

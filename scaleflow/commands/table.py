@@ -1,7 +1,5 @@
 """The table of commands: `scaleflow NAME ...` and `python -m scaleflow.NAME ...` run the same module."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""What commands about a tracked run share: their words, the plan of one process, and the lines about the run."""
-
-from __future__ import annotations
+"""What commands share that work on a tracked run or without one: words, the plan of one process, its worker, lines."""
 
 import argparse
 import tempfile
@@ -9,18 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scaleflow.commands.parser import CommandParser
+from scaleflow.commands.frame import CommandParser
 from scaleflow.config.compose import ComposedConfig, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand
 from scaleflow.config.words import split_overrides
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import LearnedState, Plan, Tracking, name_command
+from scaleflow.interfaces.events import Event, FaultReported, Note, RunEnded, RunRefused, StageBegan
 from scaleflow.launcher.answer import to_printable
+from scaleflow.launcher.display import IMPORTING, Display
 from scaleflow.launcher.named_runs import locate_run
 from scaleflow.launcher.prepare import make_plan
+from scaleflow.launcher.processes.server_start import start_fork_server
+from scaleflow.launcher.processes.stop import StopRequest
+from scaleflow.launcher.processes.worker_process import start_workers
+from scaleflow.launcher.recording.monitor import POLL_SECONDS
+from scaleflow.runs import EventReader, EventWriter, RunSpec
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.tracking.model_uris import FORMS
 from scaleflow.tracking.tracked_runs import TrackedRun
+from scaleflow.worker.train import run_worker
 
 #: The strategies that run in one process.
 ONE_PROCESS = ("auto", "one_device", "mirrored")
@@ -58,7 +64,6 @@ def make_one_process_plan(config: dict[str, Any], composed: ComposedConfig, work
 
     Args:
         config: the config of the plan, resolved.
-        composed: what it was composed from.
         work: what the command computes, for the refusal, such as `predictions`.
 
     Raises ConfigError if the config asks for several processes or a TPU, or is wrong.
@@ -105,3 +110,42 @@ def format_model_rows(tracked: TrackedRun) -> list[tuple[str, str]]:
 def answer_model(tracked: TrackedRun) -> Mapping[str, str]:
     """Returns what a command answers about the run and its model to `--json`."""
     return {"run_id": tracked.run_id, "model": tracked.model_uri}
+
+
+def supervise_worker(spec: RunSpec, stop: StopRequest, display: Display) -> list[Event]:
+    """Runs one worker to its end, and shows its stages and notes as they arrive.
+
+    Returns all events of the worker. The last ones are missing if `stop` was set. Raises ConfigError if the worker
+    refused its work, and RunError if it failed.
+    """
+    display.begin_stage(IMPORTING)
+    reader = EventReader(spec.events)
+    events: list[Event] = []
+
+    def look() -> None:
+        for event in reader.read():
+            events.append(event)
+            if isinstance(event, Note | RunEnded | RunRefused | StageBegan):
+                display.show_event(event)
+
+    if spec.plan.debug.inline:
+        display.close()  # a debugger needs the terminal
+        run_worker(spec, EventWriter(spec.events), stop.is_set)
+        look()
+    else:
+        with start_fork_server() as server, start_workers([spec], [{}], server) as (process,):
+            while process.is_alive and not stop.is_set():
+                process.wait(POLL_SECONDS)
+                look()
+            look()
+            if stop.is_set():
+                return events
+            if not events or not isinstance(events[-1], RunEnded | RunRefused):
+                raise RunError(process.find_reason().why)
+    last = events[-1]
+    if isinstance(last, FaultReported):
+        raise RunError(last.error)
+    if isinstance(last, RunRefused):
+        message = last.message.replace(f"; the traceback is in {spec.log}", "")  # the log is deleted
+        raise (RunError if last.keep else ConfigError)(message)
+    return events

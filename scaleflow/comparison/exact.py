@@ -12,22 +12,28 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from scaleflow.comparison.loading import ComparedRun, read_resume_words
+from scaleflow.config.compose import parse_overrides
 from scaleflow.config.from_mlflow import RUN_DIR
-from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.config.parse import suggest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.trials import PARAM
 from scaleflow.runs import RunFolder
-from scaleflow.runs.code_digest import find_code
-from scaleflow.runs.code_record import VERSION
+from scaleflow.runs.code_digest import VERSION, find_code
 from scaleflow.runs.provenance.collect import LaunchFacts, describe_module, digest_changes
-from scaleflow.runs.provenance.differences import CATEGORIES, Difference, compare_data, compare_launch, list_unknown
 from scaleflow.runs.provenance.git import GONE, is_path_within, list_changes_since
 from scaleflow.runs.provenance.machine import list_relevant_variables
-from scaleflow.runs.provenance.record import CodeRecord, Provenance
+from scaleflow.runs.provenance.record import (
+    CATEGORIES,
+    CodeRecord,
+    Difference,
+    Provenance,
+    compare_data,
+    compare_launch,
+    list_unknown,
+)
 from scaleflow.sweep.ledger import IGNORED_SECTIONS, MODEL_KEYS
-from scaleflow.worker.data_changes import identify_files
+from scaleflow.worker.metadata import identify_files
 
 #: Why a run under a strategy cannot be repeated exactly.
 ASYNCHRONOUS = {

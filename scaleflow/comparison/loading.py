@@ -13,8 +13,8 @@ from scaleflow.interfaces import Tracking
 from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.launcher.recording.store_transfer import WEIGHTS
 from scaleflow.runs import RunFolder
+from scaleflow.runs.data_digest import read_split_digests
 from scaleflow.runs.provenance.record import Provenance, read_states
-from scaleflow.runs.split_digest import read_split_digests
 from scaleflow.runs.state import RunHistory
 from scaleflow.sweep.ledger import IGNORED_SECTIONS, Ledger
 from scaleflow.tracking.keys import to_allowed_key

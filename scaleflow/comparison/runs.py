@@ -14,7 +14,7 @@ from scaleflow.comparison.tables import Comparison
 from scaleflow.comparison.verdict import judge_runs
 from scaleflow.interfaces import Tracking
 from scaleflow.runs.folder import RunFolder
-from scaleflow.runs.provenance.differences import (
+from scaleflow.runs.provenance.record import (
     compare_files,
     compare_launch,
     list_unknown,

@@ -1,7 +1,5 @@
 """The rules about hardware, strategies, precision and clusters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from scaleflow.cluster.engines import find_engine

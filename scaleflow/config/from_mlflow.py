@@ -5,8 +5,6 @@ interpolations resolve only within itself, and files and addresses outside the c
 secrets are filled in from this machine's options.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import re
@@ -23,8 +21,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from scaleflow.config.compose import ComposedConfig, compose_config, list_options
-from scaleflow.config.hydra_errors import list_keys, parse_overrides, shorten_error
+from scaleflow.config.compose import (
+    ComposedConfig,
+    compose_config,
+    list_keys,
+    list_options,
+    parse_overrides,
+    shorten_error,
+)
 from scaleflow.config.parse import parse_section, unknown_key_error, unknown_option_error
 from scaleflow.config.trust import (
     check_interpolation,
@@ -79,9 +83,7 @@ def reuse_config(
     """Applies a command's overrides to the config of a tracked run, and checks the result.
 
     Args:
-        text: the content of the run's config.yaml.
         params: the run's params, which contain the chosen options.
-        words: the command.
         sections: use only these sections of the tracked config; None: all.
 
     Raises ConfigError, naming the key that is wrong or not trusted.

@@ -3,8 +3,6 @@
 Each error names the key, the value and what would work.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re
@@ -45,8 +43,7 @@ def parse_section(cls: type[T], section: object, key: str) -> T:
 
     If `cls` has the field `target`, keys that it lacks are arguments of the section's `_target_`.
 
-    Raises:
-        ConfigError: if the section is no mapping, or if a name, type or range is wrong.
+    Raises ConfigError if the section is no mapping, or if a name, type or range is wrong.
     """
     known = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
     has_target = known.pop("target", None) is not None

@@ -3,8 +3,6 @@
 The tables are data. If a word that does not exist is in one of them, its refusal says what to type.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence

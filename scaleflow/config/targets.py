@@ -1,7 +1,5 @@
 """Loads the callable that a `_target_` names, and checks its arguments before it is called."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

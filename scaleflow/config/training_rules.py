@@ -1,12 +1,10 @@
 """The rules about debugging, profiling, training and data."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 
 from scaleflow.cluster.engines import find_engine
-from scaleflow.cluster.members import process_names
+from scaleflow.cluster.tasks import process_names
 from scaleflow.interfaces import Plan, Rule, Strategy
 
 #: The class of `dataset=table` and `dataset=csv`.

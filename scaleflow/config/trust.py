@@ -5,8 +5,6 @@ and steps, Keras's optimizers, losses and metrics, some of its callbacks, and wh
 be in the current folder, and interpolations must refer to the config itself.
 """
 
-from __future__ import annotations
-
 import functools
 import glob
 import os
@@ -177,7 +175,6 @@ def check_values(config: Any, own: Collection[str], trusted: Sequence[str], key:
         config: a resolved config, or the value of `key` in it.
         own: the keys that this command or this machine's options have set. They are not checked.
         trusted: trusted names; those with a `/` are folders that paths may be in.
-        key: the dotted key of `config`.
 
     Raises ConfigError, naming the key.
     """

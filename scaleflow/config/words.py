@@ -1,7 +1,5 @@
 """Words of a command line: how they are typed, split, and quoted for Hydra and for a shell."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Compares data with a schema: columns, types, unseen categories, ranges, missing values, drift."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.data_checks.sample import CATEGORY, DATE, NUMBER, TEXT, SplitSample
-from scaleflow.data_checks.schema import MOST_LETTERS, reduce_values
+from scaleflow.data_checks.sample import CATEGORY, DATE, MOST_LETTERS, NUMBER, TEXT, SplitSample, reduce_values
 from scaleflow.interfaces.formatting import format_number
 
 #: The levels of findings, the least first.
@@ -46,11 +43,9 @@ class DataFinding:
     """Something that is wrong with data, or differs.
 
     Attributes:
-        rule: the name of the rule.
         level: `fault`, `drift` or `hint`.
         text: what was found, with its figure.
         because: the rule in words, with its threshold.
-        columns: the names of the columns that it is about.
     """
 
     rule: str
@@ -211,7 +206,6 @@ def compare_columns(schema: Mapping[str, Any], kinds: Mapping[str, str]) -> Iter
     """Yields missing and new columns, and those of another type.
 
     Args:
-        schema: of the training split.
         kinds: of the new columns, by name.
     """
     known = schema.get("columns", {})

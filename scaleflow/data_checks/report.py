@@ -1,7 +1,5 @@
 """Builds the page about data: findings, columns, distributions by class, examples. It loads nothing."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from scaleflow.data_checks.drift import DRIFT, FAULT, HINT, LEVELS, DataFinding
-from scaleflow.data_checks.sample import CATEGORY, DATE, SplitSample
-from scaleflow.data_checks.schema import make_schema, reduce_values
+from scaleflow.data_checks.sample import CATEGORY, DATE, SplitSample, make_schema, reduce_values
 from scaleflow.evaluation.charts import shorten_name, text, wrap_svg
 from scaleflow.evaluation.mistakes import draw_sheet, shorten_value, to_data_address
 from scaleflow.evaluation.outputs import Drawing
@@ -45,9 +42,6 @@ def make_data_page(
     """Returns the page.
 
     Args:
-        title: names the dataset.
-        about: a line about what was looked at.
-        findings: the worst first.
         samples: by the name of the split, the training split first.
         pictures: of each class, or of all examples: [n, height, width, channels] uint8.
     """
@@ -180,7 +174,6 @@ def draw_strips(
         title: of the chart, read aloud.
         groups: the heights [bars] by the name of the group.
         ticks: the place from 0 to 1, and the label, of each mark of the axis.
-        is_turned: whether these labels are long.
     """
     top = max(float(heights.max()) for heights in groups.values()) or 1.0
     width = WIDTH - LEFT - RIGHT

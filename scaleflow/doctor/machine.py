@@ -1,7 +1,5 @@
 """Reads facts about this machine and its environment, without TensorFlow, Hydra or MLflow."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

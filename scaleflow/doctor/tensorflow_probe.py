@@ -4,8 +4,6 @@
 it takes only the memory of a small multiplication. It does not touch a TPU, which would take it from its user.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import sys

@@ -34,7 +34,6 @@ class PortableModel:
     """A SavedModel for converters: its signature `portable` has one tensor for each argument and each output.
 
     Attributes:
-        folder: of the SavedModel.
         function: the concrete function of its signature.
         specs: of the arguments, by their names.
     """
@@ -53,9 +52,7 @@ class ExportFormat:
     """A format of a trained model, and the runtime that proves it.
 
     Attributes:
-        name: in `export.formats`.
         file: the name of its file, or of its main file, in its folder.
-        modules: that converting and the runtime need.
         extra: of scaleflow's packages, with these modules.
         convert: writes the file, in a process with TensorFlow; None: it is there already, beside the SavedModel.
         open: loads the file in its runtime, with one thread, in a process of its own; raises what the runtime raises.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.export.formats import Compute, ExportFormat
-from scaleflow.interfaces.structures import name_leaves
+from scaleflow.interfaces.data import name_leaves
 
 if TYPE_CHECKING:
     import numpy as np

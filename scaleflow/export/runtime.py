@@ -35,12 +35,7 @@ END_SECONDS = 10.0
 
 
 class RuntimeProcess:
-    """A model in its own runtime.
-
-    Args:
-        connection: to the process.
-        process: that computes.
-    """
+    """A model in its own runtime."""
 
     def __init__(self, connection: Connection, process: subprocess.Popen[bytes]) -> None:
         self._connection = connection
@@ -74,8 +69,6 @@ def start_runtime(form: ExportFormat, path: Path, environment: Mapping[str, str]
     """Runs a model in its own runtime while the block lasts. Raises ExportError if it cannot be loaded.
 
     Args:
-        form: the format.
-        path: of its file.
         environment: variables of the process, in addition to those of this one.
     """
     here, there = socket.socketpair()

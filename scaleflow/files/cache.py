@@ -3,8 +3,6 @@
 The tokens of a corpus and what is learned of a table are kept there for later runs, jobs of sweeps and workers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

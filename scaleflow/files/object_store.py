@@ -4,8 +4,6 @@ Endpoints and credentials come from the environment, and from the files and serv
 pyarrow is imported inside the functions, because only addresses need it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import threading

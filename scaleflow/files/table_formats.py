@@ -56,7 +56,6 @@ class CsvForm:
         delimiter: between the fields; None: a tab in `.tsv` files, a comma in others.
         header: names of the columns, if the files have no header line. A header line with all of these names is
             recognised.
-        encoding: of the text.
         missing: the strings that mean a missing value.
         has_separator_line: whether a line such as `sep=;`, which Excel writes, is before the header.
     """
@@ -97,8 +96,7 @@ class CsvForm:
 
         pyarrow's reader is not used: it reads ahead, and can abort or hang if it is closed before the end.
 
-        Raises:
-            ValueError: if the file is empty, or is not text in this form.
+        Raises ValueError if the file is empty, or is not text in this form.
         """
         is_utf8 = codecs.lookup(self.encoding).name == "utf-8"
         text = io.TextIOWrapper(stream, "utf-8-sig" if is_utf8 else self.encoding, newline="")

@@ -1,7 +1,5 @@
 """Python's garbage collector, which takes a quarter of the time of a large import."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How the user types scaleflow's commands, for messages that name one."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import sys

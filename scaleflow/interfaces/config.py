@@ -2,13 +2,11 @@
 
 `scaleflow.config.parse` reads a composed config into these classes. It checks types, the values of each `Literal`
 and the limits in a field's metadata (`at_least`, `above`, `at_most`, `below`). An integer without `at_most` is at most
-2**31 - 1, and a float is finite. `scaleflow.config.rules` checks combinations of keys. The comments of conf/ describe
+2**31 - 1, and a float is finite. `scaleflow.config.plan` checks combinations of keys. The comments of conf/ describe
 the keys. A default given here holds if the chosen option in conf/ does not set the key.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -252,3 +250,224 @@ class Training:
     on_nan: Literal["stop", "rollback"] = "stop"
     nan_rate_factor: float = field(default=0.5, metadata={"above": 0.0, "at_most": 0.99})
     nan_rollbacks: int = field(default=3, metadata={"at_least": 1})
+
+
+@dataclass(frozen=True)
+class Best:
+    """`checkpoint.best`: the value by which the best checkpoint is chosen, at the end of each epoch."""
+
+    monitor: str = "val/loss"
+    mode: Literal["auto", "min", "max"] = "auto"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`checkpoint`: when the whole state of a run is saved, and which checkpoints are kept.
+
+    A run also saves at its end and when it is stopped.
+    """
+
+    name: Literal["default", "best", "none"] = "default"
+    every_epochs: int | None = field(default=1, metadata={"at_least": 1})
+    every_steps: int | None = field(default=None, metadata={"at_least": 1})
+    every_seconds: float | None = field(default=None, metadata={"above": 0.0})
+    keep: int = field(default=2, metadata={"at_least": 1})
+    best: Best | None = None
+    export: Literal["last", "best"] = "last"
+    folder: str | None = None
+    max_seconds: float | None = field(default=None, metadata={"above": 0.0})
+    write_seconds: float = field(default=600.0, metadata={"above": 0.0})
+
+    @property
+    def sought(self) -> Best | None:
+        """The value that the best checkpoint is chosen by; None if none is kept."""
+        return self.best or (Best() if self.export == "best" else None)
+
+
+@dataclass(frozen=True)
+class Profiler:
+    """`profiler`: which steps are traced."""
+
+    name: Literal["none", "trace"] = "none"
+    start_step: int | list[int] = field(default=50, metadata={"at_least": 2})
+    steps: int = field(default=20, metadata={"at_least": 2})
+
+    @property
+    def windows(self) -> list[tuple[int, int]]:
+        """The (first, last) traced step of each window, in order; empty if nothing is traced."""
+        if self.name == "none":
+            return []
+        starts = self.start_step if isinstance(self.start_step, list) else [self.start_step]
+        return [(start, start + self.steps - 1) for start in sorted(starts)]
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """`evaluation`: what is made of the predictions for the test split, or without one, for the validation split."""
+
+    name: Literal["default", "full", "none"] = "default"
+    id: str | None = None
+    slices: list[str] | None = None
+    worst: int = field(default=24, metadata={"at_least": 0, "at_most": 1000})
+    intervals: int = field(default=1000, metadata={"at_least": 0, "at_most": 10_000})
+    importance: int = field(default=5000, metadata={"at_least": 0, "at_most": 1_000_000})
+    seconds: float = field(default=5.0, metadata={"above": 0.0})
+    miss_cost: float = field(default=1.0, metadata={"above": 0.0})
+    baselines: int = field(default=1_000_000, metadata={"at_least": 0, "at_most": 1_000_000})
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """`export`: the formats of the trained model, besides the Keras file and the SavedModel."""
+
+    formats: list[str] | None = None
+    tolerance: float | None = field(default=None, metadata={"above": 0.0})
+    int8_loss: float = field(default=0.01, metadata={"at_least": 0.0})
+    calibration_examples: int = field(default=200, metadata={"at_least": 1})
+
+
+@dataclass(frozen=True)
+class PromotionOptions:
+    """`promotion`: whether the trained model becomes the one in use, the alias `champion` of a registered model."""
+
+    name: Literal["none", "champion"] = "none"
+    model: str | None = None
+    metric: str | None = None
+    confidence: float = field(default=0.95, metadata={"above": 0.5, "below": 1.0})
+    tolerance: float = 0.0
+    at_least: dict[str, float] | None = None
+    environment: Literal["here", "clean"] = "here"
+    most_ms: float | None = field(default=None, metadata={"above": 0.0})
+    most_mb: float | None = field(default=None, metadata={"above": 0.0})
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """`tracking`: where the run is recorded."""
+
+    name: Literal["mlflow", "none"] = "mlflow"
+    uri: str | None = None
+    experiment: str = "scaleflow"
+    run_name: str | None = None
+    tags: dict[str, str] | None = None
+    flush_seconds: float = field(default=60.0, metadata={"at_least": 0.0})
+    offline: bool = False
+    system_metrics: bool = True
+    code: bool = True
+    register_as: str | None = None
+    alias: str | None = "newest"
+    tensorboard: bool = False
+    histograms_every_epochs: int = field(default=1, metadata={"at_least": 1})
+
+
+@dataclass(frozen=True)
+class Debug:
+    """`debug`: switches to find errors. Each option of the group sets one of them; they can be combined."""
+
+    inline: bool = False
+    overfit: bool = False
+    fast: bool = False
+    nan: bool = False
+    placement: bool = False
+    eager: bool = False
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """`sweep`: options for several runs by one command (`-m`)."""
+
+    on_change: Literal["refuse", "new", "rerun", "keep"] = "refuse"
+    metric: str = "val/loss"
+    mode: Literal["auto", "min", "max"] = "auto"
+    repeat: int = field(default=1, metadata={"at_least": 1})
+    warm_up: int = field(default=0, metadata={"at_least": 0})
+    same_losses: bool = False
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """Which of several processes this one is, as TF_CONFIG says it.
+
+    Attributes:
+        worker: this process's index in `peers`; 0 is the chief, whose events are the run's.
+        peers: HOST:PORT of every process that trains or serves, this one included: the chief, then the workers, then
+            the parameter servers.
+        servers: the number of parameter servers. Default 0.
+        evaluator: whether TF_CONFIG names an evaluator: `here` if this process is it (then `worker` has no meaning),
+            `elsewhere` if another one is. Default None: there is none.
+    """
+
+    worker: int
+    peers: tuple[str, ...]
+    servers: int = 0
+    evaluator: Literal["here", "elsewhere"] | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A command, composed, resolved and typed, and checked as far as that is possible without TensorFlow.
+
+    Attributes:
+        strategy, hardware, precision, dataset, model, optimizer, objective, training, evaluation, export, promotion,
+            checkpoint, profiler, tracking, cluster, sweep, debug: the sections of the config.
+        seed: the seed of the weights, of the order of examples and of synthetic data. 0 to 2**31 - 1. In the config the
+            default is 0.
+        choices: the chosen option of each config group.
+        config: the composed config with interpolations resolved, as plain containers.
+        search: folders in which Python looks for the modules that `_target_` names, first match first. Default: none
+            besides Python's own.
+        resume: the folder or id of the run to resume. Default None: a new run.
+        resume_data: `same` refuses to resume a run whose data has changed; `changed` continues. Default `same`.
+        resume_code: the same for the user's code that the config names. Default `same`.
+        evaluator: whether TF_CONFIG names an evaluator: `here` if this process is it, `elsewhere` if another one is.
+            Default None: there is none.
+        task: the task of this process, if each machine runs its own launcher. Default None: this command starts all
+            processes.
+        tf_config: the text of TF_CONFIG, if `task` or `evaluator` comes from it. Default None.
+        chief: evaluator: HOST:PORT where the chief answers. Default None: nothing to watch; with a single training
+            process nothing listens there.
+        trusted_modules: modules whose code `_target_` may run in addition to a list of scaleflow's and Keras's own.
+            Default None: any code.
+    """
+
+    strategy: Strategy
+    hardware: Hardware
+    precision: Precision
+    dataset: Dataset
+    model: Model
+    optimizer: Optimizer
+    objective: ObjectiveOptions
+    training: Training
+    evaluation: EvaluationOptions
+    export: ExportOptions
+    promotion: PromotionOptions
+    checkpoint: Checkpoint
+    profiler: Profiler
+    tracking: Tracking
+    cluster: Cluster
+    sweep: Sweep
+    debug: Debug
+    seed: int
+    choices: Mapping[str, str]
+    config: Mapping[str, Any]
+    search: Sequence[str] = ()
+    resume: str | None = None
+    resume_data: Literal["same", "changed"] = "same"
+    resume_code: Literal["same", "changed"] = "same"
+    evaluator: Literal["here", "elsewhere"] | None = None
+    task: TaskInfo | None = None
+    tf_config: str | None = None
+    chief: str | None = None
+    trusted_modules: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A combination of options that does not work, or that a user should know about."""
+
+    #: The keys that the message shows, the one that is best changed first. A group stands for its option.
+    keys: tuple[str, ...]
+    applies: Callable[[Plan], bool]  # whether a plan has the combination. The name `auto` means: not known yet.
+    reason: str  # why it does not work
+    instead: str  # what would work
+    verdict: Literal["refused", "warning"] = "refused"  # `refused`, or `warning`: the run starts and shows it as a note

@@ -1,7 +1,5 @@
 """Formats numbers and durations for people: lines of the terminal, tables and notes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from html import escape
 

@@ -3,8 +3,6 @@
 An annotation that says nothing about the values, such as `str`, accepts any.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import types

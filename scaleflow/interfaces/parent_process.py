@@ -1,7 +1,5 @@
 """Ties the life of a process to that of the process that started it."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 

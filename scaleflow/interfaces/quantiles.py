@@ -1,7 +1,5 @@
 """Quantiles of weighted values; NumPy has them since 2.0 only."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How the tokens of a generated text are drawn."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

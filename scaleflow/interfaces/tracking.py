@@ -1,7 +1,5 @@
 """How a run is recorded: the store that the launcher sends a run's events to."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,25 +61,16 @@ class Tracker(Protocol):
         """
 
     def check_experiment(self) -> None:
-        """Checks the experiment of a new run, without creating it.
-
-        Raises:
-            ConfigError: if it was deleted.
-        """
+        """Checks the experiment of a new run, without creating it. Raises ConfigError if it was deleted."""
 
     def find_folder(self, run_id: str) -> str:
         """Returns the folder in which a run was started.
 
-        Raises:
-            ConfigError: if the store has no such run of scaleflow's.
+        Raises ConfigError if the store has no such run of scaleflow's.
         """
 
     def adopt(self, run_id: str) -> None:
-        """Uses an existing run, and changes nothing in it.
-
-        Raises:
-            ConfigError: if the store has no such run.
-        """
+        """Uses an existing run, and changes nothing in it. Raises ConfigError if the store has no such run."""
 
     def reopen(self) -> None:
         """Marks the adopted run as running again."""

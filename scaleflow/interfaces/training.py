@@ -342,8 +342,7 @@ class Checkpoints(Protocol):
 
         A newer snapshot replaces one that is not being written yet, except the best one: the call waits for that.
 
-        Raises:
-            CheckpointError: if this or an earlier one could not be written.
+        Raises CheckpointError if this or an earlier one could not be written.
         """
 
     def hold(self, snapshot: Snapshot) -> None:
@@ -354,11 +353,7 @@ class Checkpoints(Protocol):
         """
 
     def wait(self) -> None:
-        """Waits until everything is written.
-
-        Raises:
-            CheckpointError: as `save`.
-        """
+        """Waits until everything is written. Raises CheckpointError as `save`."""
 
     def publish(self) -> None:
         """Waits until all workers can read what was saved, or emits a note if that takes too long.

@@ -1,7 +1,5 @@
 """Trials, short trainings that find a setting: what they try. `worker/trial_rules.py` says how they choose."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Compares versions of packages by their minor series."""
 
-from __future__ import annotations
-
 
 def to_series(version: str) -> tuple[int, int]:
     """Returns the major and the minor number of a version: (3, 15) of "3.15.1". Raises ValueError for other texts."""

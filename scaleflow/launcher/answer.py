@@ -1,7 +1,5 @@
 """How this process's command ends: its exit code, its error messages, and its answer for `--json`."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Mapping
@@ -19,9 +17,7 @@ class Answer:
     """The answer of a command for `--json`, in addition to its exit code.
 
     Attributes:
-        is_wanted: whether `--json` was typed.
         read: returns the values. It is called at the end of the command, and only with `--json`.
-        error: the error that was printed last.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,5 @@
 """Fits the baselines of a run in the launcher, while its workers train."""
 
-from __future__ import annotations
-
 import json
 import threading
 

@@ -4,8 +4,6 @@ The table is written to the run's folder, because the worker is another process,
 pyarrow is imported inside the functions, because only runs with such a table need it.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,11 @@
-"""Launches a run: locks its folder, starts the recorder and the supervisor, and prints how it ended."""
+"""Launches a run: locks its folder, starts the recorder and the supervisor, and prints how it ended.
 
-from __future__ import annotations
+`training.batch_size=auto` is searched in a run of its own before, which sets it in the config of the run.
+"""
 
 import contextlib
+import copy
+import itertools
 import math
 import os
 import pkgutil
@@ -10,6 +13,7 @@ import shlex
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,15 +25,22 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.cluster.engines import find_engine
-from scaleflow.cluster.members import count_processes
-from scaleflow.config.compose import check_job, check_single_run, keep_hydra_values
-from scaleflow.config.folders import remove_created
-from scaleflow.config.hydra_config import list_hydra_names, read_composed_config, read_typed_overrides
-from scaleflow.config.hydra_errors import override_key, parse_overrides
+from scaleflow.cluster.tasks import count_processes
+from scaleflow.config.compose import (
+    check_job,
+    check_single_run,
+    keep_hydra_values,
+    list_hydra_names,
+    override_key,
+    parse_overrides,
+    read_composed_config,
+    read_typed_overrides,
+    resolve_config,
+)
 from scaleflow.config.words import quote_override, split_flags
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, name_command
-from scaleflow.interfaces.events import Event
+from scaleflow.interfaces.events import Event, SettingFound
 from scaleflow.interfaces.secret_masking import (
     find_environment_secrets,
     find_secrets,
@@ -37,13 +48,11 @@ from scaleflow.interfaces.secret_masking import (
     mask_secrets,
     remember_secrets,
 )
+from scaleflow.interfaces.trials import BatchSearch
 from scaleflow.launcher.answer import ANSWER, REFUSED, print_refusal, to_printable
-from scaleflow.launcher.batch_search import make_search, use_batch_size
 from scaleflow.launcher.display import Display, display_for
-from scaleflow.launcher.last_lines import finish_run
-from scaleflow.launcher.prepare import PreparedRun, RunCommand, note_copies, prepare_run
-from scaleflow.launcher.processes.inline import InlineRun
-from scaleflow.launcher.processes.local_host import LocalHost
+from scaleflow.launcher.prepare import PreparedRun, RunCommand, make_plan, note_copies, prepare_run
+from scaleflow.launcher.processes.local_host import InlineRun, LocalHost
 from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.stop import GRACE_SECONDS, StopRequest, catch_stop_signals
 from scaleflow.launcher.processes.supervisor import ProcessHost, Supervisor
@@ -51,14 +60,60 @@ from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.launcher.recording.recovery import finalize_run, repair_quietly
 from scaleflow.launcher.recording.store_transfer import format_error
+from scaleflow.launcher.run_end import finish_run
 from scaleflow.runs import RunSpec, RunState
-from scaleflow.runs.code_record import write_code
+from scaleflow.runs.code_digest import write_code
 from scaleflow.runs.data_digest import digest_files, find_data_files
-from scaleflow.runs.folder_use import check_folder
+from scaleflow.runs.folder_use import check_folder, create_folder, remove_created
 from scaleflow.runs.provenance.collect import LaunchFacts, record_provenance
 from scaleflow.runs.provenance.record import remove_launch_state
 from scaleflow.runs.state import RunHistory
 from scaleflow.tracking import RUN_ID, NoTracker, TensorBoardWriter, locate_weights, make_tracker
+
+#: The suffix that the name of the search's folder adds to that of the run's folder.
+SUFFIX = "-batch-size"
+
+
+def make_search(run: PreparedRun) -> PreparedRun:
+    """Returns the run that searches the batch size for another run, and makes its folder beside that run's.
+
+    Raises ConfigError if the folder cannot be made.
+    """
+    try:
+        folder = name_search_folder(run.spec.folder)
+        create_folder(folder)
+    except (OSError, ValueError) as error:  # no permission, a name that is too long, no name
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"hydra.run.dir={run.spec.folder}: training.batch_size=auto needs a folder beside it, which cannot be made "
+            f"({why}); choose another folder"
+        ) from error
+    return replace(run, spec=replace(run.spec, trial=BatchSearch(), folder=folder))
+
+
+def name_search_folder(folder: Path) -> Path:
+    """Returns a new folder: the run of an earlier search may have been refused, so its folder may still exist."""
+    names = itertools.chain([SUFFIX], (f"{SUFFIX}-{number}" for number in itertools.count(2)))
+    return next(path for name in names if not (path := folder.with_name(folder.name + name)).exists())
+
+
+def use_batch_size(run: PreparedRun, search: PreparedRun, found: SettingFound) -> PreparedRun:
+    """Returns the run with the found batch size in its config.
+
+    Its tags say how it was found. Its folder gets a copy of the figures. Raises ConfigError if keys that refer to the
+    batch size cannot work with the number.
+    """
+    config = copy.deepcopy(run.config)
+    config["training"]["batch_size"] = int(found.value)
+    before = run.spec.plan
+    plan = make_plan(resolve_config(OmegaConf.create(config)), before.choices, before.search)
+    tags = {**run.spec.tags, "scaleflow.batch_size": f"auto: {found.word}, {found.reason}"}
+    if run_id := search.spec.files.read_record().get("run_id"):
+        tags["scaleflow.batch_size.run"] = run_id
+    with contextlib.suppress(OSError):  # the search has them, too
+        shutil.copyfile(search.spec.files.batch_sizes, run.spec.files.batch_sizes)
+    return replace(run, spec=replace(run.spec, plan=plan, tags=tags, started=time.time()), config=config)
+
 
 #: Keys that the script sets itself, or that apply only to this command.
 SCRIPT_KEYS = ("cluster.submit", "cluster.workers", "hydra.run.dir")
@@ -190,7 +245,6 @@ def launch_run(
     With `training.batch_size=auto`, a search for it runs before.
 
     Args:
-        run: the run.
         sweep: the sweep, if the run is a job of one.
         refuse: receives the reason if there is no run; None: the terminal shows it.
         adopts: whether the run continues one that the environment names.

@@ -1,7 +1,5 @@
 """Finds the run that a command names by its ID, by the URI of a model, or by its folder, without TensorFlow."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +21,7 @@ def find_named_run(named: str, options: Tracking) -> tuple[Tracking, MlflowTrack
         named: a run's ID, a model's URI, or the path of a run's folder.
         options: with the typed address of the store; without one, a folder's record names it.
 
-    Raises:
-        ConfigError: if there is no such run or model, or it is not scaleflow's.
+    Raises ConfigError if there is no such run or model, or it is not scaleflow's.
     """
     reference, options = locate_run(named, options)
     store = choose_store(options)

@@ -1,6 +1,5 @@
 """Model factories, initial weights and export. Factories get the dataset's description, in the strategy's scope."""
 
-from scaleflow.model.broadcasting import correct_keras_add
 from scaleflow.model.export import TOLERANCE, RawInputs, digest_weights, keras_file_fault, write_model
 from scaleflow.model.fine_tuning import (
     find_freeze_warning,
@@ -14,8 +13,16 @@ from scaleflow.model.fine_tuning import (
 )
 from scaleflow.model.initial import initialize_from, read_weights
 from scaleflow.model.keras_hub import check_preset_words
+from scaleflow.model.keras_ops import (
+    correct_keras_add,
+    describe_large_table,
+    list_table_variables,
+    list_tables,
+    read_rows_in_take,
+)
 from scaleflow.model.layers import entry, head, hidden, label_leaves, make_inputs
 from scaleflow.model.make import (
+    check_tracked,
     explain_load_error,
     find_batch_norm_warnings,
     find_compile_note,
@@ -26,46 +33,4 @@ from scaleflow.model.make import (
     make_model,
 )
 from scaleflow.model.members import expose_members
-from scaleflow.model.row_lookup import describe_large_table, list_table_variables, list_tables, read_rows_in_take
-from scaleflow.model.untracked import check_tracked
 from scaleflow.model.weight_mapping import SavedWeights
-
-__all__ = [
-    "TOLERANCE",
-    "RawInputs",
-    "SavedWeights",
-    "check_preset_words",
-    "check_tracked",
-    "correct_keras_add",
-    "describe_large_table",
-    "digest_weights",
-    "entry",
-    "explain_load_error",
-    "expose_members",
-    "find_batch_norm_warnings",
-    "find_compile_note",
-    "find_freeze_warning",
-    "find_graph",
-    "find_layers",
-    "find_load_fault",
-    "find_moving_average_warning",
-    "find_rate_factors",
-    "fine_tune",
-    "head",
-    "hidden",
-    "initialize_from",
-    "keep_names",
-    "keras_file_doubt",
-    "keras_file_fault",
-    "label_leaves",
-    "list_freeze_phases",
-    "list_table_variables",
-    "list_tables",
-    "loads_weights",
-    "make_inputs",
-    "make_model",
-    "merge_lora",
-    "read_rows_in_take",
-    "read_weights",
-    "write_model",
-]

@@ -36,12 +36,10 @@ def find_layers(model: keras.Model, pattern: str, setting: str) -> list[keras.La
     """Finds the layers with weights that a pattern matches.
 
     Args:
-        model: the model.
         pattern: a layer's name or path, with `*` for any characters and `?` for one.
         setting: the key and its value, for the message.
 
-    Raises:
-        ConfigError: if no layer matches.
+    Raises ConfigError if no layer matches.
     """
     layers = dict(walk_layers(model))
     found = [layer for path, layer in layers.items() if matches(path, pattern)]
@@ -94,10 +92,7 @@ def keep_names(make: Callable[[], keras.Model]) -> Callable[[], keras.Model]:
 OWN_MODELS = "scaleflow.model."
 
 #: A layer's attributes for LoRA: its weight matrix, and the two small matrices whose product is added to it.
-MATRICES = (
-    ("_kernel", "lora_kernel_a", "lora_kernel_b"),
-    ("_embeddings", "lora_embeddings_a", "lora_embeddings_b"),
-)
+MATRICES = (("_kernel", "lora_kernel_a", "lora_kernel_b"), ("_embeddings", "lora_embeddings_a", "lora_embeddings_b"))
 
 
 def fine_tune(model: keras.Model, options: Model) -> None:
@@ -105,8 +100,7 @@ def fine_tune(model: keras.Model, options: Model) -> None:
 
     What changes by epochs is frozen later: `list_freeze_phases`.
 
-    Raises:
-        ConfigError: if a pattern matches no layer, or if nothing is left to train.
+    Raises ConfigError if a pattern matches no layer, or if nothing is left to train.
     """
     if isinstance(options.freeze, list):
         freeze_layers(model, options.freeze, format_patterns(options.freeze))
@@ -129,8 +123,7 @@ def list_freeze_phases(model: keras.Model, options: Model) -> list[FreezePhase]:
     Call it after `fine_tune`. Each phase begins with the model as it was made. Afterwards all that trains in a phase is
     trainable, as an optimizer needs it that has the state of all phases.
 
-    Raises:
-        ConfigError: if a pattern matches no layer, or if nothing trains in a phase.
+    Raises ConfigError if a pattern matches no layer, or if nothing trains in a phase.
     """
     if not isinstance(options.freeze, dict):
         return []
@@ -167,7 +160,6 @@ def loads_weights(options: Model, config: Mapping[str, Any]) -> bool:
     """Returns whether the model begins with saved weights, as far as the config says so.
 
     Args:
-        options: the config group `model`.
         config: the same group as it was typed; a resumed run has its `init_from` only there.
     """
     arguments = options.target.arguments
@@ -262,12 +254,7 @@ def list_lora_matrices(layer: keras.Layer) -> tuple[Any, Any, Any]:
 def find_rate_factors(model: keras.Model, factors: Mapping[str, float]) -> list[float]:
     """Returns the learning rate's factor of each trainable variable. If several patterns match, the last one counts.
 
-    Args:
-        model: the model.
-        factors: `optimizer.rate_factors`.
-
-    Raises:
-        ConfigError: if a pattern matches no layer, or only layers that do not train.
+    Raises ConfigError if a pattern matches no layer, or only layers that do not train.
     """
     setting = f"optimizer.rate_factors={{{', '.join(f'{name}: {factor:g}' for name, factor in factors.items())}}}"
     by_id: dict[int, float] = {}

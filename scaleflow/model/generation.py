@@ -36,7 +36,6 @@ class WholeWindow:
     Args:
         model: token ids [1, window] -> logits [1, window, vocabulary].
         window: the number of tokens that the model takes.
-        dtype: of the token ids.
     """
 
     def __init__(self, model: Callable[[Any], Any], window: int, dtype: str = "int32") -> None:
@@ -161,11 +160,7 @@ def count_blocks(model: keras.Model) -> int:
 
 
 def make_next_token(model: keras.Model, window: int, dtype: str) -> NextToken:
-    """Returns the fastest way to predict with a model.
-
-    Raises:
-        ConfigError: if its predictions depend on later tokens.
-    """
+    """Returns the fastest way to predict with a model. Raises ConfigError if its predictions depend on later tokens."""
     if count_blocks(model):
         return CachedGpt(model, window)
     whole = WholeWindow(tf.function(lambda ids: model(ids, training=False)), window, dtype)
@@ -176,8 +171,7 @@ def make_next_token(model: keras.Model, window: int, dtype: str) -> NextToken:
 def load_next_token(path: Path, window: int, dtype: str) -> NextToken:
     """Loads an exported model, a Keras file or the folder of a SavedModel.
 
-    Raises:
-        ConfigError: if it cannot be loaded, or if its predictions depend on later tokens.
+    Raises ConfigError if it cannot be loaded, or if its predictions depend on later tokens.
     """
     try:
         if path.suffix == ".keras":
@@ -196,7 +190,6 @@ def generate_tokens(
     """Yields the tokens after a prompt.
 
     Args:
-        predict: the model.
         prompt: token ids, at least one.
         window: the number of tokens that the model takes.
         sampling: how many, and how they are drawn.

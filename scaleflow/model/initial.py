@@ -17,9 +17,8 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import LearnedChanges
 from scaleflow.interfaces.versions import to_series
 from scaleflow.model.export import ON_RAW_INPUTS
-from scaleflow.model.layer_segments import find_segments, label_inputs
 from scaleflow.model.make import explain_load_error
-from scaleflow.model.weight_mapping import SavedWeights, WeightMapping, list_shapes
+from scaleflow.model.weight_mapping import SavedWeights, WeightMapping, find_segments, label_inputs, list_shapes
 
 #: A message names at most this many layers.
 NAMED = 6
@@ -29,12 +28,9 @@ def read_weights(path: str, origin: str, grown: Collection[str] = ()) -> SavedWe
     """Reads a Keras file into the host's memory.
 
     Args:
-        path: of the file.
-        origin: the user's value of `model.init_from`.
         grown: the names of the inputs that may have more words in the new model.
 
-    Raises:
-        ConfigError: if it is missing, damaged or no Keras model.
+    Raises ConfigError if it is missing, damaged or no Keras model.
     """
     try:
         with tf.device("CPU:0"):
@@ -79,15 +75,13 @@ def initialize_from(model: keras.Model, saved: SavedWeights, changes: LearnedCha
     Call it in the strategy's scope, outside of the replicas.
 
     Args:
-        model: the new model.
         saved: what `read_weights` returned.
         changes: what the new run learned otherwise; None: nothing is known about the saved model's run.
 
     Returns:
         A message for the user: how many layers and numbers were copied.
 
-    Raises:
-        ConfigError: if no layer matches.
+    Raises ConfigError if no layer matches.
     """
     layers = dict(list_layers(model))
     paths = {name: path for name in layers if (path := find_layer(name, layers, saved.layers)) is not None}

@@ -1,4 +1,4 @@
-"""Calls a model factory and checks the model that it returns."""
+"""Calls a model factory and checks the model that it returns, also for variables that Keras does not know."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from scaleflow.interfaces import (
     map_named,
     name_leaves,
 )
-from scaleflow.interfaces.structures import add_batch_dimension
+from scaleflow.interfaces.data import add_batch_dimension
 from scaleflow.model.export import KERAS_FILE, WEIGHTS_FILE, keras_file_fault
 from scaleflow.model.layers import make_inputs
 
@@ -66,12 +66,10 @@ def make_model(
     Args:
         factory: (inputs, outputs) -> a Keras model from [batch, *inputs.shape] to [batch, *outputs.shape], or from and
             to dicts of such tensors, with the keys of `inputs` and `outputs`.
-        inputs, outputs: the dataset's description.
         has_step: whether `training.step` is set, so that the loss is not the model's.
 
-    Raises:
-        ConfigError: if it is no model, does not take the inputs, returns other keys or shapes, is stateful, or has
-            methods for Keras's training that would not be called.
+    Raises ConfigError if it is no model, does not take the inputs, returns other keys or shapes, is stateful, or has
+    methods for Keras's training that would not be called.
     """
     model = call_factory(factory, inputs, outputs)
     if not has_step:
@@ -357,3 +355,34 @@ def find_moving_average_warning(model: keras.Model, steps: int, accumulate: int)
 def format_first(names: list[str]) -> str:
     """Formats the first of several names and the number of the others."""
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def check_tracked(model: keras.Model) -> None:
+    """Raises ConfigError if a layer of the user's holds a `tf.Variable`.
+
+    Keras does not track it: it would not be trained, and neither in checkpoints nor in the exported model.
+    """
+    known = {id(part) for each in model.variables for part in (each.value, *getattr(each.value, "values", ()))}
+    for layer in model._flatten_layers():
+        is_own = not type(layer).__module__.startswith(("keras.", "keras_hub."))
+        attributes = {name: value for name, value in vars(layer).items() if not name.startswith(("_self_", "_tracker"))}
+        for name, value in attributes.items() if is_own else ():
+            if any(id(variable) not in known for variable in list_tf_variables(value)):
+                raise ConfigError(
+                    f"model: the layer {layer.name} has a tf.Variable in its attribute {name}, which Keras does not "
+                    "track: it would not be trained, and neither in checkpoints nor in the exported model; make it "
+                    "with self.add_weight(...), or a random generator as keras.random.SeedGenerator"
+                )
+
+
+def list_tf_variables(value: Any) -> Iterator[tf.Variable]:
+    """Yields what TensorFlow's variables are in a value, its containers, modules and random generators."""
+    if isinstance(value, tf.Variable):
+        yield value
+    elif isinstance(value, tf.random.Generator):
+        yield value.state
+    elif isinstance(value, tf.Module) and not isinstance(value, keras.Layer | keras.Model):
+        yield from value.variables
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from list_tf_variables(each)

@@ -42,8 +42,6 @@ def average_members(members: Any, described: Outputs, shares: Any = None) -> Any
     """Averages predictions [b, k, *shape] over the members: values, or probabilities, which become logits again.
 
     Args:
-        members: the predictions.
-        described: the output.
         shares: 1 for the members that count for an example, else 0, [b, k]; None: all count.
     """
     if shares is not None:
@@ -75,7 +73,6 @@ def expose_members(model: keras.Model, outputs: OutputStructure, folds: int = 0)
 
     Args:
         model: as `make_model` returns it.
-        outputs: of the dataset.
         folds: of the training split; 0: none. Member number m leaves out the fold m modulo `folds`.
 
     Returns:

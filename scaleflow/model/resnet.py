@@ -92,13 +92,7 @@ def build_residual_block(x: Any, filters: int, stride: int, name: str) -> Any:
 def convolve(x: Any, filters: int, stride: int, name: str) -> Any:
     """Adds a 3 x 3 convolution without bias, and BatchNorm."""
     conv = keras.layers.Conv2D(
-        filters,
-        3,
-        strides=stride,
-        padding="same",
-        use_bias=False,
-        kernel_initializer="he_normal",
-        name=f"{name}_conv",
+        filters, 3, strides=stride, padding="same", use_bias=False, kernel_initializer="he_normal", name=f"{name}_conv"
     )
     return keras.layers.BatchNormalization(momentum=MOMENTUM, synchronized=True, name=f"{name}_norm")(conv(x))
 

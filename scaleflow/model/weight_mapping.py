@@ -1,10 +1,14 @@
-"""Finds the values of a new model's weights in saved ones: whole layers, or the rows and columns that both know."""
+"""Finds the values of a new model's weights in saved ones: whole layers, or the rows and columns that both know.
+
+The model's graph says what each row of a layer takes: features of which input, words, or units of which layer.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -13,10 +17,235 @@ import keras
 import numpy as np
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import LearnedChanges, name_leaves
-from scaleflow.model.layer_segments import find_heads, find_segments, label_inputs
-from scaleflow.model.make import find_graph
-from scaleflow.model.row_mapping import Array, Move, Segments, copy_columns, copy_rows, match_classes, match_rows
+from scaleflow.interfaces import LearnedChanges, Outputs, name_leaves
+from scaleflow.model.make import find_functional, find_graph
+
+#: Operations after which each feature is still what it was.
+UNCHANGED = ("Rescaling", "Dropout", "Activation", "ReLU", "Cast", "ExpandDims", "Identity", "RepeatVector")
+
+#: Operations on each number by itself, with constants or with others that were computed from it.
+ELEMENTWISE = ("Add", "Subtract", "Multiply", "Divide", "TrueDivide", "Power", "Minimum", "Maximum", "Cos", "Sqrt")
+
+#: The key of the first feature, x[:, :1].
+FIRST = [slice(None), slice(None, 1)]
+
+#: Operations that lay features out in one dimension.
+FLAT = ("Flatten", "Reshape")
+
+
+def find_segments(model: keras.Model, label: Callable[[str], str]) -> dict[str, Segments]:
+    """Returns what each layer with weights takes on its last axis, by the layer's path; empty without a graph.
+
+    Args:
+        model: functional or sequential. Nested models are entered.
+        label: names the features of an input, by the input's name.
+    """
+    graph, functional = find_graph(model), find_functional(model)
+    if graph is None or functional is None:
+        return {}
+    taken = graph[0][0] if isinstance(graph[0], list | tuple) else graph[0]
+    names = {id(tensor): label(name) for name, tensor in name_leaves(taken).items()}
+    found: dict[str, Segments] = {}
+    walk(functional, [((names[id(each)], count_features(each)),) for each in functional._inputs], "", found)
+    return found
+
+
+def walk(graph: Any, given: list[Segments], prefix: str, found: dict[str, Segments]) -> list[Segments]:
+    """Follows the segments of a graph's inputs to its outputs, and adds what its layers take to `found`."""
+    known = {id(tensor): each for tensor, each in zip(graph._inputs, given, strict=True)}
+    for depth in sorted(graph._nodes_by_depth, reverse=True):
+        for node in graph._nodes_by_depth[depth]:
+            if node.is_input:
+                continue
+            operation, taken = node.operation, [known[id(each)] for each in node.input_tensors]
+            inner = find_functional(operation)
+            if inner is not None and len(inner._inputs) == len(taken):
+                results = walk(inner, taken, f"{prefix}{operation.name}/", found)
+            else:
+                found.setdefault(prefix + operation.name, tuple(each for part in taken for each in part))
+                results = [pass_on(node, taken, each) for each in node.outputs]
+            known |= zip(map(id, node.outputs), results, strict=True)
+    return [known[id(each)] for each in graph._outputs]
+
+
+def pass_on(node: Any, taken: list[Segments], returned: keras.KerasTensor) -> Segments:
+    """Returns the segments of what a node's operation returns."""
+    operation = node.operation
+    kind, size = type(operation).__name__, count_features(returned)
+    is_alike = bool(taken) and all(each == taken[0] for each in taken)
+    if getattr(operation, "weights", None):
+        if kind == "EinsumDense" and re.match(r"\w*(\w),\w*\1\w*->\w*\1$", operation.equation):
+            return taken[0]  # each feature for itself
+        return ((f"layer {operation.name}", size),)
+    is_last = getattr(operation, "axis", -1) in (-1, len(returned.shape) - 1)
+    if kind == "Concatenate" and is_last:
+        return tuple(each for part in taken for each in part)
+    if kind == "Concatenate" and is_alike:
+        return taken[0]
+    if kind == "Stack" and is_last:
+        return tuple((digest(kind, [part]), 1) for part in taken)
+    features = sum(count for _, count in taken[0]) if is_alike else 0
+    if features == size and kind in ELEMENTWISE:
+        return taken[0]
+    features = features if len(taken) == 1 else 0
+    if features == size and kind in (*UNCHANGED, *FLAT):
+        return taken[0]
+    if features and len(taken[0]) == 1 and kind in ("GetItem", "OneHot"):  # such as x[:, 1:]
+        key = node.arguments.args[1] if kind == "GetItem" else ()
+        key = list(key) if isinstance(key, tuple) else key  # which a loaded model has a list for
+        what = "" if key == FIRST else f" {kind} {key}"  # the first feature is named as an input that has no more
+        return ((f"{taken[0][0][0]}{what}", size),)
+    if features and kind in FLAT and size % features == 0:
+        return tuple((f"{name} at {n}", count) for n in range(size // features) for name, count in taken[0])
+    return ((digest(kind, taken), size),)
+
+
+def digest(kind: str, taken: list[Segments]) -> str:
+    """Names the result of an operation by what it is made of. The order of its arguments does not count."""
+    return hashlib.sha256(repr((kind, sorted(repr([name for name, _ in each]) for each in taken))).encode()).hexdigest()
+
+
+def count_features(tensor: keras.KerasTensor) -> int:
+    """Returns the size of the last axis; 1 if there is only the batch."""
+    return (tensor.shape[-1] or 0) if len(tensor.shape) > 1 else 1
+
+
+def find_heads(model: keras.Model) -> dict[str, str]:
+    """Returns the name of the output that a layer computes, by the layer's path."""
+    graph = find_graph(model)
+    if graph is None:
+        return {}
+    returned = graph[1][0] if isinstance(graph[1], list | tuple) else graph[1]
+    heads = {name: next(trace_layers(tensor, ""), None) for name, tensor in name_leaves(returned).items()}
+    return {path: name for name, path in heads.items() if path is not None}
+
+
+def trace_layers(tensor: keras.KerasTensor, prefix: str) -> Iterator[str]:
+    """Yields the path of the layer that computes a tensor, if only operations without weights follow it."""
+    history = tensor._keras_history
+    operation = history.operation
+    inner = find_functional(operation)
+    if inner is not None:
+        yield from trace_layers(inner._outputs[history.tensor_index], f"{prefix}{operation.name}/")
+    elif getattr(operation, "weights", None):
+        yield prefix + operation.name
+    else:
+        before = operation._inbound_nodes[history.node_index].input_tensors
+        paths = {next(trace_layers(each, prefix), None) for each in before}
+        yield from filter(None, paths if len(paths) == 1 else ())
+
+
+def label_inputs(grown: Collection[str], other: Collection[str] = ()) -> Callable[[str], str]:
+    """Returns a function that names the features of an input; those of `other` match no other features."""
+
+    def label(name: str) -> str:
+        if name in other:
+            return f"other input {name}"
+        return f"{WORDS if name in grown else 'input '}{name}"
+
+    return label
+
+
+Array = np.ndarray[Any, Any]
+
+#: A part of what a layer takes: what it is, and its number of features. `WORDS` begins the name of one that may grow.
+Segment = tuple[str, int]
+Segments = Sequence[Segment]
+WORDS = "words "
+
+#: (first old row, first new row, number of rows)
+Move = tuple[int, int, int]
+
+#: How far the logit of a new class begins below the mean of the known ones, so that it never wins.
+MARGIN = 0.1
+
+
+def match_rows(old: Segments, new: Segments) -> list[Move]:
+    """Returns (first old row, first new row, number of rows) of each segment that both have.
+
+    A segment of words may have grown: its old rows are the first ones. Other segments must have the same size.
+    """
+    places: dict[str, list[tuple[int, int]]] = {}
+    start = 0
+    for name, size in old:
+        places.setdefault(name, []).append((start, size))
+        start += size
+    moves, start = [], 0
+    for name, size in new:
+        first, old_size = places[name].pop(0) if places.get(name) else (0, 0)
+        if old_size and (old_size == size or name.startswith(WORDS)):
+            moves.append((first, start, min(old_size, size)))
+        start += size
+    return moves
+
+
+def copy_rows(
+    old: Array, fresh: Array, moves: Sequence[Move], convert: Callable[[Array, Array], Array] = lambda old, fresh: old
+) -> Array:
+    """Returns `fresh` [new rows, ...] with the rows of `old` [old rows, ...] that `match_rows` names.
+
+    `convert` gets such rows of both, and returns those of the result.
+    """
+    result = np.array(fresh)
+    for first, start, count in moves:
+        result[start : start + count] = convert(old[first : first + count], result[start : start + count])
+    return result
+
+
+def match_classes(old: Outputs, new: Outputs) -> Mapping[int, int] | None:
+    """Returns the old column of each known new class; None if the outputs mean something else.
+
+    Two classes count as columns 0 and 1 here, although the model returns a single logit for them.
+    """
+    kinds = {"binary": "classification"} if new.kind == "classification" else {}
+    if kinds.get(old.kind, old.kind) != new.kind or (new.kind == "binary" and old.names != new.names):
+        return None
+    if new.kind == "regression" or new.kind == "binary" or old.names is None or new.names is None:
+        is_same = (old.shape, old.names) == (new.shape, new.names) and old.kind == new.kind
+        return {n: n for n in range(new.shape[-1])} if is_same else None
+    places = {name: n for n, name in enumerate(old.names)}
+    found = {n: places[name] for n, name in enumerate(new.names) if name in places}
+    return found if found and old.shape[:-1] == new.shape[:-1] else None
+
+
+def copy_columns(
+    value: Array, fresh: Array, is_bias: bool, old_outputs: Outputs, new_outputs: Outputs, columns: Mapping[int, int]
+) -> Array:
+    """Returns a new output layer's kernel or bias [..., columns], with the weights of the known classes.
+
+    The model computes the same as before for them: two classes become logits 0 and z, whose softmax is the sigmoid of
+    z. A new class among several begins as the mean of the known ones, and the bias a little below: so none of its
+    logits is the largest one, and no example changes its class. New labels keep their fresh weights.
+
+    Args:
+        value: of the saved layer, [..., old columns].
+        fresh: of the new layer, [..., new columns].
+        is_bias: whether it is a bias.
+        old_outputs, new_outputs: of both.
+        columns: as `match_classes` returns it.
+    """
+    if new_outputs.kind == "regression":
+        return rescale(value, is_bias, old_outputs, new_outputs)
+    if new_outputs.kind == "binary":
+        return value
+    if old_outputs.kind == "binary":
+        value = np.concatenate([np.zeros_like(value), value], axis=-1)
+    places = fresh.shape[-1] // new_outputs.shape[-1]  # positions of a segmentation that is computed by a dense layer
+    known = value.reshape(*value.shape[:-1], places, -1)
+    result = np.array(fresh).reshape(*fresh.shape[:-1], places, -1)
+    if new_outputs.kind == "classification":
+        result[:] = known.mean(axis=-1, keepdims=True) - (MARGIN if is_bias else 0.0)
+    for column, old_column in columns.items():
+        result[..., column] = known[..., old_column]
+    return result.reshape(fresh.shape)
+
+
+def rescale(value: Array, is_bias: bool, old: Outputs, new: Outputs) -> Array:
+    """Returns a kernel or bias that gives the same values in the unit of the targets under another scaling."""
+    (old_mean, old_deviation), (mean, deviation) = (each.scaling or (0.0, 1.0) for each in (old, new))
+    shift = old_mean - mean if is_bias else 0.0
+    return (value * old_deviation + shift) / deviation
+
 
 #: Layers whose first weights are [..., rows, columns], and whose second are a bias [columns], if there are.
 MATRIX_LAYERS = (keras.layers.Dense, keras.layers.Embedding, keras.layers.Conv1D, keras.layers.Conv2D)
@@ -47,8 +276,6 @@ class WeightMapping:
     """Maps the weights of a saved model to those of a new one.
 
     Args:
-        model: the new model.
-        saved: the saved weights.
         changes: what the new run learned otherwise; None if that is not known: equal shapes are then taken.
 
     Attributes:
@@ -70,13 +297,7 @@ class WeightMapping:
             )
 
     def find_values(self, name: str, layer: keras.Layer, path: str) -> Sequence[Array] | None:
-        """Returns the values of a layer's weights; None if it keeps its new ones.
-
-        Args:
-            name: the layer's path in the new model.
-            layer: the new layer.
-            path: the layer's path in the saved model.
-        """
+        """Returns the values of a layer's weights; None if it keeps its new ones."""
         old = self._saved.layers[path]
         whole = old if list_shapes(layer.weights) == list_shapes(old) else None
         if self._changes is None:

@@ -5,8 +5,16 @@ from __future__ import annotations
 import tensorflow as tf
 
 from scaleflow.interfaces import Outputs
-from scaleflow.objective.kinds import absolute_error, defaults_for, find_correct, squared_error
-from scaleflow.objective.positions import average_positions, find_counted, flatten_examples, replace_ignored
+from scaleflow.objective.kinds import (
+    absolute_error,
+    average_positions,
+    defaults_for,
+    find_correct,
+    find_counted,
+    flatten_examples,
+    replace_ignored,
+    squared_error,
+)
 
 #: With more classes, the positions of each class are not counted.
 MOST_COUNTED_CLASSES = 64
@@ -50,10 +58,7 @@ def sum_positions(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor) ->
     losses = tf.cast(defaults_for(described).loss(valid, outputs), tf.float32)
     if described.kind != "classification":
         is_correct = tf.cast(find_correct(valid, outputs), tf.float32)
-        return sums | {
-            "loss": average_positions(losses, counted),
-            "correct": average_positions(is_correct, counted),
-        }
+        return sums | {"loss": average_positions(losses, counted), "correct": average_positions(is_correct, counted)}
     predicted, true = tf.argmax(outputs, axis=-1, output_type=tf.int32), tf.cast(valid, tf.int32)
     is_correct = tf.cast(tf.equal(predicted, true), tf.float32)
     sums |= {"loss": average_positions(losses, counted), "correct": average_positions(is_correct, counted)}

@@ -1,17 +1,154 @@
-"""The loss and the metrics of each kind of target. Models return logits (or values), never probabilities."""
+"""The loss and the metrics of each kind of target; metrics as sums over examples (means, R2, balanced accuracy).
+
+Models return logits (or values), never probabilities. Values of each position are averaged to those of an example,
+without the targets that count nowhere (`Outputs.ignore`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import MOST_CONFUSION_CLASSES, Measure, Outputs
-from scaleflow.objective.measures import Values, balanced_accuracy_measure, mean_measure, r2_measure
-from scaleflow.objective.positions import find_counted, flatten_examples, is_shares, replace_ignored
+
+
+def is_shares(targets: tf.Tensor, outputs: tf.Tensor) -> bool:
+    """Returns whether targets are mixup's shares of the classes [b, ..., classes], and not integer classes [b, ...]."""
+    return bool(targets.shape.rank == outputs.shape.rank)
+
+
+def find_counted(described: Outputs, targets: tf.Tensor) -> tf.Tensor | None:
+    """Returns 1 for each target that counts and 0 for `Outputs.ignore`, float32; None if all of them count.
+
+    Raises ConfigError if the targets are mixup's shares, in which ignored targets are no longer visible.
+    """
+    if described.ignore is None:
+        return None
+    if described.kind == "classification" and targets.shape.rank != len(described.shape):
+        raise ConfigError(
+            f"dataset.augment.mixup with targets of which {described.ignore} is ignored (Outputs.ignore): a mixture "
+            "of an ignored target and another one has no meaning; remove mixup"
+        )
+    return tf.cast(tf.not_equal(targets, tf.cast(described.ignore, targets.dtype)), tf.float32)
+
+
+def replace_ignored(targets: tf.Tensor, counted: tf.Tensor | None) -> tf.Tensor:
+    """Replaces ignored targets by 0, which is valid for each kind, so that no loss of them is NaN."""
+    return targets if counted is None else tf.where(counted > 0, targets, tf.zeros_like(targets))
+
+
+def average_positions(values: tf.Tensor, counted: tf.Tensor | None = None) -> tf.Tensor:
+    """Averages [b, ...] over the positions of each example that count, to [b]. 0 if none of an example's counts."""
+    if values.shape.rank == 1 and counted is None:
+        return values
+    values = flatten_examples(values)
+    if counted is None:
+        return tf.reduce_mean(values, axis=1)
+    counted = flatten_examples(counted)
+    return tf.reduce_sum(values * counted, axis=1) / tf.maximum(tf.reduce_sum(counted, axis=1), 1.0)
+
+
+def flatten_examples(values: tf.Tensor) -> tf.Tensor:
+    """Reshapes [b, ...] to [b, n]."""
+    return tf.reshape(values, [tf.shape(values)[0], -1])
+
+
+def spread_weights(weights: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Repeats the examples' weights [b] for each value of `like` [b, ...]."""
+    return tf.reshape(weights, [-1] + [1] * (like.shape.rank - 1)) * tf.ones_like(like, tf.float32)
+
+
+Array = np.ndarray[Any, Any]
+
+#: (targets, outputs) -> (a value for each target that is measured [b, ...], which of them count [b, ...] or None).
+Values = Callable[[Any, Any], tuple[tf.Tensor, tf.Tensor | None]]
+
+
+def mean_measure(name: str, values: Values, ignores: bool, finish: Callable[[float], float] = float) -> Measure:
+    """Makes a mean over all targets that count.
+
+    Args:
+        ignores: whether some targets may not count.
+        finish: is applied to the mean.
+    """
+
+    def sum_examples(targets: Any, outputs: Any, weights: tf.Tensor) -> tf.Tensor:
+        each, _ = values(targets, outputs)
+        return tf.reduce_sum(tf.cast(average_positions(each), tf.float32) * weights)
+
+    def sum_counted(targets: Any, outputs: Any, weights: tf.Tensor) -> tf.Tensor:
+        each, counted = values(targets, outputs)
+        counts = spread_weights(weights, each) * counted
+        return tf.stack([tf.reduce_sum(tf.cast(each, tf.float32) * counts), tf.reduce_sum(counts)])
+
+    if ignores:
+        return Measure((name,), sum_counted, lambda sums, total: [finish(divide(sums[0], sums[1]))], size=2)
+    return Measure((name,), sum_examples, lambda sums, total: [finish(divide(sums[0], total))])
+
+
+def r2_measure(name: str, targets_of: Values, outputs_of: Values, columns: int, center: float = 0.0) -> Measure:
+    """Makes R2, the mean over the outputs of 1 - (squared error / squared deviation from the mean target).
+
+    An output whose targets are all equal counts 1 if it is predicted exactly, and 0 otherwise, as in scikit-learn.
+
+    Args:
+        targets_of, outputs_of: return targets and outputs [b, ..., columns].
+        columns: the size of the last axis.
+        center: near the mean of the targets: squares of distances from it are summed.
+    """
+
+    def sum_squares(targets: Any, outputs: Any, weights: tf.Tensor) -> tf.Tensor:
+        # In float64: the squared deviation is a small difference of large sums if the mean is far from the center.
+        true, counted = targets_of(targets, outputs)
+        counts = spread_weights(weights, true) if counted is None else spread_weights(weights, true) * counted
+        counts, true, predicted = (
+            tf.reshape(tf.cast(each, tf.float64), [-1, columns])
+            for each in (counts, true, outputs_of(targets, outputs)[0])
+        )
+        errors, true = true - predicted, true - center
+        values = (counts, counts * true, counts * true**2, counts * errors**2)
+        return tf.concat([tf.reduce_sum(each, axis=0) for each in values], axis=0)
+
+    def finish(sums: Array, total: float) -> Sequence[float]:
+        count, true, squared, error = np.reshape(sums, [4, columns])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            deviation = np.maximum(squared - true**2 / count, 0)
+            is_constant = deviation <= 1e-14 * squared  # what rounding leaves
+            r2 = np.where(is_constant, np.where(error > 0, 0.0, 1.0), 1 - error / deviation)
+        return [float(np.mean(r2[count > 0])) if (count > 0).any() else float("nan")]
+
+    return Measure((name,), sum_squares, finish, size=4 * columns)
+
+
+def balanced_accuracy_measure(name: str, decide: Callable[[Any, Any, Any], Any], classes: int) -> Measure:
+    """Makes balanced accuracy: the mean over the classes that occur of the share of their targets that are found.
+
+    Args:
+        decide: as `Objective.decide`, but with weights in place of the mask.
+    """
+
+    def count_found(targets: Any, outputs: Any, weights: tf.Tensor) -> tf.Tensor:
+        true, predicted, counts = decide(targets, outputs, weights)
+        found = tf.cast(tf.equal(true, predicted), tf.float32) * counts
+        return tf.concat([tf.math.unsorted_segment_sum(each, true, classes) for each in (counts, found)], axis=0)
+
+    def finish(sums: Array, total: float) -> Sequence[float]:
+        counts, found = np.reshape(sums, [2, classes])
+        occurs = counts > 0
+        return [float(np.mean(found[occurs] / counts[occurs])) if occurs.any() else float("nan")]
+
+    return Measure((name,), count_found, finish, size=2 * classes)
+
+
+def divide(value: float, total: float) -> float:
+    return float(value) / float(total) if total else float("nan")
+
 
 #: (targets, outputs) of one output -> the loss of each target [b, ...], before it is averaged over positions.
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]

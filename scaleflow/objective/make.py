@@ -1,25 +1,271 @@
-"""Makes the objective of a run from the description of its outputs and the config group `objective`."""
+"""Makes the objective of a run from the description of its outputs and the config group `objective`.
+
+Losses and metrics have short names, such as `objective.loss=focal` and `objective.metrics=[auc,f1,top5]`. Classes have
+weights in the training loss (`objective.class_weight`).
+"""
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
-from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Measure, Objective, ObjectiveOptions, Outputs, Target
-from scaleflow.objective.class_weight import weigh_classes
-from scaleflow.objective.forms import Loader
-from scaleflow.objective.kinds import Loss, defaults_for
-from scaleflow.objective.losses import choose_loss
-from scaleflow.objective.measures import divide
+from scaleflow.errors import ConfigError, find_similar
+from scaleflow.interfaces import ClassWeight, Kind, Measure, Objective, ObjectiveOptions, Outputs, Target
+from scaleflow.objective.kinds import (
+    Loss,
+    average_positions,
+    defaults_for,
+    divide,
+    find_counted,
+    is_shares,
+    replace_ignored,
+)
+from scaleflow.objective.losses import Loader, choose_loss, plain_name, plain_names
 from scaleflow.objective.metrics import Mode, make_measure
-from scaleflow.objective.positions import average_positions, find_counted, replace_ignored
-from scaleflow.objective.short_names import find_loss, find_metrics, is_free_of_unit
 from scaleflow.objective.structure import Described, by_output
+
+Array = np.ndarray[Any, Any]
+
+KEY = "objective.class_weight"
+
+#: The most classes that a message lists.
+MOST_SHOWN = 10
+
+
+def find_class_weights(
+    outputs: Described,
+    option: ClassWeight | Mapping[str, ClassWeight] | None,
+    count: Callable[[list[str]], Mapping[str, list[int]]],
+) -> dict[str, list[float]]:
+    """Finds the weight of each class, by output; "" is the only one.
+
+    Args:
+        count: counts the classes of the training split for some outputs, as `count_classes` does.
+
+    Raises ConfigError if an output has no classes, or not these.
+    """
+    named = outputs if isinstance(outputs, Mapping) else {"": outputs}
+    options = by_output(outputs, option, KEY, is_one=is_of_one_output)
+    for name, given in options.items():
+        check_classes(named[name], f"{KEY}.{name}" if name else KEY, given)
+    balanced = [name for name, given in options.items() if given == "balanced"]
+    counts = count(balanced) if balanced else {}
+    return {
+        name: balance(counts[name]) if given == "balanced" else list_class_weights(named[name], given)
+        for name, given in options.items()
+    }
+
+
+def describe_class_weights(outputs: Described, weights: Mapping[str, list[float]]) -> list[str]:
+    """Returns a note on the weights of each output's classes, up to `MOST_SHOWN` of them."""
+    notes = []
+    for name, each in weights.items():
+        described = outputs[name] if isinstance(outputs, Mapping) else outputs
+        names = described.names or [str(number) for number in range(len(each))]
+        shown = ", ".join(
+            f"{weight:.4g} for {known}" for known, weight in list(zip(names, each, strict=True))[:MOST_SHOWN]
+        )
+        more = f" and {len(each) - MOST_SHOWN} more" if len(each) > MOST_SHOWN else ""
+        notes.append(f"{KEY}{'.' if name else ''}{name}: {shown}{more}, in the training loss only")
+    return notes
+
+
+def is_of_one_output(option: Any) -> bool:
+    return option == "balanced" or not any(isinstance(each, Mapping | str) for each in option.values())
+
+
+def check_classes(described: Outputs, key: str, given: Any) -> None:
+    if described.kind not in ("classification", "binary"):
+        raise ConfigError(
+            f"{key}: works only with classification and binary targets, and the dataset's are {described.kind}; "
+            "leave it null"
+        )
+    if given == "balanced":
+        return
+    known = names_of_classes(described)
+    for name in given:
+        if name not in known:
+            some = ", ".join(list(known)[:MOST_SHOWN]) + (", ..." if len(known) > MOST_SHOWN else "")
+            raise ConfigError(f"{key}.{name}: there is no such class; the classes are {some}")
+    numbers = [known[name] for name in given]
+    if len(set(numbers)) < len(numbers):
+        raise ConfigError(f"{key}={dict(given)}: names a class twice, by its name and by its number")
+
+
+def names_of_classes(described: Outputs) -> dict[str, int]:
+    """Returns the number of each class by its name, and by its number as text."""
+    count = 2 if described.kind == "binary" else described.shape[-1]
+    return {str(n): n for n in range(count)} | {name: n for n, name in enumerate(described.names or ())}
+
+
+def list_class_weights(described: Outputs, given: Mapping[str, float]) -> list[float]:
+    known = names_of_classes(described)
+    weights = [1.0] * (max(known.values()) + 1)
+    for name, weight in given.items():
+        weights[known[name]] = weight
+    return weights
+
+
+def balance(counts: list[int]) -> list[float]:
+    """Returns examples / (classes x examples of the class); 0 for a class without examples, which does not count."""
+    occurring = sum(count > 0 for count in counts)
+    return [sum(counts) / (occurring * count) if count else 0.0 for count in counts]
+
+
+def count_classes(outputs: Described, names: Iterable[str], batches: Iterable[Any]) -> dict[str, list[int]]:
+    """Counts the targets of each class, without those that are ignored.
+
+    Args:
+        batches: batches of all targets of a split: arrays [b, ...], or dicts of them.
+    """
+    named = outputs if isinstance(outputs, Mapping) else {"": outputs}
+    totals = {name: np.zeros(max(names_of_classes(named[name]).values()) + 1, np.int64) for name in names}
+    for batch in batches:
+        for name, total in totals.items():
+            targets = np.ravel(batch[name] if name else batch)
+            if named[name].ignore is not None:
+                targets = targets[targets != named[name].ignore]
+            total += np.bincount(
+                (targets > 0.5 if named[name].kind == "binary" else targets).astype(np.int64), minlength=len(total)
+            )
+    return {name: total.tolist() for name, total in totals.items()}
+
+
+def weigh_classes(described: Outputs, weights: list[float], targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """Returns the weight of each target's class [b, ...]; of mixup's shares the mean by these shares."""
+    table = tf.constant(weights, tf.float32)
+    if described.kind == "binary":
+        share = tf.cast(targets, tf.float32)
+        return table[0] * (1 - share) + table[1] * share
+    if is_shares(targets, outputs):
+        return tf.linalg.matvec(tf.cast(targets, tf.float32), table)
+    return tf.gather(table, tf.cast(targets, tf.int32))
+
+
+#: Abbreviations that Keras takes for losses and metrics, and their classes.
+ABBREVIATIONS = {
+    "bce": "BinaryCrossentropy",
+    "kld": "KLDivergence",
+    "mae": "MeanAbsoluteError",
+    "mse": "MeanSquaredError",
+    "mape": "MeanAbsolutePercentageError",
+    "msle": "MeanSquaredLogarithmicError",
+}
+
+#: Losses of values that have a meaning in any unit. Typed by their names, they get the values of the default loss.
+FREE_OF_UNIT = plain_names("MeanAbsoluteError", "MeanSquaredError", "Huber", "LogCosh")
+
+FOCAL = {"classification": "CategoricalFocalCrossentropy"}
+
+SCORES, LANGUAGE = "scaleflow.objective.scores", "scaleflow.objective.language"
+
+#: Metrics of binary targets by their short names: the class, and its arguments.
+OF_BINARY: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "auc": ("keras.metrics.AUC", {}),
+    "pr_auc": ("keras.metrics.AUC", {"curve": "PR"}),
+    "f1": ("keras.metrics.F1Score", {"average": "macro"}),
+    "precision": ("keras.metrics.Precision", {}),
+    "recall": ("keras.metrics.Recall", {}),
+    "mean_iou": ("keras.metrics.MeanIoU", {}),
+}
+
+#: Metrics of several classes or labels: macro averages.
+OF_SEVERAL: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "auc": (f"{SCORES}.MacroAUC", {}),
+    "pr_auc": (f"{SCORES}.MacroAUC", {"curve": "PR"}),
+    "f1": (f"{SCORES}.MacroScore", {"score": "f1"}),
+    "precision": (f"{SCORES}.MacroScore", {"score": "precision"}),
+    "recall": (f"{SCORES}.MacroScore", {"score": "recall"}),
+    "mean_iou": ("keras.metrics.MeanIoU", {}),
+    "perplexity": (f"{LANGUAGE}.Perplexity", {"from_logits": True}),
+    "bits_per_token": (f"{LANGUAGE}.BitsPerToken", {"from_logits": True}),
+}
+
+METRICS: Mapping[Kind, Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "classification": OF_SEVERAL,
+    "multi_label": OF_SEVERAL,
+    "binary": OF_BINARY,
+    "regression": {short: (f"keras.metrics.{ABBREVIATIONS[short]}", {}) for short in ("mse", "mape", "msle")},
+}
+
+
+def find_loss(described: Outputs, loss: Target | str | None, key: str) -> Target | None:
+    """Returns the loss of an output; `loss` may be a name. Raises ConfigError if there is no such loss."""
+    if not isinstance(loss, str):
+        return loss
+    name = loss
+    focal = FOCAL.get(described.kind, "BinaryFocalCrossentropy")
+    found = focal if name.lower() == "focal" else find_keras_class(keras.losses, keras.losses.Loss, name)
+    if found is None:
+        raise unknown_name(f"{key}={name}", keras.losses, keras.losses.Loss, name, ["focal"])
+    return Target(key, f"keras.losses.{found}", typed=name)
+
+
+def is_free_of_unit(target: Target | None) -> bool:
+    """Returns whether a loss gets scaled targets as they are scaled: the default one, or one typed by its name."""
+    return target is None or (bool(target.typed) and plain_name(target.path.rpartition(".")[2]) in FREE_OF_UNIT)
+
+
+def find_metrics(described: Outputs, parts: Objective, metrics: Sequence[Target | str], key: str) -> list[Target]:
+    """Returns the metrics of an output, of which each may be a name. Those in `parts` have no need to be added."""
+    default = {name for measure in (*parts.measures, *parts.evaluation_measures) for name in measure.names}
+    added = [each for each in metrics if not (isinstance(each, str) and each.lower() in default)]
+    return [find_metric(described, each, key) if isinstance(each, str) else each for each in added]
+
+
+def find_metric(described: Outputs, name: str, key: str) -> Target:
+    """Returns the metric that a name means for an output.
+
+    Raises ConfigError if there is no such metric, or if it would always be 1.
+    """
+    short, named = name.lower(), METRICS[described.kind]
+    arguments: dict[str, Any] = {}
+    if top := re.fullmatch(r"top([1-9]\d*)", short):
+        if described.kind == "classification" and int(top[1]) >= described.shape[-1]:
+            raise ConfigError(f"{key}={name}: is always 1, since there are {described.shape[-1]} classes; leave it out")
+        path, arguments = "keras.metrics.SparseTopKCategoricalAccuracy", {"k": int(top[1])}
+    elif short in named:
+        path, arguments = named[short][0], dict(named[short][1])
+        if described.kind == "multi_label" and "score" in arguments:
+            arguments["threshold"] = 0.5
+    elif found := find_keras_class(keras.metrics, keras.metrics.Metric, name):
+        return Target(key, f"keras.metrics.{found}", typed=name)
+    else:
+        known = [*named, *(["top5"] if described.kind == "classification" else [])]
+        raise unknown_name(f"{key}={name}", keras.metrics, keras.metrics.Metric, name, known)
+    return Target(key, path, {**arguments, "name": short}, typed=name)
+
+
+def find_keras_class(module: Any, base: type, name: str) -> str | None:
+    """Returns the class of a module of Keras that a name means in any of Keras's forms; None if there is none."""
+    plain = plain_name(ABBREVIATIONS.get(name.lower(), name))
+    return next((each for each in list_keras_classes(module, base) if plain_name(each) == plain), None)
+
+
+def list_keras_classes(module: Any, base: type) -> list[str]:
+    found = inspect.getmembers(module, lambda each: inspect.isclass(each) and issubclass(each, base))
+    return [name for name, each in found if each is not base]
+
+
+def unknown_name(start: str, module: Any, base: type, name: str, known: list[str]) -> ConfigError:
+    """Returns the refusal of a name: with the most similar one, the short names, and where Keras's are."""
+    classes = list_keras_classes(module, base)
+    similar = find_similar(name, known) or find_similar(name, [*known, *ABBREVIATIONS, *classes])
+    hint = f"; did you mean {similar}?" if similar else ""
+    short = f"{', '.join(known)}, or " if known else ""
+    return ConfigError(
+        f"{start}: there is no such name{hint} ({short}a class of {module.__name__}); for your own, write "
+        "{_target_: module.Class}"
+    )
+
 
 #: Names of other values that are reported under `train/`.
 RESERVED = ("loss", "extra_loss", "loss_scale", "rollbacks", "lr")
@@ -40,10 +286,8 @@ def make_objective(
         options: the config group `objective`, whose `class_weight` is not used. None: the defaults.
         loader: loads the classes that the options name; None if they name none.
         class_weights: the weight of each class by output, as `find_class_weights` returns it; None: no weights.
-        is_weighted: whether examples have weights.
 
-    Raises:
-        ConfigError: if a loss or metric does not fit the outputs.
+    Raises ConfigError if a loss or metric does not fit the outputs.
     """
     options = options or ObjectiveOptions()
     check_smoothing(outputs, options.label_smoothing)

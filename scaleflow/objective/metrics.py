@@ -17,7 +17,13 @@ import tensorflow as tf
 
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Measure, Outputs, Target
-from scaleflow.objective.forms import (
+from scaleflow.objective.kinds import find_counted, replace_ignored, spread_weights
+from scaleflow.objective.losses import (
+    CLASS_METRICS,
+    CLASS_OR_LABEL_METRICS,
+    HINGES,
+    INTEGER_METRICS,
+    VALUE_METRICS,
     Loader,
     add_arguments,
     draw_batch,
@@ -30,14 +36,6 @@ from scaleflow.objective.forms import (
     to_integers,
     to_probabilities,
 )
-from scaleflow.objective.losses import (
-    CLASS_METRICS,
-    CLASS_OR_LABEL_METRICS,
-    HINGES,
-    INTEGER_METRICS,
-    VALUE_METRICS,
-)
-from scaleflow.objective.positions import find_counted, replace_ignored, spread_weights
 
 Array = np.ndarray[Any, Any]
 
@@ -69,17 +67,10 @@ def make_measure(
 ) -> tuple[Measure, Mapping[str, Mode]]:
     """Makes the measure of a Keras metric of one output.
 
-    Args:
-        described: the output.
-        target: an item of `objective.metrics`.
-        loader: loads it.
-        is_weighted: whether examples have weights.
-
     Returns:
         The measure, and which of its values are better, as far as that is known.
 
-    Raises:
-        ConfigError: if the metric does not fit the output, or if it is no sum over examples.
+    Raises ConfigError if the metric does not fit the output, or if it is no sum over examples.
     """
     start = f"{target.describe()}: "
     named = loader.locate(target)
@@ -201,11 +192,9 @@ class State:
     """The variables of a metric as a flat vector, less their initial values.
 
     Args:
-        metric: a Keras metric.
         batch: targets, outputs and weights in its form. Many metrics make their variables at the first batch.
 
     Attributes:
-        size: of the vector.
         results: the shapes of the results by name; the name is "" for a result that is no dict.
     """
 
@@ -306,8 +295,7 @@ def check_metric(described: Outputs, start: str, metric: Any, keras_name: str | 
 def check_sums(start: str, state: State, rows: MetricRows, is_weighted: bool) -> None:
     """Tries a metric on random rows.
 
-    Raises:
-        ConfigError: if its state is not the sum of the states of parts, or if it does not heed the weights.
+    Raises ConfigError if its state is not the sum of the states of parts, or if it does not heed the weights.
     """
     whole = rows.draw(sum(TRIED))
     first, second = [[each[: TRIED[0]] for each in whole], [each[TRIED[0] :] for each in whole]]

@@ -1,7 +1,5 @@
 """Options of the objective for one output, or for several by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,13 +30,11 @@ def by_output(outputs: Described, option: Any, key: str, is_one: Callable[[Any],
     """Returns an option's value for each output that it names; "" is the name of the only output.
 
     Args:
-        outputs: the outputs of the dataset.
         option: the value of `key`; None for none.
         key: the config key, for messages.
         is_one: returns whether a value is that of one output, and not a mapping from outputs.
 
-    Raises:
-        ConfigError: if it names an output that does not exist, or does not say which of several it is for.
+    Raises ConfigError if it names an output that does not exist, or does not say which of several it is for.
     """
     if option is None:
         return {}

@@ -1,9 +1,16 @@
-"""Creates the optimizer, and replaces Keras's summing of gradients over the replicas."""
+"""Creates the optimizer and its learning rate, and changes its updates.
+
+The rate is a function of the step: batch size scaling, warm-up and schedule. The optimizer does not sum gradients over
+the replicas as Keras does. Under the default strategy it updates each variable on the variable's device: there Keras
+does not place an update, and TensorFlow uses the first device. The gradients, slots and weights of all pipeline stages
+would be copied there and back in each step.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +18,131 @@ import keras
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
-from scaleflow.optimizer.variables import to_tf_variable
+from scaleflow.interfaces import Optimizer
+
+
+def to_tf_variable(variable: Any) -> Any:
+    """Returns the TensorFlow variable of a Keras variable; anything else unchanged."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def update_in_place(optimizer: keras.optimizers.Optimizer) -> None:
+    """Replaces the optimizer's methods by ones that compute each update on the variable's device."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        unscale_in_place(optimizer)
+        optimizer = optimizer.inner_optimizer
+    step, decay = optimizer.update_step, optimizer._apply_weight_decay
+    average = optimizer._update_model_variables_moving_average
+
+    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+        with tf.device(device_of(variable)):
+            step(gradient, variable, learning_rate)
+
+    def apply_weight_decay(variables: Sequence[Any]) -> None:
+        for variable in variables:
+            with tf.device(device_of(variable)):
+                decay([variable])
+
+    def update_averages(variables: Sequence[Any]) -> None:
+        for variable in variables:
+            with tf.device(device_of(variable)):
+                average([variable])
+
+    optimizer.update_step = update_step
+    optimizer._apply_weight_decay = apply_weight_decay
+    optimizer._update_model_variables_moving_average = update_averages
+
+
+def unscale_in_place(optimizer: keras.optimizers.LossScaleOptimizer) -> None:
+    """Does the same for loss scaling: the check for finite gradients and their division by the scale."""
+    finish = optimizer._stateful_handle_finite_grads
+
+    def check_finite(gradients: Sequence[Any]) -> tf.Tensor:
+        finite = []
+        for gradient, variable in zip(gradients, optimizer._trainable_variables, strict=True):
+            if gradient is not None:
+                with tf.device(device_of(variable)):
+                    finite.append(tf.reduce_all(tf.math.is_finite(gradient)))
+        return tf.reduce_all(tf.stack(finite))
+
+    def handle_finite(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        unscaled = []
+        for gradient, variable in zip(gradients, variables, strict=True):
+            with tf.device(device_of(variable)):
+                unscaled.append(None if gradient is None else gradient / optimizer.dynamic_scale)
+        finish(unscaled, variables)
+
+    optimizer.check_finite = check_finite
+    optimizer._stateful_handle_finite_grads = handle_finite
+    optimizer._overwrite_variable_with_gradient = lambda variable: True  # keeps Keras from unscaling a second time
+
+
+def device_of(variable: Any) -> str:
+    return str(to_tf_variable(variable).device)
+
+
+def count_from_own_start(optimizer: keras.optimizers.Optimizer, find_start: Callable[[Any], int]) -> None:
+    """Makes an optimizer correct the bias of a variable's averages by the updates since the variable's first one.
+
+    Adam's averages begin with 0. It divides them by what is then missing, which shrinks with the number of updates
+    (Kingma and Ba 2014, https://arxiv.org/abs/1412.6980). With the number of the run, the first updates of a variable
+    that begins late are up to six times too large.
+
+    Args:
+        optimizer: as it is used; built, or not yet.
+        find_start: a variable that the optimizer is built for -> the number of updates before its first one. It is
+            called when an update is traced.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    update = inner.update_step
+
+    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+        start = find_start(inner._trainable_variables[inner._get_variable_index(variable)])
+        if start <= 0:
+            update(gradient, variable, learning_rate)
+            return
+        iterations = inner._iterations
+        object.__setattr__(inner, "_iterations", iterations - start)
+        try:
+            update(gradient, variable, learning_rate)
+        finally:
+            object.__setattr__(inner, "_iterations", iterations)
+
+    inner.update_step = update_step
+
+
+def scale_rates(optimizer: keras.optimizers.Optimizer, factors: Sequence[float]) -> None:
+    """Makes an optimizer use a factor of the learning rate for each variable, also in its weight decay.
+
+    Args:
+        optimizer: not built yet.
+        factors: one for each variable that the optimizer will be built for, in their order.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    update = inner.update_step
+
+    def factor_of(variable: Any) -> float:
+        return float(factors[inner._get_variable_index(variable)])
+
+    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+        update(gradient, variable, learning_rate * factor_of(variable))
+
+    def decay(distribution: tf.distribute.Strategy, variables: Sequence[Any]) -> None:
+        for variable in variables:
+            distribution.extended.update(variable, decay_one, args=(factor_of(variable),), group=False)
+
+    def decay_one(variable: Any, factor: float) -> None:
+        rate = tf.cast(inner.learning_rate, variable.dtype) * factor
+        variable.assign_sub(variable * tf.cast(inner.weight_decay, variable.dtype) * rate)
+
+    def apply_weight_decay(variables: Sequence[Any]) -> None:
+        if inner.weight_decay is None:
+            return
+        decayed = [to_tf_variable(variable) for variable in variables if inner._use_weight_decay(variable)]
+        tf.__internal__.distribute.interim.maybe_merge_call(decay, inner._distribution_strategy, decayed)
+
+    inner.update_step = update_step
+    inner._apply_weight_decay = apply_weight_decay
 
 
 def average_weights(optimizer: keras.optimizers.Optimizer, momentum: float) -> None:
@@ -78,9 +209,8 @@ def create_optimizer(
         takes_summed: whether the caller sums the gradients over the replicas; else the optimizer does.
         ema: the momentum of an average of the weights; None for no average.
 
-    Raises:
-        ConfigError: if the factory makes no optimizer or rejects a value, or if an option of `INSTEAD` or `use_ema` is
-            set.
+    Raises ConfigError if the factory makes no optimizer or rejects a value, or if an option of `INSTEAD` or `use_ema`
+    is set.
     """
     check_arguments_are_numbers(factory)
     try:
@@ -147,3 +277,69 @@ def sum_dense_gradients(optimizer: keras.optimizers.Optimizer) -> None:
             for gradient, variable in grads_and_vars
         ]
     )
+
+
+def scale_to_batch(options: Optimizer, global_batch_size: int) -> float:
+    """Scales the peak learning rate with the global batch size.
+
+    `linear` is the rule of Goyal et al. 2017 (https://arxiv.org/abs/1706.02677). `sqrt` keeps the variance of the
+    update constant (Krizhevsky 2014, https://arxiv.org/abs/1404.5997).
+    """
+    ratio = global_batch_size / options.base_batch_size
+    factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[options.scale]
+    return options.learning_rate * factor
+
+
+def make_learning_rate(options: Optimizer, global_batch_size: int, total_steps: int) -> float | Schedule:
+    """Returns the `learning_rate` argument for a Keras optimizer: a float if it is constant, else a schedule."""
+    peak = scale_to_batch(options, global_batch_size)
+    if options.schedule == "constant" and not options.warmup_steps:
+        return peak
+    return Schedule(peak, options, total_steps)
+
+
+def find_warm_up_warning(options: Optimizer, total_steps: int) -> str | None:
+    """Returns a warning if the warm-up is not shorter than the run, else None."""
+    if options.warmup_steps < total_steps:
+        return None
+    return (
+        f"optimizer.warmup_steps={options.warmup_steps}: the run has only {total_steps} steps, so the warm-up would "
+        "not end; use a smaller number"
+    )
+
+
+class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # keras has no types
+    """Linear warm-up from 0 to `peak`, then constant, cosine or step decay.
+
+    Cosine decay (Loshchilov and Hutter 2016, https://arxiv.org/abs/1608.03983) runs from the end of the warm-up to
+    `total_steps`. Step decay counts from the first update, including the warm-up.
+
+    Attributes:
+        factor: multiplies the rate. Functions that are already traced do not see a change.
+    """
+
+    def __init__(self, peak: float, options: Optimizer, total_steps: int) -> None:
+        self.peak = peak
+        self.options = options
+        self.total_steps = total_steps
+        self.factor = 1.0
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Returns the rate, a float32 scalar, of the update after `step` updates."""
+        step = tf.cast(step, tf.float32)
+        rate = self.peak * self.factor * self._decay(step)
+        warmup = self.options.warmup_steps
+        return rate * tf.minimum(1.0, (step + 1) / warmup) if warmup else rate
+
+    def _decay(self, step: tf.Tensor) -> tf.Tensor:
+        options = self.options
+        if options.schedule == "cosine":
+            length = max(1, self.total_steps - options.warmup_steps)
+            progress = tf.clip_by_value((step - options.warmup_steps) / length, 0.0, 1.0)
+            return options.final_rate + (1 - options.final_rate) * 0.5 * (1 + tf.cos(math.pi * progress))
+        if options.schedule == "step":
+            return tf.pow(options.step_factor, tf.floor(step / float(options.step_every or 1)))
+        return tf.ones_like(step)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"peak": self.peak, "schedule": self.options.schedule, "total_steps": self.total_steps}

@@ -1,19 +1,350 @@
-"""Decides which stages run again, and says why."""
+"""Composes the configs of stages, and decides which of them run again, and why.
 
-from __future__ import annotations
+A stage about a tracked run has the config of that run, with its overrides. What was composed is kept, so that it is
+done once. A stage is the same as before by its settings, its code, the content of its data, and packages. Modification
+times, comments and formatting do not count; neither do options that decide only how it is recorded.
+"""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
-from scaleflow.pipeline.composition import Composer
-from scaleflow.pipeline.definition import DeclaredPipeline, Stage
-from scaleflow.pipeline.keys import explain_change, make_key
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from omegaconf import OmegaConf
+
+from scaleflow.cluster.engines import find_engine
+from scaleflow.commands.tracked_run import make_one_process_plan
+from scaleflow.config.compose import (
+    ComposedConfig,
+    check_job,
+    compose_config,
+    list_options,
+    list_own_folders,
+    override_key,
+    parse_overrides,
+    resolve_config,
+)
+from scaleflow.config.from_mlflow import RerunCommand, find_store_options, reuse_config
+from scaleflow.config.parse import flatten_config, parse_section
+from scaleflow.config.trust import list_own_modules, list_targets
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Plan, Tracking
+from scaleflow.interfaces.secret_masking import mask_secrets
+from scaleflow.launcher.named_runs import find_named_run
+from scaleflow.launcher.prepare import make_plan
+from scaleflow.pipeline.definition import CONF_FOLDER, DeclaredPipeline, Stage
 from scaleflow.pipeline.references import select_output
-from scaleflow.pipeline.state import Key, PipelineState, StageRecord
-from scaleflow.pipeline.stored import StoredRuns
+from scaleflow.pipeline.state import Key, PipelineState, StageRecord, StoredRuns
 from scaleflow.runs import RunFolder
+from scaleflow.runs.code_digest import find_code, read_source
+from scaleflow.runs.data_digest import digest_files, find_data_files, group_by_folder, list_data_files
+from scaleflow.runs.provenance.machine import list_packages
+from scaleflow.runs.state import RunState
+
+#: The sections of a tracked config that a stage about a run uses.
+SECTIONS = ("dataset", "objective", "precision", "seed", "evaluation", "export", "promotion")
+
+#: Sections and keys that do not change what a stage gives.
+IGNORED = ("hydra", "debug", "resume", "resume_data", "resume_code", "sweep.on_change")
+KEPT_OF_TRACKING = ("tracking.name", "tracking.uri", "tracking.experiment")
+
+#: Of a sweep, so many configs are composed: the first one, and those with another value of one key.
+MOST_COMPOSED = 12
+
+#: An output that does not exist yet. An override with it is checked when it is known.
+UNKNOWN = "value-not-known-yet"
+
+#: Overrides that a pipeline sets.
+SET_HERE = ("hydra.run.dir", "hydra.sweep.dir", "resume")
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What the configs of a stage come to.
+
+    Attributes:
+        settings: all values that count, as text, by their dotted keys.
+        configs: the parts of its configs that name code and data.
+        source: `path` and `arguments` of its first dataset; {} of a stage about a run.
+    """
+
+    settings: Mapping[str, str]
+    configs: Sequence[Mapping[str, Any]]
+    source: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Composer:
+    """Composes the configs of the stages of one command.
+
+    Args:
+        config_dirs: the folders with the user's options.
+        kept: the compositions of earlier commands, by a digest of all that they were made of. Those that this command
+            uses are added to `used`.
+
+    Attributes:
+        config_dirs: the folders with the user's options.
+        store: the address of the pipeline's store, in which runs are looked up; None until it is known.
+    """
+
+    def __init__(self, config_dirs: Sequence[str], kept: Mapping[str, Any]) -> None:
+        self.store: str | None = None
+        self.config_dirs, self._kept = config_dirs, kept
+        self._options = digest_options(config_dirs)
+        self.used: dict[str, Any] = {}
+
+    def compose(self, stage: Stage, words: Sequence[str], run: str = "", folder: Path | None = None) -> Composition:
+        """Composes and checks the configs of a stage.
+
+        Args:
+            run: the run that it is about; empty: it composes a config.
+            folder: the folder of that run; None: it is looked up in the store.
+
+        Raises ConfigError if the config cannot work.
+        """
+        variables = [*os.environ.items()] if "oc.env" in f"{self._options}{words}" else []
+        made_of = json.dumps([stage.command.name, words, run, self._options, sorted(variables)])
+        digest = hashlib.sha256(made_of.encode()).hexdigest()[:32]
+        if digest not in self._kept and digest not in self.used:
+            made = self._compose_run(words, run, folder) if run else self._compose_new(stage, words)
+            self.used[digest] = vars(made)
+        self.used.setdefault(digest, self._kept.get(digest))
+        return Composition(**self.used[digest])
+
+    def _compose_new(self, stage: Stage, words: Sequence[str]) -> Composition:
+        settings: dict[str, str] = {}
+        configs: list[Mapping[str, Any]] = []
+        source: dict[str, Any] = {}
+        for number, each in enumerate(expand_sweep(words) if stage.command.name == "sweep" else [words]):
+            composed = compose_known(each, self.config_dirs)
+            config = resolve_config(composed.config)
+            plan = check_stage_rules(stage, composed, config)
+            target = plan.dataset.target
+            if not find_engine(plan.cluster).is_remote:  # the files are on this machine
+                source = source or {"path": target.path, "arguments": mask_secrets(dict(target.arguments))}
+            settings |= {f"{key} ({number})" if number else key: text for key, text in list_settings(config).items()}
+            configs.append(select_inputs(config))
+        swept = [word for word in words if is_swept(word)] if stage.command.name == "sweep" else []
+        settings |= {f"values of {word.partition('=')[0]}": word.partition("=")[2] for word in swept}
+        return Composition(settings, configs, source)
+
+    def _compose_run(self, words: Sequence[str], run: str, folder: Path | None) -> Composition:
+        command = RerunCommand(run, words, self.config_dirs, ["."])
+        if folder is not None and RunFolder(folder).config.is_file():
+            ready = RunState.read(folder).ready
+            text = RunFolder(folder).config.read_text()
+            params: Mapping[str, str] = ready.params if ready else {}
+        else:
+            options = find_store_options(command)
+            _, _, tracked = find_named_run(run, options if options.uri else replace(options, uri=self.store))
+            text, params = tracked.config, tracked.params
+        raw: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        composed = reuse_config(
+            text, params, RerunCommand(run, words, self.config_dirs, list_own_modules(raw)), SECTIONS
+        )
+        config = resolve_config(composed.config)
+        settings = {word.partition("=")[0]: str(mask_secrets(word.partition("=")[2])) for word in words}
+        return Composition(settings, [select_inputs(config)])
+
+
+def check_stage_rules(stage: Stage, composed: ComposedConfig, config: dict[str, Any]) -> Plan:
+    """Checks the rules of a config, as its command will; returns its plan. Raises ConfigError if it cannot work."""
+    if config.get("resume") is not None:
+        raise ConfigError(f"resume={config['resume']}: a pipeline continues its own runs; leave it out")
+    if stage.command.name == "check":
+        return make_one_process_plan(config, composed, "data checks")
+    plan = make_plan(config, composed.choices, composed.search)
+    if plan.cluster.submit is not None:
+        raise ConfigError(
+            f"cluster.submit={plan.cluster.submit}: prints a script, and trains nothing; submit the whole pipeline"
+        )
+    if stage.command.name == "sweep":
+        check_job(composed.config)
+    return plan
+
+
+def compose_known(words: Sequence[str], config_dirs: Sequence[str]) -> ComposedConfig:
+    """Composes a config from the words that are known. A key without a default has the stand-in for its value."""
+    composed = compose_config([word for word in words if UNKNOWN not in word], config_dirs)
+    missing = OmegaConf.missing_keys(composed.config)
+    for key in (override_key(word) for word in words if UNKNOWN in word):
+        if key in missing:
+            OmegaConf.update(composed.config, key, UNKNOWN)
+    return composed
+
+
+def is_open(words: Sequence[str], config_dirs: Sequence[str]) -> bool:
+    """Whether it is not known yet which options, and so which keys, a config has."""
+    keys = [override_key(word) for word in words if UNKNOWN in word]
+    return UNKNOWN in keys or any("." not in key and key in list_options(config_dirs) for key in keys)
+
+
+def refuse_own_keys(words: Sequence[str]) -> None:
+    """Raises ConfigError for an override that the pipeline sets itself."""
+    for override in parse_overrides(words):
+        if str(override.key_or_group) in SET_HERE:
+            raise ConfigError(
+                f"overrides: {override.input_line}: the pipeline sets {override.key_or_group}; leave it out"
+            )
+
+
+def is_swept(word: str) -> bool:
+    (override,) = parse_overrides([word])
+    return bool(override.is_sweep_override())
+
+
+def list_swept_values(override: Override) -> list[str]:
+    """Returns the values of a swept key, as words; of a range or an interval the first one."""
+    sweep = override.value()
+    if isinstance(sweep, RangeSweep | IntervalSweep):
+        return [str(sweep.start)]
+    if isinstance(sweep, ChoiceSweep) or override.is_choice_sweep():
+        return [str(each) for each in override.sweep_string_iterator()]
+    return [str(each) for each in list(override.sweep_string_iterator())[:1]]
+
+
+def expand_sweep(words: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the words of jobs: the first values of all swept keys, then each other value of a key with these."""
+    overrides = parse_overrides(words)
+    values = {n: list_swept_values(each) for n, each in enumerate(overrides) if each.is_sweep_override()}
+
+    def replace(chosen: Mapping[int, str]) -> list[str]:
+        return [f"{overrides[n].key_or_group}={chosen[n]}" if n in chosen else word for n, word in enumerate(words)]
+
+    first = {n: each[0] for n, each in values.items()}
+    yield replace(first)
+    others = [{**first, n: value} for n, each in values.items() for value in each[1:]]
+    yield from map(replace, others[: MOST_COMPOSED - 1])
+
+
+def list_settings(config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the values that can change what a stage gives, as text with secrets masked."""
+    return {
+        key: json.dumps(mask_secrets(value), default=str)
+        for key, value in flatten_config(config).items()
+        if key in KEPT_OF_TRACKING or not key.startswith(("tracking.", *(f"{each}." for each in IGNORED), *IGNORED))
+    }
+
+
+def select_inputs(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the part of a config by which its code and its data files are found."""
+    targets = [{"_target_": path} for _, path in list_targets(config)]
+    weights = (config.get("model") or {}).get("init_from")
+    return {"targets": targets, "dataset": mask_secrets(config.get("dataset") or {}), "weights": weights}
+
+
+def read_tracking(words: Sequence[str], config_dirs: Sequence[str]) -> Tracking:
+    """Returns the options of the store in which a stage with these overrides is recorded, secrets included."""
+    plain = [word for word in words if not is_swept(word)]
+    if is_open(plain, config_dirs):
+        plain = [word for word in plain if override_key(word).startswith(("tracking", "experiment"))]
+    return parse_section(Tracking, resolve_config(compose_known(plain, config_dirs).config)["tracking"], "tracking")
+
+
+def digest_options(config_dirs: Sequence[str]) -> str:
+    """Returns a digest of all files that configs are composed of; it names `oc.env` if one reads the environment."""
+    digest, reads_environment = hashlib.sha256(), False
+    for folder in (CONF_FOLDER, *map(Path, config_dirs)):
+        for path in sorted(folder.rglob("*.yaml")):
+            content = path.read_bytes()
+            reads_environment = reads_environment or b"oc.env" in content
+            digest.update(f"{path.relative_to(folder)} {len(content)} ".encode() + content)
+    return digest.hexdigest()[:32] + (" oc.env" if reads_environment else "")
+
+
+#: The packages whose versions count for every stage but those of Python, besides what the user's code imports.
+PACKAGES = ("scaleflow", "tensorflow", "keras", "numpy", "pyarrow")
+
+#: Options of stages that are files or folders of data.
+DATA_FLAGS = ("input",)
+
+#: The parts of a key, in the order in which they are compared.
+CATEGORIES = ("settings", "data", "code", "packages")
+
+
+def make_key(
+    stage: Stage, values: Mapping[str, Any], composition: Composition | None, config_dirs: Sequence[str]
+) -> Key:
+    """Returns what a stage is made of now.
+
+    Args:
+        stage: the stage.
+        values: its keys, resolved; the outputs of other stages are in them.
+        composition: of its configs; None of a function.
+        config_dirs: the folders with the user's options, in which modules are looked for, too.
+    """
+    search = list_own_folders(config_dirs)
+    own = {key: repr(value) for key, value in values.items() if key != "overrides"}
+    configs: Any = composition.configs if composition else [{"targets": [{"_target_": values["target"]}]}]
+    code: dict[str, str] = {}
+    names: set[str] = set()
+    data: list[str] = []
+    for config in configs:
+        for name, file in find_code(config, search).items():
+            code[name] = file.digest
+            status = file.path.stat()
+            module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            names |= {
+                each.partition(".")[0] for each in read_source(file.path, module, status.st_mtime_ns, status.st_size)[1]
+            }
+        data += find_data_files(config.get("dataset") or {})
+        if isinstance(weights := config.get("weights"), str) and Path(weights).is_file():
+            data.append(weights)
+    for flag in DATA_FLAGS:
+        if flag in values:
+            data += list_data_files(str(values[flag]))
+    settings = {"command": stage.command.name, **own, **(composition.settings if composition else {})}
+    own_modules = {name.partition("/")[0].removesuffix(".py") for name in code}
+    wanted = {*(PACKAGES if composition else ()), *find_packages(names - own_modules)}
+    packages = {name: each.identity for name, each in read_packages().items() if name.lower() in wanted}
+    parts = (settings, group_by_folder(digest_files(data)), code, packages)
+    return dict(zip(CATEGORIES, parts, strict=True))
+
+
+@cache
+def read_packages() -> Mapping[str, Any]:
+    return list_packages()
+
+
+def find_packages(modules: Iterable[str]) -> set[str]:
+    """Returns the names of the installed packages that have these top-level modules, in lower case."""
+    others = {each for each in modules if each not in sys.stdlib_module_names and each != "scaleflow"}
+    known = {name.lower() for name in read_packages()}
+    found = {each.lower() for each in others if each.lower() in known}
+    if unknown := {each for each in others if each.lower() not in known}:
+        found |= {name.lower() for each in unknown for name in list_distributions().get(each, ())}
+    return found
+
+
+@cache
+def list_distributions() -> Mapping[str, Any]:
+    return packages_distributions()
+
+
+def explain_change(before: Key, now: Key) -> str:
+    """Says what differs first between two keys; empty if nothing does."""
+    for category in CATEGORIES:
+        old, new = before.get(category, {}), now.get(category, {})
+        for name in [*new, *(each for each in old if each not in new)]:
+            if old.get(name) == new.get(name):
+                continue
+            if category in ("data", "code"):
+                how = "is new" if name not in old else "is gone" if name not in new else "changed"
+                return f"{name} {how}"
+            shown = [cut_value(each.get(name, "none")) for each in (old, new)]
+            return f"{name} {shown[0]} -> {shown[1]}"
+    return ""
+
+
+def cut_value(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
 
 #: What becomes of a stage: its recorded outputs are used; it runs; its condition is false; `--only` leaves it out.
 REUSE, RUN, SKIP, LEAVE = "reuse", "run", "skip", "leave"
@@ -55,20 +386,11 @@ class Decider:
     """Decides about the stages of one command.
 
     Args:
-        pipeline: the pipeline.
-        state: what earlier commands did.
-        composer: composes configs.
-        choice: the stages that flags name.
         stored: tells whether the run of a finished stage still exists, and what an alias names now.
     """
 
     def __init__(
-        self,
-        pipeline: DeclaredPipeline,
-        state: PipelineState,
-        composer: Composer,
-        choice: Choice,
-        stored: StoredRuns,
+        self, pipeline: DeclaredPipeline, state: PipelineState, composer: Composer, choice: Choice, stored: StoredRuns
     ) -> None:
         self._pipeline, self._state, self._composer, self._choice = pipeline, state, composer, choice
         self._stored = stored

@@ -1,7 +1,5 @@
 """Reads a pipeline: `pipeline/NAME.yaml` in a folder of options, as Hydra composes it."""
 
-from __future__ import annotations
-
 import contextlib
 import graphlib
 import itertools
@@ -18,12 +16,14 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from scaleflow.config.compose import config_dir_flags, list_options, preserve_hydra_state
-from scaleflow.config.hydra_errors import (
+from scaleflow.config.compose import (
     CONF,
     check_config_dirs,
+    config_dir_flags,
     explain_error,
+    list_options,
     parse_overrides,
+    preserve_hydra_state,
     search_path_overrides,
     shorten_error,
 )
@@ -58,7 +58,6 @@ class Stage:
 
     Attributes:
         name: such as `fit`, or `adapt.berlin` of a stage with `foreach`.
-        command: what it runs.
         values: its keys besides the common ones, with interpolations.
         variables: those of `foreach`.
         after: the stages that come before it, though it does not refer to them.
@@ -80,7 +79,6 @@ class DeclaredPipeline:
     """A pipeline.
 
     Attributes:
-        name: the name of its file.
         config_dirs: absolute paths of the folders with the user's options.
         text: the composed file, as YAML.
         overrides: of all stages that compose a config, with interpolations.
@@ -199,7 +197,6 @@ def load_pipeline(name: str, config_dirs: Sequence[str], words: Sequence[str] = 
 
     Args:
         name: of the file, without its folder and `.yaml`.
-        config_dirs: the folders of `--config-dir`.
         words: `STAGE.KEY=VALUE`, which adds an override to a stage; `KEY=VALUE` for a key of the user's in the file.
 
     Raises ConfigError, which names the line of the file, if it cannot work.
@@ -253,12 +250,7 @@ def find_pipeline_files(name: str, config_dirs: Sequence[str]) -> list[Path]:
 
 
 class Places:
-    """Where the keys of a pipeline's file are written.
-
-    Args:
-        name: of the pipeline.
-        config_dirs: the folders of `--config-dir`.
-    """
+    """Where the keys of a pipeline's file are written."""
 
     def __init__(self, name: str, config_dirs: Sequence[str]) -> None:
         self._name = f"{GROUP}/{name}.yaml"

@@ -1,7 +1,5 @@
 """Records a pipeline in the store: its own run, the parent of the runs of its stages, and those of other commands."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import os
@@ -63,7 +61,6 @@ def draw_stages(
         needs: by stage, those before it, in an order in which they can run.
         notes: by stage, the line under its name.
         states: by stage, what decides the colour.
-        path: the file to write.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -107,11 +104,8 @@ class RecordedRun:
 
     Args:
         folder: of the run; an earlier command may have begun it.
-        what: the run in messages.
-        tracking: the options of the store.
 
     Attributes:
-        files: its folder.
         began: when the first command opened it, in milliseconds since the epoch.
     """
 
@@ -235,13 +229,7 @@ def list_stage_data(record: StageRecord | None) -> list[tuple[str, str]]:
 
 
 def describe_pipeline(status: str, rows: Sequence[Sequence[str]], command: str) -> str:
-    """Returns the description of a pipeline's run, in Markdown: its results with links to runs and models.
-
-    Args:
-        status: of the pipeline.
-        rows: of `list_results`.
-        command: what was typed.
-    """
+    """Returns the description of a pipeline's run, in Markdown: its results with links to runs and models."""
     head, *rest = rows
     linked = [
         [link_run(row[8], row[0]), *row[1:5], link_run(row[5]), link_model(row[6]), DIGEST.sub(r"\1", row[7])]
@@ -269,11 +257,8 @@ def describe_stage_run(name: str, status: str, text: str, outputs: Mapping[str, 
     """Returns the description of the run of a stage whose command records none.
 
     Args:
-        name: of the stage.
-        status: of the stage.
         text: its results, or why it has none.
         outputs: of the stage; {} if it has not finished.
-        command: what it ran.
     """
     links = [link_run(str(outputs.get("run_id") or "")), link_model(str(outputs.get("model") or ""))]
     about = " ".join(filter(None, links))

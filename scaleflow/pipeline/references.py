@@ -4,8 +4,6 @@ A reference becomes a call of a resolver of OmegaConf, so that it works wherever
 the user's that a stage refers to.
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 import operator
@@ -16,7 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from scaleflow.config.hydra_errors import shorten_error
+from scaleflow.config.compose import shorten_error
 from scaleflow.config.parse import suggest
 from scaleflow.errors import ConfigError
 from scaleflow.pipeline.stage_commands import BEST, STAGE_COMMANDS
@@ -64,7 +62,6 @@ def split_reference(
 
     Args:
         path: such as `fit.metrics.test/accuracy`.
-        commands: the name of each stage's command.
         groups: the stages that a stage with `foreach` stands for.
 
     Raises ConfigError if there is no such stage or output.
@@ -127,7 +124,6 @@ def resolve_values(
         values: the keys, after `rewrite_references`.
         root: the user's own keys of the file and the variables of `foreach`, to which these may refer.
         split: `split_reference` for this pipeline.
-        read: returns an output.
 
     Raises ConfigError if one cannot be resolved.
     """

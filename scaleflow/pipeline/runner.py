@@ -1,25 +1,26 @@
-"""Runs the stages of a pipeline: those that changed, side by side where they do not depend on each other."""
+"""Runs the stages of a pipeline that changed, in processes, side by side where they do not depend on each other."""
 
-from __future__ import annotations
-
+import contextlib
 import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from omegaconf import OmegaConf
 
 from scaleflow.config.trust import list_own_modules
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Status, Tracking
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.answer import FAILED, FINISHED
+from scaleflow.launcher.answer import FAILED, FINISHED, JSON
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.prepare import STAGE_TAGS
 from scaleflow.launcher.processes.stop import StopRequest
@@ -27,7 +28,6 @@ from scaleflow.launcher.recording.recovery import is_recorded, repair_quietly
 from scaleflow.launcher.recording.store_transfer import PIPELINE
 from scaleflow.pipeline.decisions import LEAVE, REUSE, RUN, SKIP, Decider, StageDecision
 from scaleflow.pipeline.definition import DeclaredPipeline, Stage
-from scaleflow.pipeline.processes import LOG, StageProcess, end_left_process
 from scaleflow.pipeline.recording import (
     STAGE_TAG,
     RecordedRun,
@@ -51,8 +51,99 @@ from scaleflow.pipeline.state import PipelineState, StageRecord
 from scaleflow.runs import RunFolder
 from scaleflow.runs.provenance.tags import command_line
 from scaleflow.runs.state import RunState
-from scaleflow.sweep.devices import make_environments
+from scaleflow.sweep.runner import make_environments
+from scaleflow.tracking import RUN_ID
 from scaleflow.tracking.tracked_runs import STAGE_BEGAN
+
+PROGRAM = "scaleflow.pipeline.stage_process"
+
+#: The output of a stage's process, in its folder.
+LOG = "stage.log"
+
+#: Seconds to wait for a process of an earlier command that was killed: it saves a checkpoint first.
+LEFT_SECONDS = 90.0
+
+#: The exit code of a process that a signal ended, by what Popen returns.
+SIGNAL_BASE = 128
+
+
+class StageProcess:
+    """The process of a stage.
+
+    Args:
+        name: of the stage, for the terminal.
+        words: those after `scaleflow`.
+        folder: the stage's folder, which exists.
+        environment: variables to add. MLFLOW_RUN_ID is left out: it names the pipeline's own run.
+
+    Raises OSError if it cannot be started.
+    """
+
+    def __init__(self, name: str, words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self._log = folder / LOG
+        self._position = self._log.stat().st_size if self._log.exists() else 0
+        self._start = self._position
+        command = [sys.executable, "-m", PROGRAM, str(os.getpid()), *words, JSON]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**{key: value for key, value in os.environ.items() if key != RUN_ID}, **environment},
+                start_new_session=True,  # Ctrl-C reaches it from here, and once
+            )
+
+    @property
+    def identity(self) -> tuple[int, float]:
+        """The process id, and when the process began, in seconds since the epoch."""
+        with contextlib.suppress(psutil.Error):
+            return self._process.pid, psutil.Process(self._process.pid).create_time()
+        return self._process.pid, 0.0
+
+    def poll(self) -> int | None:
+        """Returns the exit code; None while the process is alive."""
+        code = self._process.poll()
+        return None if code is None else code if code >= 0 else SIGNAL_BASE - code
+
+    def send_signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def show_output(self, display: Display) -> None:
+        """Shows the lines that the process has printed since the last call, without its answer."""
+        with contextlib.suppress(OSError), self._log.open("rb") as log:
+            log.seek(self._position)
+            content = log.read()
+            whole = content[: content.rfind(b"\n") + 1]
+            self._position += len(whole)
+            for line in whole.decode(errors="replace").splitlines():
+                if not line.startswith('{"exit_code":'):
+                    display.print_line(f"[{self.name}] {line}")
+
+    def read_stage_answer(self) -> dict[str, Any]:
+        """Returns what the command answered; {} if it was killed before."""
+        with contextlib.suppress(OSError, ValueError), self._log.open("rb") as file:
+            file.seek(self._start)
+            lines = [line for line in file.read().splitlines() if line.startswith(b'{"exit_code":')]
+            answer: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+            return answer
+        return {}
+
+
+def end_left_process(identity: Sequence[float]) -> None:
+    """Ends the process of a stage whose pipeline was killed, if it is still alive, and waits for it."""
+    pid, began = int(identity[0]), float(identity[1])
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if abs(process.create_time() - began) > 1.0:
+            return  # another process has its id now
+        process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + LEFT_SECONDS
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+            time.sleep(0.1)
+
 
 #: Seconds between looks at the processes.
 LOOK_SECONDS = 0.05
@@ -86,12 +177,7 @@ class PipelineRunner:
     """Runs a pipeline, whose folder is locked.
 
     Args:
-        pipeline: the pipeline.
         state: what earlier commands did.
-        decider: decides about each stage.
-        tracking: the options of the store.
-        display: shows the stages.
-        stop: the request to stop.
         jobs: how many stages run at a time.
 
     Attributes:

@@ -1,7 +1,5 @@
 """The commands that a stage can be, with their options and outputs. A new one is an entry in `STAGE_COMMANDS`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,8 +11,8 @@ from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.answer import FINISHED, NOT_PROMOTED
 from scaleflow.runs.state import RunHistory
-from scaleflow.sweep.best_job import read_best_entry
-from scaleflow.sweep.history import JobHistory
+from scaleflow.sweep.ledger import JobHistory
+from scaleflow.sweep.ranking import read_best_entry
 
 #: The keys that every stage may have.
 COMMON = ("command", "after", "when", "foreach")
@@ -34,12 +32,10 @@ class StageCommand:
     """A command that a stage can be.
 
     Attributes:
-        name: of the command.
         composes: whether its overrides are those of a new run, after the pipeline's own.
         takes_run: whether it is about a tracked run, its key `run`.
         flags: its options, as keys of the stage with `_` for `-`; each with the values that it takes, () for any.
         required: the keys that it cannot do without.
-        outputs: what others can refer to.
         good: the exit codes after which the stage has finished.
     """
 
@@ -130,10 +126,7 @@ def make_words(
     """Returns the words of a stage's command, after `scaleflow`.
 
     Args:
-        command: the command.
         values: the stage's keys, resolved; `overrides` is a list of words.
-        folder: the stage's folder.
-        config_dirs: the folders with the user's options.
     """
     if command.name == "python":
         arguments = json.dumps(values.get("arguments") or {})
@@ -169,10 +162,7 @@ def read_outputs(
     """Returns the outputs of a stage that has finished.
 
     Args:
-        command: the command.
-        answer: what it answered to `--json`.
         values: the stage's keys, resolved.
-        folder: the stage's folder.
     """
     known = {**answer, "folder": str(folder)}
     match command.name:

@@ -6,8 +6,6 @@ The words are those after `scaleflow`; `python TARGET ARGUMENTS RESULT DIR ...` 
 JSON, and writes what it returns as JSON to the file RESULT. Its module is in the current folder, a DIR or installed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,5 +1,3 @@
 """Sets the dtype that layers compute in."""
 
 from scaleflow.precision.policy import apply_policy, resolve_policy
-
-__all__ = ["apply_policy", "resolve_policy"]

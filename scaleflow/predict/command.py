@@ -43,8 +43,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.commands.frame import run_command
-from scaleflow.commands.parser import CommandParser
+from scaleflow.commands.frame import CommandParser, run_command
 from scaleflow.commands.tracked_run import (
     add_run_id,
     answer_model,
@@ -52,9 +51,8 @@ from scaleflow.commands.tracked_run import (
     load_learned_state,
     make_one_process_plan,
 )
-from scaleflow.config.compose import compose_config, resolve_config
+from scaleflow.config.compose import compose_config, parse_overrides, resolve_config
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options, load_config
-from scaleflow.config.hydra_errors import parse_overrides
 from scaleflow.dataset.reading.object_store import identify_in_store
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.files.cache import identify_file

@@ -3,8 +3,6 @@
 Reads the event `profile` as JSON from standard input, and writes the results to the event's artifacts folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json
@@ -15,9 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.interfaces.events import StepsProfiled, parse_event
-from scaleflow.profiler.paths import MARKDOWN, PICTURE, SUMMARY, TRACE, find_xplanes, worker_name
-from scaleflow.profiler.step_breakdown import PARTS, STEP_OPERATION, Timeline, divide_steps, parse_timeline
-from scaleflow.profiler.summary import Summary, summarise, to_markdown
+from scaleflow.profiler.analysis_process import MARKDOWN, PICTURE, SUMMARY, TRACE, find_xplanes, worker_name
+from scaleflow.profiler.summary import (
+    PARTS,
+    STEP_OPERATION,
+    Summary,
+    Timeline,
+    divide_steps,
+    parse_timeline,
+    summarise,
+    to_markdown,
+)
 
 COLOURS = {"input": "#d95f02", "compute": "#1b9e77", "allreduce": "#7570b3", "host": "#bdbdbd"}
 OPS_SHOWN = 10

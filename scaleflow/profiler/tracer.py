@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from scaleflow.interfaces import Profiler
 from scaleflow.interfaces.events import Emit, Note, StepsProfiled
-from scaleflow.profiler.paths import window_name, xplane_path
+from scaleflow.profiler.analysis_process import window_name, xplane_path
 from scaleflow.profiler.windows import Window, Windows
 
 #: The symbol of TensorFlow's trace level of the host; NO_TRACE while it does not trace.
@@ -38,7 +38,6 @@ class StepTracer:
     """A `Tracer` that writes each window's xplane file where TensorBoard looks for it.
 
     Args:
-        options: the windows.
         folder: the run's folder for traces.
         worker: this process's name; the trace's file is named after it.
         emit: gets an event `profile` for each window, and notes; None in a worker that records no events.

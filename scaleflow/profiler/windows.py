@@ -1,7 +1,5 @@
 """Decides which steps are traced, and how many steps each call of the loop may take."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 #: Steps right before a window that are single calls as well.

@@ -1,7 +1,5 @@
 """The conditions of a promotion, and what is recorded of the decision."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,7 +20,6 @@ class Condition:
 
     Attributes:
         text: the condition, with its figures.
-        holds: whether it does.
     """
 
     text: str
@@ -34,11 +31,8 @@ class ScoreComparison:
     """A candidate and the champion on the same examples.
 
     Attributes:
-        metric: such as `accuracy`.
         is_error: whether a smaller one is better.
-        examples: the number of examples.
         left_out: the examples of the split that the champion was trained on.
-        candidate, champion: the metric of each.
         gain, low, high: how much better the candidate is, and the ends of the interval.
         better, worse: the examples that the candidate predicts better, or worse.
     """
@@ -112,7 +106,6 @@ def make_record(decision: Decision, candidate: str, champion: str | None) -> dic
     """Returns what a tag says of a decision.
 
     Args:
-        decision: the decision.
         candidate: the ID of the candidate's logged model.
         champion: the version that it was compared with; None if there was none.
     """

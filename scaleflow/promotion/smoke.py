@@ -1,7 +1,5 @@
 """Serves a logged model as a user would, and checks its answers, before it becomes the one in use."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -68,11 +66,7 @@ def check_served_model(
     """Serves a logged model, sends the example that was recorded with it, and compares the answers.
 
     Args:
-        model: the folder of the MLflow model.
-        options: the environment and the limits.
-        policy: the dtype policy of the model.
         folder: for an environment, and the log of the server.
-        begin_stage: shows what is done.
     """
     python, values = Path(sys.executable), dict[str, float]()
     conditions: list[Condition] = []

@@ -9,14 +9,3 @@ from scaleflow.runs.event_log import EventReader, EventWriter
 from scaleflow.runs.folder import RunFolder
 from scaleflow.runs.spec import ConversionSpec, DataCheckSpec, EvaluationSpec, RunSpec
 from scaleflow.runs.state import RunState
-
-__all__ = [
-    "ConversionSpec",
-    "DataCheckSpec",
-    "EvaluationSpec",
-    "EventReader",
-    "EventWriter",
-    "RunFolder",
-    "RunSpec",
-    "RunState",
-]

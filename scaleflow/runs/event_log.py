@@ -4,8 +4,6 @@ A writer appends whole lines. Each reader (the display, the recorder) has its ow
 that it wrote stay, and a reader that starts again from an offset sees the same events.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,6 +1,7 @@
-"""Which folders a new run, or a sweep, may use: new ones, empty ones, and those that hold nothing but a run's files."""
+"""Which folders a new run, or a sweep, may use: new ones, empty ones, and those that hold nothing but a run's files.
 
-from __future__ import annotations
+Those that this command creates are noted, so that a refused command removes only these.
+"""
 
 import contextlib
 import os
@@ -13,11 +14,40 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from scaleflow.config.folders import check_current_folder, note_missing
+from scaleflow.config.compose import check_current_folder
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.formatting import join_first
 from scaleflow.runs.folder import RunFolder
 from scaleflow.runs.state import RunState
+
+_created: set[Path] = set()
+
+
+def create_folder(folder: Path) -> None:
+    note_missing(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def note_missing(folder: Path) -> None:
+    """Notes which of a folder and its parents do not exist. Call it just before they are created."""
+    with contextlib.suppress(OSError):  # if a folder cannot be read, nothing can be created in it
+        _created.update(path for path in lineage(folder) if not path.exists())
+
+
+def remove_created(folder: Path) -> None:
+    """Removes a folder, then its parents, until one is not empty or is not noted as created by this command."""
+    with contextlib.suppress(OSError):
+        for path in lineage(folder):
+            if path not in _created:
+                break
+            path.rmdir()
+            _created.discard(path)
+
+
+def lineage(folder: Path) -> list[Path]:
+    absolute = folder.resolve()  # without "..", so that `parents` are the real ones
+    return [absolute, *absolute.parents]
+
 
 RUN_DIR, SWEEP_DIR = "hydra.run.dir", "hydra.sweep.dir"
 
@@ -46,7 +76,6 @@ def refuse_others(folder: Path, key: str = RUN_DIR, ignored: Collection[str] = (
     Args:
         folder: the folder, which need not exist.
         key: `RUN_DIR`, or `SWEEP_DIR`: a sweep's folder may also hold folders of runs.
-        ignored: names of files that this command has written there.
     """
     files = RunFolder(folder)
     names = sorted(set(os.listdir(folder)) - {*ignored}) if folder.is_dir() else []  # noqa: PTH208

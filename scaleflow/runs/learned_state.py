@@ -4,8 +4,6 @@ It lies in the run's folder, in each checkpoint and in each exported model. Long
 `learned_state.npz` beside it; `{"array": NAME}` takes their place.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The name of a run: what was typed for its model and optimizer, its data, and its main options."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from scaleflow.cluster.members import count_workers, process_name
+from scaleflow.cluster.tasks import count_workers, process_name
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.secret_masking import find_known_secrets, mask_secrets, remember_secrets
 from scaleflow.interfaces.trials import Trial
+from scaleflow.runs.data_digest import Repetition
 from scaleflow.runs.folder import RunFolder, to_file_name
-from scaleflow.runs.split_digest import Repetition
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Computes the state of a run from its events. No other module derives the state from them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

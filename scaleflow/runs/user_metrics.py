@@ -4,8 +4,6 @@ A worker has no access to the store: it reports to the launcher, which records. 
 separate run in a worker, so there it raises an error that names `log_metric`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

@@ -69,9 +69,8 @@ class SavedModel:
                 `probabilities` the probability of every class; `logits` the model's outputs as they are, no DataFrame:
                 logits or values, [batch, ...] float32, or a dict of such arrays by the name of the output.
 
-        Raises:
-            MlflowException: if a value cannot be converted, naming its column, and its row counted from 0, or if the
-                model has no outputs of this kind.
+        Raises MlflowException if a value cannot be converted, naming its column, and its row counted from 0, or if the
+        model has no outputs of this kind.
         """
         output = (params or {}).get("output", PREDICTION)
         if output not in OUTPUTS:

@@ -6,13 +6,3 @@ Models are divided into the stages of a pipeline, and into segments that the bac
 from scaleflow.strategy.make import create_strategy, resolve_strategy, serve
 from scaleflow.strategy.pipeline import build_pipeline, variable_scope
 from scaleflow.strategy.segments import recompute_layers, recompute_segments
-
-__all__ = [
-    "build_pipeline",
-    "create_strategy",
-    "recompute_layers",
-    "recompute_segments",
-    "resolve_strategy",
-    "serve",
-    "variable_scope",
-]

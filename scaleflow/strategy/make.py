@@ -83,9 +83,7 @@ def create_strategy(
     `parameter_server` wait until all processes that TF_CONFIG names are reachable.
 
     Args:
-        name: a resolved name.
         devices: logical devices, such as `CPU:0`; `multi_worker`, `parameter_server` and `tpu` ignore them.
-        options: the config group `strategy`.
         tpu: the connected TPU, for `tpu`.
     """
     if name == "one_device":

@@ -135,18 +135,14 @@ def build_pipeline(
     The model is new: no optimizer and no compiled function uses its variables yet.
 
     Args:
-        model: the model.
-        objective: the loss.
         devices: the devices of the first replica's stages, then those of the next replica.
-        options: the config group `strategy`.
         examples: examples of a replica in a step.
         is_recomputed: whether the backward pass computes the segments of each stage again.
 
     Returns:
         (the forward and backward pass, notes for the user).
 
-    Raises:
-        ConfigError: if the model cannot be divided like that.
+    Raises ConfigError if the model cannot be divided like that.
     """
     graph = build_graph(model)
     stages = divide_graph(graph, options.stages, options.cuts, examples)

@@ -43,7 +43,6 @@ def estimate_costs(layers: Sequence[Any], positions: Sequence[int], examples: in
     Args:
         layers: what each call runs; a function costs nothing.
         positions: how often each call uses its weights for one example.
-        examples: examples of a step.
     """
     costs = []
     has_trained = False  # an earlier call has trained weights
@@ -84,7 +83,6 @@ def count_positions(layer: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -
     """Counts how often a layer uses its weights for one example; an unknown dimension counts as 1.
 
     Args:
-        layer: the layer.
         inputs, outputs: the symbolic tensors of one call, [batch, ...positions, channels].
     """
     tensors = inputs if isinstance(layer, BY_INPUT) and inputs else outputs
@@ -190,13 +188,10 @@ def divide_graph(graph: Graph, count: int, cuts: Sequence[str] | None, examples:
     """Divides a model before each layer in `cuts`, or into `count` stages balanced by estimated cost.
 
     Args:
-        graph: the model's.
-        count: the number of stages.
         cuts: the first layers of all stages but the first, or None.
         examples: examples of a training step, on which the cost depends.
 
-    Raises:
-        ConfigError: if the model cannot be cut there.
+    Raises ConfigError if the model cannot be cut there.
     """
     layers = [call.run for call in graph.calls]
     parameters = count_parameters(layers)
@@ -232,8 +227,7 @@ def divide_graph(graph: Graph, count: int, cuts: Sequence[str] | None, examples:
 def build_graph(model: keras.Model) -> Graph:
     """Returns the graph of a functional or sequential model.
 
-    Raises:
-        ConfigError: if it is another kind of model, which has no graph of layers.
+    Raises ConfigError if it is another kind of model, which has no graph of layers.
     """
     functional = find_plain_graph(model)
     if functional is None:
@@ -261,9 +255,7 @@ def list_calls(
     """Returns a model's calls, with nested models expanded, and its outputs.
 
     Args:
-        model: a model with a graph.
         given: the structure of its inputs, with a `TensorRef` for each tensor.
-        prefix: the prefix of its layers' names.
         numbers: yields unused tensor numbers.
     """
     graph = find_plain_graph(model)
@@ -336,8 +328,7 @@ def find_balanced_starts(
     A stage begins with a layer that has parameters. Layers without, such as an activation or a pooling, stay with the
     layer before them.
 
-    Raises:
-        ConfigError: if the model has fewer places to cut than `count` stages need.
+    Raises ConfigError if the model has fewer places to cut than `count` stages need.
     """
     shared = find_shared_cuts(calls)
     possible = [i for i, size in enumerate(parameters) if size and i not in shared][1:]
@@ -372,8 +363,7 @@ def balance_blocks(blocks: Sequence[int], count: int) -> tuple[int, ...]:
 def find_named_starts(calls: Sequence[Call], cuts: Sequence[str]) -> list[int]:
     """Returns the first calls of the stages that `cuts` names by their first layers.
 
-    Raises:
-        ConfigError: if a name is unknown or ambiguous, a stage is empty, or a cut separates users of a variable.
+    Raises ConfigError if a name is unknown or ambiguous, a stage is empty, or a cut separates users of a variable.
     """
     key = f"strategy.cuts=[{', '.join(cuts)}]"
     starts = [find_start(calls, name, key) for name in cuts]

@@ -62,7 +62,6 @@ class SweepInputs:
     """What the jobs of a sweep read, of all its commands.
 
     Args:
-        files: the folder of the sweep.
         search: the folders in which modules of `_target_` are looked for.
 
     Raises ConfigError if the file with the digests cannot be read.
@@ -99,7 +98,6 @@ class SweepInputs:
         """Returns the files that changed since jobs of earlier commands ran, by the number of the job.
 
         Args:
-            entries: the jobs of the sweep.
             configs: the configs of those that this command asks for, by number. Other jobs of the sweep are compared in
                 the files that they share with these.
         """
@@ -141,9 +139,6 @@ def choose_jobs_to_restart(
 
     Args:
         changes: the files that changed, by the number of the job.
-        entries: the jobs that the command asks for.
-        policy: the value of `sweep.on_change`.
-        folder: the folder of the sweep.
 
     Returns their changes. Raises ConfigError if there are changes and the policy is neither `rerun` nor `keep`.
     """

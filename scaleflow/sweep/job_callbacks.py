@@ -1,7 +1,5 @@
 """Hydra's callbacks of the jobs of a sweep. Hydra calls those of single runs and of the sweep itself."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +9,8 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 
 from scaleflow.errors import RunError
-from scaleflow.sweep.composer import JobComposer, drop_hydra
-from scaleflow.sweep.history import JobHistory
-from scaleflow.sweep.jobs import JobRequest
+from scaleflow.sweep.composer import JobComposer, JobRequest, drop_hydra
+from scaleflow.sweep.ledger import JobHistory
 
 
 class JobCallbacks:

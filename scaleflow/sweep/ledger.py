@@ -1,4 +1,4 @@
-"""The ledger of a sweep, `sweep.json`: its jobs and their status.
+"""The ledger of a sweep, `sweep.json`: its jobs and their status, and what it keeps of the run of each.
 
 A digest of its config identifies a job. So the command can run again, with more or fewer values, and skip the jobs
 that are finished.
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
 
 from scaleflow.config.parse import flatten_config, format_value
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.events import Event, MetricsLogged, RunReady
 from scaleflow.interfaces.formatting import join_first
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.runs import RunFolder
+from scaleflow.runs import EventReader, RunFolder
+from scaleflow.runs.state import RATE, RunHistory
 
 #: Sections and keys that do not change what a job computes: a job with other values of them is the same job.
 IGNORED_KEYS = (
@@ -155,3 +159,53 @@ def find_common_leaves(configs: Sequence[Config]) -> dict[str, Any]:
 def is_under(key: str, names: Iterable[str]) -> bool:
     """Whether a key is one of the names, or is in a section or group that one of them names."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+#: The metrics whose points the report needs: the speed, and the losses for the plots and for `LossCheck`.
+CURVES = (RATE, "train/loss", "val/loss")
+
+#: The most points of a metric in the first epoch, and about the most after them: when there are twice as many, each
+#: second one is dropped.
+MAX_FIRST, MAX_POINTS = 1000, 200
+
+
+class JobHistory(RunHistory):
+    """A run's history that does not grow with the run: the values of all metrics, and few points of some.
+
+    `metrics` are those of the exported model: with `checkpoint.export=best` the values at the step of the best
+    checkpoint. Otherwise, and in `perf/`, they are the last values.
+    """
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        history = super().read(folder)
+        if history.model_step is not None and history.model_step < history.step:
+            history.metrics |= read_metrics_until(folder, history.model_step)
+        return history
+
+    def apply(self, event: Event) -> None:
+        if isinstance(event, RunReady):  # jobs have most of their params in common
+            params = {sys.intern(key): sys.intern(value) for key, value in event.params.items()}
+            event = replace(event, params=params)
+        super().apply(event)
+        if isinstance(event, MetricsLogged):
+            self._thin_curves(event)
+
+    def _thin_curves(self, event: MetricsLogged) -> None:
+        """Drops points. Those of the first epoch stay, because jobs are compared at the steps that both have."""
+        for name in event.values:
+            if name not in CURVES:
+                del self.curves[name]
+                continue
+            points = self.curves[name]
+            first = sum(step <= self.epoch_steps for step, _ in points) if self.epoch_steps else len(points)
+            first = min(first, MAX_FIRST)
+            if len(points) - first >= 2 * MAX_POINTS:
+                self.curves[name] = [*points[:first], *points[first + 1 :: 2]]
+
+
+def read_metrics_until(folder: Path, step: int) -> dict[str, float]:
+    """Returns the last value of each metric that a run reported at a step or before it, without those of the speed."""
+    events = EventReader(RunFolder(folder).events).read()
+    logged = (event.values for event in events if isinstance(event, MetricsLogged) and event.step <= step)
+    return {name: value for values in logged for name, value in values.items() if not name.startswith("perf/")}

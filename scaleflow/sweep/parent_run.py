@@ -1,7 +1,5 @@
 """Records the sweep's own run in the store: the parent of the runs of its jobs. It holds the report."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.config.compose import keep_hydra_values
 from scaleflow.config.words import quote_override
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Status
 from scaleflow.interfaces.events import ArtifactWritten, DescriptionSet, MetricsLogged, RunEnded, RunReady, TagsSet
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -32,11 +31,59 @@ from scaleflow.launcher.recording.description import (
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.provenance.tags import write_run_tags
-from scaleflow.sweep.compared_examples import MOST_COMPARED, write_comparison
-from scaleflow.sweep.ledger import Ledger, is_under
+from scaleflow.sweep.ledger import Ledger, LedgerEntry, is_under
 from scaleflow.sweep.report import MARKDOWN, MAX_ROWS, Report
 from scaleflow.tracking.store import SWEPT
 from scaleflow.tracking.tracked_sweeps import BEST, BEST_FOLDER, BEST_METRIC, BEST_OVERRIDES
+
+#: The most jobs that are compared.
+MOST_COMPARED = 5
+
+#: The files, in the folder `evaluation` of the sweep.
+PAGE, TABLE = "comparison.html", "comparison.csv"
+
+
+def write_comparison(folder: Path, jobs: Sequence[tuple[str, LedgerEntry]]) -> tuple[list[Path], str]:
+    """Compares jobs, the best first, and writes a page and a table.
+
+    Returns:
+        The files, and a line about the two best jobs; nothing if fewer than two have kept predictions.
+    """
+    from scaleflow.evaluation.comparison import list_differences
+    from scaleflow.evaluation.page import compose_section, make_page, make_table
+    from scaleflow.evaluation.predictions import PREDICTIONS, load_predictions
+    from scaleflow.evaluation.report import to_csv
+
+    named = []
+    for label, entry in jobs[:MOST_COMPARED]:
+        path = RunFolder(folder / entry.folder).evaluation / PREDICTIONS
+        try:
+            named.append((f"#{entry.number} {label}", load_predictions(path)))
+        except ConfigError:  # it kept none
+            continue
+    if len(named) < 2:
+        return [], ""
+    rows = list_differences(named)
+    about = f"The {len(named)} best jobs with predictions, on the same examples; differences are from the first."
+    target = RunFolder(folder).evaluation
+    target.mkdir(exist_ok=True)
+    contents = {PAGE: make_page("Best jobs of the sweep", about, [compose_section("Differences", make_table(rows))])}
+    contents[TABLE] = to_csv(rows)
+    for name, content in contents.items():
+        (target / name).write_text(content)
+    return [target / name for name in contents], describe_second(rows, named[1][0])
+
+
+def describe_second(rows: Sequence[dict[str, Any]], label: str) -> str:
+    """Returns a line about the second best job; empty if it is not compared."""
+    from scaleflow.evaluation.findings import describe_figure
+
+    row = next((row for row in rows if row["model"] == label and "difference" in row), None)
+    if row is None:
+        return ""
+    verdict = "not more than noise" if row["more than noise"] == "no" else "more than noise"
+    return f"{label} differs from the best by {row['metric']} {describe_figure(row['difference'])}: {verdict}"
+
 
 #: The most jobs whose reasons are named, and the most characters of a reason.
 MOST_REASONS, LONGEST_REASON = 5, 200
@@ -52,12 +99,7 @@ EXIT_CODES = {"FINISHED": 0, "PRUNED": 0, "FAILED": FAILED, "REFUSED": REFUSED, 
 
 
 def describe_sweep(report: Report, folder: Path) -> str:
-    """Returns the description of a sweep.
-
-    Args:
-        report: the report of the sweep.
-        folder: the folder of the sweep.
-    """
+    """Returns the description of a sweep."""
     store, model_uri = (report.best[1].store, report.best[1].model_uri) if report.best else (None, None)
     repeated = format_code_block("sh", quote_override("hydra.sweep.dir", folder))
     head = join_parts(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scaleflow.sweep.repeats import RepeatedJob
+from scaleflow.sweep.ranking import RepeatedJob
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,8 +24,6 @@ def draw_plots(jobs: Labelled, choices: Sequence[str], folder: Path) -> list[Pat
 
     Args:
         jobs: the jobs with their labels, the best first. The plots of each job show the first 40.
-        choices: the params that vary.
-        folder: the folder of the files.
     """
     ready = [(label, job) for label, job in jobs if job.is_ready]
     if not ready:

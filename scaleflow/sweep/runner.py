@@ -3,8 +3,6 @@
 The process of the command composes and records all jobs. One fork server starts their workers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math
@@ -27,8 +25,8 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from scaleflow.cluster.engines import find_engine
-from scaleflow.config.folders import create_folder, remove_created
-from scaleflow.config.hydra_config import list_module_folders, mask_sweep_config
+from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, share, visible_gpus
+from scaleflow.config.compose import list_module_folders, mask_sweep_config
 from scaleflow.config.parse import parse_section
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, NothingCanRun
@@ -42,14 +40,13 @@ from scaleflow.launcher.launch import SweepContext, launch_run
 from scaleflow.launcher.prepare import note_copies
 from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
+from scaleflow.launcher.processes.worker_process import THREADS_ENV
 from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder, RunState
-from scaleflow.runs.folder_use import SWEEP_DIR, check_writable, refuse_others
+from scaleflow.runs.folder_use import SWEEP_DIR, check_writable, create_folder, refuse_others, remove_created
 from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.state import is_finished
-from scaleflow.sweep.composer import JobComposer
-from scaleflow.sweep.devices import make_environments
-from scaleflow.sweep.history import JobHistory
+from scaleflow.sweep.composer import JobComposer, JobRequest, SweepJob, expand_repeats, find_swept_keys
 from scaleflow.sweep.inputs import (
     CHANGED,
     SweepInputs,
@@ -59,11 +56,29 @@ from scaleflow.sweep.inputs import (
     mark_changes,
 )
 from scaleflow.sweep.job_callbacks import JobCallbacks, make_return
-from scaleflow.sweep.jobs import JobRequest, SweepJob, expand_repeats, find_swept_keys
-from scaleflow.sweep.ledger import Ledger, LedgerEntry, find_common_leaves
+from scaleflow.sweep.ledger import JobHistory, Ledger, LedgerEntry, find_common_leaves
 from scaleflow.sweep.parent_run import ParentRun
 from scaleflow.sweep.ranking import choose_mode
 from scaleflow.sweep.report import Report, make_loading_row
+
+
+def make_environments(count: int) -> list[dict[str, str]]:
+    """Returns the variables to add to the environment of each of `count` concurrent jobs; none for a single job."""
+    if count == 1:
+        return [{}]
+    gpus = visible_gpus()
+    threads = dict.fromkeys(THREADS_ENV, str(max(1, count_cores() // count)))
+    if not gpus:
+        return [threads] * count
+    # Without growth the first of the jobs that share a GPU would take all of its memory.
+    growth = {GROWTH: "true"} if len(gpus) < count else {}
+    return [{**threads, **growth, CUDA_DEVICES: ",".join(share(gpus, n, count))} for n in range(count)]
+
+
+def count_cores() -> int:
+    """Counts the CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
 
 #: Statuses after which a job does not change before it runs again.
 ENDED = ("FINISHED", "FAILED", "KILLED", "PRUNED")
@@ -98,7 +113,6 @@ class SweepRunner:
     """Runs the jobs of one command in the folder of a sweep.
 
     Args:
-        context: Hydra's context.
         config: the config of the command, with Hydra's own part.
         began: when the command began, in seconds since the epoch.
         task: the task function of Hydra's app, for callbacks.

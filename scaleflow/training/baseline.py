@@ -4,8 +4,6 @@ The prediction is the majority class, the more frequent value of each label, or 
 the frequency of each class or label.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any

@@ -14,10 +14,9 @@ import tensorflow as tf
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Feed, Objective, OutputKeeper
 from scaleflow.training import state
-from scaleflow.training.evaluation import Evaluation
-from scaleflow.training.freezing import FreezePhases
-from scaleflow.training.graph_state import CAPTURED, check_copies, check_random, draw_by_replica, list_captured
-from scaleflow.training.metric_sums import MetricSums
+from scaleflow.training.evaluation import Evaluation, MetricSums
+from scaleflow.training.forward_backward import FreezePhases
+from scaleflow.training.graph import CAPTURED, check_copies, check_random, draw_by_replica, list_captured
 from scaleflow.training.xla import XlaChoice, keep_losses_apart, list_synchronized_layers
 
 
@@ -60,9 +59,7 @@ class Host(Protocol):
         """Records a call.
 
         Args:
-            steps: steps of the call.
             means: the loss and metrics, averaged over the epoch so far.
-            seconds: duration of the call.
             waited: seconds spent before the call to open the epoch's input.
         """
 
@@ -77,12 +74,9 @@ class Engine(ABC):
         strategy: its replicas share each global batch.
         model: built; returns float32.
         optimizer: not built yet; None if the training step has its own.
-        objective: the loss and the metrics.
-        evaluation: evaluates splits.
         variables: the variables to update; the shards of partitioned ones.
 
     Attributes:
-        xla: what XLA compiles.
         remat: which parts the backward pass computes again, such as `12 segments`; `false` if none.
         flops_per_example: operations of a training step per example; None before `trace`, or if they cannot be counted.
         freezing: what trains in which epoch; None if that does not change.
@@ -247,7 +241,6 @@ class Engine(ABC):
         """Sets the learning rate to `factor` times the configured one.
 
         Args:
-            factor: the new factor.
             held: the factor that the restored state already contains, if the rate is part of that state.
         """
 

@@ -21,21 +21,18 @@ from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.interfaces import STEP_SCOPE, Feed, Objective
 from scaleflow.training import state
 from scaleflow.training.engine import Engine, Host
-from scaleflow.training.evaluation import Evaluation
-from scaleflow.training.flops import flops_per_example
+from scaleflow.training.evaluation import Evaluation, MetricSums
 from scaleflow.training.forward_backward import sum_own_losses
-from scaleflow.training.metric_sums import MetricSums
+from scaleflow.training.metrics_log import flops_per_example
 
 
 def choose_steps_per_execution(setting: int | str, epoch: int, total: int) -> int:
     """Converts `training.steps_per_loop` to Keras's `steps_per_execution`; `auto` means 1, Keras's default.
 
     Args:
-        setting: the configured value.
         epoch, total: the steps of an epoch and of the run. Executions must divide both.
 
-    Raises:
-        ConfigError: if they do not. Keras would then count steps of the next epoch to this one.
+    Raises ConfigError if they do not. Keras would then count steps of the next epoch to this one.
     """
     if isinstance(setting, str):
         return 1
@@ -174,8 +171,7 @@ class FitEngine(Engine):
             taken: steps of this epoch so far.
             before: steps of the epochs before, for the step number in an error.
 
-        Raises:
-            NotFinite: if the loss of a step was NaN or Inf.
+        Raises NotFinite if the loss of a step was NaN or Inf.
         """
         good = min(int(value.numpy()) for value in self.strategy.experimental_local_results(self._sums.good.value))
         if good < taken:
@@ -262,11 +258,7 @@ class EpochSums(keras.metrics.Metric):  # type: ignore[misc]  # keras has no typ
 
 
 class FitCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Reports the epochs and batches of `fit` to the host, and stops `fit` when the host ends the run.
-
-    Attributes:
-        wants_more: whether another epoch follows.
-    """
+    """Reports the epochs and batches of `fit` to the host, and stops `fit` when the host ends the run."""
 
     def __init__(self, engine: FitEngine, feed: Feed, host: Host, begun: int) -> None:
         super().__init__()

@@ -28,7 +28,6 @@ class ParameterServerLoop(Loop):
     Args:
         strategy, model, optimizer, objective, clip_norm: as for `Loop`.
         passes: the forward and backward pass, for the variables that `list_shards` lists.
-        workers: the number of workers.
         whole: the same model in this process, unpartitioned; it is exported with the servers' weights.
         evaluation: evaluates splits with the variables of `whole`.
     """

@@ -1,26 +1,60 @@
-"""The host side of training: decides how long a run is, and validates, saves and reports it."""
-
-from __future__ import annotations
+"""The host side of training: decides how long a run and each call is, and validates, saves and reports it."""
 
 import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.interfaces import BY_SIZE, Feed, Snapshot, Tracer, Training
 from scaleflow.interfaces.events import EpochEnded, MetricsLogged, Note, RolledBack, StageBegan
 from scaleflow.training.callbacks import Callbacks, to_keras_logs
-from scaleflow.training.checkpointing import Checkpointing
+from scaleflow.training.decisions import Checkpointing, Patience, Rollbacks, WorkerSync, check_finite
 from scaleflow.training.engine import Engine
 from scaleflow.training.metrics_log import MetricsLog
-from scaleflow.training.monitor import Patience
-from scaleflow.training.rollback import Rollbacks, check_finite
-from scaleflow.training.steps_per_loop import StepsPerLoop
-from scaleflow.training.worker_sync import WorkerSync
+
+TARGET_SECONDS = 0.5
+LARGEST_GROWTH = 64
+
+
+class StepsPerLoop:
+    """Chooses the next call's number of steps from the last call's duration.
+
+    A call should take about `TARGET_SECONDS`: long enough to make the cost of starting it negligible, short enough to
+    answer a stop soon. The first call is not counted, because it compiles.
+
+    Args:
+        setting: `auto`, or a fixed number of steps.
+
+    Attributes:
+        calls: the calls so far, without those of single, traced steps.
+    """
+
+    def __init__(self, setting: int | Literal["auto"]) -> None:
+        self.calls = 0
+        self._is_fixed = setting != "auto"
+        self._steps = 8 if setting == "auto" else setting
+
+    def choose(self, is_resumed: bool) -> int:
+        """Returns the number of steps of the next call.
+
+        The first call takes a single step, because it compiles. In a resumed run a fixed number is used from the start,
+        so that its calls begin where the calls of the uninterrupted run do.
+        """
+        is_warm = self.calls > 0 or (is_resumed and self._is_fixed)
+        return self._steps if is_warm else 1
+
+    def record_call(self, steps: int, seconds: float) -> None:
+        """Adapts the number of steps to the duration of a call."""
+        self.calls += 1
+        if self._is_fixed or self.calls == 1:
+            return
+        target = int(TARGET_SECONDS * steps / max(seconds, 1e-6))
+        self._steps = max(1, min(target, steps * LARGEST_GROWTH))
+
 
 #: Seconds of training between a traced window and its report, if the epoch does not end earlier. The report compares
 #: with untraced steps: these seconds outweigh the input that was prefetched while the trace was written.
@@ -85,10 +119,8 @@ class SessionResult:
     """The result of a session.
 
     Attributes:
-        steps: optimizer updates.
         stopped: whether a stop request ended it early.
         model_step: the update that the model's weights are from; that of the best checkpoint if it was restored.
-        test: `test/loss` and the metrics on the test split.
         train: the loss and the metrics of the last epoch's training, `train/loss` and so on.
     """
 
@@ -112,8 +144,7 @@ class Length:
 def compute_length(options: Training, feed: Feed, surplus: int = 0) -> Length:
     """Computes the steps of an epoch and of the run.
 
-    Raises:
-        ConfigError: if `training.steps_per_epoch` is more than the training split has.
+    Raises ConfigError if `training.steps_per_epoch` is more than the training split has.
     """
     available = feed.batching.steps(feed.examples)
     per_epoch = options.steps_per_epoch or available
@@ -148,14 +179,8 @@ class Session:
     """The `Host` of one run, from the first step to the test: decides when it ends, and reports what the engine does.
 
     Args:
-        engine: takes the steps.
-        options: the config group `training`.
-        feeds: the data.
-        log: reports the metrics.
         sync: combines the durations and stop signals of the workers.
         checkpointing: saves the state; None for no checkpoints.
-        callbacks: Keras callbacks.
-        tracer: traces some of the steps.
     """
 
     def __init__(
@@ -309,8 +334,7 @@ class Session:
     def snapshot(self) -> Snapshot:
         """Returns everything that a resumed run needs. All workers must call it.
 
-        Raises:
-            NotFinite: if weights are not finite.
+        Raises NotFinite if weights are not finite.
         """
         callbacks, arrays = self._callbacks.read_state()
         self._report_doubts()
@@ -333,11 +357,7 @@ class Session:
         return Snapshot(self.step, {**self._read_finite_state(), **arrays}, host)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Continues from a snapshot.
-
-        Raises:
-            ConfigError: if the snapshot is from other data, or from another model.
-        """
+        """Continues from a snapshot. Raises ConfigError if the snapshot is from other data, or from another model."""
         for name, value in self._position_inputs().items():
             if snapshot.host[name] != value and not (self._feeds.may_have_changed and name in OF_DATA):
                 advice = ", or add resume_data=changed to continue with other data" if name in OF_DATA else ""
@@ -478,3 +498,31 @@ class Session:
         if is_best or is_due:
             self._save(is_best, is_due)
         return not self._is_over and done < self.epochs
+
+
+#: The least and the largest global batch, and the largest one of more than `MANY` examples.
+LEAST_BATCH, MOST_BATCH, LARGE_BATCH = 32, 256, 1024
+
+MANY = 20_000
+
+#: An epoch has about so many steps, as far as the batch is within its limits.
+STEPS_PER_EPOCH = 16
+
+#: The epochs of up to `ENOUGH` examples. Then they become fewer, as the square root of the number of examples grows.
+EPOCHS, FEWEST_EPOCHS, ENOUGH = 64, 8, 10_000
+
+
+def choose_length_by_size(options: Training, examples: int, parts: int) -> Training:
+    """Returns options with numbers in place of `by_size`.
+
+    Args:
+        parts: the number of equal parts that a global batch is divided into.
+    """
+    if options.epochs == BY_SIZE:
+        epochs = round(EPOCHS * min(1.0, math.sqrt(ENOUGH / max(examples, 1))))
+        options = replace(options, epochs=max(epochs, FEWEST_EPOCHS))
+    if options.batch_size == BY_SIZE and options.global_batch_size is None:
+        most = MOST_BATCH if examples <= MANY else LARGE_BATCH
+        size = min(max(2 ** round(math.log2(max(examples / STEPS_PER_EPOCH, 1))), LEAST_BATCH), most)
+        options = replace(options, global_batch_size=-(-size // parts) * parts)
+    return options

@@ -39,7 +39,6 @@ class Slots:
     Args:
         optimizer: not built yet.
         variables: the variables to update; the shards of partitioned ones.
-        model: the model that owns the variables.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], model: keras.Model) -> None:
@@ -107,11 +106,7 @@ def read_variables(named: Named) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def write_variables(named: Named, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Assigns values to all variables.
-
-    Raises:
-        ConfigError: if a value is missing, or has another shape.
-    """
+    """Assigns values to all variables. Raises ConfigError if a value is missing, or has another shape."""
     for name, shards in named.items():
         value = values.get(name)
         length = sum(shard.shape[0] for shard in shards) if len(shards) > 1 else None

@@ -86,10 +86,7 @@ class CustomUpdateLoop(Loop):
 
     Args:
         strategy, model, objective: as for `Engine`. The objective's loss is used in evaluations only.
-        outputs: the outputs that the dataset's targets need.
-        own: the step.
         name: the configured `training.step._target_`.
-        make_optimizer: makes the step's optimizers.
 
     Raises:
         ConfigError: if `own` lacks the methods of `OwnUpdates`.
@@ -159,14 +156,9 @@ def check_own_updates(options: Training, optimizer: Optimizer, policy: str, xla:
     """Rejects options that act on the loop's gradients or optimizer, which a step with its own does not use.
 
     Args:
-        options: the config group `training`.
-        optimizer: the config group `optimizer`.
-        policy: the resolved precision policy.
-        xla: the value of `hardware.xla`.
         name: the configured `training.step._target_`.
 
-    Raises:
-        ConfigError: if one of these options is set.
+    Raises ConfigError if one of these options is set.
     """
     if xla:
         raise ConfigError(

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Feed, InputStructure, Plan, label_leaf, name_leaves
-from scaleflow.training.graph_loop import CONVOLUTIONS, list_operation_types
+from scaleflow.training.graph import CONVOLUTIONS, list_operation_types
 
 #: Under these, replicas communicate with a call that TensorFlow allows neither in a graph loop nor in an XLA program.
 STRATEGIES_THAT_MEET = (
@@ -107,7 +107,6 @@ class XlaChoice:
 
     Attributes:
         mode: `loop`: many steps as one program; `passes`: the forward and backward pass of each step; `none`.
-        reason: why.
     """
 
     mode: Literal["loop", "passes", "none"]
@@ -153,8 +152,7 @@ def draw_by_threefry() -> Iterator[None]:
 def check_xla(model: keras.Model, inputs: InputStructure, strategy: tf.distribute.Strategy) -> None:
     """Rejects what is known not to compile. Otherwise the error would come in the first step only.
 
-    Raises:
-        ConfigError: if the inputs are text, or if layers communicate with other replicas.
+    Raises ConfigError if the inputs are text, or if layers communicate with other replicas.
     """
     for name, each in name_leaves(inputs).items():
         if each.dtype == "string":
@@ -178,12 +176,8 @@ def choose_xla(
     """Chooses what XLA compiles, by rules that depend on the config, the model and the kind of device only.
 
     Args:
-        plan: the run's plan.
         runtime: the resolved strategy, the kind of device (`CPU`, `GPU` or `TPU`), and the precision policy.
-        model: the built model.
-        feed: the training split.
         keeps_rows: whether gradients of embedding tables are by rows.
-        steps: the length of the run.
     """
     setting = plan.hardware.xla
     if setting is False:

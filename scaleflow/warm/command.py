@@ -11,15 +11,12 @@ a package changes. It takes about 600 MB of memory, most of which the commands s
 Exit code: 0 done; 1 a server cannot be started; 2 the command cannot work.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scaleflow.commands.frame import run_command
-from scaleflow.commands.parser import CommandParser
+from scaleflow.commands.frame import CommandParser, run_command
 from scaleflow.errors import RunError
 from scaleflow.interfaces.formatting import format_duration
 from scaleflow.launcher.answer import ANSWER
@@ -27,11 +24,11 @@ from scaleflow.launcher.processes.handover import (
     NotWarm,
     ServerFiles,
     ask_server,
+    digest_interpreter,
     find_servers,
     make_sockets_folder,
     start_warm_server,
 )
-from scaleflow.launcher.processes.interpreter_digest import digest_interpreter
 
 #: Seconds to wait until a server without commands has ended.
 STOP_SECONDS = 10.0

@@ -1,7 +1,5 @@
 """A command in a process that the warm server has forked. See `launcher/processes/handover.py`."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json

@@ -3,8 +3,6 @@
 It imports what commands and workers import, and starts none of their runtimes. Code of users is imported in the forks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc
@@ -30,8 +28,14 @@ import hydra_plugins
 from scaleflow.commands.table import COMMANDS
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.launcher.processes.fork_server import ForkRequest, ForkServer, import_tensorflow
-from scaleflow.launcher.processes.handover import COMMAND_MODULE, NotWarm, ServerFiles, check_peer
-from scaleflow.launcher.processes.interpreter_digest import describe_files, describe_installation
+from scaleflow.launcher.processes.handover import (
+    COMMAND_MODULE,
+    NotWarm,
+    ServerFiles,
+    check_peer,
+    describe_files,
+    describe_installation,
+)
 from scaleflow.warm import forked_command
 
 #: The server ends after so many seconds without a process.
@@ -57,7 +61,6 @@ class WarmServer(ForkServer):
 
     Args:
         listener: its socket, which is bound already.
-        files: its files.
     """
 
     check_seconds: ClassVar[float] = 5.0

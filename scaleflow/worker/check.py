@@ -13,7 +13,7 @@ from scaleflow.interfaces import Plan, Source, name_leaves
 from scaleflow.interfaces.events import DataChecked, Emit, Event, Note, StageBegan
 from scaleflow.runs import DataCheckSpec
 from scaleflow.runs.run_name import describe_data_name
-from scaleflow.worker.data_look import sample_split
+from scaleflow.worker.data import sample_split
 from scaleflow.worker.earlier import open_source, take_whole
 from scaleflow.worker.kept_predictions import has_pixels, to_pixels
 from scaleflow.worker.runtime import setup_runtime
@@ -103,9 +103,8 @@ def find_in_samples(samples: Mapping[str, SplitSample], schema: Mapping[str, Any
         schema: of the run with which the data are compared; None: other splits are compared with the training split.
     """
     from scaleflow.data_checks.drift import compare_sample
-    from scaleflow.data_checks.duplicates import find_duplicates
-    from scaleflow.data_checks.rules import find_faults, find_time_overlap, find_unknown_words
-    from scaleflow.data_checks.schema import make_schema
+    from scaleflow.data_checks.rules import find_duplicates, find_faults, find_time_overlap, find_unknown_words
+    from scaleflow.data_checks.sample import make_schema
 
     train = samples["train"]
     found: list[DataFinding] = []

@@ -1,4 +1,7 @@
-"""Reads the data of a run: splits, feeds, the objective that their targets need, and what describes them."""
+"""Reads the data of a run: splits, feeds, the objective that their targets need, and what describes them.
+
+A sample of it is checked before training: its schema, its faults, its differences from earlier data.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import functools
 import inspect
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +20,7 @@ from scaleflow.cluster.gpus import gpu_memory_bytes
 from scaleflow.config.plan import make_batching
 from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.config.trust import check_origins
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import (
     BY_SIZE,
     Arrays,
@@ -30,18 +34,162 @@ from scaleflow.interfaces import (
     Rows,
     Source,
     Training,
+    Workers,
+    name_leaves,
 )
 from scaleflow.interfaces.events import Emit, Note, StageBegan
 from scaleflow.runs.run_name import describe_data_name
-from scaleflow.worker.data_look import make_look
 from scaleflow.worker.earlier import DIGEST_KEYS, find_changes, find_earlier, open_source
 from scaleflow.worker.metadata import RunMetadata
-from scaleflow.worker.runtime import Runtime, divide_evaluation, setup_runtime
-from scaleflow.worker.startup_timer import StartupTimer
+from scaleflow.worker.runtime import Runtime, StartupTimer, divide_evaluation, setup_runtime
 
 if TYPE_CHECKING:
+    from scaleflow.data_checks.drift import DataFinding
+    from scaleflow.data_checks.sample import SplitSample
     from scaleflow.dataset import Splits
     from scaleflow.training import Feeds
+
+
+#: The most examples, and the most values of all of them, that a run looks at.
+MOST_EXAMPLES, MOST_VALUES = 2000, 1 << 20
+
+#: The fewest examples, however large they are.
+FEWEST_EXAMPLES = 32
+
+#: The most findings that a run reports.
+MOST_TOLD = 5
+
+
+def make_look(
+    plan: Plan, source: Source, earlier: EarlierState | None, is_resumed: bool, workers: Workers, emit: Emit
+) -> Callable[[Splits], Mapping[str, Any]] | None:
+    """Makes the function that looks at the raw splits of a run, and returns the schema that is kept.
+
+    The data of a resumed run are compared with the schema of its first command, which is kept. The function tells what
+    it finds as `dataset.check` says.
+    """
+    known = earlier.state.schema if earlier is not None and is_resumed else {}
+    check = plan.dataset.check
+    if check == "none":
+        return (lambda splits: known) if known else None
+
+    def look(splits: Splits) -> Mapping[str, Any]:
+        schema = dict(known)
+
+        def find() -> str:  # on the chief
+            from scaleflow.data_checks.sample import make_schema
+
+            try:
+                sample = sample_split(source, splits.train, splits.sample)
+                found = (
+                    compare_split(known, source, splits.train, splits.sample) if known else find_told(splits, sample)
+                )
+                schema.update(known or make_schema(sample))
+            except Exception as error:  # strange data end no run, and an example that cannot be read has its own error
+                traceback.print_exc()
+                return json.dumps({"error": read_reason(error)})
+            return json.dumps({"findings": [asdict(each) for each in found]})
+
+        tell_findings(json.loads(workers.from_chief(find)), check, emit)
+        return schema
+
+    return look
+
+
+def find_told(splits: Splits, sample: SplitSample) -> list[DataFinding]:
+    """Returns the faults of the training split. The first examples of a stream may not be typical of the rest."""
+    from scaleflow.data_checks.drift import DRIFT, select_level
+    from scaleflow.data_checks.rules import find_faults
+
+    return select_level(find_faults(sample, with_hints=False), DRIFT) if splits.train.is_spread else []
+
+
+def compare_split(schema: Mapping[str, Any], source: Source, examples: Rows, few: Any) -> list[DataFinding]:
+    """Returns how a split differs from the training split of a run: drift, and all unseen categories.
+
+    Args:
+        examples: the split, before its preprocessing.
+        few: some of its raw inputs.
+    """
+    from scaleflow.data_checks.drift import DRIFT, LEVELS, compare_sample
+
+    if not schema or not examples.is_spread:
+        return []
+    found = compare_sample(schema, sample_split(source, examples, few))
+    return [each for each in found if LEVELS.index(each.level) >= LEVELS.index(DRIFT) or each.rule == "unseen"]
+
+
+def tell_comparison(
+    plan: Plan, earlier: EarlierState | None, source: Source, examples: Rows, few: Any, emit: Emit
+) -> None:
+    """Reports how an evaluation's data differ from the model's training data, as `dataset.check` says."""
+    if plan.dataset.check == "none" or earlier is None:
+        return
+    try:
+        found = compare_split(earlier.state.schema, source, examples, few)
+    except Exception as error:
+        traceback.print_exc()
+        tell_findings({"error": read_reason(error)}, plan.dataset.check, emit)
+        return
+    tell_findings({"findings": [asdict(each) for each in found]}, plan.dataset.check, emit)
+
+
+def tell_findings(answer: Mapping[str, Any], check: str, emit: Emit) -> None:
+    """Reports findings in notes. Raises ConfigError for `dataset.check=refuse`."""
+    if "error" in answer:
+        text = f"dataset.check={check}: the data cannot be looked at ({answer['error']})"
+        if check == "refuse":
+            raise ConfigError(f"{text}; use dataset.check=none")
+        emit(Note(text))
+        return
+    findings: Sequence[Mapping[str, Any]] = answer["findings"]
+    told = [f"{each['text']} ({each['because']})" for each in findings]
+    refused = [text for text, each in zip(told, findings, strict=True) if each["level"] != "hint"]
+    if refused and check == "refuse":
+        more = f", and {count_more(refused[1:])}" if len(refused) > 1 else ""
+        raise ConfigError(
+            f"dataset.check=refuse: {refused[0]}{more}; scaleflow check shows all, and dataset.check=warn goes on"
+        )
+    for text in told[:MOST_TOLD]:
+        emit(Note(f"dataset.check: {text}"))
+    if len(told) > MOST_TOLD:
+        emit(Note(f"dataset.check: {count_more(told[MOST_TOLD:])}; scaleflow check shows all"))
+
+
+def count_more(texts: Collection[str]) -> str:
+    return f"{len(texts)} more finding{'s' if len(texts) > 1 else ''}"
+
+
+def sample_split(
+    source: Source,
+    examples: Rows,
+    few: Any,
+    most: tuple[int, int] = (MOST_EXAMPLES, MOST_VALUES),
+    reads_all: bool = False,
+) -> SplitSample:
+    """Reads examples of a split, as columns.
+
+    Args:
+        examples: the split, before its preprocessing.
+        few: some of its raw inputs.
+        most: the most examples, and the most values of all of them.
+        reads_all: whether a stream that is not in memory is read to its end; else its first examples are read.
+    """
+    from scaleflow.data_checks.sample import make_sample
+
+    leaves = name_leaves(few).values()
+    values = sum(array.size for array in leaves) / max(1, max(map(len, leaves), default=1))
+    count = min(most[0], max(FEWEST_EXAMPLES, int(most[1] / max(1.0, values))))
+    inputs, targets, *_ = examples.read_spread(count, reads_all)
+    return make_sample(source.inputs, source.outputs, (inputs, targets), len(examples), find_kinds(source))
+
+
+def find_kinds(source: Source) -> Mapping[str, str]:
+    """Returns the kinds of a table's columns; empty for other sources."""
+    reading = getattr(source, "reading", {})
+    columns = reading.get("columns") if isinstance(reading, Mapping) else None
+    return columns if isinstance(columns, Mapping) else {}
+
 
 #: A global batch of up to this many examples may be mostly padding.
 SMALL_BATCH = 4096
@@ -200,8 +348,7 @@ def complete_record(
 def make_run_objective(plan: Plan, splits: Splits, runtime: Runtime, emit: Emit) -> Objective:
     """Makes the loss and the metrics of a run. The chief counts the classes of the training split, if that is needed.
 
-    Raises:
-        ConfigError: if a loss, a metric or a class weight does not fit the outputs of the dataset.
+    Raises ConfigError if a loss, a metric or a class weight does not fit the outputs of the dataset.
     """
     from scaleflow import dataset, objective
 

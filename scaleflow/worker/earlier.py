@@ -12,8 +12,8 @@ from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState, LearnedChanges, LearnedState, Plan, Source, name_leaves
 from scaleflow.interfaces.events import Emit, Note
+from scaleflow.runs.data_digest import ALL_VALUES, FILES, SplitDigests
 from scaleflow.runs.learned_state import read_learned_state
-from scaleflow.runs.split_digest import ALL_VALUES, FILES, SplitDigests
 
 if TYPE_CHECKING:
     from scaleflow.training import WorkerSync
@@ -28,9 +28,7 @@ def find_earlier(plan: Plan, resumed: Path | None, worker_sync: WorkerSync) -> E
     All workers must call it. Raises ConfigError if the record cannot be read.
 
     Args:
-        plan: of the run.
         resumed: the folder of the run that is resumed, which only the chief may see; None for a new run.
-        worker_sync: of the workers.
     """
     if resumed is not None:
 
@@ -67,11 +65,6 @@ def find_changes(plan: Plan, learned: LearnedState, emit: Emit) -> LearnedChange
 
     None: there is no such run, or nothing is known about it.
 
-    Args:
-        plan: of the new run.
-        learned: by the new run.
-        emit: receives the note.
-
     Raises ConfigError if the new run has classes or inputs that it may not have.
     """
     before, mode, setting = (
@@ -98,11 +91,6 @@ def describe_seen_rows(plan: Plan, learned: LearnedState | None, splits: SplitDi
     """Returns a note on splits with rows that the run whose weights are taken may have seen; "" without such a split.
 
     Nothing is said of a split that this run evaluates as that one did, and of data that is read in another way.
-
-    Args:
-        plan: of the new run.
-        learned: by the new run.
-        splits: the digests of its data.
     """
     before = read_initial_state(plan)
     if before is None or learned is None or before.source != learned.source:

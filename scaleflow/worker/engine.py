@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.cluster.members import count_workers
+from scaleflow.cluster.tasks import count_workers
 from scaleflow.config.targets import bind_target, is_class_target
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
@@ -34,11 +34,7 @@ if TYPE_CHECKING:
 
 
 def make_model_maker(
-    plan: Plan,
-    inputs: InputStructure,
-    outputs: OutputStructure,
-    emit: Emit,
-    changes: LearnedChanges | None = None,
+    plan: Plan, inputs: InputStructure, outputs: OutputStructure, emit: Emit, changes: LearnedChanges | None = None
 ) -> Callable[[], keras.Model]:
     """Returns a function that makes the model with its initial weights, frozen layers and LoRA.
 
@@ -125,8 +121,7 @@ def make_engine(
 def prepare_phases(plan: Plan, net: keras.Model) -> list[FreezePhase]:
     """Lists the phases of `model.freeze`, if it changes which variables train during the run.
 
-    Raises:
-        ConfigError: if a phase cannot be, or if a training step applies optimizers of its own.
+    Raises ConfigError if a phase cannot be, or if a training step applies optimizers of its own.
     """
     from scaleflow import model
 
@@ -146,8 +141,7 @@ def apply_remat(plan: Plan, runtime: Runtime, net: keras.Model) -> str:
     Returns:
         What is computed again; empty if nothing is.
 
-    Raises:
-        ConfigError: if a pattern matches no layer, or if the model cannot be divided like that.
+    Raises ConfigError if a pattern matches no layer, or if the model cannot be divided like that.
     """
     from scaleflow import model, strategy
 
@@ -229,8 +223,7 @@ def make_parameter_server_loop(
 ) -> Loop:
     """Makes the loop of a coordinator, which has the model twice: on the servers, and unpartitioned in its process.
 
-    Raises:
-        ConfigError: if `training.step` is a class: its optimizers would not update the variables on the servers.
+    Raises ConfigError if `training.step` is a class: its optimizers would not update the variables on the servers.
     """
     import keras
 

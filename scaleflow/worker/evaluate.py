@@ -31,14 +31,13 @@ from scaleflow.interfaces import (
     map_leaves,
     name_leaves,
 )
+from scaleflow.interfaces.data import add_batch_dimension
 from scaleflow.interfaces.events import Emit, EvaluationReady, MetricsLogged, Note, StageBegan
-from scaleflow.interfaces.structures import add_batch_dimension
 from scaleflow.runs import EvaluationSpec, RunFolder
+from scaleflow.runs.data_digest import list_split_changes
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.runs.run_name import describe_data_name
-from scaleflow.runs.split_digest import list_split_changes
-from scaleflow.worker.data import find_example_location, find_folds
-from scaleflow.worker.data_look import tell_comparison
+from scaleflow.worker.data import find_example_location, find_folds, tell_comparison
 from scaleflow.worker.earlier import open_source, take_whole
 from scaleflow.worker.kept_predictions import keep_predictions, make_kept_split
 from scaleflow.worker.metadata import describe_data, report_confusion

@@ -33,7 +33,6 @@ def run_evaluator(
 
     Args:
         setup: everything that was built, with a validation split.
-        folder: holds the checkpoints.
         emit: receives the same metrics, for the events of this process.
         should_stop: returns whether the user asked for the end.
         is_alone: returns whether the processes that train are gone.

@@ -80,14 +80,10 @@ def export_formats(
     If the process is killed, as by a fault in a converter, the format fails, and another process does the others.
 
     Args:
-        spec: of the run.
-        exported: the folder of the exported model.
-        emit: receives stages and notes.
         should_stop: returns True to leave the rest out.
         is_trial: whether the model is not trained yet.
 
-    Raises:
-        ConfigError: if the data of the run cannot be read.
+    Raises ConfigError if the data of the run cannot be read.
     """
     found: dict[str, FormatExported] = {}
     names = list(spec.plan.export.formats or ())

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.cluster.members import find_unreachable
+from scaleflow.cluster.tasks import find_unreachable
 from scaleflow.errors import ScaleflowError, find_cause, read_reason
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import ArtifactWritten, Emit, FaultReported

@@ -38,7 +38,6 @@ class PredictionKeeper:
     """An `OutputKeeper` that collects the values from which predictions are made.
 
     Args:
-        outputs: of the model.
         feed: of the split, which is not shuffled.
     """
 
@@ -85,7 +84,6 @@ class ExampleReader:
 
     Attributes:
         raw: the split before its preprocessing.
-        inputs: of the dataset.
         read_slices: reads the columns `evaluation.slices`; None if there are none.
         transforms: the preprocessing, by the names of inputs.
         has_folds: whether the model of a training also takes the number of a fold, which these have none of.
@@ -159,10 +157,6 @@ class KeptSplit:
 
     Attributes:
         name: `test`, `validation`, `train` or `all`.
-        feed: of it.
-        keeper: collects them.
-        outputs: of the model.
-        reader: reads its examples.
         read_id: reads the column `evaluation.id` of examples; None if there is none.
     """
 
@@ -242,12 +236,7 @@ def add_identity(table: Any, raw: Rows, read_id: Callable[[Array], Mapping[str, 
 
 
 def keep_predictions(
-    kept: KeptSplit,
-    folder: Path,
-    worker_sync: WorkerSync,
-    worker: int,
-    described: Mapping[str, Any],
-    emit: Emit,
+    kept: KeptSplit, folder: Path, worker_sync: WorkerSync, worker: int, described: Mapping[str, Any], emit: Emit
 ) -> Predictions | None:
     """Writes the record of the last evaluation into a folder, and reports it. All workers must call it.
 

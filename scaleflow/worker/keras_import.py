@@ -1,7 +1,5 @@
 """Imports Keras without its slow optional dependencies, and measures the time."""
 
-from __future__ import annotations
-
 import sys
 import time
 

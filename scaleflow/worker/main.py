@@ -6,8 +6,6 @@ calls `main` in a fork; alone it runs as `python -m scaleflow.worker.main`. The 
 no tracking store.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -15,19 +13,39 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from scaleflow.cluster.engines import find_engine
 from scaleflow.cluster.gpus import drop_assigned_devices
-from scaleflow.cluster.members import process_names
 from scaleflow.cluster.network import NO_PROXY, is_listening, no_proxy_for, wait_until_closed
+from scaleflow.cluster.tasks import process_names
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config, without_evaluator
 from scaleflow.interfaces.events import Emit, Event, Note, PeersMet, ProcessStarted, RunEnded, RunReady, Waiting
 from scaleflow.interfaces.secret_masking import MaskedStream, find_environment_secrets, remember_secrets
 from scaleflow.runs import EventWriter, RunSpec, RunState
 from scaleflow.worker import keras_import
-from scaleflow.worker.lost_launcher import SECONDS_TO_SAVE, end_with_launcher
 from scaleflow.worker.train import run_worker
+
+#: Seconds that a worker has to save and end after its launcher is gone.
+SECONDS_TO_SAVE = 30.0
+
+
+def end_with_launcher(pipe: BinaryIO, released: threading.Event, stop: threading.Event, patience: float) -> None:
+    """Releases this process at the launcher's first byte, and asks it to save and end when the launcher is gone.
+
+    A process that hangs in a collective operation is ended.
+
+    `pipe` is at its end when the launcher is gone; `stop` is set to ask for the end; `patience` is the seconds until
+    the process is ended.
+    """
+    while pipe.read(1):
+        released.set()
+    print("the launcher has ended, so this worker ends, too", file=sys.stderr, flush=True)
+    if patience and released.is_set():
+        stop.set()
+        time.sleep(patience)
+    os._exit(1)
+
 
 #: Seconds between two checks for the coordinator, or for the end of the run.
 SECONDS_BETWEEN_LOOKS = 1.0

@@ -1,4 +1,4 @@
-"""Sets up a worker process: devices, strategy, precision, and the division of a batch."""
+"""Sets up a worker process: devices, strategy, precision, the division of a batch, and the timer of its start."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -14,15 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.cluster.gpus import drop_assigned_devices
-from scaleflow.cluster.members import count_synchronous_workers, process_names
+from scaleflow.cluster.tasks import count_synchronous_workers, process_names
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
-from scaleflow.config.plan import make_batching
-from scaleflow.config.rules import check_rules, resolve_choices
+from scaleflow.config.plan import check_rules, make_batching, resolve_choices
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import (
-    Batching,
-    Plan,
-)
+from scaleflow.interfaces import Batching, Plan
 from scaleflow.interfaces.events import Emit, Note, PeersMet, Waiting
 from scaleflow.interfaces.parent_process import end_with_parent
 from scaleflow.runs.learned_state import LEARNED_FILES
@@ -43,10 +40,7 @@ class Runtime:
 
     Attributes:
         kind: the kind of the devices, such as `CPU`.
-        devices: the names of the devices of this process.
-        strategy_name: the resolved option of `strategy`.
         evaluation_strategy: the strategy for evaluations; a coordinator evaluates in its own process.
-        policy: the name of the Keras dtype policy.
     """
 
     kind: str
@@ -88,7 +82,7 @@ def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
 
     model.correct_keras_add()
     model.read_rows_in_take()
-    training.apply_debug(plan.debug)
+    hardware.apply_debug(plan.debug)
     with guard_tpu_connection(plan, emit):
         devices = hardware.configure_devices(drop_assigned_devices(plan.hardware, os.environ))
     name = strategy.resolve_strategy(plan.strategy, devices.names)
@@ -195,3 +189,29 @@ def digest_file(file: str) -> str | None:
         return None
     with Path(file).open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+class StartupTimer:
+    """Divides the time since the command began, in seconds since the epoch, into named parts.
+
+    `known` parts were measured elsewhere, in seconds. They do not count towards the part that ends first.
+    """
+
+    def __init__(self, began: float, **known: float) -> None:
+        self._began = began
+        self._last = began + sum(known.values())
+        self.seconds: dict[str, float] = dict(known)
+
+    def end_part(self, part: str) -> None:
+        """Ends a part, which began when the previous one ended. Several parts of one name are added up."""
+        now = time.time()
+        self.seconds[part] = self.seconds.get(part, 0.0) + max(0.0, now - self._last)
+        self._last = now
+
+    def values(self) -> dict[str, float]:
+        """Returns the metrics: the whole time and its parts, in seconds."""
+        parts = {f"{TOTAL}_{part}": seconds for part, seconds in self.seconds.items()}
+        return {TOTAL: sum(self.seconds.values())} | parts
+
+
+TOTAL = "perf/seconds_to_first_step"

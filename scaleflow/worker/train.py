@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.cluster.members import count_synchronous_workers, process_names
 from scaleflow.cluster.network import is_listening
+from scaleflow.cluster.tasks import count_synchronous_workers, process_names
 from scaleflow.config.parse import flatten_config
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address
@@ -37,20 +37,21 @@ from scaleflow.runs.user_metrics import user_metrics
 from scaleflow.worker import keras_import
 from scaleflow.worker.baseline_data import report_baselines
 from scaleflow.worker.build import TrainingSetup, build_training
-from scaleflow.worker.data_changes import (
-    explain_changed_data,
-    explain_other_data,
-    report_changes,
-    report_other_data,
-    write_data_files,
-)
 from scaleflow.worker.evaluate import evaluate_model
 from scaleflow.worker.evaluator import EvaluationRelay, run_evaluator
 from scaleflow.worker.export import export_model, report_formats, try_formats
 from scaleflow.worker.failures import format_failure, is_loss_of_peer, report_failure
-from scaleflow.worker.metadata import report_confusion, report_metadata
+from scaleflow.worker.metadata import (
+    explain_changed_data,
+    explain_other_data,
+    report_changes,
+    report_confusion,
+    report_metadata,
+    report_other_data,
+    write_data_files,
+)
 from scaleflow.worker.report import LoadCheck, begin_report, import_ahead
-from scaleflow.worker.startup_timer import StartupTimer
+from scaleflow.worker.runtime import StartupTimer
 from scaleflow.worker.trials import BatchSizeTrial, RateTrial, make_trial
 
 if TYPE_CHECKING:

@@ -33,15 +33,10 @@ def write_seen(
 
     Args:
         examples: the split, before its preprocessing.
-        plan: that it was read with.
         trained: the plan of the run that was trained.
-        earlier: what that run learned.
-        runtime: of this process.
         path: of the file, [examples] bool.
-        emit: receives stages.
 
-    Raises:
-        ConfigError: if the data of the run cannot be read any more.
+    Raises ConfigError if the data of the run cannot be read any more.
     """
     from scaleflow import dataset
 

@@ -1,7 +1,5 @@
 """The rules by which trials choose a batch size and a learning rate. No TensorFlow."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -68,7 +66,6 @@ def limit_batch_size(examples: int, parts: int, steps_per_epoch: int | None) -> 
     """Returns the largest size to try, so that an epoch of `examples` has enough steps.
 
     Args:
-        examples: of the training split.
         parts: replicas x `training.accumulate`.
         steps_per_epoch: the configured number; None: the whole split.
     """
@@ -188,7 +185,6 @@ def choose_rate(rates: Sequence[float], losses: Sequence[float], steps: int) -> 
 
     Args:
         rates: the rate of each step, rising.
-        losses: the loss of each step.
         steps: the steps that the test takes without an early end.
 
     Returns:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from scaleflow.cluster.members import count_synchronous_workers
+from scaleflow.cluster.tasks import count_synchronous_workers
 from scaleflow.config.plan import find_batch_multiple, set_batch_size
 from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.interfaces.events import Emit, MetricsLogged, RunEnded, SettingFound, StageBegan, ignore_event
@@ -29,7 +29,7 @@ from scaleflow.runs import RunSpec
 from scaleflow.worker.build import TrainingSetup, build_engine, build_training
 from scaleflow.worker.data import prepare_data
 from scaleflow.worker.failures import is_out_of_memory
-from scaleflow.worker.startup_timer import StartupTimer
+from scaleflow.worker.runtime import StartupTimer
 from scaleflow.worker.trial_rules import (
     ROUNDS,
     BatchMeasurement,
@@ -75,7 +75,6 @@ class TrialHost:
 
     Attributes:
         stopped: whether a stop request ended the trial.
-        is_over: whether the trial is over.
     """
 
     def __init__(self, length: Length, sync: WorkerSync) -> None:

@@ -262,7 +262,7 @@ def test_the_best_one_is_what_is_tested_and_exported(
 
 def courses_with_another_monitor(first: Plan, second: Plan, folder: str) -> list[Any]:
     """A run, and it resumed with another monitor; then states that are restored without a note."""
-    from scaleflow.training.monitor import BestValue
+    from scaleflow.training.decisions import BestValue
 
     courses = run_apart(course, [(first, folder), (second, folder, None, True)])
     best = BestValue(second.checkpoint.best, {})

@@ -14,8 +14,8 @@ import pytest
 
 from scaleflow import cluster
 from scaleflow.cluster.engines import find_engine, list_engines
-from scaleflow.cluster.members import count_processes
-from scaleflow.config.rules import list_rules
+from scaleflow.cluster.tasks import count_processes
+from scaleflow.config.plan import list_rules
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.launch import make_host, render_submission

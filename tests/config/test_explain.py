@@ -6,8 +6,7 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf.errors import ConfigKeyError
 
-from scaleflow.config.compose import compose_config
-from scaleflow.config.hydra_errors import shorten_error
+from scaleflow.config.compose import compose_config, shorten_error
 from scaleflow.errors import ConfigError
 
 

@@ -6,8 +6,7 @@ import shlex
 
 import pytest
 
-from scaleflow.config.compose import compose_config
-from scaleflow.config.hydra_errors import parse_overrides
+from scaleflow.config.compose import compose_config, parse_overrides
 from scaleflow.config.words import make_override, prepare_words, quote_override, split_overrides
 from scaleflow.errors import ConfigError
 

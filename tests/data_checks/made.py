@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from scaleflow.data_checks.drift import DataFinding, compare_sample
-from scaleflow.data_checks.duplicates import find_duplicates
-from scaleflow.data_checks.rules import find_faults, find_time_overlap
-from scaleflow.data_checks.sample import CATEGORY, DATE, NUMBER, PICTURE, TEXT, SplitSample
-from scaleflow.data_checks.schema import make_schema
+from scaleflow.data_checks.rules import find_duplicates, find_faults, find_time_overlap
+from scaleflow.data_checks.sample import CATEGORY, DATE, NUMBER, PICTURE, TEXT, SplitSample, make_schema
 
 Array = np.ndarray[Any, Any]
 Splits = dict[str, SplitSample]

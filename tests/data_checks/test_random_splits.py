@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from scaleflow.data_checks.drift import DRIFT, compare_sample, select_level
-from scaleflow.data_checks.sample import ARRAY, CATEGORY, DATE, NUMBER, TEXT, SplitSample
-from scaleflow.data_checks.schema import describe_column, make_schema
+from scaleflow.data_checks.sample import ARRAY, CATEGORY, DATE, NUMBER, TEXT, SplitSample, describe_column, make_schema
 from scaleflow.interfaces import Inputs, LearnedState, Outputs
 from scaleflow.predict.drift import DriftWatch
 from tests.data_checks.made import WORDS, cut, replace_some

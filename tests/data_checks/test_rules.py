@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from scaleflow.data_checks.drift import DRIFT, FAULT, HINT, DataFinding, compare_columns, compare_sample, select_level
-from scaleflow.data_checks.duplicates import find_duplicates
 from scaleflow.data_checks.report import make_data_page, sort_findings
-from scaleflow.data_checks.rules import find_faults
-from scaleflow.data_checks.sample import CATEGORY, NUMBER, SplitSample
-from scaleflow.data_checks.schema import make_schema
+from scaleflow.data_checks.rules import find_duplicates, find_faults
+from scaleflow.data_checks.sample import CATEGORY, NUMBER, SplitSample, make_schema
 from tests.data_checks.made import (
     FAULTS,
     Splits,

@@ -20,7 +20,7 @@ import pytest
 from scaleflow.cluster import gpus
 from scaleflow.doctor import machine
 from scaleflow.doctor import report as doctor
-from scaleflow.doctor.verdicts import PRECISIONS, STRATEGIES, MachineFacts, judge_option
+from scaleflow.doctor.report import PRECISIONS, STRATEGIES, MachineFacts, judge_option
 from tests.conftest import Command
 from tests.processes import ROOT
 

@@ -12,8 +12,8 @@ import pytest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.launcher.named_runs import find_named_run, locate_run
+from scaleflow.launcher.prepare import find_run_folder
 from scaleflow.launcher.recording.recovery import repair
-from scaleflow.launcher.resume import find_run_folder
 from scaleflow.tracking.initial_weights import locate_weights
 from tests.tracking.example_runs import MadeRun
 

@@ -18,7 +18,6 @@ from typing import Any
 import psutil
 import pytest
 
-from scaleflow.config.folders import create_folder
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import Emit, MetricsLogged, RunEnded, RunReady, Waiting
@@ -30,6 +29,7 @@ from scaleflow.launcher.processes.supervisor import Supervisor, choose_reason, f
 from scaleflow.launcher.processes.worker_process import EndReason
 from scaleflow.launcher.recording.monitor import REFUSED, RunMonitor
 from scaleflow.runs import EventReader, EventWriter, RunSpec
+from scaleflow.runs.folder_use import create_folder
 from tests.conftest import Command
 from tests.launcher.test_display import READY, Clock, Terminal
 from tests.launcher.test_recorder import FakeTracker
@@ -125,7 +125,7 @@ def assert_all_points_are_kept(command: Command, run: Any) -> None:
     assert last
 
 
-@pytest.mark.slow  # test_resume.py stops one
+@pytest.mark.slow  # test_prepare.py stops one
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_to_the_launcher_ends_the_run_as_killed(command: Command, number: signal.Signals, code: int) -> None:
     long = LongRun(command).until("epoch")
@@ -255,7 +255,7 @@ def inline(
     """Runs a training in this process with a store; gives the exit code, the refusals and the run's folder."""
 
     def run(training: Training, tracker: Refusing) -> tuple[int, list[str], Path]:
-        monkeypatch.setattr("scaleflow.launcher.processes.inline.run_worker", training.work)
+        monkeypatch.setattr("scaleflow.launcher.processes.local_host.run_worker", training.work)
         monkeypatch.setattr("scaleflow.launcher.launch.make_tracker", lambda *a, **k: tracker)
         folder, refusals = tmp_path / "run", list[str]()
         folder.mkdir()
@@ -278,7 +278,7 @@ def test_inline_does_not_train_what_the_store_refuses(
 def test_an_inline_run_stays_although_a_slow_store_refuses_it(
     inline: Callable[..., tuple[int, list[str], Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scaleflow.launcher.processes.inline.STORE_SECONDS", 0.0)
+    monkeypatch.setattr("scaleflow.launcher.processes.local_host.STORE_SECONDS", 0.0)
     training, tracker = Training(), Refusing("start")
     tracker.may.clear()
     training.each_step = tracker.may.set

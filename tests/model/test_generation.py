@@ -131,9 +131,8 @@ def other_models(folder: str) -> dict[str, Any]:
     """Models that are no `gpt`: a causal one is used, one that looks ahead is refused."""
     import keras
 
-    from scaleflow.model.export import write_saved_model
+    from scaleflow.model.export import Parts, write_saved_model
     from scaleflow.model.generation import WholeWindow, load_next_token, make_next_token
-    from scaleflow.model.parts import Parts
 
     def build(padding: str) -> Any:
         raw = keras.Input((8,), dtype="int32")

@@ -203,7 +203,7 @@ def test_layers_of_what_was_learned_anew_are_new(isolated: Callable[..., Any], t
 
 def map_rows() -> list[Any]:
     """The arithmetic alone."""
-    from scaleflow.model.row_mapping import copy_columns, match_classes, match_rows
+    from scaleflow.model.weight_mapping import copy_columns, match_classes, match_rows
 
     moves = match_rows((("words a", 2), ("b", 1), ("c", 2)), (("c", 3), ("b", 1), ("words a", 4), ("d", 1)))
     labels = Outputs("multi_label", (2,), ("x", "y")), Outputs("multi_label", (3,), ("y", "z", "x"))

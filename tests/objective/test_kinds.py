@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 def measure(described: Any, batches: list[tuple[Any, Any, Any, Any]], is_weighted: bool = False) -> dict[str, float]:
     """What an evaluation reports of batches of (targets, outputs, mask, weights or None)."""
     from scaleflow.objective import make_objective
-    from scaleflow.training.metric_sums import MetricSums
+    from scaleflow.training.evaluation import MetricSums
 
     sums = MetricSums(make_objective(described, is_weighted=is_weighted), evaluates=True)
     total = np.zeros(sums.size)
@@ -143,7 +143,7 @@ def test_several_outputs_have_the_sum_of_their_losses_and_each_its_own(isolated:
 def measure_scaled() -> dict[str, Any]:
     """Values of one and of several outputs with scaled targets, and the loss of a step whose loss is NaN."""
     from scaleflow.objective import make_objective
-    from scaleflow.training.metric_sums import MetricSums
+    from scaleflow.training.evaluation import MetricSums
 
     price, age = Outputs("regression", (1,), scaling=(1e5, 1e4)), Outputs("regression", (1,), scaling=(40.0, 2.0))
     targets, outputs = (

@@ -138,7 +138,7 @@ def positions() -> list[tuple[dict[str, float], dict[str, float]]]:
     """Metrics over positions that count, of several outputs, with weights of examples, in padded batches."""
     import keras
 
-    from scaleflow.training.metric_sums import MetricSums
+    from scaleflow.training.evaluation import MetricSums
 
     outputs = {
         "words": Outputs("classification", (4, 3), names=("a", "b", "c"), ignore=-1),
@@ -195,7 +195,7 @@ def test_metrics_count_positions_weights_and_outputs_as_keras_does(isolated: Cal
 
 def mixed() -> tuple[list[float], list[float]]:
     """With mixup's shares, the class with the largest share is the true one."""
-    from scaleflow.training.metric_sums import MetricSums
+    from scaleflow.training.evaluation import MetricSums
 
     targets, outputs = draw("classification", 6, (3,))
     shares = (0.7 * np.eye(3)[targets] + 0.3 * np.eye(3)[(targets + 1) % 3]).astype("float32")
@@ -216,7 +216,7 @@ def test_metrics_of_mixed_examples_are_those_of_the_larger_share(isolated: Calla
 def replaced() -> list[Any]:
     """Values of outputs of which metrics of a user replace some, their modes, and the baselines."""
     from scaleflow.training import baselines
-    from scaleflow.training.metric_sums import MetricSums
+    from scaleflow.training.evaluation import MetricSums
 
     outputs = {"age": Outputs("regression", (1,)), "kind": Outputs("classification", (3,))}
     metrics = {
@@ -248,7 +248,7 @@ def measure_far_values() -> tuple[float, float]:
     """Keras's R2Score of values that are far from 0, and scikit-learn's."""
     from sklearn.metrics import r2_score
 
-    from scaleflow.training.metric_sums import MetricSums
+    from scaleflow.training.evaluation import MetricSums
 
     random = np.random.default_rng(0)
     targets = 1.7e9 + 200 * random.random((64, 1))

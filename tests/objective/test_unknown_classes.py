@@ -20,7 +20,7 @@ def compute(is_weighted: bool, has_two: bool) -> tuple[dict[str, float], dict[st
     import tensorflow as tf
 
     from scaleflow import objective
-    from scaleflow.training.metric_sums import MetricSums
+    from scaleflow.training.evaluation import MetricSums
 
     def measure(ignore: int | None, rows: Any) -> dict[str, float]:
         one = Outputs("classification", (3,), ignore=ignore)

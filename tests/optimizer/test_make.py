@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Optimizer, Target
 
 
 def made(arguments: dict[str, Any], loss_scaling: bool = False) -> str:
@@ -95,3 +97,99 @@ def test_keras_is_refused_the_work_of_the_loop(isolated: Callable[..., Any]) -> 
         "saved; leave it out, and use optimizer.ema=0.99",
         "optimizer: the factory returned a float, expected a keras.optimizers.Optimizer",
     ]
+
+
+NOWHERE = Target("optimizer", "nowhere")
+
+
+def rates(cases: list[tuple[dict[str, Any], int, int, list[int]]]) -> list[Any]:
+    """Of each case the rate at some steps: options, global batch, total steps, the steps."""
+    from scaleflow.optimizer import make_learning_rate
+
+    return [
+        [rate if isinstance(rate, float) else float(rate(step)) for step in steps]
+        for options, size, total, steps in cases
+        for rate in [make_learning_rate(Optimizer(NOWHERE, **options), size, total)]
+    ]
+
+
+def cosine(progress: float, final: float = 0.0) -> float:
+    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def test_schedules_follow_their_formulas(isolated: Callable[..., Any]) -> None:
+    cases: list[tuple[dict[str, Any], list[int], list[float]]] = [
+        ({}, [0, 99], [0.2, 0.2]),
+        ({"warmup_steps": 4}, [0, 1, 3, 4, 99], [0.05, 0.1, 0.2, 0.2, 0.2]),
+        ({"schedule": "cosine"}, [0, 25, 50, 100, 150], [0.2, 0.2 * cosine(0.25), 0.1, 0.0, 0.0]),
+        ({"schedule": "cosine", "final_rate": 0.1}, [50, 100], [0.2 * cosine(0.5, 0.1), 0.02]),
+        (
+            {"schedule": "cosine", "warmup_steps": 20},
+            [0, 19, 20, 60, 80, 100],
+            [0.01, 0.2, 0.2, 0.1, 0.2 * cosine(0.75), 0.0],
+        ),
+        ({"schedule": "step", "step_every": 30}, [0, 29, 30, 59, 60], [0.2, 0.2, 0.02, 0.02, 0.002]),
+        (
+            {"schedule": "step", "step_every": 10, "step_factor": 0.5, "warmup_steps": 20},
+            [9, 10, 25],
+            [0.1, 0.2 * 0.5 * 11 / 20, 0.05],
+        ),
+    ]
+    found = isolated(rates, [({"learning_rate": 0.2, **options}, 32, 100, steps) for options, steps, _ in cases])
+    for (options, _, wanted), values in zip(cases, found, strict=True):
+        assert values == pytest.approx(wanted, rel=1e-5, abs=1e-8), options
+
+
+def test_the_rate_scales_with_the_global_batch(isolated: Callable[..., Any]) -> None:
+    options = {"learning_rate": 0.1, "base_batch_size": 64}
+    none, linear, root, smaller, warm = isolated(
+        rates,
+        [
+            (options, 256, 10, [0]),
+            ({**options, "scale": "linear"}, 256, 10, [0]),
+            ({**options, "scale": "sqrt"}, 256, 10, [0]),
+            ({**options, "scale": "linear"}, 32, 10, [0]),
+            ({**options, "scale": "linear", "warmup_steps": 2}, 256, 10, [0, 1]),
+        ],
+    )
+    assert (none, linear, root, smaller) == ([0.1], [0.4], [0.2], [0.05])
+    assert warm == pytest.approx([0.2, 0.4])
+
+
+def applied(plan: Any) -> tuple[float, list[float]]:
+    """The resolved rate, and the rate that each of three updates was made with, seen on the bias."""
+    from scaleflow.worker.build import build_training
+    from tests.training.fake_engine import ignore
+
+    built = build_training(plan, ignore)
+    rate = built.engine.optimizer.learning_rate
+    seen = []
+    for step in range(3):
+        seen.append(float(built.engine.optimizer._get_current_learning_rate()))
+        built.engine.start_epoch()
+        built.engine.train(built.feeds.train, built.feeds.train.open(step, 0), step, 0, 1, step)
+    assert rate is not None
+    return built.facts.resolved["learning_rate"], seen
+
+
+def test_the_built_optimizer_takes_the_schedule(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    chosen = plan(
+        "hardware=cpu", "hardware.logical_devices=2", "training.batch_size=16", "training.accumulate=4",
+        "optimizer=sgd", "optimizer.learning_rate=0.1", "optimizer.scale=linear", "optimizer.base_batch_size=64",
+        "optimizer.warmup_steps=2", "tracking=none",
+    )  # fmt: skip
+    resolved, seen = isolated(applied, chosen)
+    assert resolved == pytest.approx(0.2)
+    assert seen == pytest.approx([0.1, 0.2, 0.2])
+
+
+def doubts() -> list[str | None]:
+    from scaleflow.optimizer import find_warm_up_warning
+
+    return [find_warm_up_warning(Optimizer(NOWHERE, warmup_steps=steps), 10) for steps in (0, 9, 10)]
+
+
+def test_a_warm_up_as_long_as_the_run_is_pointed_out(isolated: Callable[..., Any]) -> None:
+    none, shorter, longer = isolated(doubts)
+    assert none is shorter is None
+    assert "optimizer.warmup_steps=10: the run has only 10 steps" in longer

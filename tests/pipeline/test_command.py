@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 
-from scaleflow.pipeline.processes import end_left_process
+from scaleflow.pipeline.runner import end_left_process
 from scaleflow.runs.folder import read_json
 from tests.conftest import Command
 from tests.launcher.test_supervisor import wait_for

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from scaleflow.interfaces import Tracking
-from scaleflow.pipeline import keys
-from scaleflow.pipeline.composition import Composer
-from scaleflow.pipeline.decisions import Choice, Decider, StageDecision
+from scaleflow.pipeline import decisions
+from scaleflow.pipeline.decisions import Choice, Composer, Decider, StageDecision
 from scaleflow.pipeline.definition import load_pipeline
 from scaleflow.pipeline.recording import describe_pipeline, link_model
-from scaleflow.pipeline.state import PipelineState, StageRecord
-from scaleflow.pipeline.stored import StoredRuns
+from scaleflow.pipeline.state import PipelineState, StageRecord, StoredRuns
 
 FILE = "limit: 1\nstages:\n  tell: {command: python, target: steps.tell, arguments: {limit: '${limit}'}}\n"
 STEPS = "import numpy\nimport helper\ndef tell(limit):\n    return helper.half(limit)\n"
@@ -63,11 +61,13 @@ def test_a_stage_is_reused_until_something_that_it_is_made_of_changes(
     Path("helper.py").write_text("def half(x):\n    return x / 3\n")
     assert decide(state=state).why == "helper.py changed"
     Path("helper.py").write_text("def half(x):\n    return x / 2\n")
-    packages = keys.read_packages()
+    packages = decisions.read_packages()
     newer = {**packages, "numpy": replace(packages["numpy"], version="99.0")}
-    monkeypatch.setattr(keys, "read_packages", lambda: newer)
+    monkeypatch.setattr(decisions, "read_packages", lambda: newer)
     assert decide(state=state).why == f"numpy {packages['numpy'].identity} -> 99.0"
-    monkeypatch.setattr(keys, "read_packages", lambda: {**packages, "pandas": replace(packages["numpy"], version="9")})
+    monkeypatch.setattr(
+        decisions, "read_packages", lambda: {**packages, "pandas": replace(packages["numpy"], version="9")}
+    )
     assert decide(state=state).action == "reuse"  # it imports no pandas
 
 

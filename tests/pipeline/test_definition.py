@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.pipeline.checks import check_function
-from scaleflow.pipeline.composition import expand_sweep
+from scaleflow.pipeline.command import check_function
+from scaleflow.pipeline.decisions import expand_sweep
 from scaleflow.pipeline.definition import DeclaredPipeline, load_pipeline
 from scaleflow.pipeline.references import StageCondition, rewrite_references, select_output
 

@@ -12,8 +12,8 @@ import pytest
 
 from scaleflow.config.compose import user_module_folders
 from scaleflow.errors import ConfigError
-from scaleflow.pipeline.checks import check_stages
-from scaleflow.pipeline.composition import Composer
+from scaleflow.pipeline.command import check_stages
+from scaleflow.pipeline.decisions import Composer
 from scaleflow.pipeline.definition import load_pipeline
 from scaleflow.pipeline.stage_commands import STAGE_COMMANDS, make_words
 from tests.conftest import Command

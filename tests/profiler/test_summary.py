@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 
 from scaleflow.interfaces.events import StepsProfiled
-from scaleflow.profiler.step_breakdown import divide_interval, divide_steps, parse_timeline
-from scaleflow.profiler.summary import summarise, to_line, to_markdown, to_metrics
+from scaleflow.profiler.summary import (
+    divide_interval,
+    divide_steps,
+    parse_timeline,
+    summarise,
+    to_line,
+    to_markdown,
+    to_metrics,
+)
 
 Json = dict[str, Any]
 
@@ -77,7 +84,7 @@ def test_with_a_gpu_what_it_does_counts_and_not_the_host_s_starting_of_it() -> N
 
 def summary(waiting: float, compute: float, allreduce: float = 0.0, usual: float | None = None, **facts: Any) -> Json:
     host = 10 - waiting - compute - allreduce
-    from scaleflow.profiler.step_breakdown import StepTimes
+    from scaleflow.profiler.summary import StepTimes
 
     steps = [StepTimes(n, 10.0, waiting, compute, allreduce, host) for n in range(50, 60)]
     ops = [

@@ -15,7 +15,7 @@ import pytest
 
 from scaleflow.interfaces.events import Event, MetricsLogged, Note, StepsProfiled
 from scaleflow.profiler import analysis_process
-from scaleflow.profiler.paths import xplane_path
+from scaleflow.profiler.analysis_process import xplane_path
 from scaleflow.runs import RunSpec
 from tests.conftest import Command, make_once
 

@@ -11,14 +11,14 @@ import pytest
 
 import scaleflow
 from scaleflow.cli import main
-from scaleflow.commands.parser import check_page
+from scaleflow.commands.frame import check_page
 from scaleflow.config.compose import keep_hydra_values
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.formatting import GENERATOR
 from scaleflow.pipeline.state import PipelineState
 from scaleflow.runs import RunFolder
-from scaleflow.runs.folder_use import RUN_DIR, SWEEP_DIR, refuse_others
+from scaleflow.runs.folder_use import RUN_DIR, SWEEP_DIR, create_folder, refuse_others, remove_created
 from scaleflow.tracking.uri import resolve_store
 from tests.tracking.example_runs import MadeRun
 
@@ -177,3 +177,31 @@ def test_what_only_the_command_knows_is_written_as_a_value() -> None:
     raw = {"a": ["${hydra:runtime.output_dir}/log.csv", "${seed}"], "b": {"c": "${oc.env:HOME}"}, "d": 1}
     resolved = {"a": ["/run/log.csv", 0], "b": {"c": "/home"}, "d": 1}
     assert keep_hydra_values(raw, resolved) == {**raw, "a": ["/run/log.csv", "${seed}"]}
+
+
+def test_created_folders_are_removed_up_to_an_earlier_one(tmp_path: Path) -> None:
+    create_folder(tmp_path / "data" / "exp" / "a")
+    remove_created(tmp_path / "data" / "exp" / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_earlier_folders_stay_even_if_empty(tmp_path: Path) -> None:
+    (tmp_path / "data" / "exp").mkdir(parents=True)
+    create_folder(tmp_path / "data" / "exp" / "a")
+    remove_created(tmp_path / "data" / "exp" / "a")
+    assert list((tmp_path / "data").iterdir()) == [tmp_path / "data" / "exp"]
+    remove_created(tmp_path / "data" / "exp")
+    assert (tmp_path / "data" / "exp").is_dir()
+
+
+def test_folders_with_files_stay(tmp_path: Path) -> None:
+    create_folder(tmp_path / "exp" / "a")
+    (tmp_path / "exp" / "a" / "note").touch()
+    remove_created(tmp_path / "exp" / "a")
+    assert (tmp_path / "exp" / "a" / "note").exists()
+
+
+def test_a_folder_is_the_same_however_its_path_is_written(tmp_path: Path) -> None:
+    create_folder(tmp_path / "here" / ".." / "data" / "a")
+    remove_created(tmp_path / "data" / "a")
+    assert not (tmp_path / "data").exists()

@@ -21,12 +21,14 @@ from scaleflow.runs import RunFolder, RunSpec
 from scaleflow.runs.provenance import collect
 from scaleflow.runs.provenance import git as git_reader
 from scaleflow.runs.provenance.collect import LaunchFacts, collect_changes, record_provenance
-from scaleflow.runs.provenance.differences import compare_data, compare_launch, list_unknown
 from scaleflow.runs.provenance.git import find_patched_path, make_patch, read_git, split_patch
 from scaleflow.runs.provenance.machine import describe_origin, list_packages, list_relevant_variables, read_package
 from scaleflow.runs.provenance.record import (
     CodeRecord,
     Provenance,
+    compare_data,
+    compare_launch,
+    list_unknown,
     read_states,
     write_data_state,
     write_launch_state,

@@ -255,7 +255,7 @@ def capture() -> str:
     import keras
     import tensorflow as tf
 
-    from scaleflow.strategy.recompute import recompute
+    from scaleflow.strategy.segments import recompute
 
     dense = keras.layers.Dense(3)
     dense.build((None, 3))

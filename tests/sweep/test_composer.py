@@ -19,8 +19,7 @@ from scaleflow.cli import main
 from scaleflow.config.compose import resolve_config
 from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.sweep import runner
-from scaleflow.sweep.composer import JobComposer, drop_hydra, use_hydra_config
-from scaleflow.sweep.jobs import JobRequest
+from scaleflow.sweep.composer import JobComposer, JobRequest, drop_hydra, use_hydra_config
 from tests.sweep.fake_runs import FakeLaunch
 
 

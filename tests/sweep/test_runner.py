@@ -28,13 +28,11 @@ from scaleflow.runs import EventWriter, RunFolder
 from scaleflow.runs.run_name import make_run_name
 from scaleflow.runs.state import RunHistory
 from scaleflow.sweep import plots, runner
-from scaleflow.sweep.composer import JobComposer
-from scaleflow.sweep.devices import make_environments
-from scaleflow.sweep.history import JobHistory
-from scaleflow.sweep.jobs import abbreviate_override
-from scaleflow.sweep.ledger import Ledger, LedgerEntry
+from scaleflow.sweep.composer import JobComposer, abbreviate_override
+from scaleflow.sweep.ledger import JobHistory, Ledger, LedgerEntry
 from scaleflow.sweep.ranking import choose_mode
 from scaleflow.sweep.report import Report, make_loading_row
+from scaleflow.sweep.runner import make_environments
 from tests.launcher.test_supervisor import wait_for
 from tests.sweep.fake_runs import FakeLaunch, Outcome
 

@@ -71,7 +71,7 @@ def test_the_reported_loss_is_what_keras_reports(isolated: Callable[..., Any]) -
 def sums_of_earlier_versions() -> tuple[list[float], float]:
     """Sums of 8 examples without an extra loss, of which the weights sum to 4."""
     from scaleflow.interfaces import Objective
-    from scaleflow.training.metric_sums import MetricSums
+    from scaleflow.training.evaluation import MetricSums
 
     sums = MetricSums(Objective(lambda targets, outputs: outputs, is_weighted=True))
     restored = sums.restore(np.array([8.0, 2.0, 4.0]))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from scaleflow.interfaces import Batching, EarlyStopping, Objective
-from scaleflow.worker.startup_timer import StartupTimer
+from scaleflow.interfaces import BY_SIZE, Batching, EarlyStopping, Objective, Training
+from scaleflow.worker.runtime import StartupTimer
 from tests.training.fake_engine import ignore, make_session, to_pair
 
 Event = tuple[str, dict[str, Any]]
@@ -118,7 +118,7 @@ def test_training_stops_early(isolated: Callable[..., Any], plan: Callable[..., 
 
 def patient(cases: list[tuple[EarlyStopping | None, list[float]]]) -> list[int | None]:
     """After how many values each is over."""
-    from scaleflow.training.monitor import Patience
+    from scaleflow.training.decisions import Patience
 
     found = []
     for options, values in cases:
@@ -169,7 +169,7 @@ def test_a_run_whose_epochs_change_keeps_the_steps_that_it_has_taken(isolated: C
 
 def paces() -> dict[str, list[int]]:
     """The steps of each call, a call's time being so many seconds a step."""
-    from scaleflow.training.steps_per_loop import StepsPerLoop
+    from scaleflow.training.session import StepsPerLoop
 
     found = {}
     for name, setting, a_step, is_resumed in (
@@ -289,3 +289,25 @@ def test_a_step_takes_the_mean_of_its_epoch_waiting_included(
     assert speeds[1]["perf/step_ms"] == pytest.approx(1000 * (0.5 + 0.5) / 10)
     assert speeds[1]["perf/examples_per_second"] == pytest.approx(40 / 1.0)
     assert speeds[1]["perf/step_ms_p95"] == pytest.approx(50.0)
+
+
+def choose_each(cases: list[tuple[Training, int, int]]) -> list[Training]:
+    from scaleflow.training.session import choose_length_by_size
+
+    return [choose_length_by_size(*case) for case in cases]
+
+
+def test_epochs_and_batch_follow_from_the_number_of_examples(isolated: Callable[..., Any]) -> None:
+    counts = (1, 500, 2_000, 10_000, 40_000, 10_000_000)
+    filled = isolated(choose_each, [(Training(epochs=BY_SIZE, batch_size=BY_SIZE), count, 1) for count in counts])
+    assert [each.epochs for each in filled] == [64, 64, 64, 64, 32, 8]
+    assert [each.global_batch_size for each in filled] == [32, 32, 128, 256, 1024, 1024]
+
+
+def test_what_is_typed_is_kept_and_the_batch_is_shared_equally(isolated: Callable[..., Any]) -> None:
+    typed, by_size = Training(epochs=3, batch_size=10), Training(epochs=3, batch_size=BY_SIZE)
+    whole = Training(epochs=3, batch_size=BY_SIZE, global_batch_size=60)
+    kept, shared, given = isolated(choose_each, [(each, 500, 3) for each in (typed, by_size, whole)])
+    assert kept == typed
+    assert shared.global_batch_size == 33
+    assert given.global_batch_size == 60

@@ -30,7 +30,7 @@ TESTS = (
     "tests/tracking/test_keys.py::test_no_param_tag_or_metric_is_lost_in_the_store",
     "tests/tracking/test_lock.py",
     "tests/tracking/test_server.py",
-    "tests/launcher/test_resume.py",
+    "tests/launcher/test_prepare.py",
     "tests/model/test_export.py",
     "tests/model/test_fine_tuning.py",
     "tests/model/test_tabular.py",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.config.rules import find_version_rules
+from scaleflow.config.plan import find_version_rules
 from scaleflow.tracking import host_versions
 from tests.processes import ROOT
 from tests.versions.environments import NAMES, read_constraints

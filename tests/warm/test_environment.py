@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from scaleflow.launcher.processes.fork_server import forget_hidden_modules
-from scaleflow.launcher.processes.handover import find_sockets_folder
-from scaleflow.launcher.processes.interpreter_digest import digest_interpreter
+from scaleflow.launcher.processes.handover import digest_interpreter, find_sockets_folder
 from tests.conftest import clean_environment
 from tests.processes import call
 
@@ -78,7 +77,7 @@ def spy(self, name):
 variables.__getitem__ = spy
 from scaleflow.warm import server
 server.import_all()
-from scaleflow.launcher.processes.interpreter_digest import IMPORT_PREFIXES
+from scaleflow.launcher.processes.handover import IMPORT_PREFIXES
 known = (*IMPORT_PREFIXES, *{HARMLESS.split()!r})
 for name, reader in sorted(readers.items()):
     is_harmless = any(each in reader for each in ("/mlflow/telemetry/", "/mlflow/agent/", "/tqdm/"))

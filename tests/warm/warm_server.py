@@ -12,8 +12,7 @@ from typing import Any
 
 import psutil
 
-from scaleflow.launcher.processes.handover import SERVER_ENV, WARM_ENV, ServerFiles
-from scaleflow.launcher.processes.interpreter_digest import digest_interpreter
+from scaleflow.launcher.processes.handover import SERVER_ENV, WARM_ENV, ServerFiles, digest_interpreter
 from scaleflow.launcher.processes.worker_process import ForkedProcess
 from tests.conftest import clean_environment
 from tests.launcher.test_supervisor import wait_for

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Batching, Training
+from scaleflow.interfaces import Batching, Plan, Training
 from scaleflow.worker.data import check_batch_size
 
 
@@ -16,3 +20,32 @@ def test_a_batch_of_which_most_would_be_padding_is_refused() -> None:
         check_batch_size(Training(batch_size=4096), Batching(4096, 1, 2), 4095)
     with pytest.raises(ConfigError, match=r"training.global_batch_size=1000000007: .* has 38; use a smaller one"):
         check_batch_size(Training(global_batch_size=1000000007), Batching(1000000007, 1, 1), 38)
+
+
+def fill_and_type(plan: Plan, typed: Plan) -> list[Any]:
+    """In a child, of 4,000 examples on two replicas: the batches as chosen and as typed, and what is recorded."""
+    from dataclasses import replace
+
+    from scaleflow.config.plan import make_batching
+    from scaleflow.worker.build import fill_sizes
+
+    found: list[Any] = []
+    batching = Batching(256, plan.training.accumulate, 2)
+    data = SimpleNamespace(
+        splits=SimpleNamespace(train=range(4000), folds=0), runtime=SimpleNamespace(batching=batching)
+    )
+    data.divide = lambda options: data
+    filled, _, recorded = fill_sizes(plan, cast(Any, data))
+    again = replace(typed.training, batch_size=recorded["training.batch_size"])
+    for options in (filled.training, again):
+        each = make_batching(options, 2)
+        found.append((each.global_size, each.batch_size))
+    return [*found, recorded["training.batch_size"]]
+
+
+def test_a_batch_by_size_is_recorded_as_it_is_typed(isolated: Callable[..., Any], plan: Callable[..., Plan]) -> None:
+    for accumulate in (1, 2):
+        words = ("tracking=none", f"training.accumulate={accumulate}")
+        chosen, typed, recorded = isolated(fill_and_type, plan(*words, "training.batch_size=by_size"), plan(*words))
+        assert chosen == typed
+        assert recorded == 256 // 2 // accumulate

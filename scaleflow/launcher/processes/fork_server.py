@@ -14,8 +14,6 @@ Each process has its own connection, with messages of one JSON object per line:
     client -> server   {"signal": ...}, forwarded to the process unless it has ended
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib
@@ -88,7 +86,6 @@ class ForkServer:
     """Forks a process for each connection, reports how it ended, and forwards signals.
 
     Args:
-        listener: the socket that processes are asked for at.
         alive: the descriptor of a pipe that becomes readable when the launcher is gone; None for a server that
             belongs to no launcher.
     """
@@ -230,14 +227,10 @@ def become_process(
 
     Args:
         descriptors: standard input, output and error, and others, which keep their numbers.
-        module: the module.
-        environment: all environment variables.
-        folder: the current folder.
         words: of the command; the numbers of the other descriptors follow.
         path: `sys.path`; None: the server's, with `folder` as its first entry.
         umask: None for the server's.
         limits: the soft limits, by the names of `resource`; None for the server's.
-        ignored: the signals that the process ignores.
     """
     code = 1
     try:

@@ -1,21 +1,28 @@
-"""Starts the processes of a run on this machine. The fork server, which has imported TensorFlow, forks them."""
+"""Starts the processes of a run on this machine. The fork server, which has imported TensorFlow, forks them.
 
-from __future__ import annotations
+With `debug.inline` the worker runs in this process, so that pdb works and output appears in the terminal.
+"""
 
 import contextlib
+import os
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from scaleflow.cluster.gpus import gpu_environments, visible_gpus
-from scaleflow.cluster.members import count_processes
-from scaleflow.cluster.tasks import environments
+from scaleflow.cluster.tasks import count_processes, environments
 from scaleflow.cluster.tf_config import TF_CONFIG
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces.events import Event, RunEnded, RunReady, RunRefused
 from scaleflow.launcher.display import IMPORTING
 from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.supervisor import choose_reason
 from scaleflow.launcher.processes.worker_process import EndReason, RunProcess, start_workers
+from scaleflow.launcher.recording.monitor import POLL_SECONDS, RunMonitor
 from scaleflow.launcher.recording.system_metrics import make_machine_metrics, record_system_metrics
-from scaleflow.runs import RunSpec
+from scaleflow.runs import EventWriter, RunSpec
+from scaleflow.worker.train import run_worker
 
 
 class LocalHost:
@@ -74,3 +81,59 @@ def make_worker_specs(spec: RunSpec) -> tuple[list[RunSpec], list[Mapping[str, s
     variables = zip(environments(roles), gpu_environments(roles, options, gpus), strict=True)
     specs = [replace(spec, worker=number) for number in range(count)]
     return specs, [{**spec.environment, **peers, **devices} for peers, devices in variables]
+
+
+#: Seconds to wait for the store before training.
+STORE_SECONDS = 10.0
+
+
+class InlineRun:
+    """Runs the worker in this process."""
+
+    def __init__(self, monitor: RunMonitor) -> None:
+        self._monitor = monitor
+        self.spec: RunSpec = monitor.spec
+        self.pid = os.getpid()
+
+    def run(self) -> int:
+        """Trains; returns the exit code of the command."""
+        monitor = self._monitor
+        monitor.begin_start("importing TensorFlow")
+        if not monitor.open_store():
+            return monitor.finish(EndReason(monitor.recorder.reason, is_reported=True))
+        with record_system_metrics(self.spec, make_machine_metrics(self.spec, [self])):
+            self._train()
+        return monitor.finish(EndReason(monitor.state.fault) if monitor.state.fault else None)
+
+    def _train(self) -> None:
+        write, monitor = EventWriter(self.spec.files.events), self._monitor
+        lock = threading.RLock()  # threads that write or upload checkpoints emit, too
+
+        def emit(event: Event) -> None:
+            write(event)
+            with lock:
+                monitor.follow()
+            if isinstance(event, RunReady):
+                self._wait_for_store()
+
+        try:
+            if not run_worker(self.spec, emit, self._must_stop) and monitor.state.is_ready:
+                write(RunEnded("FAILED", monitor.state.fault))
+        except ConfigError as refusal:  # the store refused the run
+            write(RunRefused(str(refusal)))
+
+    def _must_stop(self) -> bool:
+        return self._monitor.stop.is_set() or self._monitor.recorder.refusal is not None
+
+    def _wait_for_store(self) -> None:
+        """Waits until the store has the run: training cannot be ended from outside if the store refuses the run.
+
+        Raises ConfigError if it refuses it.
+        """
+        deadline, recorder = time.monotonic() + STORE_SECONDS, self._monitor.recorder
+        while not self._must_stop() and not self._monitor.has_stored():
+            if recorder.reason or time.monotonic() > deadline:
+                return
+            time.sleep(POLL_SECONDS)
+        if recorder.refusal is not None:
+            raise recorder.refusal

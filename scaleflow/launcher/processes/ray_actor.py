@@ -1,7 +1,5 @@
 """The Ray actor that runs one process of a run on a machine of a Ray cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -4,8 +4,6 @@ An actor (`ray_actor.py`) runs each process. This command is the run's only laun
 the run as it does with local processes. All machines must see the run's folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import secrets
@@ -17,18 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.cluster import ray
-from scaleflow.cluster.members import count_processes, count_workers
-from scaleflow.cluster.tasks import make_tf_configs
+from scaleflow.cluster.tasks import count_processes, count_workers, make_tf_configs
 from scaleflow.cluster.tf_config import TF_CONFIG
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.prepare import make_plan
+from scaleflow.launcher.prepare import keep_batching, make_plan
 from scaleflow.launcher.processes.ray_actor import ActorLocation, WorkerActor
 from scaleflow.launcher.processes.supervisor import choose_reason
 from scaleflow.launcher.processes.worker_process import THREADS_ENV, EndReason, RunProcess
 from scaleflow.launcher.recording.monitor import POLL_SECONDS, RunMonitor
 from scaleflow.launcher.recording.system_metrics import Values, record_system_metrics
-from scaleflow.launcher.resume import keep_batching
 from scaleflow.runs import RunSpec, RunState
 
 #: Calls that an actor runs concurrently: one waits for the end of the process, the others are short.

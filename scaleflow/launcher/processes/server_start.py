@@ -1,7 +1,5 @@
 """Starts fork servers: a new interpreter that imports TensorFlow, or a fork of the warm server, which has done so."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -95,19 +93,13 @@ class WarmFork:
     """A fork server that the warm server has forked, and that outlives it.
 
     Args:
-        files: of the warm server.
-        listener: the fork server's socket.
-        log: receives its output.
         alive: the descriptor by which it notices that the launcher is gone.
     """
 
     def __init__(self, files: ServerFiles, listener: socket.socket, log: IO[bytes], alive: int) -> None:
         descriptors = [listener.fileno(), log.fileno(), log.fileno(), alive]
         self._connection, self._pid = request_process(
-            files,
-            descriptors,
-            module=FORK_SERVER_MODULE,
-            environment=inherit_environment(),
+            files, descriptors, module=FORK_SERVER_MODULE, environment=inherit_environment()
         )
 
     def kill(self) -> None:

@@ -1,7 +1,5 @@
 """Requests to stop a run: Ctrl-C and SIGTERM."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

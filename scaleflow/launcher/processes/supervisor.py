@@ -3,8 +3,6 @@
 A `ProcessHost` starts them: the one that the cluster engine names (`cluster/engines.py`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

@@ -72,9 +72,6 @@ class ForkedProcess:
     """A process forked by the fork server. It reads its task from standard input, and ends when that is closed.
 
     Args:
-        address: the address of the server.
-        log: receives the output.
-        environment: the complete environment of the process.
         module: the process runs its `main`.
         streams: descriptors that receive standard output and error instead of the log; others are passed on, and their
             numbers are the module's words.

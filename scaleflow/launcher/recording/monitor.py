@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from scaleflow.cluster.members import find_unreachable
+from scaleflow.cluster.tasks import find_unreachable
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.events import (
     ConfusionWritten,

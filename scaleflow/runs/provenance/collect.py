@@ -1,7 +1,5 @@
 """Collects what a run is made of when it begins, beside the start of its processes."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -12,14 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from scaleflow.interfaces.code_masking import is_secret_file, mask_code
-from scaleflow.runs.code_digest import CodeFile, find_code
-from scaleflow.runs.code_record import VERSION
+from scaleflow.interfaces.secret_masking import is_secret_file, mask_code
+from scaleflow.runs.code_digest import VERSION, CodeFile, find_code
 from scaleflow.runs.data_digest import MAX_NAMED, digest_files, new_digest
-from scaleflow.runs.provenance.differences import compare_launch
 from scaleflow.runs.provenance.git import GONE, GitState, make_patch, read_git
 from scaleflow.runs.provenance.machine import Package, describe_machine, list_packages, list_relevant_variables
-from scaleflow.runs.provenance.record import CodeRecord, Provenance, read_states, write_launch_state
+from scaleflow.runs.provenance.record import CodeRecord, Provenance, compare_launch, read_states, write_launch_state
 from scaleflow.runs.provenance.tags import command_line, make_run_tags, write_run_tags
 from scaleflow.runs.spec import RunSpec
 
@@ -100,11 +96,7 @@ def record_provenance(spec: RunSpec, facts: LaunchFacts) -> None:
 
 
 def collect_launch(
-    spec: RunSpec,
-    facts: LaunchFacts,
-    code: Mapping[str, CodeFile],
-    git: GitState | None,
-    changes: GitChanges,
+    spec: RunSpec, facts: LaunchFacts, code: Mapping[str, CodeFile], git: GitState | None, changes: GitChanges
 ) -> Provenance:
     """Returns what the launcher knows of a run that begins."""
     plan = spec.plan

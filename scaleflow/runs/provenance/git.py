@@ -4,8 +4,6 @@ It changes nothing, and runs no hook. If git is missing, too slow, or refuses a 
 nothing, which is no error.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -16,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from scaleflow.interfaces.code_masking import is_secret_file, mask_lines
-from scaleflow.interfaces.secret_masking import mask_text
+from scaleflow.interfaces.secret_masking import is_secret_file, mask_lines, mask_text
 from scaleflow.runs.data_digest import NO_DATA, NO_DATA_SUFFIXES, walk_outside_runs
 
 #: Time limit of a git command in seconds.
@@ -55,7 +52,6 @@ class GitState:
     """A repository as it is now.
 
     Attributes:
-        root: its top folder.
         commit: the commit that is checked out, 40 or 64 hexadecimal digits.
         branch: the name of the branch; `HEAD` if none is checked out.
         origin: the address of the remote `origin`, with credentials masked; empty if there is none.

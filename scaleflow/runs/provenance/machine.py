@@ -1,7 +1,5 @@
 """Lists what a run's numbers depend on besides its code and data: packages, the machine, environment variables."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -40,7 +38,6 @@ class Package:
     """An installed package.
 
     Attributes:
-        name, version: as its metadata has them.
         source: for one from a repository: `git+URL@COMMIT`, with credentials masked; of a folder that is installed for
             editing and has no remote, `COMMIT`; else empty.
         path: the folder of one that is installed for editing; else empty.

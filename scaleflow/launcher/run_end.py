@@ -1,0 +1,202 @@
+"""The end of a run: promotes its model if `promotion=champion` asks for it, and prints the last lines.
+
+They say how the run ended, its results, and where they are. `scaleflow promote` runs in a process of its own.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from scaleflow.config.trust import list_own_modules
+from scaleflow.config.words import quote_override
+from scaleflow.evaluation import FINDINGS, REPORT
+from scaleflow.interfaces import Plan, name_command
+from scaleflow.interfaces.events import FormatExported
+from scaleflow.interfaces.formatting import format_duration, format_number, format_with_interval
+from scaleflow.interfaces.secret_masking import mask_secrets
+from scaleflow.launcher.answer import FINISHED, JSON, NOT_PROMOTED
+from scaleflow.launcher.recording.monitor import POLL_SECONDS, RunMonitor
+from scaleflow.runs import RunSpec, RunState
+
+MODULE = "scaleflow.promote"
+
+#: Why a run's model is not promoted, although it could be later.
+NOT_RECORDED = "the run is not recorded completely"
+
+
+def promote_run(monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]:
+    """Promotes the model of a run that has ended, if its plan asks for that; returns rows for the last lines.
+
+    The run stays as it is, whatever comes of it.
+    """
+    spec, state = monitor.spec, monitor.state
+    if spec.plan.promotion.name == "none" or not spec.records or spec.trial is not None or state.status != "FINISHED":
+        return []
+    folder = os.path.relpath(spec.folder)
+    later = f"{name_command('promote')} {shlex.quote(folder)}"
+    if not is_recorded:
+        return [("promoted", f"no: {NOT_RECORDED}; afterwards: {later}")]
+    monitor.display.begin_stage(f"deciding about the champion of {spec.plan.promotion.model}")
+    code, answer = run_command_promote(monitor, [str(spec.folder), *trust_own_code(spec.plan)])
+    if code not in (FINISHED, NOT_PROMOTED):
+        why = "stopped" if monitor.stop.is_set() else answer.get("error") or f"the command ended with exit code {code}"
+        return [("promoted", f"no: {mask_secrets(why)}; again: {later}")]
+    name, version = spec.plan.promotion.model, answer["version"]
+    if code == FINISHED:
+        before = "" if answer["champion"] in (None, version) else f", before it was version {answer['champion']}"
+        return [("promoted", f"models:/{name}/{version} is the champion{before}")]
+    reasons = [text for text, holds in answer["conditions"] if not holds]
+    rows = [("promoted", f"no: models:/{name}/{version} has the alias challenger")]
+    return rows + [("" if n else "because", reason) for n, reason in enumerate(reasons)]
+
+
+def trust_own_code(plan: Plan) -> list[str]:
+    """Returns the flags with which a command uses the code of the user that this run has just used."""
+    modules = list_own_modules(plan.config)
+    flags = [("--trust", each) for each in modules]
+    if modules:
+        flags += [("--config-dir", each) for each in plan.search if Path(each).is_dir()]
+    return [word for flag in flags for word in flag]
+
+
+def run_command_promote(monitor: RunMonitor, words: list[str]) -> tuple[int, Mapping[str, Any]]:
+    """Runs `scaleflow promote`, and ends it if the user asks for the end; returns its exit code and its answer."""
+    signals = monitor.stop.times
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", MODULE, *words, JSON],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.DEVNULL,  # the answer has the error
+        )
+        try:
+            is_over = False
+            while not is_over:
+                try:
+                    process.wait(POLL_SECONDS)
+                    is_over = True
+                except subprocess.TimeoutExpired:
+                    if monitor.stop.times > signals:
+                        signals = monitor.stop.times
+                        process.terminate()
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        output.seek(0)
+        lines = output.read().strip().splitlines()
+    try:
+        return process.returncode, dict(json.loads(lines[-1]))
+    except (IndexError, ValueError):
+        return process.returncode or 1, {}
+
+
+#: The constant predictions, by the metric that is their baseline.
+PREDICTIONS = {
+    "accuracy": "always the most frequent class",
+    "exact_match": "always the most frequent labels",
+    "mae": "always the mean",
+    "rmse": "always the mean",
+}
+
+#: The most findings that the last lines name.
+MOST_FINDINGS = 5
+
+NO_ANSWER = "it does not answer"
+
+
+def finish_run(monitor: RunMonitor) -> None:
+    """Waits for the recorder, and prints how the run ended and where its results are."""
+    spec, state, recorder, display = monitor.spec, monitor.state, monitor.recorder, monitor.display
+    folder = os.path.relpath(spec.folder)
+    duration = format_duration(time.time() - spec.started)
+    signals, patience = monitor.stop.times, spec.plan.tracking.flush_seconds
+    if spec.plan.tracking.name != "none" and spec.records:
+        display.begin_stage("recording the run in MLflow")
+    is_recorded = recorder.finish(patience, lambda: monitor.stop.times > signals)
+    promoted = promote_run(monitor, is_recorded)
+    if is_recorded:
+        display.end_stage()
+    display.close()
+    if state.error:
+        display.print_error(str(mask_secrets(state.error)))
+    rows = [("status", f"{state.status} in {duration}")]
+    rows += describe_results(spec, state) if spec.trial is None else describe_found(state)
+    rows += describe_findings(spec) if state.status == "FINISHED" and spec.plan.evaluation.name != "none" else []
+    rows += describe_formats(state.formats.values())
+    rows += [("profile", line) for line in recorder.profiles.values()]
+    rows += [("output", folder)]
+    rows += describe_continuation(state, folder)
+    if is_recorded:
+        rows += recorder.describe_links()
+    rows += promoted
+    display.print_summary(rows)
+    if not is_recorded:
+        display.print_error(
+            f"the store has not received {'everything' if recorder.recorded else 'anything'} within "
+            f"tracking.flush_seconds={patience:g}: {mask_secrets(recorder.reason or NO_ANSWER)}; nothing is lost; to "
+            f"send the rest, run {name_command('sync')} {shlex.quote(folder)}"
+        )
+
+
+def describe_continuation(state: RunState, folder: str) -> list[tuple[str, str]]:
+    """Returns rows with the newest checkpoint of a run that did not finish, and the command that continues from it."""
+    if state.status == "FINISHED" or state.checkpoint is None:
+        return []
+    return [
+        ("checkpoint", f"of step {state.checkpoint}"),
+        ("go on", f"{name_command()} {quote_override('resume', folder)}"),
+    ]
+
+
+def describe_formats(formats: Iterable[FormatExported]) -> list[tuple[str, str]]:
+    """Returns rows with the measurements of each format of the model."""
+    rows = []
+    for each in formats:
+        shown = {name: format_number(value) for name, value in each.values.items()}
+        parts = [f"{each.split} {name} {shown[name]}" for name in ("accuracy", "mae", "loss") if name in shown][:1]
+        units = {"mb": "{} MB", "ms": "{} ms an example", "difference": "largest difference {}"}
+        parts += [text.format(shown[name]) for name, text in units.items() if name in shown]
+        rows.append((each.name, ", ".join([f"not exported: {each.error}"] if each.error else parts)))
+    return rows
+
+
+def describe_found(state: RunState) -> list[tuple[str, str]]:
+    """Returns rows with what a trial has found."""
+    return [] if state.found is None else [("use", state.found.word), ("because", state.found.reason)]
+
+
+def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
+    """Returns rows with the run's last metrics, each beside its baselines; jobs of a sweep leave out the baselines."""
+    known = RunState.read(spec.folder) if spec.is_resumed else state
+    baseline = {} if spec.parent else known.baseline
+    rows = []
+    for name in state.results:
+        reference, metric = baseline.get(name), name.rpartition("/")[2]
+        why = f": {PREDICTIONS[metric]}" if metric in PREDICTIONS else ""
+        parts = [] if reference is None else [f"baseline {format_number(reference)}{why}"]
+        fitted = [f"{model} {format_number(each)}" for model, each in known.find_fitted_baselines(name).items()]
+        if fitted and known.fitted_rows:
+            fitted[-1] += f", both of {known.fitted_rows:,} training rows"
+        parts += fitted
+        rows.append((name.replace("/", " "), format_with_interval(state.metrics, name, "; ".join(parts))))
+    return rows
+
+
+def describe_findings(spec: RunSpec) -> list[tuple[str, str]]:
+    """Returns rows with the first findings of the run's report, and where the report is."""
+    try:
+        findings = json.loads((spec.files.evaluation / FINDINGS).read_text())
+        texts = [f"{each['rule']}: {each['text']}" for each in findings]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    more = [f"and {len(texts) - MOST_FINDINGS} more"] if len(texts) > MOST_FINDINGS else []
+    rows = [("" if n else "findings", text) for n, text in enumerate([*texts[:MOST_FINDINGS], *more])]
+    return [*rows, ("report", os.path.relpath(spec.files.evaluation / REPORT))]

@@ -1,0 +1,117 @@
+"""Corrects two of Keras's operations on TensorFlow: `keras.ops.add` and `keras.ops.take`.
+
+`add` in Keras (3.15) takes a second operand with one dimension larger than 1 for a bias if that size is the number of
+channels of the first operand, wherever the dimension is. So x + mean(x, axis=-1, keepdims=True) is wrong, without an
+error, if x has as many rows as columns: a batch of 8 examples of width 8.
+
+`take`, and so `keras.layers.Embedding`, reads the whole variable and gathers from that. A parameter server would send
+the whole table to each worker in each step, and on one device TensorFlow copies a variable that is updated by rows
+whenever it is read whole. Here it reads only the rows that it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+#: Updating all rows of a table of this size takes several times as long as the rest of a small model's step.
+LARGE = 100_000
+
+
+def read_rows_in_take() -> None:
+    """Replaces `keras.ops.take` in this process by a function with the same results. It can be called again."""
+    module = keras.src.backend.numpy
+    keras_take = module.take
+    if getattr(keras_take, "reads_rows", False):
+        return
+
+    def take(x: Any, indices: Any, axis: int | None = None) -> Any:
+        if axis == 0 and can_read_rows(x) and isinstance(indices, tf.Tensor):
+            return x._maybe_autocast(look_up_rows(x._value, indices))
+        return keras_take(x, indices, axis)
+
+    take.reads_rows = True  # type: ignore[attr-defined]
+    module.take = take
+
+
+def can_read_rows(x: Any) -> bool:
+    """Whether `x` is a variable with a value: not in a symbolic call, in which Keras replaces values."""
+    if not isinstance(x, keras.Variable) or x._value is None:
+        return False
+    return not keras.src.backend.common.stateless_scope.in_stateless_scope()
+
+
+def look_up_rows(variable: Any, rows: tf.Tensor) -> tf.Tensor:
+    """Reads rows of a TensorFlow variable, which may be in shards. Like Keras, it counts negative ones from the end."""
+    rows = tf.where(rows < 0, rows + tf.cast(variable.shape[0], rows.dtype), rows)
+    shards = getattr(variable, "variables", None)
+    return tf.gather(variable, rows) if shards is None else tf.nn.embedding_lookup(list(shards), rows)
+
+
+def list_tables(model: keras.Model) -> list[keras.layers.Embedding]:
+    """Lists the layers, at any depth, that look up rows of a table that is trained."""
+    layers = (layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding))
+    return [layer for layer in layers if any(variable.trainable for variable in layer.variables)]
+
+
+def list_table_variables(model: keras.Model) -> set[int]:
+    """Returns the ids of the trained variables with a row for each number that a layer looks up."""
+    return {
+        id(variable)
+        for layer in list_tables(model)
+        for variable in layer.variables
+        if variable.shape[0] == layer.input_dim
+    }
+
+
+def describe_large_table(model: keras.Model) -> str | None:
+    """Describes the rows of the model's largest table for a message; None if it has fewer than `LARGE` rows."""
+    largest = max(list_tables(model), key=lambda layer: layer.input_dim, default=None)
+    if largest is None or largest.input_dim < LARGE:
+        return None
+    return f"all {largest.input_dim:,} rows of the embedding {largest.name}"
+
+
+def correct_keras_add() -> None:
+    """Replaces `keras.ops.add` in this process by a function that broadcasts as NumPy does. It can be called again."""
+    module = keras.src.backend.numpy
+    keras_add = module.add
+    if getattr(keras_add, "is_corrected", False):
+        return
+
+    def add(x1: Any, x2: Any) -> Any:
+        if not is_misread_as_bias(to_static_shape(x1), to_static_shape(x2)):
+            return keras_add(x1, x2)
+        x1, x2 = keras.ops.convert_to_tensor(x1), keras.ops.convert_to_tensor(x2)
+        dtype = keras.backend.result_type(x1.dtype, x2.dtype)
+        return tf.add(tf.cast(x1, dtype), tf.cast(x2, dtype))
+
+    add.is_corrected = True  # type: ignore[attr-defined]
+    module.add = add
+
+
+def to_static_shape(value: Any) -> Sequence[int | None] | None:
+    """The shape of a dense tensor or array; None for a number, a sparse tensor, and if the rank is unknown."""
+    shape = getattr(value, "shape", None)
+    if shape is None or isinstance(value, tf.SparseTensor | tf.IndexedSlices):
+        return None
+    return None if isinstance(shape, tf.TensorShape) and shape.rank is None else tuple(shape)
+
+
+def is_misread_as_bias(shape: Sequence[int | None] | None, other: Sequence[int | None] | None) -> bool:
+    """Whether Keras takes the second operand for a bias although it is not aligned with the channels of the first.
+
+    Args:
+        other: of the second operand.
+    """
+    if shape is None or other is None or len(shape) < 2 or len(other) < 2:
+        return False
+    large = [axis for axis, size in enumerate(other) if size is None or size > 1]
+    if len(large) != 1 or other[large[0]] is None or other[large[0]] not in (shape[1], shape[-1]):
+        return False
+    channels = len(shape) - 1 if shape[-1] == other[large[0]] else 1
+    aligned = large[0] + len(shape) - len(other)  # NumPy aligns shapes at their last dimensions
+    return len(other) > len(shape) or aligned != channels

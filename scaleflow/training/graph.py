@@ -1,0 +1,144 @@
+"""Loops in a TensorFlow graph, and the state that a traced step has besides its model and optimizer: variables, and
+TensorFlow's random numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+
+from scaleflow.errors import ConfigError
+
+#: Iterations of a loop that may overlap. TensorFlow's own default.
+OVERLAPPING_ITERATIONS = 10
+
+#: How the names of convolutions begin, as types of operations.
+CONVOLUTIONS = ("Conv", "DepthwiseConv")
+
+
+def repeat_in_graph(
+    body: Callable[..., Any], first: tf.Tensor, count: tf.Tensor, state: Any, *, overlaps: bool = False
+) -> Any:
+    """Runs `state = body(index, *state)` for `count` indices from `first` on, in the graph; returns the last state.
+
+    Iterations run one at a time (`parallel_iterations=1`). If they overlap, one kernel runs several times at once.
+    oneDNN's convolution with a fused bias and sum keeps its working data in the kernel, so it then reads freed memory:
+    it crashes, hangs, or is wrong (TF 2.21: an evaluation on a CPU with ten parallel iterations ends with SIGSEGV).
+    For work that must overlap, `body` does it one iteration ahead and passes it on in the state, or the caller sets
+    `overlaps`, for a body that has no convolution.
+    """
+    last = first + count
+    return tf.while_loop(
+        lambda index, *_: index < last,
+        lambda index, *carried: (index + 1, *body(index, *carried)),
+        (first, *state),
+        parallel_iterations=OVERLAPPING_ITERATIONS if overlaps else 1,
+    )[1:]
+
+
+def list_operation_types(graph: Any) -> list[str]:
+    """Lists the types of the operations in the functions that a graph calls, such as the body of its loop."""
+    return [node.op for function in graph.as_graph_def().library.function for node in function.node_def]
+
+
+def has_convolution(graph: Any) -> bool:
+    """Returns whether the loop of a traced training call computes convolutions."""
+    return any(operation.startswith(CONVOLUTIONS) for operation in list_operation_types(graph))
+
+
+@contextlib.contextmanager
+def keep_devices() -> Iterator[None]:
+    """Keeps the state of the loops in this context on the devices that computed it.
+
+    TensorFlow passes the results of a loop's body through identities without a device and places those on the first
+    device. Without this context the state is copied there and back in each iteration.
+    """
+    with tf.compat.v1.get_default_graph().device(find_input_device):
+        yield
+
+
+def find_input_device(operation: tf.Operation) -> str:
+    """Returns the device of an operation, or of its input for an identity without a device."""
+    uses_input_device = operation.type == "Identity" and not operation.device
+    return str(operation.inputs[0].device if uses_input_device else operation.device)
+
+
+#: How the names of operations begin that draw random numbers, if they have a state: not `StatelessRandom...`.
+RANDOM_OPERATIONS = (
+    *("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "SampleDistortedBoundingBox"),
+    *("Stateful", "Rng", "LogUniformCandidate", "UniformCandidate", "LearnedUnigramCandidate"),
+    *("FixedUnigramCandidate", "ThreadUnsafeUnigramCandidate", "AllCandidate"),
+)
+
+#: The product of a replica's number and this is added to the seeds that it draws: 2**31 divided by the golden ratio.
+SEED_STRIDE = 1_327_217_885
+
+#: The start of the names of captured variables in a checkpoint.
+CAPTURED = "captured/"
+
+
+def check_random(graph: Any) -> None:
+    """Raises ConfigError if a traced step draws random numbers from TensorFlow's own state."""
+    for operation in {*list_operation_types(graph), *(each.type for each in graph.get_operations())}:
+        described = op_def_registry.get(operation) if operation.startswith(RANDOM_OPERATIONS) else None
+        if described is not None and described.is_stateful and not operation.startswith("StatefulPartitionedCall"):
+            raise ConfigError(
+                f"the training step draws random numbers with TensorFlow ({operation}): a resumed run would draw "
+                "others, and several workers the same ones; use keras.random, such as keras.random.normal(shape, "
+                "seed=generator), with a keras.random.SeedGenerator that a layer holds"
+            )
+
+
+def list_captured(graph: Any, known: Mapping[str, Sequence[Any]]) -> list[Any]:
+    """Lists the variables that a traced function uses and that are not `known`, in the order of their use."""
+    handles = {id(part.handle) for parts in known.values() for each in parts for part in list_copies(each)}
+    by_handle = {id(variable.handle): variable for variable in graph.variables}
+    unknown = [by_handle[id(handle)] for handle, _ in graph.captures if id(handle) in by_handle.keys() - handles]
+    return list({id(each): each for each in map(find_whole, unknown)}.values())
+
+
+def check_copies(variables: Iterable[Any]) -> None:
+    """Raises ConfigError if a variable has no copy for each replica."""
+    for variable in variables:
+        if not isinstance(variable, tf.distribute.DistributedValues):
+            raise ConfigError(
+                f"the training step uses the variable {variable.name}, which several replicas would change at once; "
+                "make it in a layer: with self.add_weight(...), or as a keras.random.SeedGenerator"
+            )
+
+
+def list_copies(variable: Any) -> Iterable[Any]:
+    """Lists the copies of a variable on the replicas of this process."""
+    return getattr(variable, "values", None) or [variable]
+
+
+def find_whole(variable: Any) -> Any:
+    """Returns the variable of all replicas that a variable is a copy of, or itself."""
+    container = getattr(variable, "_distributed_container", None)
+    return (container() if callable(container) else None) or variable
+
+
+def draw_by_replica() -> None:
+    """Makes the seed generators of Keras give each replica random numbers of its own. It can be called again.
+
+    Their states are equal on all replicas, and in checkpoints. The first replica draws what one device does.
+    """
+    original = keras.random.SeedGenerator.next
+    if getattr(original, "is_by_replica", False):
+        return
+
+    def next_of_replica(self: keras.random.SeedGenerator, *arguments: Any, **options: Any) -> tf.Tensor:
+        seed = original(self, *arguments, **options)
+        replica = tf.distribute.get_replica_context()
+        if replica is None or replica.num_replicas_in_sync == 1:
+            return seed
+        shift = tf.cast(replica.replica_id_in_sync_group, tf.int64) * SEED_STRIDE % 2**31
+        return seed + tf.cast(tf.stack([shift, tf.zeros_like(shift)]), seed.dtype)
+
+    next_of_replica.is_by_replica = True  # type: ignore[attr-defined]
+    keras.random.SeedGenerator.next = next_of_replica

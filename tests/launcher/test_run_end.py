@@ -1,0 +1,115 @@
+"""The last lines of a run."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaleflow.config.compose import parse_overrides
+from scaleflow.interfaces import Plan
+from scaleflow.interfaces.events import CheckpointSaved, MetricsLogged, RunEnded, RunReady
+from scaleflow.launcher.run_end import describe_continuation, describe_results
+from scaleflow.runs import EventWriter, RunSpec, RunState
+from scaleflow.runs.run_name import label_overrides, make_run_name
+
+BASELINE = MetricsLogged(0, {"baseline/loss": 2.3, "baseline/accuracy": 0.12, "baseline/test/accuracy": 0.101})
+
+
+@pytest.fixture
+def spec(tmp_path: Path, plan: Any) -> RunSpec:
+    made: Plan = plan("tracking=none")
+    return RunSpec(made, tmp_path, 0.0)
+
+
+def state_of(*events: Any) -> RunState:
+    state = RunState()
+    for event in (RunReady("a-run"), *events):
+        state.apply(event)
+    return state
+
+
+def test_the_baseline_stands_beside_the_result(spec: RunSpec) -> None:
+    rows = describe_results(
+        spec, state_of(BASELINE, MetricsLogged(9, {"test/loss": 168401787944.96, "test/accuracy": 0.95}))
+    )
+    assert rows == [
+        ("test loss", "1.68e+11"),
+        ("test accuracy", "0.95 (baseline 0.101: always the most frequent class)"),
+    ]
+
+
+def test_without_a_test_split_the_result_is_that_of_validation(spec: RunSpec) -> None:
+    rows = describe_results(spec, state_of(BASELINE, MetricsLogged(9, {"val/loss": 0.5, "val/auc": 0.7})))
+    assert rows == [("val loss", "0.5 (baseline 2.3)"), ("val auc", "0.7")]
+
+
+def test_a_resumed_run_has_its_baseline_from_the_command_that_began_it(spec: RunSpec, plan: Any) -> None:
+    write = EventWriter(spec.events)
+    write(RunReady("a-run"))
+    write(BASELINE)
+    write.close()
+    resumed = RunSpec(plan("tracking=none", f"resume={spec.folder}"), spec.folder, 0.0)
+    rows = describe_results(resumed, state_of(MetricsLogged(9, {"test/accuracy": 0.95})))
+    assert rows == [("test accuracy", "0.95 (baseline 0.101: always the most frequent class)")]
+
+
+def test_a_job_of_a_sweep_leaves_the_baseline_to_the_report(spec: RunSpec) -> None:
+    job = RunSpec(spec.plan, spec.folder, 0.0, parent="/sweep")
+    assert describe_results(job, state_of(BASELINE, MetricsLogged(9, {"test/accuracy": 0.95}))) == [
+        ("test accuracy", "0.95")
+    ]
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["outputs/2026-11-22/13-59-59-745934", "my runs/a (1)", "it's,=&$x", "~a/{b}", "ü/#1", "../x", "a 'b"],
+)
+def test_the_command_that_continues_a_run_can_be_pasted(folder: str) -> None:
+    state = state_of(CheckpointSaved(2990, "step-2990"), RunEnded("KILLED", "SIGTERM"))
+    (_, step), (label, line) = describe_continuation(state, folder)
+    assert (step, label) == ("of step 2990", "go on")
+    *command, word = shlex.split(line)
+    assert command == ["python", "-m", "scaleflow"]
+    (override,) = parse_overrides([word])
+    assert (override.key_or_group, override.value()) == ("resume", folder)
+    state.apply(RunEnded("FINISHED"))
+    assert describe_continuation(state, folder) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "label"),
+    [
+        ([], ""),
+        (["model=cnn", "training.epochs=3", "dataset.seed=1", "~model.dropout"], ""),
+        (["model.units=8", "optimizer=sgd", "optimizer.learning_rate=0.1"], "units=8 optimizer=sgd learning_rate=0.1"),
+        (["model.units=[8,4]", "model.units=16"], "units=16"),
+        (["+model.width=8", "+optimizer.width=2"], "model.width=8 optimizer.width=2"),
+        (["+model.hub_token=planted", "model.a=2"], "a=2"),
+        (["model.init_from=/a/path/that/is/much/longer/than/a/name"], "init_from=/a/path/that/is/much/lon..."),
+    ],
+)
+def test_a_single_run_is_named_by_the_typed_keys_of_its_model_and_optimizer(words: list[str], label: str) -> None:
+    assert label_overrides(words) == label
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["dataset.data_dir=in/churn.csv", "dataset.target=churned"], "churn.csv-churned"),
+        (["dataset.data_dir=s3://bucket/a/churn.parquet", "dataset.target=[low,high]"], "churn.parquet-low+high"),
+        (["dataset.data_dir=in/", "dataset.target=a_name_with_more_letters_than_most"], "in-a_name_with_more_letters"),
+        (["dataset.data_dir=/run/data-1234567890ab.feather", "dataset.target=churned"], "table-churned"),
+        (["dataset=image_folder", "dataset.data_dir=photos/", "model=cnn"], "photos"),
+        (["dataset=digits", "model=mlp"], "digits"),
+    ],
+)
+def test_a_run_is_named_by_its_data(plan: Any, words: list[str], name: str) -> None:
+    typed = dict(word.split("=", 1) for word in ("dataset=table", "model=tabular", *words))
+    chosen = {group: typed[group] for group in ("dataset", "model")}
+    made = replace(plan(*(f"{key}={value}" for key, value in typed.items())), choices=chosen)
+    resolved = {"strategy": "one_device", "precision": "float32"}
+    assert make_run_name(made, resolved, "") == f"{name}-{chosen['model']}-one_device-float32"

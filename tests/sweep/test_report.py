@@ -1,0 +1,93 @@
+"""Which jobs have to begin with the same losses, and how far apart these may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from scaleflow.interfaces.events import RunReady
+from scaleflow.runs.state import RunHistory
+from scaleflow.sweep.ledger import LedgerEntry
+from scaleflow.sweep.report import LOSS, Report
+
+Points = Sequence[tuple[int, float]]
+
+
+def job(number: int, points: Points, **params: str) -> tuple[LedgerEntry, RunHistory]:
+    words = [f"{key}={value}" for key, value in params.items() if not key.startswith("resolved")]
+    params = {"resolved.replicas": "1", "resolved.global_batch_size": "32", "precision": "float32", **params}
+    history = RunHistory(
+        RunReady("fake", params=params), last_status="FINISHED", epoch_steps=2, curves={LOSS: list(points)}
+    )
+    return LedgerEntry(number, identity=str(number), overrides=words, folder=str(number), status="FINISHED"), history
+
+
+def verdicts(
+    *jobs: tuple[LedgerEntry, RunHistory], swept: Sequence[str] = ("strategy", "precision", "seed")
+) -> list[str]:
+    report = Report(jobs, swept, same_losses=True)
+    assert len(report.differences) == sum(row["first losses"] == "DIFFER" for row in report.rows)
+    return [str(row["first losses"]) for row in report.rows]
+
+
+def pair(
+    first: Points, second: Points, **params: str
+) -> tuple[tuple[LedgerEntry, RunHistory], tuple[LedgerEntry, RunHistory]]:
+    return job(0, first, strategy="one_device", **params), job(1, second, strategy="mirrored", **params)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict"),
+    [
+        ([(1, 2.0)], [(1, 2.0001)], "same"),
+        ([(1, 2.0)], [(1, 2.01)], "DIFFER"),
+        ([(1, 2.0)], [(1, math.nan)], "DIFFER"),
+        ([(1, 2.0), (2, 1.0)], [(1, 2.0), (2, 1.1)], "DIFFER"),
+        ([(1, 2.0), (3, 1.0)], [(1, 2.0), (3, 1.1)], "same"),  # after the first epoch
+    ],
+)
+def test_losses_are_compared_through_the_first_epoch(first: Points, second: Points, verdict: str) -> None:
+    assert verdicts(*pair(first, second)) == ["same", verdict]
+
+
+def test_jobs_without_a_step_in_common_are_not_compared() -> None:
+    assert verdicts(*pair([(1, 2.0)], [(2, 9.0)])) == ["not compared"] * 2
+
+
+def test_another_precision_may_be_farther_off() -> None:
+    exact = job(0, [(1, 2.0)])
+    mixed = {"precision": "mixed"}
+    assert verdicts(exact, job(1, [(1, 2.02)], **mixed), job(2, [(1, 2.3)], **mixed)) == ["same", "same", "DIFFER"]
+
+
+def test_how_a_global_batch_comes_about_does_not_matter() -> None:
+    two = {"strategy": "mirrored", "training.batch_size": "16", "resolved.replicas": "2"}
+    assert verdicts(job(0, [(1, 2.0)]), job(1, [(1, 3.0)], **two)) == ["same", "DIFFER"]
+
+
+@pytest.mark.parametrize("other", [{"seed": "1"}, {"model.units": "64"}, {"resolved.global_batch_size": "64"}])
+def test_only_the_same_work_seed_and_global_batch_have_the_same_losses(other: Mapping[str, str]) -> None:
+    found = verdicts(*pair([(1, 2.0)], [(1, 2.0)]), job(2, [(1, 3.0)], **other))
+    assert found == ["same", "same", "not compared"]
+
+
+def test_one_replica_is_what_others_are_compared_with() -> None:
+    two = {"resolved.replicas": "2"}
+    jobs = job(0, [(1, 3.0)], strategy="mirrored", **two), job(1, [(1, 2.0)]), job(2, [(1, 2.0)], **two)
+    assert verdicts(*jobs) == ["DIFFER", "same", "same"]
+    assert Report(jobs, ["strategy"], same_losses=True).differences == [
+        "#0 strategy=mirrored has a loss of 3 at step 1, which differs by more than 0.001 from the 2 of #1 job 1"
+    ]
+
+
+def test_of_repeats_one_that_differs_is_enough() -> None:
+    jobs = [*pair([(1, 2.0)], [(1, 2.0)]), *pair([(1, 2.0)], [(1, 2.2)])]
+    for number, (entry, _) in enumerate(jobs):
+        entry.number = number
+    assert verdicts(*jobs) == ["same", "DIFFER"]
+
+
+def test_a_job_that_told_no_loss_has_no_verdict() -> None:
+    assert verdicts(*pair([(1, 2.0)], [])) == ["not compared", "None"]
