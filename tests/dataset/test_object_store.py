@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from scaleflow.dataset.reading.object_store import identify_in_store, read_etags
+from scaleflow.predict.table_source import open_table
 from tests.dataset.files import holds, refused
 from tests.dataset.test_table import arrays, make, table, write_table
 from tests.emulators import serve_azure, serve_google
@@ -35,6 +36,12 @@ def read_both(name: str, *places: object) -> list[dict[str, Any]]:
     return [{split: arrays(each, split).inputs["Size (m²)"] for split in each.splits} for each in found]
 
 
+def read_to_predict(path: str) -> list[dict[str, Any]]:
+    """The rows that `scaleflow predict` reads."""
+    source = open_table(path)
+    return [row for rows in source.read(source.schema.names, 7) for row in rows.table.to_pylist()]
+
+
 def read(base: Path, environment: Mapping[str, str]) -> Any:
     os.environ.update(environment)
     frame = write_parts(base / "data")
@@ -44,6 +51,9 @@ def read(base: Path, environment: Mapping[str, str]) -> Any:
     upload(base / "data", "tables")
     names = ("splits", "csv", "lines", "csv/*.csv", "one.feather")
     found = {name: read_both(name, base / "data", "s3://tables") for name in names}
+    predicted = {
+        name: [read_to_predict(f"{place}/{name}") for place in (base / "data", "s3://tables")] for name in names
+    }
     states = identify_in_store("s3://tables/csv")
     tags = read_etags(list(states))
     assert states["s3://tables/csv/1.csv"][0] == (base / "data/csv/1.csv").stat().st_size
@@ -67,13 +77,17 @@ def read(base: Path, environment: Mapping[str, str]) -> Any:
         "ftp://a/b",
     )
     refusals = refused([*map(of, addresses), of(f"s3://user:{SECRET}@tables/csv")])
-    return found, label, known, refusals
+    refusals += refused([lambda: open_table("s3://tables/nothing"), lambda: open_table("s3://tables/other")])
+    return found, label, known, refusals, predicted
 
 
 def test_a_store_gives_the_rows_of_the_disk(
     isolated: Callable[..., Any], tmp_path: Path, object_store: dict[str, str]
 ) -> None:
-    found, label, (*known, changed), refusals = isolated(read, tmp_path, object_store)
+    found, label, (*known, changed), refusals, predicted = isolated(read, tmp_path, object_store)
+    for name, (local, remote) in predicted.items():
+        assert len(local) == 60, name
+        assert remote == local, name
     for name, (local, remote) in found.items():
         assert list(local) == list(remote) == ["train", "test"] or name == "splits"
         for split, values in local.items():
@@ -91,6 +105,8 @@ def test_a_store_gives_the_rows_of_the_disk(
             ["dataset.data_dir=s3://*/x: expected the name of a bucket"],
             ["dataset.data_dir=ftp://a/b: expected a path, or an address with s3, gs, abfs://"],
             ["an address must not contain credentials"],
+            ["--input=s3://tables/nothing: there is no such bucket or prefix"],
+            ["--input: s3://tables/other/notes.txt does not end in .csv"],
         ],
     )
     assert not any(SECRET in each for each in refusals)
@@ -174,6 +190,11 @@ def test_a_command_trains_from_a_store(
     words = ("dataset=table", "dataset.data_dir=s3://trained/table.parquet", "dataset.target=price", "hardware=cpu")
     ended = command(*words, "training.max_steps=3", "dataset.cache=none", "hydra.run.dir=out", **object_store)
     assert ended.returncode == 0, ended.stderr
+    predict = ("-m", "scaleflow", "predict", "out", "--input", "s3://trained/table.parquet", "--output")
+    for more in (("p.csv",), ("shards/", "--shard-rows", "25"), ("shards/", "--shard-rows", "25", "--resume")):
+        ended = command.python(*predict, *more, **object_store)
+        assert ended.returncode == 0, ended.stderr
+    assert len((command.folder / "p.csv").read_text().splitlines()) == 61
     written = [path.read_bytes() for path in (command.folder / "out").rglob("*") if path.is_file()]
     assert SECRET not in ended.stdout + ended.stderr
     assert not any(SECRET.encode() in each for each in written)
