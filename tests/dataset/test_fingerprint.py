@@ -67,6 +67,9 @@ def digests(folder: Path) -> dict[str, tuple[str, str]]:
     for name, last in (("classes", "c"), ("a class renamed", "vip")):
         outputs = Outputs("classification", (3,), ("a", "b", last))
         found[name] = fingerprint_split("train", to_rows(Arrays(inputs, targets)), outputs)
+    for name, dtype in (("weights", np.float32), ("weights of float64", np.float64)):
+        weighted = Arrays(inputs[:9], targets[:9], np.arange(9).astype(dtype))
+        found[name] = fingerprint_split("train", to_rows(weighted))
     assert found["large table"].paths == (str(folder / "t.csv"),)
     rows.WHOLE_BYTES, rows.SAMPLE_BYTES = 100_000, 44_000
     found["large arrays"] = fingerprint_split("train", to_rows(cases["arrays"][1]))
@@ -77,6 +80,7 @@ def test_a_digest_covers_all_that_is_in_memory(isolated: Callable[..., Any], tmp
     found = isolated(digests, tmp_path)
     assert found.pop("again") == found["arrays"]
     assert found.pop("str") == found["texts"]
+    assert found.pop("weights of float64") == found["weights"]
     assert len({digest for _, digest in found.values()}) == len(found)
     assert all(len(digest) == 16 for _, digest in found.values())
     others = {name: covers for name, (covers, _) in found.items() if covers != "all"}

@@ -107,6 +107,7 @@ def to_rows(examples: Examples | Rows) -> Rows:
     if isinstance(examples, ArrayRows | StreamRows):
         return examples
     if isinstance(examples, Arrays):
-        return ArrayRows(examples.inputs, examples.targets, examples.weights, examples.rows)
+        weights = None if examples.weights is None else examples.weights.astype(np.float32)
+        return ArrayRows(examples.inputs, examples.targets, weights, examples.rows)
     stream = cast(Stream, examples)
     return StreamRows(stream.dataset, stream.length, stream.decode, stream.name, stream.faults, stream.at_once)
