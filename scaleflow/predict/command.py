@@ -6,10 +6,10 @@
     scaleflow predict RUN_ID --input new.csv --output out.csv hardware=cpu hardware.logical_devices=2
     scaleflow predict RUN_ID --input prompts/ --output texts.csv --tokens 200
 
-The input is a CSV, TSV, Parquet, Feather or JSON lines file, a glob, or a folder. It is read in pieces, so it may be
-larger than the memory. An output that ends in .parquet or .csv is one file. Another name, or one that ends in /, is a
-folder of shards, part-00000.parquet and so on. If the command is stopped, finished shards stay, and --resume continues
-after them.
+The input is a CSV, TSV, Parquet, Feather or JSON lines file, a glob, a folder, or such an address in an object store
+(s3://, gs://, abfs://). It is read in pieces, so it may be larger than the memory. An output that ends in .parquet or
+.csv is one file. Another name, or one that ends in /, is a folder of shards, part-00000.parquet and so on. If the
+command is stopped, finished shards stay, and --resume continues after them.
 
 The table is read as the run read its own: kinds of columns, dates, encoding, header, delimiter, missing values. The
 last lines count, by column, bad rows, unknown categories and missing values that the model replaced. A bad row has a
