@@ -274,7 +274,6 @@ def test_the_top_level_holds_what_users_type_or_import() -> None:
 SHARED_NAMES = {
     "__getattr__": "the lazy names of a package",
     "build": "the function of a model that its option names",
-    "find_unsupported": "what a converter's error says, for each format of exports",
     "entry": "the console script, and the first layers of a model, which users import",
     "main": "the function of a command",
     "to_tf_variable": "two groups need it, and a group imports no other",

@@ -21,7 +21,7 @@ from scaleflow.cluster.engines import ClusterEngine, find_engine, list_engines
 from scaleflow.cluster.tasks import count_synchronous_workers
 from scaleflow.config.device_rules import DEVICE_RULES
 from scaleflow.config.parse import MAX_INT, format_value, parse_section, parse_value, type_hints, unknown_key_error
-from scaleflow.config.training_rules import TRAINING_RULES
+from scaleflow.config.training_rules import TRAINING_RULES, is_fit_mirrored
 from scaleflow.config.trust import check_trusted_targets
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address, split_address
@@ -29,16 +29,11 @@ from scaleflow.interfaces import BY_SIZE, Batching, Cluster, Plan, Rule, Strateg
 from scaleflow.interfaces.trials import FIRST_BATCH_SIZE, RateTest, Trial, choose_first_size
 from scaleflow.interfaces.versions import to_series
 
-
-def is_replicated_fit(plan: Plan) -> bool:
-    return plan.training.engine == "fit" and plan.strategy.name == "mirrored"
-
-
 #: For each: the package and the first version that can, the key, whether a plan needs it, and what works instead.
 #: Older versions train, too, but with other losses or other numbers of examples than one device, which tests show.
 NEEDS: tuple[tuple[str, tuple[int, int], str, Callable[[Plan], bool], str], ...] = (
     ("keras", (3, 14), "strategy", lambda plan: plan.strategy.name == "pipeline", "use strategy=mirrored"),
-    ("keras", (3, 12), "training.engine", is_replicated_fit, "use training.engine=loop"),
+    ("keras", (3, 12), "training.engine", is_fit_mirrored, "use training.engine=loop"),
     ("keras", (3, 11), "hardware.remat", lambda plan: plan.hardware.remat is not False, "use hardware.remat=false"),
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import pkgutil
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -56,7 +57,8 @@ class ExportFormat:
         extra: of scaleflow's packages, with these modules.
         convert: writes the file, in a process with TensorFlow; None: it is there already, beside the SavedModel.
         open: loads the file in its runtime, with one thread, in a process of its own; raises what the runtime raises.
-        find_unsupported: names the operations that the converter or the runtime cannot express, of its error's text.
+        unsupported: the pattern of what its converter or its runtime writes of operations that it cannot express, with
+            a group for their names.
         is_quantized: whether its outputs may differ; its metric counts instead.
         takes_raw: whether it takes what the SavedModel takes; otherwise its texts are preprocessed elsewhere.
     """
@@ -67,13 +69,18 @@ class ExportFormat:
     extra: str = ""
     convert: Callable[[PortableModel, Path, Calibration], None] | None = None
     open: Callable[[Path], Compute]
-    find_unsupported: Callable[[str], Sequence[str]] = lambda text: ()
+    unsupported: str = "(?!)"
     is_quantized: bool = False
     takes_raw: bool = False
 
     def locate(self, exported: Path) -> Path:
         """Returns the path of the file in the folder of an exported model."""
         return exported / self.file if self.convert is None else exported / FOLDER / self.name / self.file
+
+    def find_unsupported(self, text: str) -> Sequence[str]:
+        """Returns the names of the operations that an error of the converter or of the runtime is about."""
+        found = re.finditer(self.unsupported, text)
+        return sorted({name.strip() for match in found for name in match[match.lastindex or 0].split(",")})
 
 
 @functools.cache

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 SIGNATURE = "portable"
 
 #: How the converter names an operation that it cannot express.
-UNSUPPORTED = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
+UNSUPPORTED = r"'tf\.(\w+)' op is neither a custom op nor a flex op"
 
 
 def write_litert(model: PortableModel, path: Path, calibration: Calibration, is_int8: bool) -> None:
@@ -43,10 +42,6 @@ def open_litert(path: Path) -> Compute:
     return compute
 
 
-def find_unsupported(text: str) -> Sequence[str]:
-    return sorted(set(UNSUPPORTED.findall(text)))
-
-
 def make_format(name: str, is_int8: bool) -> ExportFormat:
     return ExportFormat(
         name=name,
@@ -55,7 +50,7 @@ def make_format(name: str, is_int8: bool) -> ExportFormat:
         extra="litert",
         convert=functools.partial(write_litert, is_int8=is_int8),
         open=open_litert,
-        find_unsupported=find_unsupported,
+        unsupported=UNSUPPORTED,
         is_quantized=is_int8,
     )
 

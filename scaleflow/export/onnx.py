@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 OPSET = 18
 
 #: How onnxruntime names an operation that it does not have.
-UNSUPPORTED = re.compile(r"No Op registered for (\w+)|Could not find an implementation for (\w+)")
+UNSUPPORTED = r"No Op registered for (\w+)|Could not find an implementation for (\w+)"
 
 
 def write_onnx(model: PortableModel, path: Path, calibration: Calibration) -> None:
@@ -44,10 +43,6 @@ def open_onnx(path: Path) -> Compute:
     return compute
 
 
-def find_unsupported(text: str) -> Sequence[str]:
-    return sorted({name for found in UNSUPPORTED.findall(text) for name in found if name})
-
-
 FORMATS = (
     ExportFormat(
         name="onnx",
@@ -56,6 +51,6 @@ FORMATS = (
         extra="onnx",
         convert=write_onnx,
         open=open_onnx,
-        find_unsupported=find_unsupported,
+        unsupported=UNSUPPORTED,
     ),
 )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 OPTIONS = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
 
 #: How the converter names an operation that it cannot express.
-UNSUPPORTED = re.compile(r"No translator found for (?:the following operation[^:]*: )?([\w, ]+)")
+UNSUPPORTED = r"No translator found for (?:the following operation[^:]*: )?([\w, ]+)"
 
 
 def write_openvino(model: PortableModel, path: Path, calibration: Calibration) -> None:
@@ -39,10 +38,6 @@ def open_openvino(path: Path) -> Compute:
     return compute
 
 
-def find_unsupported(text: str) -> Sequence[str]:
-    return sorted({name.strip() for found in UNSUPPORTED.findall(text) for name in found.split(",")})
-
-
 FORMATS = (
     ExportFormat(
         name="openvino",
@@ -51,6 +46,6 @@ FORMATS = (
         extra="openvino",
         convert=write_openvino,
         open=open_openvino,
-        find_unsupported=find_unsupported,
+        unsupported=UNSUPPORTED,
     ),
 )
