@@ -28,7 +28,7 @@ from scaleflow.runs.state import RunHistory
 from scaleflow.sweep.ledger import JobHistory, Ledger, LedgerEntry
 from scaleflow.sweep.ranking import read_sweep_tags
 from scaleflow.tracking.model_uris import RUN_OR_MODEL
-from scaleflow.tracking.tracked_sweeps import BEST, BEST_METRIC, BEST_OVERRIDES, check_sweep_tags, fetch_best_job
+from scaleflow.tracking.tracked_runs import BEST, BEST_METRIC, BEST_OVERRIDES, check_sweep_tags, fetch_best_job
 
 
 @dataclass(frozen=True)

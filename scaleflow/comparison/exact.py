@@ -36,9 +36,7 @@ from scaleflow.sweep.ledger import IGNORED_SECTIONS, MODEL_KEYS
 from scaleflow.worker.metadata import identify_files
 
 #: Why a run under a strategy cannot be repeated exactly.
-ASYNCHRONOUS = {
-    "parameter_server": "its workers update the weights independently, in an order that differs each time",
-}
+ASYNCHRONOUS = {"parameter_server": "its workers update the weights independently, in an order that differs each time"}
 
 #: Keys of the length of a run, which `resume` may change.
 LENGTHS = ("training.epochs", "training.max_steps")

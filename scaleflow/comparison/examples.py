@@ -68,7 +68,6 @@ class PairedPredictions:
     Attributes:
         reason: why there are none; empty if there are.
         split: `test` or `validation`.
-        count: the number of examples that both have.
     """
 
     def __init__(self, first: ComparedRun, second: ComparedRun) -> None:

@@ -30,7 +30,6 @@ class ComparedRun:
     """A run that is compared with another one.
 
     Attributes:
-        name: of the run.
         run_id: its id in the store; None if it is not recorded.
         status: FINISHED, FAILED or KILLED; None while it is open.
         params: every key of the config, and the `resolved.` values.
@@ -67,7 +66,6 @@ def load_named_run(named: str, options: Tracking, temporary: Path) -> ComparedRu
     """Loads the run of a folder, of an ID or of a model's URI.
 
     Args:
-        named: as typed.
         options: with the address of the store, if it was typed.
         temporary: an empty folder for what is downloaded.
 

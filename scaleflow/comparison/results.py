@@ -24,7 +24,6 @@ class MetricDifference:
     """A metric of two runs.
 
     Attributes:
-        name: of the metric.
         before, now: the last values; None if a run does not have it.
         low, high: bounds of the difference (now - before), at 95 %; None if they are not known.
         basis: what the bounds come from, or why they are not known.

@@ -14,12 +14,7 @@ from scaleflow.comparison.tables import Comparison
 from scaleflow.comparison.verdict import judge_runs
 from scaleflow.interfaces import Tracking
 from scaleflow.runs.folder import RunFolder
-from scaleflow.runs.provenance.record import (
-    compare_files,
-    compare_launch,
-    list_unknown,
-    list_value_changes,
-)
+from scaleflow.runs.provenance.record import compare_files, compare_launch, list_unknown, list_value_changes
 
 
 def compare_runs(first: str | Path, second: str | Path, uri: str | None = None) -> Comparison:

@@ -57,7 +57,6 @@ class Comparison:
             key.
         code, packages, data, machine: what differs. Of those that cannot change results, `matters` is false.
         code_diff: of each of the user's modules that differ, a unified diff of the kept copies.
-        results: the metrics of both.
         verdict: whether the second run reproduces the first one.
         unknown: the categories of which a run has no record, by `first` and `second`.
     """

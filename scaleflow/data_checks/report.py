@@ -9,9 +9,9 @@ import numpy as np
 from scaleflow.data_checks.drift import DRIFT, FAULT, HINT, LEVELS, DataFinding
 from scaleflow.data_checks.sample import CATEGORY, DATE, SplitSample, make_schema, reduce_values
 from scaleflow.evaluation.charts import shorten_name, text, wrap_svg
-from scaleflow.evaluation.mistakes import draw_sheet, shorten_value, to_data_address
 from scaleflow.evaluation.outputs import Drawing
 from scaleflow.evaluation.page import compose_section, make_charts, make_findings, make_page, make_table
+from scaleflow.evaluation.report import draw_sheet, shorten_value, to_data_address
 from scaleflow.interfaces.formatting import format_number
 
 #: The most columns with a chart, classes of a chart, and categories of a chart.

@@ -46,8 +46,6 @@ class Chart:
 
     Args:
         title: of the chart, also read aloud.
-        x, y: the ends of the axes.
-        labels: of both axes.
         size: (width, height) in pixels.
     """
 

@@ -47,15 +47,7 @@ def choose_form(described: Outputs) -> Form:
 
 
 class PredictionCollector:
-    """Collects the values of one evaluation of a split. Batches may come in any order.
-
-    Args:
-        outputs: of the model.
-        examples: the number of examples of the split.
-
-    Attributes:
-        positions: as in `Predictions`.
-    """
+    """Collects the values of one evaluation of a split. Batches may come in any order."""
 
     def __init__(self, outputs: OutputStructure, examples: int) -> None:
         self._outputs: Mapping[str, Outputs] = name_leaves(outputs)

@@ -31,8 +31,6 @@ class PairedDifference:
     Attributes:
         metric: the mean of the examples' scores, such as `accuracy` or `price/mae`.
         is_error: whether a smaller one is better.
-        examples: how many examples both have.
-        value: of the model.
         difference: from the other one, with the interval of a paired bootstrap.
         better, worse: the examples that it predicts better, or worse, than the other one.
     """
@@ -130,12 +128,7 @@ def pair_scores(model: Predictions, other: Predictions) -> list[PairedScores]:
 def compare_predictions(model: Predictions, other: Predictions, count: int = 1000) -> list[PairedDifference]:
     """Compares each output of a model with that of another one.
 
-    Args:
-        model, other: their predictions for the same split.
-        count: the number of resamples.
-
-    Raises:
-        ConfigError: if they are not of the same examples, or the models have other outputs.
+    Raises ConfigError if they are not of the same examples, or the models have other outputs.
     """
     if (model.split, model.digest) != (other.split, other.digest) or not model.digest:
         raise ConfigError(f"the predictions are of different examples: {describe_of(model)} and {describe_of(other)}")

@@ -39,7 +39,6 @@ class KnownOfRun:
 
     Attributes:
         train: the metrics of the training split, by the name of the metric: `accuracy`, `price/mae`.
-        baseline: those of a constant prediction on this split.
         doubts: texts about the model by the rule that found them: BatchNorm, frozen layers.
         columns: a row for each input column: its `importance`, and how good it is `alone`; empty if not measured.
         mattered: what mattered in examples, by their index: a grid of shares of a picture, or the words of a text, each
@@ -61,7 +60,6 @@ class Finding:
     """Something that a user should know.
 
     Attributes:
-        rule: the name of the rule.
         text: what was found, with its figure.
         because: the rule in words, with its threshold.
     """

@@ -26,7 +26,6 @@ def score_column(values: Array, target: Array, is_class: bool) -> tuple[float, f
     Args:
         values: of the column, [n]: numbers, or texts.
         target: classes from 0, or values, [n].
-        is_class: which of them.
     """
     if len(values) < FEWEST_ROWS:
         return float("nan"), float("nan")

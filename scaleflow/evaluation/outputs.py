@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scaleflow.evaluation.charts import Chart, draw_confusion_matrix, draw_rates
-from scaleflow.evaluation.classes import (
+from scaleflow.evaluation.collector import choose_form
+from scaleflow.evaluation.figures import (
     BINS,
     Classes,
     Ranking,
@@ -17,18 +18,20 @@ from scaleflow.evaluation.classes import (
     count_confusion,
     divide_or,
     find_chance_error,
+    find_error_quantiles,
     find_gain,
     find_label_errors,
     measure_classes,
+    measure_labels,
+    measure_positions,
+    measure_values,
     name_thresholds,
     rank_scores,
     read_classes,
     sum_bins,
 )
-from scaleflow.evaluation.collector import choose_form
 from scaleflow.evaluation.predictions import Predictions
 from scaleflow.evaluation.resampling import Figure, Resamples
-from scaleflow.evaluation.values import find_error_quantiles, measure_labels, measure_positions, measure_values
 from scaleflow.interfaces import Outputs
 from scaleflow.interfaces.formatting import format_number
 
@@ -56,9 +59,7 @@ class OutputAnalysis:
 
     Attributes:
         name: of the output; "" if it is the only one.
-        figures: of all examples.
         classes: a row for each class, label or value: figures and counts.
-        drawings: the charts.
         rows: of the table of predictions that count, [n].
         scores: how good the prediction for each of them is, [n]; `measure` says what that is.
         measure: the name of the scores' mean.
@@ -89,9 +90,6 @@ def analyse_output(
     """Computes what the kept predictions of an output show.
 
     Args:
-        predictions: of all outputs.
-        output: the name of this one.
-        described: this one.
         resample_count: the number of resamples for the intervals; 0: none.
         miss_cost: the cost of a missed positive of two classes, if a false alarm costs 1.
     """

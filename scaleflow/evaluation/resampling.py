@@ -34,7 +34,6 @@ class Resamples:
     """How often each example is in each resample, times its weight.
 
     Args:
-        rows: the number of examples.
         count: of resamples; 0: there are no intervals.
         weights: of the examples, [rows]; None: 1 each.
         ends: the percentiles that are the ends of an interval.

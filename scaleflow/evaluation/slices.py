@@ -43,7 +43,6 @@ def find_slices(
     """Returns the slices of an output with enough examples, the weakest first.
 
     Args:
-        analysis: of the output.
         columns: what divides the examples, by name: texts or numbers, [m].
         read: the rows of the table of predictions that the columns are of, ascending, [m].
         weights: of all rows; None: 1 each.

@@ -114,7 +114,6 @@ class ShownStage:
     """A part of the work before or after training.
 
     Attributes:
-        text: what is done.
         began: when it began, in seconds of this process's monotonic clock.
         began_ms: the same, in milliseconds of the worker's clock, if the worker reported it.
     """
@@ -147,8 +146,6 @@ class Display:
     """Prints plain lines: one per stage, per epoch and per note, and the summary.
 
     Args:
-        stream: receives the lines.
-        shows_stages: whether a stage gets a line.
         breaks_silence: whether a thread prints what goes on while nothing else is printed. Without it, a stage gets
             a line when it begins, too.
     """
@@ -345,8 +342,6 @@ class JobDisplay(Display):
     """Shows one of several jobs: each line begins with the job's number, and the summary is one line.
 
     Args:
-        stream: receives the lines.
-        number: of the job.
         noted: the notes of all jobs that were shown so far.
     """
 

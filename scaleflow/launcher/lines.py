@@ -26,7 +26,6 @@ class Column(NamedTuple):
     Attributes:
         rank: the columns with the highest rank are left out first.
         width: the usual width, so that all lines have the same columns.
-        text: what is shown.
     """
 
     rank: int

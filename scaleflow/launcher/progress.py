@@ -20,9 +20,6 @@ BAR_WIDTH = 20
 class TrainingProgress:
     """The progress of a training.
 
-    Args:
-        steps: its number of steps.
-
     Attributes:
         began: when it began, in seconds of the monotonic clock.
     """

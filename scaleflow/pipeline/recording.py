@@ -24,8 +24,8 @@ from scaleflow.interfaces.events import (
     TagsSet,
 )
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.recording.command_run import CommandRun
 from scaleflow.launcher.recording.description import format_code_block, format_table, join_parts, pad_cells
+from scaleflow.launcher.recording.recorder import CommandRun
 from scaleflow.pipeline.decisions import REUSE, RUN, StageDecision
 from scaleflow.pipeline.definition import DeclaredPipeline, Stage
 from scaleflow.pipeline.references import RARE

@@ -17,7 +17,6 @@ from scaleflow.launcher.answer import FAILED, REFUSED, TERMINATED
 from scaleflow.launcher.launch import describe_outcome
 from scaleflow.launcher.prepare import read_stage_tags
 from scaleflow.launcher.processes.stop import StopRequest
-from scaleflow.launcher.recording.command_run import CommandRun
 from scaleflow.launcher.recording.description import (
     LONGEST,
     cut_text,
@@ -28,13 +27,14 @@ from scaleflow.launcher.recording.description import (
     join_parts,
     pad_cells,
 )
+from scaleflow.launcher.recording.recorder import CommandRun
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.provenance.tags import write_run_tags
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, is_under
 from scaleflow.sweep.report import MARKDOWN, MAX_ROWS, Report
 from scaleflow.tracking.store import SWEPT
-from scaleflow.tracking.tracked_sweeps import BEST, BEST_FOLDER, BEST_METRIC, BEST_OVERRIDES
+from scaleflow.tracking.tracked_runs import BEST, BEST_FOLDER, BEST_METRIC, BEST_OVERRIDES
 
 #: The most jobs that are compared.
 MOST_COMPARED = 5

@@ -13,7 +13,7 @@ from scaleflow.interfaces.events import RunReady, TagsSet
 from scaleflow.runs import EventReader, RunFolder
 from scaleflow.runs.state import RunHistory
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, is_under
-from scaleflow.tracking.tracked_sweeps import BEST
+from scaleflow.tracking.tracked_runs import BEST
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from scaleflow.runs import RunFolder
 from scaleflow.runs.state import INTERVAL, RATE, RunHistory, drop_intervals
 from scaleflow.sweep.ledger import IGNORED_KEYS, LedgerEntry, is_under
 from scaleflow.sweep.ranking import Mode, RepeatedJob, group_repeats, rank_jobs
-from scaleflow.tracking.host_versions import is_default_store
+from scaleflow.tracking.connection import is_default_store
 from scaleflow.tracking.uri import drop_credentials
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 import os
 
 from scaleflow.interfaces import Tracker, Tracking
-from scaleflow.tracking.initial_weights import locate_weights
+from scaleflow.tracking.model_uris import locate_weights
 from scaleflow.tracking.none import NoTracker
 from scaleflow.tracking.store import MlflowTracker
 from scaleflow.tracking.tensorboard import TensorBoardWriter

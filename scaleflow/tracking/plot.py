@@ -73,7 +73,6 @@ def draw_trial(table: Path, word: str, value: float) -> Path | None:
         table: a CSV file with a header. Its first column is the setting, the second is drawn as points, and
             `smoothed_loss`, if there is one, as a line.
         word: what was found, as it is typed.
-        value: the value in it.
 
     Returns None if matplotlib is not installed.
     """

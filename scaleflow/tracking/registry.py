@@ -68,10 +68,6 @@ class ChampionRegistry:
 
     Moving the alias is one request, and the last of a promotion: whatever stops a command before it leaves the champion
     that there was.
-
-    Attributes:
-        client: of the store.
-        name: of the registered model.
     """
 
     client: MlflowClient

@@ -34,7 +34,6 @@ class ModelInput:
     Attributes:
         shape: its shape, without the batch dimension.
         dtype: numpy's name of its dtype, `object` or `string` for text; None if the store does not say it.
-        is_picture: whether it is decoded from the file of a picture.
     """
 
     shape: tuple[int, ...]
@@ -73,9 +72,6 @@ def describe_model(
     """Returns what the logged model of a run takes and returns.
 
     Args:
-        tracker: of the run.
-        run: that logged the model.
-        store: that has it.
         state: what the run learned; None: what the store says of the model and of the run's dataset.
 
     Raises ConfigError if the run has no logged model, or the model has no description that can be read.

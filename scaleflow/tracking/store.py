@@ -7,12 +7,13 @@ import getpass
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,17 +22,55 @@ from scaleflow.interfaces import IDENTITY, Point, Status, Tracking, find_console
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.tracking.connection import hold_migration_lock, set_mlflow_defaults
-from scaleflow.tracking.host_versions import explain_versions, opens_by_default
+from scaleflow.tracking.connection import explain_versions, hold_migration_lock, opens_by_default, set_mlflow_defaults
 from scaleflow.tracking.keys import MAX_KEY, MetricKeys, to_distinct_keys
-from scaleflow.tracking.model_files import upload_model_file
 from scaleflow.tracking.registry import ChampionRegistry, register_model
-from scaleflow.tracking.repeated_points import log_points
 from scaleflow.tracking.uri import DEFAULT_EXPERIMENT, artifact_location, sqlite_file
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
+
+
+#: What databases say of a point that they have already.
+IS_KNOWN = re.compile(r"UNIQUE constraint|duplicate key|Duplicate entry|IntegrityError", re.IGNORECASE)
+
+
+def log_points(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> None:
+    """Logs points in one request.
+
+    If the store has some of the points already, older versions of MLflow insert those of other metrics again, and fail.
+    With the points of one metric in a request they do not.
+
+    NaN is logged for the run alone: for a model, MLflow's SQL store keeps it as 0.0.
+    """
+    from mlflow.entities import Metric
+    from mlflow.exceptions import MlflowException
+
+    metrics = [Metric(m.key, m.value, m.timestamp, m.step) if math.isnan(m.value) else m for m in metrics]
+    try:
+        client.log_batch(run_id, metrics=metrics)
+    except MlflowException as error:
+        keys = {metric.key for metric in metrics}
+        if len(keys) == 1 or not IS_KNOWN.search(str(error)):
+            raise
+        for _, points in groupby(sorted(metrics, key=lambda each: each.key), lambda each: each.key):
+            client.log_batch(run_id, metrics=list(points))
+
+
+def upload_model_file(client: MlflowClient, model_id: str, path: Path, folder: str) -> None:
+    """Adds a file to a logged model.
+
+    Args:
+        folder: where the file comes in the model's folder, with `/` between names; `.` is that folder itself.
+    """
+    # Up to MLflow 3.14 `log_model_artifact` has no parameter for the folder. A folder with one link works in all.
+    with tempfile.TemporaryDirectory() as temporary:
+        target = Path(temporary, folder)
+        target.mkdir(parents=True, exist_ok=True)
+        (target / path.name).symlink_to(path.absolute())
+        client.log_model_artifacts(model_id, temporary)
+
 
 PARAMS_PER_BATCH = 100
 METRICS_PER_BATCH = 1000

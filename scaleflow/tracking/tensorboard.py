@@ -41,8 +41,7 @@ class TensorBoardWriter:
                 self._write(event, [{"tag": key, "simple_value": value} for key, value in event.values.items()])
             elif isinstance(event, WeightHistograms):
                 self._write(
-                    event,
-                    [{"tag": key, "histo": to_tensorboard_histogram(bins)} for key, bins in event.values.items()],
+                    event, [{"tag": key, "histo": to_tensorboard_histogram(bins)} for key, bins in event.values.items()]
                 )
         if self._records is not None:
             self._records.flush()

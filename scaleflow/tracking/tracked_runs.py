@@ -1,4 +1,4 @@
-"""Reads runs from a store and logs evaluations to them. The contents of a store are untrusted input."""
+"""Reads runs and the best job of a sweep from a store, and logs evaluations to it. Its contents are untrusted input."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.events import ArtifactWritten, ConfusionWritten, DatasetDescribed, Event, MetricsLogged
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.tracking.connection import use_store
-from scaleflow.tracking.initial_weights import KERAS_FILES
 from scaleflow.tracking.keys import to_allowed_key
-from scaleflow.tracking.model_uris import choose_result, resolve_reference
+from scaleflow.tracking.model_uris import KERAS_FILES, choose_result, resolve_reference
 from scaleflow.tracking.plot import draw_confusion
 from scaleflow.tracking.store import GENERATED_NAME, SWEPT, MlflowTracker, explain_unusable
 from scaleflow.tracking.uri import resolve_store, sqlite_file
 
 if TYPE_CHECKING:
     from scaleflow.profiler.analysis_process import Profile
+
 
 #: The files of the record of what a run learned from its data (`runs/learned_state.py`).
 RECORD_FILES = ("learned_state.json", "learned_state.npz")
@@ -191,8 +191,6 @@ def log_evaluation(
     """Logs an evaluation to the run that trained the model, and to the model. Returns the metrics by their names there.
 
     Args:
-        tracker: tracker that is connected to the run.
-        run: the run.
         name: name of the evaluation, which is part of the metrics' names; a digest is added if other data have it.
         events: the events of the evaluating worker.
         tag: value of the tag `scaleflow.evaluate.NAME`, which describes the evaluation; it has the digest of the data
@@ -242,3 +240,63 @@ def choose_evaluation_name(name: str, digest: str, tags: Mapping[str, str]) -> s
     tag = tags.get(f"{EVALUATION_TAG}{name}")
     found = None if tag is None else TAGGED_DIGEST.search(tag)
     return name if tag is None or (found and found[1] == digest) else f"{name}-{digest[:8]}"
+
+
+#: The tags of a sweep's run about its best job: its number, its folder, its overrides as words of a command, and the
+#: metric that ranks the jobs.
+BEST = "scaleflow.best"
+BEST_FOLDER, BEST_OVERRIDES, BEST_METRIC = f"{BEST}.folder", f"{BEST}.overrides", f"{BEST}.metric"
+
+
+@dataclass(frozen=True)
+class TrackedJob:
+    """The best job of a tracked sweep, as the store has it.
+
+    Attributes:
+        run_id, folder, metrics: of the job's run; the metrics of its exported model, as the sweep's run has them.
+        model_uri: the model of the job; None if it has none.
+    """
+
+    tags: Mapping[str, str]
+    run_id: str
+    folder: Path
+    metrics: Mapping[str, float]
+    model_uri: str | None
+    store: str
+
+
+def fetch_best_job(run_id: str, options: Tracking) -> TrackedJob:
+    """Returns the best job of the sweep whose run has an ID.
+
+    Raises ConfigError if the store cannot be used, has no such sweep, or if the sweep has no best job.
+    """
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from mlflow.store.tracking import SEARCH_MAX_RESULTS_THRESHOLD
+
+    tracker = MlflowTracker(choose_store(options))
+    tracker.connect()
+    client = MlflowClient(tracking_uri=tracker.uri)
+    try:
+        tracker.adopt(run_id, run_id)
+        parent = tracker.fetch_run()
+        check_sweep_tags(run_id, parent.data.tags)
+        tags, query = parent.data.tags, f"tags.`mlflow.parentRunId` = '{run_id}'"
+        jobs = client.search_runs([parent.info.experiment_id], query, max_results=SEARCH_MAX_RESULTS_THRESHOLD)
+        found = [job.info.run_id for job in jobs if job.data.tags.get("scaleflow.folder") == tags[BEST_FOLDER]]
+        if not found:
+            raise ConfigError(f"{run_id}: the store does not have the run of the best job, {tags[BEST_FOLDER]}")
+        run = client.get_run(found[0])
+    except MlflowException as error:
+        raise explain_unusable(tracker.uri, error) from error
+    model, metrics = choose_result(run).model_id, {**run.data.metrics, **parent.data.metrics}
+    uri = model and f"models:/{model}"
+    return TrackedJob(tags, run.info.run_id, Path(tags[BEST_FOLDER]), metrics, uri, tracker.uri)
+
+
+def check_sweep_tags(named: str, tags: Mapping[str, str]) -> None:
+    """Raises ConfigError unless tags are those of the run of a sweep that has a best job."""
+    if SWEPT not in tags:
+        raise ConfigError(f"{named}: this is not the run of a sweep; name the run or the folder of one (-m)")
+    if BEST not in tags:
+        raise ConfigError(f"{named}: this sweep has no best job: no finished job has its sweep.metric yet")

@@ -172,8 +172,7 @@ class KeptSplit:
 
         `described` has the digests of splits, as in `LearnedState.splits`.
         """
-        from scaleflow.evaluation.predictions import Predictions
-        from scaleflow.evaluation.tables import make_predictions_table
+        from scaleflow.evaluation.predictions import Predictions, make_predictions_table
 
         collector = self.keeper.collector
         contents = worker_sync.gather(b"" if worker == 0 else collector.to_bytes(), worker)

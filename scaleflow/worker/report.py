@@ -319,11 +319,7 @@ class ReportThread:
 
 
 class LoadCheck(threading.Thread):
-    """Loads the exported Keras file in the background, as `evaluate` will.
-
-    Args:
-        folder: of the exported model.
-    """
+    """Loads the exported Keras file in the background, as `evaluate` will."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(name="load", daemon=True)
@@ -450,7 +446,7 @@ def import_ahead(setup: TrainingSetup) -> None:
     def load() -> None:
         with contextlib.suppress(Exception):
             importlib.import_module("scaleflow.evaluation.report")
-            importlib.import_module("scaleflow.evaluation.tables")
+            importlib.import_module("scaleflow.evaluation.predictions")
             importlib.import_module("PIL.PngImagePlugin")
 
     if setup.kept is not None and setup.facts.metadata is not None:  # on the chief

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from scaleflow.evaluation.classes import (
+from scaleflow.evaluation.figures import (
+    find_error_quantiles,
     find_label_errors,
     measure_calibration,
     name_thresholds,
@@ -20,7 +21,6 @@ from scaleflow.evaluation.classes import (
 from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.predictions import Predictions
 from scaleflow.evaluation.resampling import Resamples
-from scaleflow.evaluation.values import find_error_quantiles
 from scaleflow.interfaces import Outputs
 from tests.evaluation.made import (
     BINARY,

@@ -17,8 +17,13 @@ from scaleflow.errors import ConfigError
 from scaleflow.evaluation import collector as collector_module
 from scaleflow.evaluation.collector import PredictionCollector, choose_form, draw_sample
 from scaleflow.evaluation.columns import OutputColumns
-from scaleflow.evaluation.predictions import METADATA, Predictions, load_predictions, save_predictions
-from scaleflow.evaluation.tables import make_predictions_table
+from scaleflow.evaluation.predictions import (
+    METADATA,
+    Predictions,
+    load_predictions,
+    make_predictions_table,
+    save_predictions,
+)
 from scaleflow.interfaces import Outputs
 from tests.conftest import Command
 from tests.dataset.files import picture, plain, write

@@ -14,7 +14,7 @@ from scaleflow.interfaces import Tracking
 from scaleflow.launcher.named_runs import find_named_run, locate_run
 from scaleflow.launcher.prepare import find_run_folder
 from scaleflow.launcher.recording.recovery import repair
-from scaleflow.tracking.initial_weights import locate_weights
+from scaleflow.tracking.model_uris import locate_weights
 from tests.tracking.example_runs import MadeRun
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint is inferred")

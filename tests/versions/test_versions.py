@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from scaleflow.config.plan import find_version_rules
-from scaleflow.tracking import host_versions
+from scaleflow.tracking import connection
 from tests.processes import ROOT
 from tests.versions.environments import NAMES, read_constraints
 
@@ -37,7 +37,7 @@ def test_what_an_older_keras_cannot_do_is_refused_with_the_version_that_can(kera
 
 
 def use_mlflow(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
-    monkeypatch.setattr(host_versions, "version", versions.__getitem__)
+    monkeypatch.setattr(connection, "version", versions.__getitem__)
 
 
 def test_the_last_line_names_the_store_where_mlflow_would_open_another(
@@ -47,21 +47,21 @@ def test_the_last_line_names_the_store_where_mlflow_would_open_another(
     monkeypatch.delenv("MLFLOW_BACKEND_STORE_URI", raising=False)
     file = tmp_path / "mlflow.db"
     use_mlflow(monkeypatch, mlflow="3.6.0")
-    assert not host_versions.opens_by_default(file)
+    assert not connection.opens_by_default(file)
     use_mlflow(monkeypatch, mlflow="3.7.0")
-    assert host_versions.opens_by_default(file)
-    assert not host_versions.opens_by_default(tmp_path / "other.db")
+    assert connection.opens_by_default(file)
+    assert not connection.opens_by_default(tmp_path / "other.db")
     (tmp_path / "mlruns" / "0").mkdir(parents=True)
-    assert host_versions.opens_by_default(file)
+    assert connection.opens_by_default(file)
     (tmp_path / "mlruns" / "0" / "meta.yaml").touch()
-    assert not host_versions.opens_by_default(file)
+    assert not connection.opens_by_default(file)
 
 
 def test_stores_of_other_versions_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     from alembic.util.exc import CommandError
 
     use_mlflow(monkeypatch, mlflow="3.1.4", sqlalchemy="2.1.9")
-    explain = host_versions.explain_versions
+    explain = connection.explain_versions
     assert explain(CommandError("Can't locate revision identified by 'f4a9b2c7d1e6'")) == (
         "a newer MLflow than 3.1.4 has written this database; install that version, or name another database, such as "
         "tracking.uri=sqlite:///other.db"

@@ -38,9 +38,6 @@ def describe_run(files: RunFolder, state: RunState, store: str, model_uri: str |
     """Returns the description of a run.
 
     Args:
-        files: the run's folder.
-        state: the state of the run.
-        store: the address of the store.
         model_uri: the URI of the model that the run has logged; None if there is none.
     """
     is_trial = PARAM in state.params
@@ -200,12 +197,7 @@ def escape_cell(text: str) -> str:
 
 
 def cut_text(text: str, source: str) -> str:
-    """Cuts a long text, and says so.
-
-    Args:
-        text: the text.
-        source: where more of it is.
-    """
+    """Cuts a long text, and says so."""
     if len(text) <= LONGEST_PART:
         return text
     end = f"... (cut; {source} has more)"

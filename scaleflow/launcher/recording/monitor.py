@@ -73,7 +73,6 @@ class RunMonitor:
         """Shows that the processes are being started, and the store opened at the same time.
 
         Args:
-            stage: what the start of the processes waits for.
             since: when it began, in seconds since the epoch; None: now.
         """
         is_opening = self.spec.plan.tracking.name != "none" and not self.recorder.is_settled.is_set()

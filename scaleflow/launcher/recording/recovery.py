@@ -54,7 +54,6 @@ def repair(folder: Path, uri: str | None = None, tries: int = MAX_ATTEMPTS, agai
     """Writes a run's end if it has none, and sends what the store has not taken.
 
     Args:
-        folder: the run's folder.
         uri: the address of the store; None: the one in which the run was recorded, or which its config names.
         tries: failures of the store in a row, without anything taken, after which to give up.
         again: whether to record a run that was deleted from the store again, as a new run.

@@ -3,6 +3,10 @@
 `record.json`, beside the events, says which run in the store they belong to and how many bytes the store has taken.
 After a failure, everything after those bytes is sent again, unchanged. What would be created twice is looked up first.
 So the store holds each run once and each point once, even if several commands send it several times.
+
+The page of a run in MLflow lists metrics in the order in which the store first got them. Baselines and the first speeds
+are known before the first loss. So they wait until the test is recorded or the run has ended, but at most a minute of
+the run's time.
 """
 
 from __future__ import annotations
@@ -39,7 +43,6 @@ from scaleflow.interfaces.events import (
 )
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.recording.description import describe_run
-from scaleflow.launcher.recording.late_points import LatePoints
 from scaleflow.runs import EventReader, RunFolder, RunState
 from scaleflow.runs.provenance.tags import read_run_tags
 from scaleflow.tracking import TensorBoardWriter
@@ -47,6 +50,65 @@ from scaleflow.tracking.uri import sqlite_file
 
 if TYPE_CHECKING:
     from scaleflow.profiler.analysis_process import Profile
+
+
+#: Prefixes of the metrics that wait, and of those that they wait for.
+LATE, AWAITED = ("baseline/", "perf/"), "test/"
+
+#: How long they wait, in milliseconds.
+LONGEST_WAIT = 60_000
+
+
+class LatePoints:
+    """The points that wait.
+
+    Args:
+        events: the run's `events.jsonl`.
+        offsets: the events in it whose late points an earlier command has not sent.
+        has_begun: whether the store has metrics of the run, whose order is then given.
+
+    Attributes:
+        is_due: whether they are to be sent now, after all others.
+    """
+
+    def __init__(self, events: Path, offsets: Iterable[int] = (), has_begun: bool = False) -> None:
+        self._events: dict[int, MetricsLogged | SystemMetrics] = {}
+        for at in offsets:
+            event = next(EventReader(events, at).read())
+            assert isinstance(event, MetricsLogged | SystemMetrics)
+            self._events[at] = event
+        self._is_over = has_begun and not self._events
+        self.is_due = False
+
+    @property
+    def offsets(self) -> list[int]:
+        """The events of which points wait, by their offsets in the file."""
+        return list(self._events)
+
+    @property
+    def points(self) -> list[Point]:
+        return [p for event in self._events.values() for p in to_points(event) if p.key.startswith(LATE)]
+
+    def hold(self, at: int, event: MetricsLogged | SystemMetrics) -> list[Point]:
+        """Returns the points of an event at an offset that are to be sent now, and holds the others back."""
+        points = to_points(event)
+        if self._is_over:
+            return points
+        if any(point.key.startswith(LATE) for point in points):
+            self._events[at] = event
+        since = min((held.time for held in self._events.values()), default=event.time)
+        self.is_due |= event.time - since > LONGEST_WAIT or any(p.key.startswith(AWAITED) for p in points)
+        return [point for point in points if not point.key.startswith(LATE)]
+
+    def end(self) -> None:
+        """Lets all points go: those that wait have been sent, and none waits from now on."""
+        self._events.clear()
+        self._is_over, self.is_due = True, False
+
+
+def to_points(event: MetricsLogged | SystemMetrics) -> list[Point]:
+    return [Point(name, value, event.step, event.time) for name, value in event.values.items()]
+
 
 #: MLflow's tag of a child run.
 PARENT = "mlflow.parentRunId"
@@ -84,7 +146,6 @@ class EventTransfer:
     """Sends the events of a run to a tracker, in order. Each is sent until the store has taken it.
 
     Args:
-        tracker: the store.
         events: the run's `events.jsonl`.
         tries_of_a_file: failures after which a file is put aside.
         read_profile: analyses a traced window.
@@ -438,8 +499,7 @@ class EventTransfer:
     def _make_parent_tag(self, event: RunReady) -> dict[str, str]:
         """Returns the tag that makes a run the child of its sweep's run.
 
-        Raises:
-            LookupError: if the run of the sweep is not recorded yet.
+        Raises LookupError if the run of the sweep is not recorded yet.
         """
         parent = event.parent or read_run_tags(self._files.path).get(PIPELINE)
         if parent in (None, str(self._files.path)) or self._tracker.uri is None:
