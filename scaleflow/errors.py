@@ -18,8 +18,6 @@ An exception of a user's model or dataset keeps its type while the run trains. B
 refusal.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import re

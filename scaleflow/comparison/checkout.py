@@ -4,8 +4,6 @@ The record may come from a store in which somebody else writes. So nothing is wr
 nothing of it is imported here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Prepares a run that repeats another one exactly: compares what that was made of with what is here."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence

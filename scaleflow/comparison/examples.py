@@ -1,7 +1,5 @@
 """Says whether two models differ by more than chance on the same test examples: a paired bootstrap."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

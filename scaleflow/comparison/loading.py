@@ -1,7 +1,5 @@
 """Loads what is known of a run, from its folder if that is here, else from the store."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

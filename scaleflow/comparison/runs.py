@@ -1,7 +1,5 @@
 """Compares two runs: config, code, packages, data, machine and results."""
 
-from __future__ import annotations
-
 import difflib
 import tempfile
 from collections.abc import Mapping

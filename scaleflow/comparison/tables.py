@@ -1,7 +1,5 @@
 """Shows a comparison of two runs in the terminal, as HTML, and as JSON."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence

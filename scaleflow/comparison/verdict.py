@@ -1,7 +1,5 @@
 """Says whether a run gave the results of another one: metrics point by point, and the digests of the weights."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

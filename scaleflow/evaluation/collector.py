@@ -1,7 +1,5 @@
 """Collects what a model returns for the examples of a split, batch by batch. It imports no pyarrow."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal

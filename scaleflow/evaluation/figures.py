@@ -4,8 +4,6 @@ All are weighted by the examples' weights. scikit-learn defines them: `precision
 `roc_auc_score`, `average_precision_score`, `log_loss`, `mean_absolute_error`, `r2_score`, `jaccard_score` and so on.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The thresholds are those of skore's checks where it has one: an overfit gap of m
 max(0.01, 3 %), one column within max(0.03, 10 %) of the model, an importance below 1e-3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Draws how the metrics and the learning rate of a run went."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Models of one column: how much of the target does a column tell alone?"""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Analyses the kept predictions of one output: its figures, its charts, and how wrong each example is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Builds HTML pages that load nothing: tables, charts and pictures are inside."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """95 % intervals by the bootstrap (Efron 1979): figures of examples that are drawn again with replacement."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Formats the lines of a run, and fits them to the width of a terminal."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

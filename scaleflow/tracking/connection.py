@@ -3,8 +3,6 @@
 What depends on the version of MLflow beside which scaleflow is installed is here, too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging

@@ -1,7 +1,5 @@
 """Converts keys to names that MLflow accepts: replaces characters, shortens long names and keeps them distinct."""
 
-from __future__ import annotations
-
 import hashlib
 import posixpath
 import re

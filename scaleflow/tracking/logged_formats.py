@@ -1,7 +1,5 @@
 """Adds formats to a logged model."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Implements `tracking=none`: no store, a run's reports stay in its folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The contents of a store are untrusted input.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Mapping

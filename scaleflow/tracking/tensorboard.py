@@ -3,8 +3,6 @@
 A resumed run replaces the file, since `events.jsonl` still has all events. So no point is in it twice.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import socket
 import time

@@ -1,7 +1,5 @@
 """Resolves and checks tracking URIs without importing MLflow. An unreachable server costs seconds, not minutes."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

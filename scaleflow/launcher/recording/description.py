@@ -1,7 +1,5 @@
 """Describes a run in the store, in Markdown: its result, how to load its model and resume it, and its command."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence

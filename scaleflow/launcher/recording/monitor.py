@@ -1,7 +1,5 @@
 """Follows one run for its launcher: shows its events, keeps its state, and writes its end if no worker did."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

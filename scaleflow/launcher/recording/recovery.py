@@ -1,7 +1,5 @@
 """Repairs a run whose processes are gone: writes its missing end, and sends what the store lacks."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import time
