@@ -46,7 +46,7 @@ from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.run_end import describe_formats
 from scaleflow.runs import RunSpec
-from scaleflow.tracking.logged_formats import download_exported, log_formats
+from scaleflow.tracking.saved_models import download_exported, log_formats
 from scaleflow.tracking.tracked_runs import TrackedRun
 from scaleflow.worker.export import export_formats, make_format_table
 

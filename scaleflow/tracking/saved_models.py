@@ -1,17 +1,19 @@
-"""Reads what the logged model of a run takes and returns, and downloads its SavedModel, without TensorFlow.
+"""Reads what the logged model of a run takes and returns, downloads its SavedModel, and adds formats to it.
 
-The contents of a store are untrusted input.
+TensorFlow is not needed for that. The contents of a store are untrusted input.
 """
 
 import json
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import LearnedState, Tracking, name_leaves
+from scaleflow.interfaces.events import FormatExported
 from scaleflow.tracking.store import MlflowTracker
 from scaleflow.tracking.tracked_runs import TrackedRun, download_artifact
 
@@ -164,3 +166,57 @@ def describe_output(shape: tuple[int, ...], kind: Any, names: Any) -> ModelOutpu
     count = 2 if kind == "binary" else shape[-1] if shape else 1
     has_names = isinstance(names, list) and len(names) == count and len(set(map(str, names))) == count
     return ModelOutput(shape, kind, tuple(map(str, names)) if has_names else None)
+
+
+#: The table of the formats among a run's artifacts.
+TABLE = "export/formats.json"
+
+
+def download_exported(tracker: MlflowTracker, run: TrackedRun, store: Tracking, folder: Path) -> Path:
+    """Downloads the data of a logged model: what the worker exported. Raises ConfigError if there is none."""
+    path = download_artifact(f"{find_model(tracker, run)}/data", str(store.uri), folder)
+    if path is None or not (path / "saved_model").is_dir():
+        raise ConfigError(f"{run.run_id}: its model {run.model_id} has no SavedModel; it is not a model of scaleflow")
+    return path
+
+
+def log_formats(
+    tracker: MlflowTracker, run: TrackedRun, formats: Sequence[FormatExported], table: Mapping[str, Any]
+) -> None:
+    """Logs the files of good formats to the model, and the metrics, results and the table of all to the run."""
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    for each in formats:
+        folder = Path(each.path).parent
+        if not each.error and folder.name == each.name:  # the Keras file is there already
+            for path in sorted(folder.iterdir()):
+                tracker.log_model_file(str(run.model_id), path, f"data/{each.name}")
+        names = {f"export/{each.name}/{key}": value for key, value in each.values.items()}
+        tracker.log_batch([Metric(key, value, now, run.steps, model_id=run.model_id) for key, value in names.items()])
+        tracker.set_tags({f"scaleflow.export.{each.name}": each.error or "good"})
+    with tempfile.TemporaryDirectory() as temporary:
+        before = download_artifact(f"runs:/{run.run_id}/{TABLE}", tracker.uri, Path(temporary))
+        path = Path(temporary, Path(TABLE).name)
+        path.write_text(json.dumps(merge_tables(read_table(before), table), indent=1))
+        tracker.log_artifact(path, Path(TABLE).parent.name)
+
+
+def read_table(path: Path | None) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text()) if path is not None else {}
+    except ValueError:
+        found = {}
+    return found if isinstance(found, dict) and {"columns", "data"} <= found.keys() else {"columns": [], "data": []}
+
+
+def merge_tables(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a table with the rows of both; of rows with the same first cell, the later one."""
+    columns = list(dict.fromkeys([*now["columns"], *before["columns"]]))
+    rows = {
+        row[0]: dict(zip(table["columns"], row, strict=False))
+        for table in (before, now)
+        for row in table["data"]
+        if row
+    }
+    return {"columns": columns, "data": [[row.get(column) for column in columns] for row in rows.values()]}
