@@ -146,6 +146,7 @@ def read_all_forms() -> list[list[int]]:
     import tensorflow as tf
 
     from scaleflow.dataset import read_targets
+    from scaleflow.dataset.pipeline.rows import to_rows
 
     inputs, targets = np.arange(10, dtype=np.float32)[:, None], np.arange(10, dtype=np.int32) % 3
     examples = tf.data.Dataset.from_tensor_slices((inputs, targets))
@@ -160,7 +161,9 @@ def read_all_forms() -> list[list[int]]:
         Stream(records, 8, decode),
         Stream(records, 8, decode, at_once=3),
     ]
-    return [np.concatenate([np.ravel(batch) for batch in read_targets("train", form)]).tolist() for form in forms]
+    return [
+        np.concatenate([np.ravel(batch) for batch in read_targets("train", to_rows(form))]).tolist() for form in forms
+    ]
 
 
 def test_targets_are_read_of_every_form(isolated: Callable[..., Any]) -> None:
