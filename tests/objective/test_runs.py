@@ -161,9 +161,8 @@ def read_all_forms() -> list[list[int]]:
         Stream(records, 8, decode),
         Stream(records, 8, decode, at_once=3),
     ]
-    return [
-        np.concatenate([np.ravel(batch) for batch in read_targets("train", to_rows(form))]).tolist() for form in forms
-    ]
+    batches = [list(read_targets("train", to_rows(form))) for form in forms]
+    return [np.concatenate([np.ravel(batch) for batch in each]).tolist() for each in batches]
 
 
 def test_targets_are_read_of_every_form(isolated: Callable[..., Any]) -> None:
