@@ -172,7 +172,8 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
         config=config,
         search=search,
         resume=parse_value(sections.pop("resume", None), str | None, "resume", {}),
-        **{key: parse_resume_choice(sections.pop(key, "same"), key) for key in ("resume_data", "resume_code")},
+        resume_data=parse_value(sections.pop("resume_data", "same"), Literal["same", "changed"], "resume_data", {}),
+        resume_code=parse_value(sections.pop("resume_code", "same"), Literal["same", "changed"], "resume_code", {}),
         trusted_modules=parse_value(sections.pop("trusted_modules", None), list[str] | None, "trusted_modules", {}),
     )
     for key in sections:
@@ -192,10 +193,6 @@ def select_cluster_keys(section: Any) -> tuple[type[Cluster], Any]:
     own = engines[parse_value(given.get("name", Cluster.name), Literal[names], "cluster.name", {})]
     foreign = {key for engine in engines.values() for key in engine.own_keys if key not in own.own_keys}
     return own.section, {key: value for key, value in given.items() if key not in foreign} if given else section
-
-
-def parse_resume_choice(value: Any, key: str) -> Any:
-    return parse_value(value, Literal["same", "changed"], key, {})
 
 
 #: Fields of a plan that are not keys of the config.

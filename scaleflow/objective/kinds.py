@@ -6,6 +6,7 @@ without the targets that count nowhere (`Outputs.ignore`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -187,7 +188,7 @@ def defaults_for(described: Outputs) -> Defaults:
         targets, outputs = (with_counted(described, each) for each in (get_targets, get_outputs))
         return Defaults(
             squared_error,
-            (mean("mae", absolute_error), mean("rmse", squared_error, square_root)),
+            (mean("mae", absolute_error), mean("rmse", squared_error, math.sqrt)),
             (r2_measure("r2", targets, outputs, columns, described.scaling[0] if described.scaling else 0.0),),
             {"mae": "min", "rmse": "min", "r2": "max"},
         )
@@ -308,7 +309,3 @@ def absolute_error(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
 def subtract(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
     """Returns the errors in float32, without rounding what they are the difference of."""
     return tf.cast(tf.cast(targets, tf.float64) - tf.cast(outputs, tf.float64), tf.float32)
-
-
-def square_root(mean: float) -> float:
-    return float(mean**0.5)

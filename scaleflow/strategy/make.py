@@ -12,14 +12,6 @@ from scaleflow.interfaces import Hardware, Partitioner, Strategy
 from scaleflow.strategy.pipeline import create_pipeline
 
 
-def create_parameter_server(options: Strategy) -> tf.distribute.Strategy:
-    """Creates the coordinator's strategy."""
-    return tf.distribute.ParameterServerStrategy(
-        tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc"),
-        variable_partitioner=partition(options.partitioner),
-    )
-
-
 def partition(options: Partitioner) -> Any:
     """Returns TensorFlow's partitioner of variables, None if variables stay whole."""
     if options.max_shards is None:
@@ -94,7 +86,9 @@ def create_strategy(
         communication_options = tf.distribute.experimental.CommunicationOptions(implementation=communication)
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication_options), None
     if name == "parameter_server":
-        return create_parameter_server(options), None
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")
+        partitioner = partition(options.partitioner)
+        return tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner), None
     if name == "tpu":
         return tf.distribute.TPUStrategy(tpu), None
     if name == "pipeline":

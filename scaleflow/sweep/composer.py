@@ -197,7 +197,7 @@ class JobComposer:
         self._loader = context.config_loader
         self._sweep = sweep
         self._load_template = functools.lru_cache(MAX_TEMPLATES)(self._make_template)
-        self._parse = functools.lru_cache(4096)(parse_word)
+        self._parse = functools.lru_cache(4096)(lambda word: parse_overrides([word])[0])
         self._sections: dict[str, Any] = {}
 
     @functools.cached_property
@@ -335,10 +335,6 @@ class JobComposer:
         everything = str(OmegaConf.to_container(config, resolve=False))
         references = frozenset(key for key, value in flatten_config(plain).items() if REFERENCE.search(str(value)))
         return Template(config, plain, references, OVERRIDE_DIRNAME.search(everything) is not None)
-
-
-def parse_word(word: str) -> Override:
-    return parse_overrides([word])[0]
 
 
 def find_values(plain: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any] | None:

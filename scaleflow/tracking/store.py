@@ -35,43 +35,6 @@ if TYPE_CHECKING:
 #: What databases say of a point that they have already.
 IS_KNOWN = re.compile(r"UNIQUE constraint|duplicate key|Duplicate entry|IntegrityError", re.IGNORECASE)
 
-
-def log_points(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> None:
-    """Logs points in one request.
-
-    If the store has some of the points already, older versions of MLflow insert those of other metrics again, and fail.
-    With the points of one metric in a request they do not.
-
-    NaN is logged for the run alone: for a model, MLflow's SQL store keeps it as 0.0.
-    """
-    from mlflow.entities import Metric
-    from mlflow.exceptions import MlflowException
-
-    metrics = [Metric(m.key, m.value, m.timestamp, m.step) if math.isnan(m.value) else m for m in metrics]
-    try:
-        client.log_batch(run_id, metrics=metrics)
-    except MlflowException as error:
-        keys = {metric.key for metric in metrics}
-        if len(keys) == 1 or not IS_KNOWN.search(str(error)):
-            raise
-        for _, points in groupby(sorted(metrics, key=lambda each: each.key), lambda each: each.key):
-            client.log_batch(run_id, metrics=list(points))
-
-
-def upload_model_file(client: MlflowClient, model_id: str, path: Path, folder: str) -> None:
-    """Adds a file to a logged model.
-
-    Args:
-        folder: where the file comes in the model's folder, with `/` between names; `.` is that folder itself.
-    """
-    # Up to MLflow 3.14 `log_model_artifact` has no parameter for the folder. A folder with one link works in all.
-    with tempfile.TemporaryDirectory() as temporary:
-        target = Path(temporary, folder)
-        target.mkdir(parents=True, exist_ok=True)
-        (target / path.name).symlink_to(path.absolute())
-        client.log_model_artifacts(model_id, temporary)
-
-
 PARAMS_PER_BATCH = 100
 METRICS_PER_BATCH = 1000
 BYTES_PER_BATCH = 800_000
@@ -363,8 +326,16 @@ class MlflowTracker:
         return ChampionRegistry(self._client, name)
 
     def log_model_file(self, model_id: str, path: Path, folder: str) -> None:
-        """Adds a file to a logged model."""
-        upload_model_file(self._client, model_id, path, folder)
+        """Adds a file to a logged model.
+
+        `folder` is where it comes in the model's folder, with `/` between names; `.` is that folder itself.
+        """
+        # Up to MLflow 3.14 `log_model_artifact` has no parameter for the folder. A folder with one link works in all.
+        with tempfile.TemporaryDirectory() as temporary:
+            target = Path(temporary, folder)
+            target.mkdir(parents=True, exist_ok=True)
+            (target / path.name).symlink_to(path.absolute())
+            self._client.log_model_artifacts(model_id, temporary)
 
     def log_dataset(self, data: DatasetDescribed) -> None:
         from scaleflow.tracking.inputs import make_dataset_inputs
@@ -417,7 +388,7 @@ class MlflowTracker:
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
                 name = path.relative_to(folder)
                 if (model_id, name) not in self._uploaded:
-                    upload_model_file(self._client, model_id, path, name.parent.as_posix())
+                    self.log_model_file(model_id, path, name.parent.as_posix())
                     self._uploaded.add((model_id, name))
 
     def _find_or_create_model(self, step: int) -> tuple[str, bool]:
@@ -533,3 +504,25 @@ def user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a user ID without a name, as in some containers
         return str(os.getuid())
+
+
+def log_points(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> None:
+    """Logs points in one request.
+
+    If the store has some of the points already, older versions of MLflow insert those of other metrics again, and fail.
+    With the points of one metric in a request they do not.
+
+    NaN is logged for the run alone: for a model, MLflow's SQL store keeps it as 0.0.
+    """
+    from mlflow.entities import Metric
+    from mlflow.exceptions import MlflowException
+
+    metrics = [Metric(m.key, m.value, m.timestamp, m.step) if math.isnan(m.value) else m for m in metrics]
+    try:
+        client.log_batch(run_id, metrics=metrics)
+    except MlflowException as error:
+        keys = {metric.key for metric in metrics}
+        if len(keys) == 1 or not IS_KNOWN.search(str(error)):
+            raise
+        for _, points in groupby(sorted(metrics, key=lambda each: each.key), lambda each: each.key):
+            client.log_batch(run_id, metrics=list(points))

@@ -33,7 +33,8 @@ def measure_peaks() -> dict[str, float]:
     TensorFlow keeps no such count for CPU and TPU devices.
     """
     host = {"perf/peak_host_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT / MIB}
-    device_peaks = [peak for peak in map(measure_device_peak, list_gpu_names()) if peak is not None]
+    gpus = [f"GPU:{number}" for number, _ in enumerate(tf.config.list_logical_devices("GPU"))]
+    device_peaks = [peak for peak in map(measure_device_peak, gpus) if peak is not None]
     return host | ({"perf/peak_device_mb": max(device_peaks) / MIB} if device_peaks else {})
 
 
@@ -43,10 +44,6 @@ def measure_device_peak(device: str) -> int | None:
         return int(tf.config.experimental.get_memory_info(device)["peak"])
     except ValueError:
         return None
-
-
-def list_gpu_names() -> list[str]:
-    return [f"GPU:{number}" for number, _ in enumerate(tf.config.list_logical_devices("GPU"))]
 
 
 BUCKETS = 30

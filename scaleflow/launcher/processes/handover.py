@@ -309,7 +309,8 @@ def request_process(files: ServerFiles, descriptors: Sequence[int], **task: Any)
 
     Raises NotWarm if there is no answer, or the server may not fork.
     """
-    task |= {"folder": os.getcwd(), "umask": read_umask(), "limits": read_soft_limits()}  # noqa: PTH109
+    limits = {name: resource.getrlimit(number)[0] for name, number in list_limits()}
+    task |= {"folder": os.getcwd(), "umask": read_umask(), "limits": limits}  # noqa: PTH109
     connection = None
     try:
         connection = files.connect()
@@ -437,10 +438,6 @@ def read_umask() -> int:
     """Reads it from the kernel: `os.umask` would change it for other threads."""
     found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.M)
     return int(found[1], 8) if found else 0o022
-
-
-def read_soft_limits() -> dict[str, int]:
-    return {name: resource.getrlimit(number)[0] for name, number in list_limits()}
 
 
 def hand_over(tell: Callable[[str], None]) -> None:
