@@ -13,6 +13,7 @@ from pathlib import Path
 
 from scaleflow.comparison.loading import ComparedRun
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.formatting import join_first
 from scaleflow.runs.data_digest import new_digest
 from scaleflow.runs.provenance.git import (
     CHECKOUT_MARK,
@@ -106,9 +107,7 @@ def apply_changes(run: ComparedRun, folder: Path, code: CodeRecord) -> Iterator[
                 (folder / name).unlink()
     lost = sorted(set(code.left_out) - set(code.modules))
     if lost:
-        yield f"not restored: {', '.join(f'{name} ({code.left_out[name]})' for name in lost[:5])}" + (
-            f" and {len(lost) - 5} more" if len(lost) > 5 else ""
-        )
+        yield f"not restored: {join_first([f'{name} ({code.left_out[name]})' for name in lost], 5)}"
 
 
 def restore_modules(run: ComparedRun, folder: Path, is_earlier: bool, masked: list[str]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from scaleflow.config.from_mlflow import RUN_DIR
 from scaleflow.config.parse import suggest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
+from scaleflow.interfaces.formatting import join_first
 from scaleflow.interfaces.trials import PARAM
 from scaleflow.runs import RunFolder
 from scaleflow.runs.code_digest import VERSION, find_code
@@ -160,8 +161,7 @@ def refuse_differences(
 
 
 def name_first(differences: Sequence[Difference]) -> str:
-    more = f" and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
-    return ", ".join(map(str, differences[:MOST_NAMED])) + more
+    return join_first([*map(str, differences)], MOST_NAMED)
 
 
 def list_resolved_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from scaleflow.data_checks.sample import CATEGORY, DATE, MOST_LETTERS, NUMBER, TEXT, SplitSample, reduce_values
-from scaleflow.interfaces.formatting import format_number
+from scaleflow.interfaces.formatting import format_number, join_first
 
 #: The levels of findings, the least first.
 HINT, DRIFT, FAULT = "hint", "drift", "fault"
@@ -169,9 +169,8 @@ def describe_unseen(name: str, unseen: Counter[str], total: int, known: Mapping[
 
     Where some occurred once only, others are to be expected: their share is about that of these (Good 1953).
     """
-    shown = ", ".join(f"{value!r} ({count:,})" for value, count in unseen.most_common(MOST_NAMED))
-    more = f" and {len(unseen) - MOST_NAMED} more" if len(unseen) > MOST_NAMED else ""
-    text = f"{name}: {unseen.total():,} of {total:,} values are not in training: {shown}{more}"
+    shown = join_first([f"{value!r} ({count:,})" for value, count in unseen.most_common()], MOST_NAMED)
+    text = f"{name}: {unseen.total():,} of {total:,} values are not in training: {shown}"
     counts = list(known["values"].values())
     rows = max(1, sum(counts))
     expected = total * counts.count(1) / rows

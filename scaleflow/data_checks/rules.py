@@ -14,6 +14,7 @@ import numpy as np
 from scaleflow.data_checks.drift import FAULT, HINT, MOST_NAMED, DataFinding
 from scaleflow.data_checks.sample import CATEGORY, DATE, NUMBER, PICTURE, TEXT, SplitSample
 from scaleflow.evaluation.one_column import score_column
+from scaleflow.interfaces.formatting import join_first
 
 #: The fewest examples that are judged.
 FEWEST_ROWS = 20
@@ -54,12 +55,6 @@ def find_faults(sample: SplitSample, with_hints: bool = True) -> list[DataFindin
     return [finding for rule in rules for finding in rule(sample)]
 
 
-def name_columns(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
-    return ", ".join(listed[:MOST_NAMED]) + more
-
-
 def is_absent(values: Array) -> Array:
     """Returns which values of a column [n] are missing."""
     return np.asarray(values == "" if values.dtype == object else ~np.isfinite(values.astype(np.float64)))
@@ -72,7 +67,7 @@ def find_constant(sample: SplitSample) -> Iterator[DataFinding]:
         if len(known) and (known == known[0]).all() and len(known) > MOSTLY_MISSING * len(values):
             found.append(name)
     if found:
-        text = f"the same value in every row: {name_columns(found)}"
+        text = f"the same value in every row: {join_first(found, MOST_NAMED)}"
         yield DataFinding("constant column", FAULT, text, "one distinct value", found)
 
 
@@ -151,7 +146,7 @@ def find_class_faults(sample: SplitSample) -> Iterator[DataFinding]:
             if count * scale < FEWEST_OF_CLASS or count / total < RARE / len(counts)
         ]
         if rare and len(counts) > 1:
-            text = f"{label}: few examples of {name_columns(rare)}"
+            text = f"{label}: few examples of {join_first(rare, MOST_NAMED)}"
             yield DataFinding("rare class", HINT, text, "fewer than 10, or a tenth of an equal share", [label])
 
 

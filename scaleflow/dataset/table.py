@@ -15,8 +15,8 @@ from scaleflow.dataset.pipeline.blocks import Blocks, make_blocks
 from scaleflow.dataset.reading.class_names import OneKind
 from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, draw_rows, list_splits
 from scaleflow.dataset.reading.learned_cache import LearnedCache
-from scaleflow.dataset.reading.text import LOWER, Text
-from scaleflow.dataset.tables.columns import Category, Date, Number, WordBag
+from scaleflow.dataset.reading.text import LOWER
+from scaleflow.dataset.tables.columns import make_preprocessing
 from scaleflow.dataset.tables.earlier import check_known_columns, find_categories, find_new
 from scaleflow.dataset.tables.files import TableFiles, open_tables
 from scaleflow.dataset.tables.forms import Form, apply_form, describe_forms, find_forms
@@ -28,12 +28,17 @@ from scaleflow.dataset.tables.kinds import (
     count_words,
     describe_columns,
     describe_missing_words,
-    describe_useless,
     divide_useless,
     find_useless,
     is_like_values,
 )
-from scaleflow.dataset.tables.options import choose_columns, describe_unnamed, find_columns, parse_column_kinds
+from scaleflow.dataset.tables.options import (
+    choose_columns,
+    describe_left_out,
+    find_columns,
+    find_name_problem,
+    parse_column_kinds,
+)
 from scaleflow.dataset.tables.targets import describe_known_target, find_limits, find_targets
 from scaleflow.dataset.tables.values import (
     CATEGORY,
@@ -52,19 +57,16 @@ from scaleflow.dataset.tables.values import (
 )
 from scaleflow.errors import ConfigError
 from scaleflow.files.table_formats import CsvForm
-from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs, Preprocessing, Standardize
+from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs, Standardize
+from scaleflow.interfaces.formatting import MAX_NAMED, join_first
 from scaleflow.interfaces.learned_state import parse_leaves
 from scaleflow.interfaces.options import AtLeastTwo, Positive, Seed, TestFraction, Words, at_least, check_options
 
-#: Maximum number of faults that are recorded with file and row; of rows without a target that a note names.
-NAMED, NAMED_UNLABELLED = 10, 3
+#: Maximum number of faults that are recorded with file and row.
+NAMED = 10
 
 #: The rows that are learned from are the first ones of so many blocks.
 SAMPLED_BLOCKS = 32
-
-
-#: Words of a text for embeddings, if `tokens` is null.
-TOKENS = 50
 
 
 class Table:
@@ -197,7 +199,6 @@ class Table:
         self._rows = {rows.group: rows.describe(target, self._kinds, self.outputs)}
         new = [] if earlier is None or earlier.extends else [*find_new(unused, earlier.find_reading(self))]
         expected = [*(drop or ()), *(unused if known or columns else ())]
-        new += describe_unnamed([name for name in unused if name not in expected])
         written_as = describe_forms({name: each for name, each in rows.forms.items() if name in sought})
         if codes:
             new.append(
@@ -208,8 +209,9 @@ class Table:
                 f"dataset: words, though most are different and have digits: {', '.join(unread)}; write numbers and "
                 "dates in a usual form, such as 377.2 and 2024-01-31, or use dataset.drop"
             )
-        usage = "name a column in dataset.columns to use it"
-        new += [f"dataset: not used: {each}; {usage}" for each in describe_useless(useless)]
+        reasons = {name: each for name in unused if name not in expected and (each := find_name_problem(name))}
+        if reasons := reasons | useless:
+            new.append(f"dataset: not used: {describe_left_out(reasons)}; name a column in dataset.columns to use it")
         new += [
             f"dataset.rare=other: the {most_values:,} most frequent of {count:,} words of {name} are used; the others "
             "are one word, as unknown ones are"
@@ -350,11 +352,10 @@ class TableRows:
         absent = np.flatnonzero(is_in_split & ~self.has_target)
         if not len(absent):
             return ""
-        named = "; ".join(self.name(int(row)) for row in absent[:NAMED_UNLABELLED])
-        more = f" and {len(absent) - NAMED_UNLABELLED:,} more" if len(absent) > NAMED_UNLABELLED else ""
+        named = join_first([self.name(int(row)) for row in absent[:MAX_NAMED]], count=len(absent), between="; ")
         count = f"{len(absent):,} of {np.count_nonzero(is_in_split):,} rows have no target {self._columns[-1]}"
         hint = "" if self._outputs.kind == "regression" else describe_missing_words(self.missing_words)
-        return f"{count} ({named}{more}){hint}"
+        return f"{count} ({named}){hint}"
 
     def count_missing_words(self) -> dict[str, int]:
         """Returns how often the target has each word of `dataset.missing`."""
@@ -484,19 +485,3 @@ class TableRows:
 
         inputs = {name: take(name, *convert(name, kind), EXPECTED[kind]) for name, kind in self._kinds.items()}
         return Arrays(inputs, targets), reasons
-
-
-def make_preprocessing(
-    name: str,
-    kind: str,
-    embed: bool,
-    vocabulary: int,
-    tokens: int | None,
-    standardize: Standardize,
-    most_values: int,
-) -> Preprocessing:
-    if kind == TEXT:
-        return Text(vocabulary, tokens or TOKENS, standardize) if embed else WordBag(name, vocabulary, standardize)
-    if kind == CATEGORY:
-        return Category(embed, most_values)
-    return Number() if kind == NUMBER else Date()

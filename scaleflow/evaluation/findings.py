@@ -162,7 +162,6 @@ def judge_columns(analysis: OutputAnalysis, columns: Sequence[Mapping[str, Any]]
     known = [row for row in columns if np.isfinite(row["importance"].value)]
     useless = [row["column"] for row in known if row["is_useless"]]
     if useless and len(useless) < len(known):
-        more = f" and {len(useless) - 10} more" if len(useless) > 10 else ""
-        text = f"{f'{analysis.name}: ' if analysis.name else ''}the model does not use {', '.join(useless[:10])}{more}"
+        text = f"{f'{analysis.name}: ' if analysis.name else ''}the model does not use {join_first(useless, 10)}"
         because = f"shuffled, they surely cost less than 1 % of a constant's {known[0]['measure']}"
         yield Finding("useless columns", text, because)

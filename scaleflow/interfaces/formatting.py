@@ -48,10 +48,12 @@ def format_elapsed(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 9.95 else format_duration(seconds)
 
 
-def join_first(words: Sequence[str]) -> str:
-    """Joins the first words with commas, and says how many more there are."""
-    more = f" and {len(words) - MAX_NAMED} more" if len(words) > MAX_NAMED else ""
-    return ", ".join(words[:MAX_NAMED]) + more
+def join_first(words: Sequence[str], most: int = MAX_NAMED, count: int | None = None, between: str = ", ") -> str:
+    """Joins the first words, at most `most`, and says how many more there are; `count` words exist, if not all are
+    given.
+    """
+    left = (len(words) if count is None else count) - most
+    return between.join(words[:most]) + (f" and {left:,} more" if left > 0 else "")
 
 
 class Readable:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import LearnedChanges
+from scaleflow.interfaces.formatting import join_first
 from scaleflow.interfaces.versions import to_series
 from scaleflow.model.export import ON_RAW_INPUTS
 from scaleflow.model.make import explain_load_error
@@ -107,8 +108,8 @@ def initialize_from(model: keras.Model, saved: SavedWeights, changes: LearnedCha
     fresh = [name for name in layers if name not in matches]
     taken = sum(mapping.extended.get(name, sum(each.size for each in values)) for name, values in matches.items())
     total = sum(int(np.prod(w.shape)) for layer in layers.values() for w in layer.weights)
-    extended_note = f"; extended: {format_names(list(mapping.extended))}" if mapping.extended else ""
-    fresh_note = f"; new weights: {format_names(fresh)}" if fresh else ""
+    extended_note = f"; extended: {join_first(list(mapping.extended), NAMED)}" if mapping.extended else ""
+    fresh_note = f"; new weights: {join_first(fresh, NAMED)}" if fresh else ""
     return (
         f"model.init_from={saved.origin}: loaded the weights of {len(matches)} of {len(layers)} layers ({taken:,} of "
         f"{total:,} numbers){extended_note}{fresh_note}"
@@ -157,11 +158,6 @@ def assign_variable(variable: keras.Variable, value: np.ndarray[Any, Any]) -> No
 
 def format_layers(layers: Mapping[str, Sequence[Any]]) -> str:
     return (
-        format_names([f"{name} {' '.join(map(str, list_shapes(weights)))}" for name, weights in layers.items()])
+        join_first([f"{name} {' '.join(map(str, list_shapes(weights)))}" for name, weights in layers.items()], NAMED)
         or "no weights"
     )
-
-
-def format_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more

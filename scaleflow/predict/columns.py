@@ -10,6 +10,7 @@ import numpy as np
 from pyarrow import types
 
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.formatting import join_first
 from scaleflow.tracking.saved_models import ModelInput
 
 #: The most columns that a message names.
@@ -109,5 +110,4 @@ def is_list(type_: Any) -> bool:
 
 
 def format_columns(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+    return join_first(names, MOST_NAMED)

@@ -96,10 +96,10 @@ def test_columns_of_an_index_are_left_out_with_a_note(isolated: Callable[..., An
     frame.to_csv(tmp_path / "unnamed.csv")
     frame.to_parquet(tmp_path / "level.parquet")
     write(tmp_path / "ends.csv", "a,y,,\n" + "".join(f"{n}.5,{n}.25,,\n" for n in range(30)))
-    for name, label in (("unnamed.csv", "''"), ("level.parquet", "'__index_level_0__'"), ("ends.csv", "'', ''")):
+    for name, label in (("unnamed.csv", "''"), ("level.parquet", "__index_level_0__"), ("ends.csv", "''")):
         columns, (note,) = isolated(read_columns, tmp_path, name)
         assert columns == ["a"], name
-        assert f": {label};" in note
+        assert f": {label} (an index has such a name);" in note
     level = "__index_level_0__"
     assert isolated(read_columns, tmp_path, "level.parquet", level) == (["a", level], [])
 
@@ -768,7 +768,10 @@ def test_files_and_options_that_do_not_fit_are_refused(isolated: Callable[..., A
             ["few.csv, row 2: it has 1 field(s), expected 2"],
             ["twice.csv: two columns have the name 'a'"],
             ["damaged.parquet cannot be read"],
-            ["no column is left besides the target", "because of the / in the name: 'km/h'; rename it to use it"],
+            [
+                "no column is left besides the target",
+                "not used: '' (an index has such a name); km/h (rename it: it has a /)",
+            ],
             ["a column has a / in its name, km/h", "dataset.drop=['km/h']"],
             [f"{tmp_path}/differ/2.csv and {tmp_path}/differ/1.csv have different columns: new is in one"],
             [f"{tmp_path}/types/2.parquet and {tmp_path}/types/1.parquet have different columns", "new"],

@@ -50,6 +50,7 @@ from scaleflow.interfaces import (
     to_plain,
 )
 from scaleflow.interfaces.events import Emit, Note, ignore_event
+from scaleflow.interfaces.formatting import join_first
 
 AnyRows = TypeVar("AnyRows", bound=Rows)
 
@@ -241,10 +242,9 @@ def drop_unreadable(split: str, stream: StreamRows, workers: Workers, emit: Emit
         raise ConfigError(
             f"dataset.on_bad_example=skip: none of the {len(stream)} examples of {split!r} can be read: {first}"
         )
-    names = ", ".join(map(str, stream.describe_unreadable(indices[:MAX_NAMED])))
-    more = f" and {len(indices) - MAX_NAMED} more" if len(indices) > MAX_NAMED else ""
+    named = [*map(str, stream.describe_unreadable(indices[:MAX_NAMED]))]
     skipped = f"{len(indices)} of the {len(stream)} examples of {split!r} that cannot be read"
-    emit(Note(f"{LEFT_OUT} {skipped}: {names}{more}"))
+    emit(Note(f"{LEFT_OUT} {skipped}: {join_first(named, MAX_NAMED, len(indices))}"))
     return stream.select(~to_mask(indices, len(stream)))
 
 

@@ -16,8 +16,9 @@ from keras import ops
 
 from scaleflow.dataset.reading.spread import find_mean_and_deviation
 from scaleflow.dataset.reading.text import LOWER, SPECIAL, Text, add_variants, add_words, find_split
+from scaleflow.dataset.tables.values import CATEGORY, NUMBER, TEXT
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Inputs, Standardize
+from scaleflow.interfaces import Inputs, Preprocessing, Standardize
 
 #: Characters of a date, and their codes; the code of a digit is its value.
 CHARACTERS = "0123456789-:T ."
@@ -36,6 +37,9 @@ LONG_TAIL = 1e-3
 #: Days from the day that Julian day numbers count from to 1970-01-01.
 EPOCH_DAY = 2440588
 DAY = 86400
+
+#: Words of a text for embeddings, if `tokens` is null.
+TOKENS = 50
 
 
 class Number:
@@ -313,3 +317,19 @@ def count_days(year: keras.KerasTensor, month: keras.KerasTensor, day: keras.Ker
     leap_days = years // 4 - years // 100 + years // 400
     days = day + (153 * months + 2) // 5 + 365 * years + leap_days - 32045 - EPOCH_DAY
     return ops.cast(days, "float64")
+
+
+def make_preprocessing(
+    name: str,
+    kind: str,
+    embed: bool,
+    vocabulary: int,
+    tokens: int | None,
+    standardize: Standardize,
+    most_values: int,
+) -> Preprocessing:
+    if kind == TEXT:
+        return Text(vocabulary, tokens or TOKENS, standardize) if embed else WordBag(name, vocabulary, standardize)
+    if kind == CATEGORY:
+        return Category(embed, most_values)
+    return Number() if kind == NUMBER else Date()

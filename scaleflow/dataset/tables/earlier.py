@@ -6,10 +6,11 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from scaleflow.dataset.tables.kinds import list_names
+from scaleflow.dataset.tables.options import MOST_NAMED
 from scaleflow.dataset.tables.values import CATEGORY
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState
+from scaleflow.interfaces.formatting import join_first
 
 
 def find_categories(kinds: Mapping[str, str], earlier: EarlierState | None) -> dict[str, Sequence[str]]:
@@ -34,4 +35,4 @@ def check_known_columns(known: Sequence[str], names: Sequence[str], data_dir: st
 def find_new(unused: Sequence[str], reading: Mapping[str, Any]) -> Iterator[str]:
     """Yields a line about the columns that an earlier run's table did not have; nothing if that is not known."""
     if new := [name for name in unused if name not in reading.get("unused", unused)]:
-        yield f"new columns, which the data of the run did not have, are not used: {list_names(new)}"
+        yield f"new columns, which the data of the run did not have, are not used: {join_first(new, MOST_NAMED)}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from scaleflow.dataset.tables.values import CODE, MOSTLY, are_plain_numbers, cast_to_dates, strip_plus
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.formatting import join_first
 from scaleflow.serving.cells import MARKS, match_number, rewrite_cells, rewrite_number
 
 #: How the numbers or the dates of a column are written: see `rewrite_cells`.
@@ -168,5 +169,4 @@ def describe_forms(forms: Mapping[str, Form]) -> Iterator[str]:
         number = ", ".join(filter(None, (f"decimal {form.get('decimal')!r}", between)))
         ways.setdefault(f"dates as {form['dates']}" if "dates" in form else f"numbers with {number}", []).append(name)
     for way, names in ways.items():
-        more = f" and {len(names) - FIRST} more" if len(names) > FIRST else ""
-        yield f"dataset: {way}: {', '.join(names[:FIRST])}{more}"
+        yield f"dataset: {way}: {join_first(names, FIRST)}"

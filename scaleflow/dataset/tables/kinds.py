@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from scaleflow.dataset.tables.options import KEYS
+from scaleflow.dataset.tables.options import KEYS, MOST_NAMED, describe_left_out
 from scaleflow.dataset.tables.values import (
     CATEGORY,
     DATE,
@@ -23,6 +23,7 @@ from scaleflow.dataset.tables.values import (
     is_numeric,
 )
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces.formatting import join_first
 
 #: Why a column is left out, in place of its kind.
 NO_VALUES, ONE_VALUE, ROW_NUMBERS = "no values", "the same value in every row", "the number of the row"
@@ -30,9 +31,6 @@ OWN_WORDS = "a word of its own in nearly every row"
 
 #: What is done about a column with more words than `most_values`: the rare ones are one word, or it is refused.
 Rare = Literal["other", "refuse"]
-
-#: The most columns that a note names for one reason.
-MOST_NAMED = 12
 
 #: Of fewer rows, a column with one value, or one that numbers them, stays.
 FEWEST_ROWS = 20
@@ -181,26 +179,12 @@ def divide_useless(found: Mapping[str, str], target: str) -> tuple[dict[str, str
     kinds = {name: each for name, each in found.items() if each in EXPECTED}
     useless = {name: each for name, each in found.items() if each not in EXPECTED}
     if not kinds:
-        raise ConfigError(f"dataset.data_dir: no column besides {target} is of use: {describe_useless(useless)[0]}")
+        raise ConfigError(f"dataset.data_dir: no column besides {target} is of use: {describe_left_out(useless)}")
     return kinds, useless
-
-
-def describe_useless(reasons: Mapping[str, str]) -> list[str]:
-    """Returns a text on the columns that tell nothing, by the reason; none if there are none."""
-    parts = []
-    for reason in dict.fromkeys(reasons.values()):
-        names = [name for name, each in reasons.items() if each == reason]
-        parts.append(f"{list_names(names)} ({reason})")
-    return ["; ".join(parts)] if parts else []
 
 
 def describe_columns(kinds: Mapping[str, str], target: str, kind: str) -> str:
     """Returns a line that says what the columns are taken for; `kind` is that of the target."""
     by_kind = {each: [name for name, found in kinds.items() if found == each] for each in EXPECTED}
-    parts = [f"{each} {list_names(names)}" for each, names in by_kind.items() if names]
+    parts = [f"{each} {join_first(names, MOST_NAMED)}" for each, names in by_kind.items() if names]
     return f"dataset=table: {'; '.join(parts)}; target {target} ({kind})"
-
-
-def list_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scaleflow.dataset.tables.values import CATEGORY, NUMBER, TEXT
 from scaleflow.errors import ConfigError, find_similar
+from scaleflow.interfaces.formatting import join_first
 from scaleflow.interfaces.options import Words, check_option, check_options
 
 #: The keys that say what columns are taken for.
 KEYS = {NUMBER: "dataset.numeric", CATEGORY: "dataset.categorical", TEXT: "dataset.text"}
 
+
+#: The most columns that a note names for one reason.
+MOST_NAMED = 12
 
 #: The name of a column that pandas or R made of a table's index.
 INDEX = re.compile(r"|rownames|row\.names|__index_level_\d+__|Unnamed: \d+(\.\d+)*")
@@ -40,8 +44,8 @@ def choose_columns(
     left = [name for name in left if name in named or not find_name_problem(name)]
     inputs = [name for name in left if name != target and (not selected or name in selected)]
     if not inputs:
-        reasons = "; ".join(describe_unnamed([name for name in names if name not in (target, *dropped)]))
-        raise ConfigError(f"dataset.columns: no column is left besides the target{reasons and f' ({reasons})'}")
+        unused = describe_left_out({name: each for name in names if (each := find_name_problem(name))})
+        raise ConfigError(f"dataset.columns: no column is left besides the target{unused and f'; not used: {unused}'}")
     for name in inputs:
         if not name or "/" in name:
             problem = "has no name" if not name else f"has a / in its name, {name}"
@@ -51,15 +55,13 @@ def choose_columns(
 
 def find_name_problem(name: str) -> str:
     """Returns why a column of this name is no input, unless an option names it; "" if it can be one."""
-    return "an index has such a name" if INDEX.fullmatch(name) else "of the / in the name" if "/" in name else ""
+    return "an index has such a name" if INDEX.fullmatch(name) else "rename it: it has a /" if "/" in name else ""
 
 
-def describe_unnamed(names: Sequence[str]) -> Iterator[str]:
-    """Yields a line for each reason by which names alone leave columns out."""
-    problems = {name: find_name_problem(name) for name in names}
-    for problem in dict.fromkeys(filter(None, problems.values())):
-        found = ", ".join(repr(name) for name in names if problems[name] == problem)
-        yield f"dataset: not used, because {problem}: {found}; rename it to use it"
+def describe_left_out(reasons: Mapping[str, str]) -> str:
+    """Returns a text on the columns that are not used, by the reason."""
+    names = {each: [name or "''" for name, reason in reasons.items() if reason == each] for each in reasons.values()}
+    return "; ".join(f"{join_first(names[each], MOST_NAMED)} ({each})" for each in names)
 
 
 def find_columns(

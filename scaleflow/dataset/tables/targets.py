@@ -13,15 +13,12 @@ import numpy as np
 from scaleflow.dataset.reading.class_names import IS_NUMBER, OneKind, describe_outputs
 from scaleflow.dataset.reading.spread import find_mean_and_deviation
 from scaleflow.dataset.tables.kinds import SampleColumns, describe_missing_words
-from scaleflow.dataset.tables.values import Array, is_missing, is_numeric, to_classes, to_numbers
+from scaleflow.dataset.tables.values import FEW, Array, is_missing, is_numeric, to_classes, to_numbers
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState, Outputs, extend_classes
 
 #: More different words than this share of the rows are no classes, by `kind: auto`.
 MOST_CLASSES = 0.5
-
-#: `kind: auto` treats whole numbers as classes up to this many distinct values.
-FEW = 20
 
 #: More different targets than that are not listed.
 MOST_LISTED = 10_000
@@ -154,7 +151,8 @@ def has_values(rows: SampleColumns, target: str) -> bool:
         return False
     if not is_numeric(column):
         raise ConfigError(
-            f"dataset.target={target}: has the type {column.type}, and a target is a number, a word or a boolean"
+            f"dataset.target={target}: has the type {column.type}, and a target is a number, a word or a boolean; "
+            "choose another one, or write it so in the file, such as days in place of dates"
         )
     return True
 

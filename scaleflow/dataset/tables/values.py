@@ -23,7 +23,8 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?", ".")
 #: A column of a CSV file with at least this fraction of numbers, but also other values, is rejected as ambiguous.
 MOSTLY = 0.9
 
-#: Nearly all of more different values than this being numbers, or dates, is as ambiguous.
+#: Nearly all of more different values than this being numbers, or dates, is as ambiguous. More whole numbers than this
+#: are no classes by `kind: auto`.
 FEW = 20
 
 #: A code, which a number would not keep: 01234, 1E5.
