@@ -2,25 +2,41 @@
 
     scaleflow diff RUN_A RUN_B
     scaleflow diff RUN_A RUN_B --html diff.html
+    scaleflow diff RUN_A RUN_B --on last_week.csv
 
 A run is the id of a run in MLflow, the folder of a run or of a job of a sweep, or a model: models:/NAME/VERSION,
 models:/NAME@ALIAS or models:/m-...
 A difference of a metric is more than noise if 95 % of what repeats of the jobs show, or of resamples of the test
-examples whose predictions both runs kept, is on one side of 0.
+examples whose predictions both runs kept, is on one side of 0. With --on FILE, the results are those of both models on
+all rows of that file or folder.
 
 Exit code: 0 the runs were compared, whether they differ or not; 2 there is no such run.
 """
 
+import argparse
+import contextlib
 import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from scaleflow.commands.evaluation import make_evaluation_spec, make_plan_on, run_evaluation
 from scaleflow.commands.frame import CommandParser, check_page, run_command
 from scaleflow.commands.process import end_with
-from scaleflow.interfaces import Tracking
+from scaleflow.comparison.results import MetricDifference
+from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs
+from scaleflow.interfaces import Tracking, name_command
+from scaleflow.interfaces.events import MetricsLogged
 from scaleflow.launcher.answer import ANSWER
-from scaleflow.launcher.named_runs import locate_run
+from scaleflow.launcher.display import display_for
+from scaleflow.launcher.named_runs import find_named_run, locate_run
+from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.runs import RunFolder
+from scaleflow.worker.evaluate import ALL
+
+#: The sections of a tracked config that an evaluation uses.
+SECTIONS = ("dataset", "objective", "precision", "seed", "evaluation")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,6 +49,10 @@ def diff(words: list[str]) -> int:
     parser.add_argument("first", metavar="RUN_A", help="the first run")
     parser.add_argument("second", metavar="RUN_B", help="the second run")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write everything that differs to a page")
+    parser.add_argument("--on", metavar="FILE", help="compare the results on all rows of this data")
+    parser.add_repeated(
+        "--trust", "NAME", "with --on: a module whose code may run, or a folder (with a /) whose files may be used"
+    )
     parser.add_argument("--uri", help="the tracking store (default: MLFLOW_TRACKING_URI, or mlflow.db in this folder)")
     options = parser.parse_args(words)
     for named in (options.first, options.second):
@@ -44,12 +64,49 @@ def diff(words: list[str]) -> int:
     from scaleflow.comparison.tables import print_comparison, to_page, to_values
 
     comparison = compare_runs(options.first, options.second, options.uri)
+    if options.on is not None:
+        tested = compare_on(options, [*name_command("diff").split(), *words])
+        comparison = replace(comparison, results=tested)
     print_comparison(comparison, sys.stdout)
     if options.html is not None:
         options.html.write_text(to_page(comparison), encoding="utf-8")
         print(f"\nwritten to {options.html}")
     ANSWER.read = lambda: to_values(comparison)
     return 0
+
+
+def compare_on(options: argparse.Namespace, line: list[str]) -> list[MetricDifference]:
+    """Evaluates the models of both runs on the data that the user named, and compares their metrics."""
+    from scaleflow.comparison.loading import ComparedRun
+    from scaleflow.comparison.results import compare_metrics
+    from scaleflow.runs.provenance.record import Provenance
+
+    runs = []
+    with (
+        tempfile.TemporaryDirectory(prefix="scaleflow-diff-") as temporary,
+        contextlib.closing(display_for()) as display,
+        catch_stop_signals() as stop,
+    ):
+        for number, named in enumerate((options.first, options.second)):
+            folder = Path(temporary, str(number))
+            folder.mkdir()
+            found = find_named_run(named, Tracking(uri=options.uri))
+            run = found[2]
+            words = RerunCommand(named, (), (), options.trust, line, find_config_dirs(run.command))
+            plan = make_plan_on(options.on, found, words, SECTIONS)
+            spec = make_evaluation_spec(found, words, plan, folder, run)
+            events = run_evaluation(plan, spec, folder, stop, display)
+            if stop.is_set():
+                raise KeyboardInterrupt
+            points = {
+                f"{ALL}/{name}": [(event.step, value)]
+                for event in events
+                if isinstance(event, MetricsLogged)
+                for name, value in event.values.items()
+            }
+            runs.append(ComparedRun(run.name, run.run_id, None, {}, points, "", [Provenance()], RunFolder(folder)))
+        metrics = compare_metrics(runs[0], runs[1], has_same_data=True)
+    return [replace(each, name=f"{Path(options.on).name}: {each.name.removeprefix(f'{ALL}/')}") for each in metrics]
 
 
 if __name__ == "__main__":

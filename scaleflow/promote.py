@@ -2,13 +2,15 @@
 
     scaleflow promote RUN_ID --model house
     scaleflow promote RUN_ID --model house promotion.at_least={test/accuracy:0.9} promotion.environment=clean
+    scaleflow promote RUN_ID --model house --on last_week.csv
     scaleflow promote RUN_ID --model house --dry-run
     scaleflow promote --rollback --model house
 
 The model becomes a version of the registered model. It gets the alias champion if every condition holds:
 
 - it is better than today's champion by promotion.metric on the candidate's test split, without rows that the champion
-  was trained on: the lower end of the interval of a paired bootstrap is above promotion.tolerance;
+  was trained on: the lower end of the interval of a paired bootstrap is above promotion.tolerance. With --on FILE, they
+  are compared on all rows of that file or folder that neither was trained on;
 - metrics of its run, and slices of its report, are at least promotion.at_least; errors and losses are at most that;
 - served in a process of its own, it answers as the trained model, within promotion.most_ms and promotion.most_mb.
 
@@ -82,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def promote_words(typed: list[str]) -> int:
     parser = make_run_parser("promote", __doc__)
     parser.add_argument("--model", metavar="NAME", help="the registered model (default: promotion.model of the run)")
+    parser.add_argument("--on", metavar="FILE", help="compare on all rows of this data, in place of the test split")
     parser.add_argument("--dry-run", action="store_true", help="decide, and change nothing in the store")
     parser.add_argument("--rollback", action="store_true", help="move the alias champion to the version before")
     words = split_overrides(typed)
@@ -92,7 +95,7 @@ def promote_words(typed: list[str]) -> int:
     line = [*name_command("promote").split(), *words]
     command = RerunCommand(flags.run_id, flags.overrides, flags.config_dir, flags.trust, line)
     with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:
-        done = promote(command, flags.model, flags.dry_run, display, stop)
+        done = promote(command, flags.model, flags.dry_run, display, stop, flags.on)
         if done is None:
             return stop.exit_code
         ANSWER.read = lambda: {**answer_model(done.run), **asdict(to_result(done))}
@@ -142,7 +145,12 @@ def to_result(done: Promotion) -> PromotionResult:
 
 
 def promote_model(
-    run_id: str, model: str | None = None, *overrides: str, dry_run: bool = False, trust: Sequence[str] = ()
+    run_id: str,
+    model: str | None = None,
+    *overrides: str,
+    dry_run: bool = False,
+    trust: Sequence[str] = (),
+    on: str | None = None,
 ) -> PromotionResult:
     """Makes a tracked model the champion of a registered model if it is better, as `scaleflow promote` does.
 
@@ -152,6 +160,7 @@ def promote_model(
         overrides: such as "promotion.environment=clean".
         dry_run: decide, and change nothing.
         trust: modules whose code may run, as `--trust`.
+        on: a file or folder on whose examples the models are compared, as `--on`.
 
     Raises:
         ConfigError: if the command cannot work.
@@ -159,7 +168,7 @@ def promote_model(
     """
     command = RerunCommand(run_id, list(overrides), (), list(trust))
     with contextlib.closing(display_for(io.StringIO(), is_plain=True, is_chief=False)) as display:
-        done = promote(command, model, dry_run, display, StopRequest())
+        done = promote(command, model, dry_run, display, StopRequest(), on)
     assert done is not None
     return to_result(done)
 

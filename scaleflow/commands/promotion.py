@@ -2,7 +2,6 @@
 
 import csv
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.commands.tracked_run import make_evaluation_plan, supervise_worker
+from scaleflow.commands.evaluation import make_evaluation_spec, make_plan_on, run_evaluation
+from scaleflow.commands.tracked_run import make_evaluation_plan
 from scaleflow.config.from_mlflow import (
     RerunCommand,
-    complete_command,
     find_config_dirs,
     find_store_options,
     load_config,
@@ -40,7 +39,7 @@ from scaleflow.promotion.decision import (
     make_record,
 )
 from scaleflow.promotion.smoke import SmokeTest, check_served_model
-from scaleflow.runs import EvaluationSpec, RunFolder, RunSpec
+from scaleflow.runs import RunFolder
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.sweep.ranking import guess_mode
 from scaleflow.tracking.registry import DECISION, ChampionRegistry
@@ -50,10 +49,10 @@ from scaleflow.tracking.tracked_runs import (
     TrackedRun,
     choose_store,
     download_artifact,
-    download_model,
     download_predictions,
 )
 from scaleflow.tracking.uri import check_model_name
+from scaleflow.worker.evaluate import ALL
 
 
 def make_decision_page(title: str, models: Sequence[Mapping[str, Any]], decision: Decision) -> str:
@@ -125,13 +124,14 @@ def open_registry(name: str, overrides: Sequence[str]) -> ChampionRegistry:
 
 
 def promote(
-    words: RerunCommand, name: str | None, is_dry: bool, display: Display, stop: StopRequest
+    words: RerunCommand, name: str | None, is_dry: bool, display: Display, stop: StopRequest, on: str | None = None
 ) -> Promotion | None:
     """Promotes a tracked model if every condition holds; None if a signal has stopped the command.
 
     Args:
         words: the run, and overrides.
         name: of the registered model; None: `promotion.model` of the run.
+        on: the file or folder on all examples of which the models are compared; None: the candidate's test split.
 
     Raises:
         ConfigError: if that cannot work.
@@ -144,10 +144,14 @@ def promote(
     store, tracker, tracked = find_named_run(words.run_id, options)
     words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
     words, name = complete_promotion(words, tracked, name)
-    plan = make_evaluation_plan(reuse_config(tracked.config, tracked.params, words, SECTIONS), store)
+    if on is None:
+        plan = make_evaluation_plan(reuse_config(tracked.config, tracked.params, words, SECTIONS), store)
+    else:
+        plan = make_plan_on(on, (store, tracker, tracked), words, SECTIONS)
     with tempfile.TemporaryDirectory(prefix="scaleflow-promote-") as folder:
         try:
-            return Candidate(words, plan, (store, tracker, tracked), name, display, stop, Path(folder)).promote(is_dry)
+            found = store, tracker, tracked
+            return Candidate(words, plan, found, name, display, stop, Path(folder), on or "").promote(is_dry)
         except Stopped:
             return None
 
@@ -172,6 +176,7 @@ class Candidate:
         plan: with the data of the candidate's run, and the options of `promotion`.
         found: the store, a tracker that is connected to the candidate's run, and the run.
         folder: for files.
+        on: the file or folder of the plan's data, if the models are compared on all of it.
 
     Raises:
         ConfigError: if the model cannot be served and compared.
@@ -186,8 +191,9 @@ class Candidate:
         display: Display,
         stop: StopRequest,
         folder: Path,
+        on: str = "",
     ) -> None:
-        self.words, self.plan, self.name = words, plan, name
+        self.words, self.plan, self.name, self.on = words, plan, name, on
         self.store, self.tracker, self.run = found
         self.display, self.stop, self.folder = display, stop, folder
         logged = download_artifact(find_model(self.tracker, self.run), str(self.store.uri), folder / "logged")
@@ -206,7 +212,7 @@ class Candidate:
         """Decides and, unless it is a dry run, carries the decision out; the alias moves last."""
         registry = self.tracker.open_registry(self.name)
         floors = self.check_floors()
-        predictions: Predictions | None = None
+        predictions: tuple[Predictions, Array] | None = None
         smoke: SmokeTest | None = None
         for _ in range(TRIES):
             champion = registry.find_champion()
@@ -218,8 +224,10 @@ class Candidate:
                         self.tracker.set_tags({DECISION: f"{self.name}, version {champion}: champion"})
                     return Promotion(self.run, self.name, champion, champion, Decision([Condition(ALREADY, True)]))
                 predictions = predictions or self.read_predictions()
-                other, is_seen = self.predict_with(champion, predictions)
-                comparison = compare_models(predictions, other, is_seen, self.options)
+                other, is_seen = self.predict_with(champion, predictions[0])
+                comparison = compare_models(
+                    predictions[0], other, predictions[1] | is_seen, self.options, Path(self.on).name
+                )
                 conditions.append(describe_comparison(comparison, self.options))
             smoke = smoke or self.test_service()
             self.check_stop()
@@ -281,15 +289,26 @@ class Candidate:
                 for row in csv.DictReader(file)
             }
 
-    def read_predictions(self) -> Predictions:
-        """Returns the candidate's predictions for its test split: those that its run has kept, or new ones."""
-        kept = self.read_kept(self.run, "candidate")
-        found = kept or self.evaluate(self.tracker, self.run, None, self.folder / "candidate-evaluation")
+    def read_predictions(self) -> tuple[Predictions, Array]:
+        """Returns the candidate's predictions, and which rows it was trained on.
+
+        For its test split they are those that its run has kept, or new ones.
+        """
+        folder = self.folder / "candidate-evaluation"
+        if self.on:
+            found = self.evaluate(self.tracker, self.run, self.make_training_plan(self.run), folder)
+            return found, np.load(RunFolder(folder).seen)
+        found = self.read_kept(self.run, "candidate") or self.evaluate(self.tracker, self.run, None, folder)
         if found.split != SPLIT:
             raise ConfigError(
                 f"{self.run.run_id}: its predictions are of the {found.split} split, and a test split is needed"
             )
-        return found
+        return found, np.zeros(found.examples, bool)
+
+    def make_training_plan(self, run: TrackedRun) -> Plan:
+        """Returns the plan whose data a run was trained on."""
+        words = replace(self.words, run_id=run.run_id, overrides=[], tracked_dirs=find_config_dirs(run.command))
+        return make_evaluation_plan(reuse_config(run.config, run.params, words, SECTIONS), self.store)
 
     def read_kept(self, run: TrackedRun, label: str) -> Predictions | None:
         """Returns the predictions that a run has kept, if they are those of the model that is named."""
@@ -299,34 +318,30 @@ class Candidate:
         return None if path is None else load_predictions(path)
 
     def predict_with(self, champion: str, candidate: Predictions) -> tuple[Predictions, Array]:
-        """Returns the champion's predictions for the candidate's test split, and which rows it was trained on."""
+        """Returns the champion's predictions for the same examples, and which rows it was trained on."""
         _, tracker, run = find_named_run(f"models:/{self.name}/{champion}", self.store)
-        kept = self.read_kept(run, f"champion-{champion}")
+        kept = None if self.on else self.read_kept(run, f"champion-{champion}")
         if kept is not None and candidate.digest and (kept.split, kept.digest) == (SPLIT, candidate.digest):
             return kept, np.zeros(candidate.examples, bool)  # its own test split
-        words = replace(self.words, run_id=run.run_id, overrides=[], tracked_dirs=find_config_dirs(run.command))
-        trained = make_evaluation_plan(reuse_config(run.config, run.params, words, SECTIONS), self.store)
         folder = self.folder / f"champion-{champion}-evaluation"
-        found = self.evaluate(tracker, run, trained, folder)
+        found = self.evaluate(tracker, run, self.make_training_plan(run), folder)
         check_same_rows(candidate, found)
         return found, np.load(RunFolder(folder).seen)
 
     def evaluate(self, tracker: MlflowTracker, run: TrackedRun, trained: Plan | None, folder: Path) -> Predictions:
-        """Returns the predictions of a run's model for the candidate's test split, computed by a worker in `folder`.
+        """Returns the predictions of a run's model, computed by a worker in `folder`.
 
         With the plan that the model was `trained` with, the worker also says which rows it was trained on.
         """
         folder.mkdir()
-        options = replace(self.plan.evaluation, name="default", slices=None, worst=0, intervals=0, importance=0)
-        model = download_model(tracker, run, self.store, folder)
-        counts_unknown = has_unknown_classes(read_learned_state(self.logged / "data"), read_learned_state(model.parent))
-        config = load_config(self.run.config, self.run.run_id)
-        command = complete_command(config, self.plan.trusted_modules or (), self.words)
-        spec = EvaluationSpec(str(model), run.model_uri, SPLIT, False, command, True, counts_unknown, trained)
-        run_spec = RunSpec(replace(self.plan, evaluation=options), folder, time.time(), evaluation=spec)
-        supervise_worker(run_spec, self.stop, self.display)
+        spec = make_evaluation_spec((self.store, tracker, run), self.words, self.plan, folder, self.run)
+        known = read_learned_state(Path(spec.model).parent)
+        counts_unknown = has_unknown_classes(read_learned_state(self.logged / "data"), known)
+        split = ALL if self.on else SPLIT
+        spec = replace(spec, split=split, counts_unknown=counts_unknown, trained=trained)
+        run_evaluation(self.plan, spec, folder, self.stop, self.display)
         self.check_stop()
-        return load_predictions(run_spec.files.evaluation / PREDICTIONS)
+        return load_predictions(RunFolder(folder).evaluation / PREDICTIONS)
 
 
 def carry_out(registry: ChampionRegistry, tracker: MlflowTracker, found: Promotion, folder: Path) -> Promotion | None:
@@ -358,7 +373,7 @@ def carry_out(registry: ChampionRegistry, tracker: MlflowTracker, found: Promoti
 
 
 def compare_models(
-    candidate: Predictions, champion: Predictions, is_seen: Array, options: PromotionOptions
+    candidate: Predictions, champion: Predictions, is_seen: Array, options: PromotionOptions, on: str = ""
 ) -> ScoreComparison:
     """Compares the predictions of two models by `promotion.metric`.
 
@@ -372,10 +387,10 @@ def compare_models(
     is_used = ~is_seen[pair.examples]
     count, left_out = int(is_used.sum()), int((~is_used).sum())
     if count < FEWEST_EXAMPLES:
-        why = f"; the champion was trained on {left_out:,} others" if left_out else ""
+        why = f"; {'a model' if on else 'the champion'} was trained on {left_out:,} others" if left_out else ""
         raise ConfigError(
             f"the champion and the candidate can be compared on {count:,} examples{why}; at least {FEWEST_EXAMPLES} "
-            "are needed: use a larger test split"
+            f"are needed: use {'other data' if on else 'a larger test split'}"
         )
     used = pair.select(is_used)
     candidate_mean, champion_mean = (
@@ -384,7 +399,7 @@ def compare_models(
     gain, low, high = used.measure_gain(options.confidence)
     better, worse = int((used.gains > 0).sum()), int((used.gains < 0).sum())
     return ScoreComparison(
-        pair.metric, pair.is_error, count, left_out, candidate_mean, champion_mean, gain, low, high, better, worse
+        pair.metric, pair.is_error, count, left_out, candidate_mean, champion_mean, gain, low, high, better, worse, on
     )
 
 

@@ -68,7 +68,7 @@ class PairedPredictions:
         split: `test` or `validation`.
     """
 
-    def __init__(self, first: ComparedRun, second: ComparedRun) -> None:
+    def __init__(self, first: ComparedRun, second: ComparedRun, has_same_data: bool = False) -> None:
         self.reason, self.split, self.count = "", "", 0
         self._runs: list[tuple[Predictions, Array]] = []
         paths = [run.files.evaluation / PREDICTIONS for run in (first, second)]
@@ -80,7 +80,7 @@ class PairedPredictions:
         except ConfigError as error:
             self.reason = str(error)
             return
-        key = EXAMPLE if found[0].digest == found[1].digest else ID
+        key = EXAMPLE if has_same_data or found[0].digest == found[1].digest else ID
         if found[0].split != found[1].split or not all(each.has(key) for each in found):
             self.reason = "the runs were tested on other examples"
             return

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from scaleflow.comparison.examples import PairedPredictions
 
 #: Splits by the beginning of the names of their metrics.
-SPLITS = {"test": "test", "val": "validation"}
+SPLITS = {"test": "test", "val": "validation", "all": "all"}
 
 NOT_KNOWN = "not known"
 
@@ -49,15 +49,18 @@ class MetricDifference:
         return None if self.low is None or self.high is None else not self.low <= 0 <= self.high
 
 
-def compare_metrics(first: ComparedRun, second: ComparedRun) -> list[MetricDifference]:
-    """Returns the metrics that one of the runs has, those of the test first."""
+def compare_metrics(first: ComparedRun, second: ComparedRun, has_same_data: bool = False) -> list[MetricDifference]:
+    """Returns the metrics that one of the runs has, those of the test first.
+
+    With the same data, the examples of both have the same numbers, also if the models read other columns.
+    """
     from scaleflow.comparison.examples import PairedPredictions  # imports numpy and pyarrow
 
     before, now = first.metrics, second.metrics
     names = [name for name in dict.fromkeys((*before, *now)) if not name.startswith((BASELINE, "system/"))]
     order = ("test/", "val/", "train/")
     names.sort(key=lambda name: next((n for n, start in enumerate(order) if name.startswith(start)), len(order)))
-    pairs = PairedPredictions(first, second)
+    pairs = PairedPredictions(first, second, has_same_data)
     found = []
     for name in names:
         each = MetricDifference(name, before.get(name), now.get(name))
@@ -83,7 +86,7 @@ def measure_examples(
     parts = pairs.find(metric, values)
     if parts is None:
         return None, None, f"{NOT_KNOWN}: kept predictions do not give this metric"
-    return *compare_examples(*parts), f"{pairs.count:,} {pairs.split} examples, resampled"
+    return *compare_examples(*parts), f"{pairs.count:,} {pairs.split} examples, resampled".replace(" all ", " ")
 
 
 def measure_repeats(first: ComparedRun, second: ComparedRun, name: str) -> tuple[float, float, str] | None:

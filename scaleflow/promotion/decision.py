@@ -35,6 +35,7 @@ class ScoreComparison:
         left_out: the examples of the split that the champion was trained on.
         gain, low, high: how much better the candidate is, and the ends of the interval.
         better, worse: the examples that the candidate predicts better, or worse.
+        on: the file with the examples; empty for the candidate's test split. Then neither model was trained on them.
     """
 
     metric: str
@@ -48,6 +49,7 @@ class ScoreComparison:
     high: float
     better: int
     worse: int
+    on: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,9 @@ def describe_comparison(found: ScoreComparison, options: PromotionOptions) -> Co
         f"{found.metric} {found.candidate:.4g}, the champion {found.champion:.4g}: better by {found.gain:+.4g} "
         f"({interval}, {options.confidence:.0%} confidence) on {found.examples:,} examples"
     )
+    text += f" of {found.on}" if found.on else ""
     if found.left_out:
-        text += f", without {found.left_out:,} that the champion was trained on"
+        text += f", without {found.left_out:,} that {'a model' if found.on else 'the champion'} was trained on"
     if found.low <= options.tolerance:
         return Condition(f"{text}; the lower end is not above {options.tolerance:g}", False)
     differ, least = found.better + found.worse, math.ceil(-math.log2(1 - options.confidence))

@@ -4,15 +4,20 @@ The prediction is the majority class, the more frequent value of each label, or 
 the frequency of each class or label.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from scaleflow.interfaces import MOST_CONFUSION_CLASSES, ObjectiveOptions, Outputs
+from scaleflow.interfaces import MOST_CONFUSION_CLASSES, Objective, ObjectiveOptions, Outputs
+from scaleflow.training.evaluation import MetricSums
 
 Array = np.ndarray[Any, Any]
+
+#: The least share of a class, whose logarithm is taken.
+LEAST_SHARE = 1e-7
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,7 @@ def baselines(
     splits: Mapping[str, Any],
     options: ObjectiveOptions | None = None,
     weights: Mapping[str, Array | None] | None = None,
-    replaced: Set[str] = frozenset(),
+    objective: Objective | None = None,
 ) -> Mapping[str, float]:
     """Computes the finite baselines under their metric names, from the targets of the splits.
 
@@ -138,17 +143,49 @@ def baselines(
         splits: the targets of `train`, `validation` and `test`, as far as they exist: an array, or several by output.
         options: the config group `objective`. A baseline has a loss only if that is the one of the kind of target.
         weights: the weights of the examples by split; None for 1 each.
-        replaced: `Objective.replaced`: metrics that are not the kind's, and have no baseline.
+        objective: the metrics; None: those of the kinds of target.
     """
     options, weights = options or ObjectiveOptions(), weights or {}
+    replaced: Set[str] = frozenset() if objective is None else objective.replaced
+    found = {split: split_baseline(outputs, options, splits, split, weights) for split in ("validation", "test")
+             if split in splits}  # fmt: skip
+    for split, values in found.items():
+        kept = {name: value for name, value in values.items() if name not in replaced}
+        if objective is not None and options.metrics:
+            constant = map_outputs(make_constant, outputs, splits["train"], weights.get("train"), splits[split])
+            kept = {**measure_outputs(objective, splits[split], constant, weights.get(split)), "loss": np.nan, **kept}
+        found[split] = kept
     names = {"validation": "baseline", "test": "baseline/test" if "validation" in splits else "baseline"}
     return {
         f"{prefix}/{name}": value
         for split, prefix in names.items()
-        if split in splits
-        for name, value in split_baseline(outputs, options, splits, split, weights).items()
-        if np.isfinite(value) and name not in replaced
+        for name, value in found.get(split, {}).items()
+        if np.isfinite(value)
     }
+
+
+def map_outputs(
+    make: Callable[..., Array], outputs: Outputs | Mapping[str, Outputs], train: Any, weights: Any, evaluated: Any
+) -> Any:
+    """Returns what the function makes for the only output, or for each output by name."""
+    if isinstance(outputs, Outputs):
+        return make(outputs, make_targets(outputs, train, weights), len(evaluated))
+    parts = {name: (train[name], weights, evaluated[name]) for name in outputs}
+    return {name: map_outputs(make, outputs[name], *each) for name, each in parts.items()}
+
+
+def make_constant(outputs: Outputs, train: Targets, count: int) -> Array:
+    """Returns what a model returns that always gives the constant prediction: logits or values [count, ...] float32."""
+    shares = np.maximum(train.shares.sum(axis=0), 1e-12)
+    center = (train.values * train.shares).sum(axis=0) / shares
+    if outputs.kind == "classification":
+        classes = np.ravel(train.values).astype(np.int64)
+        counts = np.bincount(classes, weights=np.ravel(train.shares), minlength=outputs.shape[-1])
+        center = np.log(np.maximum(counts / counts.sum(), LEAST_SHARE))
+    elif outputs.kind != "regression":
+        clipped = np.clip(center, LEAST_SHARE, 1 - LEAST_SHARE)
+        center = np.log(clipped / (1 - clipped))
+    return np.broadcast_to(center.astype(np.float32), (count, *outputs.shape))
 
 
 def split_baseline(
@@ -172,3 +209,25 @@ def split_baseline(
         found |= {f"{output}/{name}": value for name, value in values.items()}
         total += factors.get(output, 1.0) * values.get("loss", np.nan)
     return {**found, "loss": total}
+
+
+#: The most values of outputs of which metrics are computed at once, and at all.
+VALUES_AT_ONCE, MOST_VALUES = 1 << 22, 100_000_000
+
+
+def measure_outputs(objective: Objective, targets: Any, outputs: Any, weights: Array | None = None) -> dict[str, float]:
+    """Computes the metrics of outputs [n, ...] for targets [n, ...]: arrays, or dicts of them; none of too many."""
+    leaves = tf.nest.flatten(outputs)
+    count, values = len(leaves[0]), sum(each.size for each in leaves)
+    if not count or values > MOST_VALUES:
+        return {}
+    sums = MetricSums(objective, evaluates=True)
+    total, step = np.zeros(sums.size), max(1, VALUES_AT_ONCE * count // max(values, 1))
+    each_weight = np.ones(count) if weights is None else weights
+    for first in range(0, count, step):
+        part = slice(first, first + step)
+        examples, found, weight = tf.nest.map_structure(
+            lambda array, part=part: tf.constant(array[part]), (targets, outputs, each_weight.astype(np.float32))
+        )
+        total += sums.compute(examples, found, None, tf.ones_like(weight), weight).numpy()
+    return dict(sums.means(total, count))

@@ -80,10 +80,11 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         splits = dataset.prepare_splits(source, *options, preprocesses=False, folds=folds)
     split, examples = (ALL, splits.train) if is_whole else choose_split(splits.by_name(), spec.split)
     data = describe_data(plan, source.outputs, splits)
-    described = data.splits["train" if is_whole else split]
+    read_as = "train" if is_whole else split
+    described = data.splits[read_as]
     if earlier is not None and not is_whole and not spec.is_new:
         emit_change(split, earlier, described, emit)
-    tell_comparison(plan, earlier, source, splits.raw["train" if is_whole else split], splits.sample, emit)
+    tell_comparison(plan, earlier, source, splits.raw[read_as], splits.sample, emit)
     emit(StageBegan("loading the model"))
     with runtime.strategy.scope():
         model = load_model(spec, plan.trusted_modules or ())
@@ -94,7 +95,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         from scaleflow.worker.trained_rows import write_seen
 
         assert earlier is not None
-        write_seen(splits.raw[split], plan, spec.trained, earlier, runtime, files.seen, emit)
+        write_seen(splits.raw[read_as], plan, spec.trained, earlier, runtime, files.seen, emit)
     feed = dataset.make_feed(
         examples,
         make_evaluation_batching(runtime.batching, runtime.kind),
@@ -110,8 +111,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
     kept = None
     if plan.evaluation.name != "none":
-        raw = splits.raw["train" if is_whole else split]
-        kept = make_kept_split(split, feed, raw, source, plan.evaluation)
+        kept = make_kept_split(split, feed, splits.raw[read_as], source, plan.evaluation)
         evaluate.keep_outputs(feed, kept.keeper)
     emit(StageBegan("evaluating all examples" if is_whole else f"evaluating the {split} split"))
     evaluate.trace(feed)

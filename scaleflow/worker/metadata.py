@@ -192,7 +192,7 @@ def collect_metadata(
         notes.append(f"no baseline: the dataset's targets are known only after its examples are read{advice}")
     else:
         targets, weights = ({name: each[i] for name, each in known.items()} for i in range(2))
-        baseline = training.baselines(outputs, targets, plan.objective, weights, objective.replaced)
+        baseline = training.baselines(outputs, targets, plan.objective, weights, objective)
     data = describe_data(plan, outputs, splits)
     notes += filter(None, [describe_seen_rows(plan, splits.learned, data.splits)])
     return RunMetadata(data, summarize_model(model), baseline, notes)

@@ -41,7 +41,7 @@ def write_seen(
     from scaleflow import dataset
 
     sys.path[:0] = [each for each in trained.search if each not in sys.path]
-    emit(StageBegan(f"reading {describe_data_name(trained)}, which the champion was trained on"))
+    emit(StageBegan(f"reading {describe_data_name(trained)}, which a model was trained on"))
     column = plan.evaluation.id if plan.evaluation.id == trained.evaluation.id else None
     try:
         source = open_source(trained, earlier)
@@ -52,7 +52,7 @@ def write_seen(
         known = set(identify(raw, column, names))
     except ConfigError as error:
         raise ConfigError(
-            f"the rows that the champion was trained on cannot be read, so they cannot be left out: {error}"
+            f"the rows that a model was trained on cannot be read, so they cannot be left out: {error}"
         ) from error
     np.save(path, np.array([each in known for each in identify(examples, column, names)], bool))
 

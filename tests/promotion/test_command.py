@@ -52,6 +52,12 @@ def test_a_better_model_becomes_the_champion(command: Command, isolated: Callabl
     comparison = decision["comparison"]
     assert (comparison["examples"], comparison["left_out"]) == (359, 0)
     assert 0 < comparison["low"] < comparison["gain"] < comparison["high"]
+    for file, why in (
+        ("no.csv", "there is no such file or folder"),
+        (".", "it has no dataset.data_dir"),
+    ):
+        refused = command.python("-m", "scaleflow.promote", second["run_id"], "--model", "digits", "--on", file)
+        assert (refused.returncode, f"--on {file}: " in refused.stderr, why in refused.stderr) == (2, True, True)
     again = promote(command, second["run_id"], "--model", "digits")
     assert again["conditions"] == [["it is the champion already", True]]
     assert promote(command, "--rollback", "--model", "digits")["version"] == "1"
@@ -118,6 +124,29 @@ def test_rows_that_the_champion_was_trained_on_are_left_out(command: Command) ->
     assert done.returncode == 2, done.stderr
     assert "the champion and the candidate can be compared on 2" in done.stderr
     assert "others; at least 30 are needed" in done.stderr
+
+
+@pytest.mark.slow
+def test_two_models_are_compared_on_another_file(command: Command) -> None:
+    write_houses(command.folder)
+    rows = (command.folder / "h.csv").read_text().splitlines()
+    new = [f"{float(area) + 0.001:.3f},{town},{size}" for area, town, size in (row.split(",") for row in rows[1:301])]
+    (command.folder / "new.csv").write_text("\n".join([*rows[:11], *new, ""]))  # 10 rows that both were trained on
+    table = ("dataset=table", "dataset.data_dir=h.csv", "dataset.target=size", "dataset.validation=null")
+    table += ("dataset.test=0",)
+    first = answer_of(command("--json", *table, "training.max_steps=1", "dataset.drop=[town]"))["run_id"]
+    second = answer_of(command("--json", *table, "training.epochs=20"))["run_id"]
+    promote(command, first, "--model", "house")
+    found = promote(command, second, "--model", "house", "--on", "new.csv")["comparison"]
+    assert (found["examples"], found["left_out"], found["on"]) == (300, 10, "new.csv")
+    answer = answer_of(command.python("-m", "scaleflow.diff", first, second, "--on", "new.csv", "--json"))
+    (accuracy,) = (each for each in answer["results"] if each["name"] == "new.csv: accuracy")
+    for run, value in ((first, accuracy["before"]), (second, accuracy["now"])):
+        done = command.python("-m", "scaleflow.evaluate", run, "dataset.data_dir=new.csv", "--json")
+        (same,) = (each for name, each in answer_of(done)["metrics"].items() if name.endswith("/accuracy"))
+        assert value == pytest.approx(same, abs=1e-6)
+    assert accuracy["basis"] == "310 examples, resampled"
+    assert accuracy["low"] < accuracy["difference"] < accuracy["high"]
 
 
 @pytest.mark.slow

@@ -50,11 +50,17 @@ def test_a_candidate_is_compared_on_examples_that_the_champion_was_not_trained_o
     condition = describe_comparison(found, OPTIONS)
     assert condition.holds
     assert condition.text.endswith("on 50 examples, without 150 that the champion was trained on")
+    on_file = compare_models(candidate, champion, is_seen, OPTIONS, "week.csv")
+    assert describe_comparison(on_file, OPTIONS).text.endswith(
+        "on 50 examples of week.csv, without 150 that a model was trained on"
+    )
     assert not describe_comparison(compare_models(champion, candidate, is_seen, OPTIONS), OPTIONS).holds
     strict = describe_comparison(found, replace(OPTIONS, tolerance=found.high))
     assert strict.text.endswith(f"the lower end is not above {found.high:g}")
     with pytest.raises(ConfigError, match="on 29 examples; the champion was trained on 171 others; at least 30 are"):
         compare_models(candidate, champion, np.arange(200) < 171, OPTIONS)
+    with pytest.raises(ConfigError, match=r"; a model was trained on 171 others; .* needed: use other data"):
+        compare_models(candidate, champion, np.arange(200) < 171, OPTIONS, "week.csv")
     with pytest.raises(ConfigError, match=r"promotion.metric=auc: the models are compared by accuracy"):
         compare_models(candidate, champion, is_seen, replace(OPTIONS, metric="auc"))
 

@@ -99,3 +99,56 @@ def test_several_outputs_have_each_its_own_over_what_counts_and_by_weight(isolat
     age = {"loss": 3.0, "mae": 1.5, "rmse": 3**0.5, "r2": 1 - 12 / (0.25 + 2 * 2.25 + 6.25)}
     wanted = {f"baseline/words/{k}": v for k, v in words.items()} | {f"baseline/age/{k}": v for k, v in age.items()}
     assert isolated(several) == pytest.approx({**wanted, "baseline/loss": words["loss"] + 1.5})
+
+
+def find_asked() -> dict[str, dict[str, float]]:
+    """The baselines of metrics that the user asked for, by kind, computed in one process."""
+    from scaleflow import objective
+    from scaleflow.config.targets import bind_target, locate_target
+    from scaleflow.training import baselines
+
+    random = np.random.default_rng(0)
+    yes = split(random.random((400, 1)) < 0.7)
+    classes = split(random.choice(3, 400, p=[0.2, 0.5, 0.3]), "int32")
+    values = split(random.normal(3, 2, (400, 1)))
+    cases = {
+        "binary": (Outputs("binary", (1,)), yes, ["auc", "f1", "precision", "recall"]),
+        "classification": (Outputs("classification", (3,)), classes, ["f1"]),
+        "regression": (Outputs("regression", (1,)), values, ["mape"]),
+    }
+    found = {}
+    for kind, (outputs, targets, names) in cases.items():
+        options = ObjectiveOptions(metrics=names)
+        loader = objective.Loader(locate_target, bind_target)
+        goal = objective.make_objective(outputs, options, loader=loader)
+        splits = {"train": targets[:300], "test": targets[300:]}
+        found[kind] = dict(baselines(outputs, splits, options, objective=goal))
+    return found
+
+
+def test_metrics_that_the_user_asked_for_have_baselines(isolated: Callable[..., Any]) -> None:
+    """The right values are scikit-learn's, of the constant answer."""
+    from sklearn import metrics
+
+    found = isolated(find_asked)
+    random = np.random.default_rng(0)
+    yes = (random.random((400, 1)) < 0.7)[:, 0]
+    classes = random.choice(3, 400, p=[0.2, 0.5, 0.3])
+    values = random.normal(3, 2, (400, 1)).astype("float32")
+    tested, all_yes = yes[300:], np.ones(100, bool)
+    assert found["binary"] == pytest.approx(
+        {
+            **{name: found["binary"][name] for name in found["binary"] if "accuracy" in name or "loss" in name},
+            "baseline/auc": 0.5,
+            "baseline/f1": metrics.f1_score(tested, all_yes),
+            "baseline/precision": tested.mean(),
+            "baseline/recall": 1.0,
+        },
+        abs=1e-6,
+    )
+    most = np.full(100, np.bincount(classes[:300]).argmax())
+    f1 = metrics.f1_score(classes[300:], most, average="macro")
+    assert found["classification"]["baseline/f1"] == pytest.approx(f1, abs=1e-6)
+    share = 100 * metrics.mean_absolute_percentage_error(values[300:], np.full(100, values[:300].mean()))
+    (mape,) = (value for name, value in found["regression"].items() if "percentage" in name or "mape" in name)
+    assert mape == pytest.approx(share, rel=1e-4)
