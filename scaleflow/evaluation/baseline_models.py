@@ -31,6 +31,7 @@ class BaselineData:
         classes: the number of classes; 0 for values.
         unit: what values are divided by in the loss.
         is_sample: whether the training split has more rows.
+        keeps_outputs: whether their outputs for the test rows are kept, for further metrics.
     """
 
     features: Array
@@ -40,6 +41,7 @@ class BaselineData:
     classes: int
     unit: float = 1.0
     is_sample: bool = False
+    keeps_outputs: bool = False
 
     def save(self, path: Path) -> None:
         """Writes the data into a file. A reader never sees a part of it. Raises OSError if it cannot be written."""
@@ -56,16 +58,19 @@ class BaselineData:
         return cls(**{name: each if each.ndim else each.item() for name, each in values.items()})
 
 
-def fit_baselines(data: BaselineData) -> dict[str, float]:
+def fit_baselines(data: BaselineData, outputs: dict[str, Array] | None = None) -> dict[str, float]:
     """Fits the models on one processor core, and returns their metrics on the test rows, `boosting/rmse`.
 
     Of a sample it also returns the number of its `rows`. The loss is the one of the kind of target; a class that no
-    training row has makes it infinite, and leaves it out.
+    training row has makes it infinite, and leaves it out. `outputs` receives their logits or values for the test rows.
     """
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):
-        found = [(name, score_baseline(model, data)) for name, model in make_models(data.classes > 0).items()]
+        found = [
+            (name, score_baseline(model, data, name, {} if outputs is None else outputs))
+            for name, model in make_models(data.classes > 0).items()
+        ]
     values = {f"{name}/{key}": value for name, each in found for key, value in each.items() if np.isfinite(value)}
     return {**values, "rows": len(data.targets)} if data.is_sample else values
 
@@ -83,8 +88,8 @@ def make_models(are_classes: bool) -> dict[str, Any]:
     return {LINEAR: Ridge(), BOOSTING: HistGradientBoostingRegressor(random_state=0)}
 
 
-def score_baseline(model: Any, data: BaselineData) -> dict[str, float]:
-    """Fits a model, and returns its metrics by the names that a run gives them."""
+def score_baseline(model: Any, data: BaselineData, name: str, outputs: dict[str, Array]) -> dict[str, float]:
+    """Fits a model, and returns its metrics by the names that a run gives them; adds its outputs by its name."""
     import warnings
 
     from sklearn import metrics
@@ -96,11 +101,14 @@ def score_baseline(model: Any, data: BaselineData) -> dict[str, float]:
         model.fit(data.features, data.targets - center)
     if not data.classes:
         predicted = model.predict(data.test_features) + center
+        outputs[name] = predicted.astype(np.float32)[:, None]
         squared = float(metrics.mean_squared_error(true, predicted))
         mae, r2 = metrics.mean_absolute_error(true, predicted), metrics.r2_score(true, predicted)
         return {"loss": squared / data.unit**2, "mae": float(mae), "rmse": squared**0.5, "r2": float(r2)}
     shares = np.zeros((len(true), data.classes))
     shares[:, model.classes_] = model.predict_proba(data.test_features)
+    logits = np.log(np.maximum(shares, 1e-9)).astype(np.float32)
+    outputs[name] = logits[:, 1:] - logits[:, :1] if data.classes == 2 else logits
     with np.errstate(divide="ignore"):
         loss = -np.log(shares[np.arange(len(true)), true]).mean()
     best = shares.argmax(axis=1)

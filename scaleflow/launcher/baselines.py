@@ -2,6 +2,7 @@
 
 import json
 import threading
+from typing import Any
 
 from scaleflow.runs import RunFolder
 
@@ -17,11 +18,16 @@ def begin_baselines(files: RunFolder) -> None:
 
 def fit_and_write(files: RunFolder) -> None:
     """Fits the baselines, writes their metrics, and deletes the rows. A failure leaves the run without baselines."""
+    import numpy as np
+
     from scaleflow.evaluation.baseline_models import BaselineData, fit_baselines, lower_priority
 
     lower_priority()
     try:
-        values = fit_baselines(BaselineData.load(files.baseline_data))
+        data, outputs = BaselineData.load(files.baseline_data), dict[str, Any]()
+        values = fit_baselines(data, outputs)
+        if data.keeps_outputs:
+            np.savez(files.baseline_outputs, targets=data.test_targets, **outputs)
         part = files.baselines.with_suffix(".part")
         part.write_text(json.dumps(values), encoding="utf-8")
         part.replace(files.baselines)

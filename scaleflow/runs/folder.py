@@ -85,6 +85,7 @@ class RunFolder:
     profile = FolderEntry("profile")  # the folder of traces and of their analysis
     plots = FolderEntry("plots")
     baseline_data = FolderEntry("baseline_data.npz")  # rows for the baselines, until these are fitted
+    baseline_outputs = FolderEntry("baseline_outputs.npz")  # their outputs, until the end of the run
     baselines = FolderEntry("baselines.json")  # their metrics
     evaluation = FolderEntry("evaluation")  # the folder of kept predictions, and of the report made of them
     learning_rates = FolderEntry("learning_rates.csv")  # the loss at each learning rate of a test

@@ -1,6 +1,6 @@
 """Training engines: the compiled loop (many steps per call, on every strategy) and Keras's `fit`."""
 
-from scaleflow.training.baseline import baselines
+from scaleflow.training.baseline import baselines, measure_outputs
 from scaleflow.training.callbacks import make_callback
 from scaleflow.training.decisions import Checkpointing, WorkerSync, check_monitor
 from scaleflow.training.engine import Engine

@@ -7,7 +7,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.interfaces import Arrays, Inputs, Outputs, Stream, name_leaves
+from scaleflow.interfaces import (
+    BOOSTING,
+    FITTED,
+    LINEAR,
+    Arrays,
+    Inputs,
+    Objective,
+    Outputs,
+    Stream,
+    name_leaves,
+)
 from scaleflow.interfaces.events import Emit, MetricsLogged, Note, StageBegan
 from scaleflow.runs import RunFolder
 
@@ -29,8 +39,11 @@ MOST_STREAMED = 100_000
 FEWEST_ROWS, MOST_CLASSES = 20, 50
 
 
-def write_baseline_data(splits: Splits, outputs: Any, most: int, files: RunFolder) -> None:
-    """Writes the rows of a table, or a sample of more than `most`, for the baselines. Other data has none."""
+def write_baseline_data(splits: Splits, outputs: Any, most: int, files: RunFolder, keeps_outputs: bool = False) -> None:
+    """Writes the rows of a table, or a sample of more than `most`, for the baselines. Other data has none.
+
+    `keeps_outputs` says whether the user asked for metrics that the launcher does not compute.
+    """
     test = splits.test or (None if splits.folds else splits.validation)
     if test is None or not is_table(splits.inputs) or not isinstance(outputs, Outputs) or outputs.ignore is not None:
         return
@@ -52,7 +65,8 @@ def write_baseline_data(splits: Splits, outputs: Any, most: int, files: RunFolde
     (features, targets), tested = (to_matrix(each, splits.inputs, classes) for each in (rows, test_rows))
     unit = 1.0 if outputs.scaling is None else outputs.scaling[1]
     try:
-        data = BaselineData(features, targets, *tested, classes, unit, is_sample=len(targets) < len(splits.train))
+        is_sample = len(targets) < len(splits.train)
+        data = BaselineData(features, targets, *tested, classes, unit, is_sample, keeps_outputs)
         data.save(files.baseline_data)
     except OSError:  # a full disk, which the run itself will meet
         files.baseline_data.unlink(missing_ok=True)
@@ -84,8 +98,13 @@ def to_matrix(rows: Arrays, inputs: Any, classes: int) -> tuple[Array, Array]:
     return np.concatenate(features, axis=1), targets.astype(np.int64) if classes else targets
 
 
-def report_baselines(files: RunFolder, emit: Emit, should_stop: Callable[[], bool]) -> None:
-    """Waits for the baselines at the end of the run, unless it is told to stop, and reports their metrics."""
+def report_baselines(
+    files: RunFolder, emit: Emit, should_stop: Callable[[], bool], objective: Objective | None = None
+) -> None:
+    """Waits for the baselines at the end of the run, unless it is told to stop, and reports their metrics.
+
+    With an objective, these include its metrics, of the outputs that are kept.
+    """
     if files.baseline_data.exists():
         emit(StageBegan("fitting boosting and a linear model, to compare with"))
     while files.baseline_data.exists():
@@ -97,4 +116,28 @@ def report_baselines(files: RunFolder, emit: Emit, should_stop: Callable[[], boo
         values = json.loads(files.baselines.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return
+    if objective is not None and files.baseline_outputs.exists():
+        values = {**measure_kept_outputs(files, objective), **values}
+        files.baseline_outputs.unlink(missing_ok=True)
     emit(MetricsLogged(0, {f"baseline/{name}": value for name, value in values.items()}))
+
+
+def measure_kept_outputs(files: RunFolder, objective: Objective) -> dict[str, float]:
+    """Returns the metrics of the baselines' outputs, such as `boosting/auc`, without the loss."""
+    import numpy as np
+
+    from scaleflow import training
+
+    with np.load(files.baseline_outputs) as arrays:
+        targets, *others = (arrays[name] for name in ("targets", BOOSTING, LINEAR))
+    if others[0].shape[1] == 1:
+        targets = targets.astype(np.float32)[:, None]
+    found = {
+        name: training.measure_outputs(objective, targets, each) for name, each in zip(FITTED, others, strict=True)
+    }
+    return {
+        f"{model}/{name}": value
+        for model, values in found.items()
+        for name, value in values.items()
+        if name != "loss" and np.isfinite(value)
+    }

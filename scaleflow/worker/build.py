@@ -309,7 +309,13 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         export,
         callbacks=[training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()],
         explain=functools.partial(dataset.explain_read_error, splits=splits.by_name()),
-        write_baseline_data=functools.partial(write_baseline_data, splits, source.outputs, plan.evaluation.baselines),
+        write_baseline_data=functools.partial(
+            write_baseline_data,
+            splits,
+            source.outputs,
+            plan.evaluation.baselines,
+            keeps_outputs=bool(plan.objective.metrics),
+        ),
         facts=facts,
         kept=kept,
     )

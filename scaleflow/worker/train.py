@@ -422,7 +422,7 @@ def train_and_export(
     emit(ModelExported(str(spec.files.model), result.model_step, weights))
     session.finish_checkpoints()
     if spec.records:
-        report_baselines(spec.files, emit, should_stop)
+        report_baselines(spec.files, emit, should_stop, setup.engine.objective)
     emit(RunEnded("FINISHED"))
     # No worker may end before the chief has finished: it would look like a worker that died.
     worker_sync.leave()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +15,11 @@ import numpy as np
 import pytest
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.metrics import log_loss
+from sklearn.metrics import f1_score, log_loss, roc_auc_score
 
 from scaleflow import dataset
 from scaleflow.evaluation.baseline_models import BaselineData, fit_baselines
-from scaleflow.interfaces import Arrays, Inputs, Outputs
+from scaleflow.interfaces import Arrays, Inputs, ObjectiveOptions, Outputs
 from scaleflow.interfaces.events import Event, MetricsLogged, Note
 from scaleflow.launcher.baselines import fit_and_write
 from scaleflow.runs import RunFolder
@@ -105,3 +106,36 @@ def test_they_get_the_rows_of_the_model(tmp_path: Path, monkeypatch: pytest.Monk
     assert write(900, 3, 500, 3) == (500, 500, True, 3)
     assert write(1100, 5000, 10**6, 10) == (999, 999, True, 10), "50 million values, for each of ten classes"
     assert write(900, 3, 0, 0) is None
+
+
+def measure_asked(folder: Path) -> dict[str, dict[str, float]]:
+    """The metrics of fitted baselines that the user asked for, by kind."""
+    from scaleflow import objective
+    from scaleflow.config.targets import bind_target, locate_target
+
+    found = {}
+    for kind, classes, shape, names in (("binary", 2, (1,), ["auc"]), ("classification", 3, (3,), ["f1"])):
+        files, events = RunFolder(folder), list[Event]()
+        replace(draw(classes), keeps_outputs=True).save(files.baseline_data)
+        fit_and_write(files)
+        loader = objective.Loader(locate_target, bind_target)
+        goal = objective.make_objective(Outputs(kind, shape), ObjectiveOptions(metrics=names), loader=loader)
+        report_baselines(files, events.append, lambda: False, goal)
+        assert not files.baseline_outputs.exists()
+        (logged,) = events
+        found[kind] = dict(logged.values)
+    return found
+
+
+def test_metrics_that_the_user_asked_for_are_those_of_scikit_learn(
+    tmp_path: Path, isolated: Callable[..., Any]
+) -> None:
+    found = isolated(measure_asked, tmp_path)
+    two, three = draw(2), draw(3)
+    model = LogisticRegression(max_iter=300).fit(two.features, two.targets)
+    auc = roc_auc_score(two.test_targets, model.predict_proba(two.test_features)[:, 1])
+    assert found["binary"]["baseline/linear/auc"] == pytest.approx(auc, abs=5e-3)  # Keras's has 200 thresholds
+    assert 0.5 < found["binary"]["baseline/boosting/auc"] < 1
+    model = LogisticRegression(max_iter=300).fit(three.features, three.targets)
+    f1 = f1_score(three.test_targets, model.predict(three.test_features), average="macro")
+    assert found["classification"]["baseline/linear/f1"] == pytest.approx(f1, abs=1e-6)

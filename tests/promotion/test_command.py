@@ -134,7 +134,9 @@ def test_two_models_are_compared_on_another_file(command: Command) -> None:
     (command.folder / "new.csv").write_text("\n".join([*rows[:11], *new, ""]))  # 10 rows that both were trained on
     table = ("dataset=table", "dataset.data_dir=h.csv", "dataset.target=size", "dataset.validation=null")
     table += ("dataset.test=0",)
-    first = answer_of(command("--json", *table, "training.max_steps=1", "dataset.drop=[town]"))["run_id"]
+    first = answer_of(
+        command("--json", *table, "training.max_steps=1", "optimizer.learning_rate=1e-9", "dataset.drop=[town]")
+    )["run_id"]
     second = answer_of(command("--json", *table, "training.epochs=20"))["run_id"]
     promote(command, first, "--model", "house")
     found = promote(command, second, "--model", "house", "--on", "new.csv")["comparison"]
