@@ -153,7 +153,8 @@ def baselines(
         kept = {name: value for name, value in values.items() if name not in replaced}
         if objective is not None and options.metrics:
             constant = map_outputs(make_constant, outputs, splits["train"], weights.get("train"), splits[split])
-            kept = {**measure_outputs(objective, splits[split], constant, weights.get(split)), "loss": np.nan, **kept}
+            measured = measure_outputs(objective, splits[split], constant, weights.get(split))
+            kept = {name: value for name, value in measured.items() if name.rpartition("/")[2] != "loss"} | kept
         found[split] = kept
     names = {"validation": "baseline", "test": "baseline/test" if "validation" in splits else "baseline"}
     return {

@@ -223,12 +223,13 @@ def replaced() -> list[Any]:
         "age": [metric("MeanAbsolutePercentageError", name="mae"), metric("R2Score", name="r2")],
         "kind": [metric(f"{OWN}.MeanMargin", name="accuracy")],
     }
-    objective = make(outputs, ObjectiveOptions(metrics=metrics))
+    options = ObjectiveOptions(metrics=metrics)
+    objective = make(outputs, options)
     sums = MetricSums(objective, evaluates=True)
     targets = {"age": np.array([[2.0], [4.0]], np.float32), "kind": np.array([0, 1], np.int32)}
     predicted = {"age": np.array([[1.0], [5.0]], np.float32), "kind": np.zeros([2, 3], np.float32)}
     total = np.asarray(sums.compute(to_tensors(targets), to_tensors(predicted), None, np.ones(2, np.float32)))
-    known = baselines(outputs, {"train": targets, "test": targets}, replaced=objective.replaced)
+    known = baselines(outputs, {"train": targets, "test": targets}, options, objective=objective)
     return [dict(sums.means(total, 2)), sums.names, objective.modes, sorted(known)]
 
 
@@ -239,7 +240,7 @@ def test_a_metric_replaces_the_one_of_its_name_that_is_recorded_by_default(isola
     assert values["kind/accuracy"] == pytest.approx(1 / 3 - 1 / 2)
     assert (modes["age/mae"], modes["age/r2"], modes.get("kind/accuracy")) == ("min", "max", None)
     assert known == [
-        *("baseline/age/loss", "baseline/age/rmse"),
+        *("baseline/age/loss", "baseline/age/mae", "baseline/age/r2", "baseline/age/rmse", "baseline/kind/accuracy"),
         *("baseline/kind/balanced_accuracy", "baseline/kind/loss", "baseline/loss"),
     ]
 
@@ -272,7 +273,7 @@ def measure_nothing(outputs: Any, metrics: Any) -> list[Any]:
     objective = make(outputs, ObjectiveOptions(metrics=metrics))
     targets = {"age": np.array([[2.0], [4.0]], np.float32), "kind": np.array([0, 1], np.int32)}
     given = targets if isinstance(outputs, Mapping) else targets["kind"]
-    known = baselines(outputs, {"train": given, "test": given}, replaced=objective.replaced)
+    known = baselines(outputs, {"train": given, "test": given}, objective=objective)
     measures = [name for each in (*objective.measures, *objective.evaluation_measures) for name in each.names]
     return [measures, dict(objective.modes), sorted(known), objective.classes]
 
