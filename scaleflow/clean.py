@@ -29,14 +29,15 @@ from scaleflow.commands.frame import CommandParser, run_command
 from scaleflow.commands.process import end_with
 from scaleflow.errors import ConfigError, RunDeleted, RunMissing
 from scaleflow.interfaces.formatting import format_duration, join_first
-from scaleflow.interfaces.secret_masking import mask_secrets, register_resolver
+from scaleflow.interfaces.secret_masking import register_resolver
 from scaleflow.launcher.answer import ANSWER, FAILED
-from scaleflow.launcher.recording.recovery import find_tracking_options, format_store_error
+from scaleflow.launcher.recording.recovery import find_tracking_options
 from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.folder import FolderBusy
 from scaleflow.sync import find_run_folders
 from scaleflow.tracking import NoTracker, make_tracker
+from scaleflow.tracking.connection import format_store_error
 from scaleflow.tracking.uri import sqlite_file
 
 #: Where runs and sweeps are if no folder is typed.
@@ -205,7 +206,7 @@ class StoreCheck:
         except RunMissing:
             return "not in the store"
         except Exception as error:  # a store may raise anything
-            self._failures[uri] = f"the store does not answer: {mask_secrets(format_store_error(error))}"
+            self._failures[uri] = f"the store does not answer: {format_store_error(error, uri)}"
             return self._failures[uri]
         return RECORDED
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -362,3 +363,25 @@ def test_wrong_use_is_refused(
         code = int(left.code or 0)
     assert code == 2
     assert capsys.readouterr().err
+
+
+def test_it_suggests_what_it_has(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that is away, an address without a scheme, and a run that another store has."""
+    away = MadeRun(tmp_path / "away", uri="http://127.0.0.1:9").ready().end()
+    there = MadeRun(tmp_path / "there", uri=uri).ready().end()
+    assert main([str(there.folder)]) == 0
+    (there.folder / "record.json").write_text(json.dumps({**there.state, "run_id": "0" * 32}))
+    capsys.readouterr()
+    shown = ""
+    for words in ([str(away.folder)], [str(away.folder), "--uri", "localhost:9"], [str(there.folder)]):
+        assert main(words) == 1
+        shown += capsys.readouterr().out
+    assert "use --uri sqlite:///mlflow.db" in shown
+    assert "type --uri http://localhost:9" in shown
+    assert "name the store that has it with --uri" in shown
+    assert "--again records it again, as a new run" in shown
+    assert "offline" not in shown
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    known = capsys.readouterr().out
+    assert {word for word in re.findall(r"--\w+", shown) if word not in known} == set()

@@ -59,7 +59,6 @@ from scaleflow.launcher.processes.supervisor import ProcessHost, Supervisor
 from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.launcher.recording.recovery import finalize_run, repair_quietly
-from scaleflow.launcher.recording.store_transfer import format_error
 from scaleflow.launcher.run_end import finish_run
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.code_digest import write_code
@@ -69,6 +68,7 @@ from scaleflow.runs.provenance.collect import LaunchFacts, record_provenance
 from scaleflow.runs.provenance.record import remove_launch_state
 from scaleflow.runs.state import RunHistory
 from scaleflow.tracking import RUN_ID, NoTracker, TensorBoardWriter, locate_weights, make_tracker
+from scaleflow.tracking.connection import format_store_error
 
 #: The suffix that the name of the search's folder adds to that of the run's folder.
 SUFFIX = "-batch-size"
@@ -169,7 +169,7 @@ class ProvenanceCollector(threading.Thread):
         try:
             record_provenance(self._spec, self._facts)
         except Exception as error:  # the run goes on without the record
-            self.error = str(mask_secrets(format_error(error)))
+            self.error = format_store_error(error)
 
 
 #: Seconds that a refused command waits for the completion of a store that it has begun to create.

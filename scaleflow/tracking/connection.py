@@ -11,12 +11,14 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from filelock import FileLock
 
+from scaleflow.errors import ConfigError, RunError, ScaleflowError, StoreUnreachable, read_reason
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.interfaces.versions import to_series
 from scaleflow.tracking.uri import sqlite_file
@@ -32,6 +34,9 @@ MLFLOW_DEFAULTS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
+
+#: HTTP status codes of a server that is overloaded: request timeout, too early, too many requests.
+BUSY = (408, 425, 429)
 
 #: MLflow's tracking URI is global to the process, so only one thread at a time may change it.
 STORE_LOCK = threading.Lock()
@@ -96,6 +101,8 @@ def use_store(store: str) -> Iterator[None]:
 def is_unreachable(error: BaseException) -> bool:
     """Whether an exception of MLflow's says that a server does not answer. Imports no MLflow."""
     module = sys.modules.get("mlflow.exceptions")
+    if isinstance(error, StoreUnreachable) and error.__cause__ is not None:
+        error = error.__cause__
     if module is None or not isinstance(error, module.MlflowException):
         return False
     cause = error.__cause__ or error.__context__
@@ -137,3 +144,97 @@ def explain_versions(error: Exception) -> str | None:
             "database, such as tracking.uri=sqlite:///other.db"
         )
     return None
+
+
+def format_store_error(error: BaseException, uri: str | None = None) -> str:
+    """Returns in one line why a store takes nothing. An error of scaleflow's own explains itself."""
+    if isinstance(error, ScaleflowError):
+        return str(mask_secrets(str(error)))
+    line = str(error).strip().partition("\n")[0]
+    reason = f"{type(error).__name__}: {line}".removesuffix(": ")
+    return explain_denial(error, uri or "") or str(mask_secrets(reason))
+
+
+def explain_unusable(uri: str, error: Exception) -> ConfigError:
+    """Returns the error to raise if a store can't be used: StoreUnreachable if it is only unavailable now."""
+    denial = explain_denial(error, uri)
+    reason = explain_versions(error) or denial or read_reason(error)
+    kind = StoreUnreachable if is_transient(error) and not denial else ConfigError
+    return kind(f"tracking.uri={mask_secrets(uri)}: the store cannot be used: {mask_secrets(reason)}")
+
+
+def is_transient(error: Exception) -> bool:
+    """Tells whether an error only means that the store is unavailable now, so that the request may be repeated."""
+    from mlflow.exceptions import MlflowException, RestException
+
+    if isinstance(error, RestException):
+        return error.get_http_status_code() in BUSY or error.get_http_status_code() >= 500
+    if isinstance(error, MlflowException):  # raised by the client itself: no answer, or a locked database
+        return error.error_code in ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE")
+    return isinstance(error, OSError)
+
+
+def find_http_status(error: BaseException) -> int | None:
+    """Returns the status of a server's answer that is an error; None if the error is none. Imports no MLflow."""
+    if (status := getattr(getattr(error, "response", None), "status_code", None)) is not None:
+        return int(status)
+    module = sys.modules.get("mlflow.exceptions")
+    if module is None or not isinstance(error, module.MlflowException):
+        return None
+    answer = getattr(error, "json", {})
+    if "error_code" not in answer:  # of a gateway, not of MLflow's server, whose status is not kept
+        for status, sign in ((401, "unauthori|authenticat"), (403, "forbidden")):
+            if re.search(sign, str(answer), re.IGNORECASE):
+                return status
+    return int(error.get_http_status_code())
+
+
+def explain_denial(error: BaseException, uri: str) -> str:
+    """Returns what to set if a server wants other credentials, and whether some were sent; "" for other errors."""
+    status = find_http_status(error)
+    if status not in (401, 403):
+        return ""
+    from mlflow.utils.credentials import get_default_host_creds
+
+    found = get_default_host_creds(uri)
+    sources = {
+        "the name and password of MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD": found.username
+        and found.password,
+        "the token of MLFLOW_TRACKING_TOKEN": found.token,
+        "the name and password of the address": "@" in urlsplit(uri).netloc,
+    }
+    sent = next((f"it got {source}" for source, is_set in sources.items() if is_set), "no credentials were sent")
+    return (
+        f"the server denies access ({status}), and {sent}; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, "
+        "or MLFLOW_TRACKING_TOKEN, to those of a user who may record there"
+    )
+
+
+@contextlib.contextmanager
+def explain_artifact_root(uri: str, find_root: Callable[[], str]) -> Iterator[None]:
+    """Says of a failed upload that the server's artifact root is the reason, if the server answers other requests.
+
+    Args:
+        uri: of the store.
+        find_root: asks the server for the artifact root.
+
+    Raises:
+        RunError: in place of the error.
+    """
+    try:
+        yield
+    except Exception as error:  # an object store may raise anything
+        if not uri.startswith("http") or find_http_status(error) in (401, 403):
+            raise
+        try:
+            root = find_root()
+        except Exception:  # the server may have closed the connection of the upload; it raises again if it is away
+            root = find_root()
+        reason = re.sub(r".*\(Caused by (.*)\)$", r"\1", read_reason(error))[:200]
+        text = (
+            f"the server {uri} answers, but stores no files ({reason}); check its --artifacts-destination"
+            if root.startswith(("mlflow-artifacts:", "http"))
+            else f"the server {uri} has the artifact root {root}, and this machine cannot write there ({reason}); "
+            "start it with --artifacts-destination, so that it stores the files itself"
+        )
+        raise RunError(str(mask_secrets(text))) from error

@@ -17,12 +17,19 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from scaleflow.errors import ConfigError, RunDeleted, RunMissing, StoreUnreachable, read_reason
+from scaleflow.errors import ConfigError, RunDeleted, RunMissing
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracking, find_console_script, name_command
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.tracking.connection import explain_versions, hold_migration_lock, opens_by_default, set_mlflow_defaults
+from scaleflow.tracking.connection import (
+    explain_artifact_root,
+    explain_unusable,
+    explain_versions,
+    hold_migration_lock,
+    opens_by_default,
+    set_mlflow_defaults,
+)
 from scaleflow.tracking.keys import MAX_KEY, MetricKeys, to_distinct_keys
 from scaleflow.tracking.registry import ChampionRegistry, register_model
 from scaleflow.tracking.uri import DEFAULT_EXPERIMENT, artifact_location, sqlite_file
@@ -54,9 +61,6 @@ DESCRIPTION, WRITTEN = "mlflow.note.content", "scaleflow.description"
 
 #: Metrics that are also logged for the model, if they were measured at its step.
 MODEL_METRICS = ("val/", "test/")
-
-#: HTTP status codes of a server that is overloaded: request timeout, too early, too many requests.
-BUSY = (408, 425, 429)
 
 #: Tags of the run's source in MLflow's UI, and of the view in which the UI opens the experiment.
 SOURCE_TAGS = {"mlflow.source.name": "scaleflow", "mlflow.source.type": "LOCAL"}
@@ -319,7 +323,9 @@ class MlflowTracker:
             self._client.log_batch(self._run, tags=both)
 
     def log_artifact(self, path: Path, folder: str | None) -> None:
-        self._client.log_artifact(self._run, str(path), folder)
+        path.stat()  # raises FileNotFoundError
+        with explain_artifact_root(self.uri, lambda: str(self.fetch_run().info.artifact_uri)):
+            self._client.log_artifact(self._run, str(path), folder)
 
     def open_registry(self, name: str) -> ChampionRegistry:
         """Returns the versions of a registered model. The store has been opened."""
@@ -388,7 +394,8 @@ class MlflowTracker:
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
                 name = path.relative_to(folder)
                 if (model_id, name) not in self._uploaded:
-                    self.log_model_file(model_id, path, name.parent.as_posix())
+                    with explain_artifact_root(self.uri, lambda: self.find_artifacts(model_id)):
+                        self.log_model_file(model_id, path, name.parent.as_posix())
                     self._uploaded.add((model_id, name))
 
     def _find_or_create_model(self, step: int) -> tuple[str, bool]:
@@ -453,24 +460,6 @@ def refuse_missing(message: str, kind: type[ConfigError] = ConfigError) -> Itera
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
         raise kind(message) from error
-
-
-def explain_unusable(uri: str, error: Exception) -> ConfigError:
-    """Returns the error to raise if a store can't be used: StoreUnreachable if it is only unavailable now."""
-    reason = explain_versions(error) or read_reason(error)
-    kind = StoreUnreachable if is_transient(error) else ConfigError
-    return kind(f"tracking.uri={mask_secrets(uri)}: the store cannot be used: {mask_secrets(reason)}")
-
-
-def is_transient(error: Exception) -> bool:
-    """Tells whether an error only means that the store is unavailable now, so that the request may be repeated."""
-    from mlflow.exceptions import MlflowException, RestException
-
-    if isinstance(error, RestException):
-        return error.get_http_status_code() in BUSY or error.get_http_status_code() >= 500
-    if isinstance(error, MlflowException):  # raised by the client itself: no answer, or a locked database
-        return error.error_code in ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE")
-    return isinstance(error, OSError)
 
 
 def split_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -16,11 +16,11 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.events import ArtifactWritten, ConfusionWritten, DatasetDescribed, Event, MetricsLogged
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.tracking.connection import use_store
+from scaleflow.tracking.connection import explain_unusable, use_store
 from scaleflow.tracking.keys import to_allowed_key
 from scaleflow.tracking.model_uris import KERAS_FILES, choose_result, resolve_reference
 from scaleflow.tracking.plot import draw_confusion
-from scaleflow.tracking.store import GENERATED_NAME, SWEPT, MlflowTracker, explain_unusable
+from scaleflow.tracking.store import GENERATED_NAME, SWEPT, MlflowTracker
 from scaleflow.tracking.uri import resolve_store, sqlite_file
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, StoreUnreachable
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracker
 from scaleflow.interfaces.events import DatasetDescribed, RunEnded, StepsProfiled
 from scaleflow.launcher.recording import recorder as recorder_module
@@ -123,7 +123,7 @@ class Setting:
     def time_of_the_last(self) -> int:
         return int(json.loads(self.path.read_text().splitlines()[-1])["time"])
 
-    def ready(self, **more: int) -> None:
+    def ready(self, **more: Any) -> None:
         run = {"name": "a-run", "tags": {"team": "vision"}, "began": BEGAN, "params": {"model": "mlp"}}
         self.write("ready", **run, steps=9, epochs=3, **more)
 
@@ -630,6 +630,37 @@ def test_finish_gives_up_when_the_store_stays_away(setting: Setting) -> None:
     assert recorder.reason == "ConnectionError: the store is away"
     assert recorder.refusal is None
     assert recorder.recorded == 0
+
+
+def test_an_outage_lasts_until_the_store_takes_the_run_again(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "OUTAGE_SECONDS", 0.1)
+    setting.ready()
+    recorder = setting.begin()
+    until(lambda: bool(recorder.recorded))
+    for error, outage in (
+        (ConnectionError("it is away"), "does not take the run (ConnectionError: it is away)"),
+        (StoreUnreachable("no file can be written"), "does not take the run (no file can be written)"),
+    ):
+        assert recorder.outage == ""
+
+        def fail(call: Call, error: Exception = error) -> None:
+            raise error
+
+        setting.tracker.fails = fail
+        setting.metrics(1)
+        until(lambda: bool(recorder.outage))
+        assert recorder.outage == outage
+        setting.tracker.fails = lambda call: None
+        until(lambda: not recorder.outage)
+
+
+def test_a_parent_that_is_not_recorded_yet_is_no_outage(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "OUTAGE_SECONDS", 0.0)
+    setting.ready(parent=str(setting.path.parent / "sweep"))
+    recorder = setting.begin()
+    until(lambda: "not recorded yet" in recorder.reason)
+    assert recorder.outage == ""
+    recorder.finish(0.1)
 
 
 def test_finish_gives_up_on_a_store_that_never_opens(setting: Setting) -> None:

@@ -29,6 +29,7 @@ from scaleflow.launcher.processes.supervisor import Supervisor, choose_reason, f
 from scaleflow.launcher.processes.worker_process import EndReason
 from scaleflow.launcher.recording.monitor import REFUSED, RunMonitor
 from scaleflow.runs import EventReader, EventWriter, RunSpec
+from scaleflow.runs.event_log import append_event
 from scaleflow.runs.folder_use import create_folder
 from tests.conftest import Command
 from tests.launcher.test_display import READY, Clock, Terminal
@@ -329,8 +330,37 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def monitor_of(plan: Plan, folder: Path) -> RunMonitor:
-    recorder = SimpleNamespace(refusal=None, wake=lambda: None)
+    recorder = SimpleNamespace(refusal=None, wake=lambda: None, outage="")
     return RunMonitor(RunSpec(plan, folder, 0.0), recorder, Display(io.StringIO()), StopRequest())  # type: ignore[arg-type]
+
+
+def test_an_outage_of_the_store_is_shown_once_and_so_is_its_end(plan: Callable[..., Plan], tmp_path: Path) -> None:
+    """Also for jobs of a sweep that run side by side: the second one tells of it once the first one has ended."""
+    uri = "http://user:word@127.0.0.1:1"
+    jobs = [monitor_of(plan(f"tracking.uri={uri}", "tracking.offline=true"), tmp_path) for _ in range(2)]
+    shown = [job.display._stream for job in jobs]
+
+    def follow(*outages: str) -> list[str]:
+        for job, outage in zip(jobs, outages, strict=True):
+            job.recorder.outage = outage
+            for _ in range(2):
+                job.follow()
+        texts = [each.getvalue() for each in shown]  # type: ignore[attr-defined]
+        for each in shown:
+            each.truncate(0)
+        return [text.strip("\0") for text in texts]
+
+    away = "note: the tracking server http://127.0.0.1:1 does not answer: recording locally; training goes on\n"
+    back = "note: the tracking server http://127.0.0.1:1 answers again, and gets what was recorded locally\n"
+    assert follow("", "") == ["", ""]
+    assert follow("does not answer", "does not answer") == [away, ""]
+    assert follow("does not answer", "") == ["", ""]
+    assert follow("", "") == [back, ""]
+    assert follow("does not answer", "") == [away, ""]
+    append_event(jobs[0].spec.events, RunEnded("FINISHED"))
+    jobs[0].finish(None)
+    assert follow("", "does not answer") == ["", away]
+    assert follow("", "") == ["", back]
 
 
 WAITING = Waiting(8, vain="the TPU does not answer")

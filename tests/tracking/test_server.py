@@ -163,6 +163,55 @@ def test_a_server_that_is_stopped_and_started_gets_everything(server: Server, tm
 
 
 @pytest.mark.slow
+def test_the_terminal_says_once_that_the_server_is_away_and_once_that_it_is_back(
+    command: Command, server: Server
+) -> None:
+    words = (f"tracking.uri={server.uri}", "tracking.experiment=told")
+    long = LongRun(command, *SLOW, *words, only=True).until("epoch")
+    server.stop()
+    wait_for(lambda: "does not answer" in long.out.read_text())
+    time.sleep(3)  # it fails again
+    server.start()
+    wait_for(lambda: "answers again" in long.out.read_text(), timeout=60)
+    os.kill(long.launcher.pid, signal.SIGTERM)
+    assert long.end() == 143, long.err.read_text()
+    notes = [line for line in long.out.read_text().splitlines() if "the tracking server" in line]
+    assert notes == [
+        f"note: the tracking server {server.uri} does not answer: recording locally; training goes on",
+        f"note: the tracking server {server.uri} answers again, and gets what was recorded locally",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stores_files", [False, True])
+def test_a_wrong_artifact_root_is_said_to_be_the_servers(
+    server: Server, tmp_path: Path, empty_store: Path, quick: None, monkeypatch: pytest.MonkeyPatch, stores_files: bool
+) -> None:
+    """It is a folder of this machine that cannot be made, or one of the server's."""
+    monkeypatch.setattr(recorder_module, "OUTAGE_SECONDS", 0.0)
+    wrong, other = "/dev/null/artifacts", Server(tmp_path, empty_store, "/dev/null/artifacts")
+    if stores_files:
+        other.start()
+        uri, reason = other.uri, f"the server {other.uri} answers, but stores no files ("
+    else:
+        from mlflow import MlflowClient
+
+        MlflowClient(server.uri).create_experiment("wrong", f"file://{wrong}")
+        uri, reason = server.uri, f"the server {server.uri} has the artifact root file://{wrong}/"
+    try:
+        made = MadeRun(tmp_path / "wrong", uri=uri).ready().train(1, 20).end()
+        recorder = recording(made, uri)
+        wait_for(lambda: recorder.outage)
+        assert recorder.outage.startswith(f"does not take the run ({reason}")
+        assert not recorder.finish(20)
+        assert recorder.reason.startswith(reason)
+        assert steps_of(uri, only_run(uri, "wrong"), "train/loss") == list(range(1, 21))
+    finally:
+        if stores_files:
+            other.stop()
+
+
+@pytest.mark.slow
 def test_a_run_is_recorded_by_a_server(command: Command, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("training.epochs=2", "tracking.experiment=whole", "checkpoint=none")
     ended = command(*words, MLFLOW_TRACKING_URI=server.uri)

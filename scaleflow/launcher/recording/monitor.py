@@ -27,12 +27,16 @@ from scaleflow.launcher.processes.worker_process import EndReason
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.runs import EventReader, RunSpec, RunState
 from scaleflow.runs.event_log import append_event
+from scaleflow.tracking.uri import drop_credentials
 
 #: Seconds between two checks of the processes. Each check takes processor time.
 POLL_SECONDS = 0.1
 
 #: The same for a single process in a short stage, such as the start and the export: the user waits for its end.
 STAGE_POLL_SECONDS = 0.02
+
+#: The run that has told of the outage of a store, by its address.
+TELLERS: dict[str, "RunMonitor"] = {}
 
 
 class RunMonitor:
@@ -63,6 +67,7 @@ class RunMonitor:
         self.heard_at = 0.0
         self.waiting_since = 0.0
         self._is_in_stage = True
+        self._has_told = False
         self._on_event = on_event
         self._helpers = helpers
         self._reader = EventReader(spec.events, spec.events.stat().st_size if spec.events.exists() else 0)
@@ -98,7 +103,8 @@ class RunMonitor:
         return self.recorder.refusal is None
 
     def follow(self) -> None:
-        """Reads, applies and shows the new events."""
+        """Reads, applies and shows the new events, and an outage of the store."""
+        self._show_outage()
         for event in self._reader.read():
             self._apply(event)
             self.display.show_event(event)
@@ -106,6 +112,17 @@ class RunMonitor:
                 self._on_event(event)
             if isinstance(event, RunReady) and self.spec.records:
                 begin_baselines(self.spec.files)
+
+    def _show_outage(self) -> None:
+        """Shows once that the store takes nothing, and once that it does again, also for several jobs of a sweep."""
+        outage, uri = self.recorder.outage, self.spec.plan.tracking.uri or ""
+        store = f"note: the tracking {'server' if uri.startswith('http') else 'store'} {drop_credentials(uri)}"
+        if outage and TELLERS.setdefault(uri, self) is self and not self._has_told:
+            self.display.print_line(f"{store} {outage}: recording locally; training goes on", "yellow")
+        elif not outage and self._has_told:
+            del TELLERS[uri]
+            self.display.print_line(f"{store} answers again, and gets what was recorded locally", "yellow")
+        self._has_told = TELLERS.get(uri) is self
 
     def _apply(self, event: Event) -> None:
         if not isinstance(event, SystemMetrics):  # these come from the launcher itself
@@ -167,6 +184,9 @@ class RunMonitor:
         if self.state.last is None:
             self._write_end(reason or EndReason("it ended without a report"))
             self.follow()
+        if self._has_told:
+            del TELLERS[self.spec.plan.tracking.uri or ""]
+            self._has_told = False
         self.display.close()
         return self.exit_code
 

@@ -21,10 +21,11 @@ from scaleflow.interfaces import Tracker, Tracking, name_command
 from scaleflow.interfaces.events import DescriptionSet, Event, RunReady, StepsProfiled
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.display import Display
-from scaleflow.launcher.recording.store_transfer import EventTransfer, StillReadingError, format_error, read_profile
+from scaleflow.launcher.recording.store_transfer import EventTransfer, StillReadingError, read_profile
 from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import append_event
 from scaleflow.tracking import TensorBoardWriter, make_tracker
+from scaleflow.tracking.connection import format_store_error, is_unreachable
 
 if TYPE_CHECKING:
     from scaleflow.profiler.analysis_process import Profile
@@ -38,6 +39,10 @@ CONNECT_SECONDS = 10.0
 
 #: Seconds to wait for a request in progress when nothing more is to be sent.
 STOP_SECONDS = 1.0
+
+#: Seconds without success after which the user is told, and what is told of a store that does not answer.
+OUTAGE_SECONDS = 2.0
+NO_ANSWER = "does not answer"
 
 #: How often skipped files are sent again after everything else is recorded.
 FINAL_ATTEMPTS = 5
@@ -89,6 +94,7 @@ class Recorder(threading.Thread):
         refusal: why the store cannot be used, when that is known.
         is_settled: set when it is known that the store can be used, that it cannot, or that it may be unreachable.
         done: set when the thread sends nothing more.
+        outage: what a store does that has taken nothing for some seconds; empty if it takes everything.
     """
 
     def __init__(
@@ -127,6 +133,7 @@ class Recorder(threading.Thread):
         self._reason = ""
         self._unwritten: list[Event] = []
         self.refusal: ConfigError | None = None
+        self.outage = ""
         self.is_settled = threading.Event()
         self.done = threading.Event()
 
@@ -243,6 +250,7 @@ class Recorder(threading.Thread):
         again.
         """
         is_first = not self._is_open and self._failing_since is None
+        began_pass = time.monotonic()
         try:
             if not self._is_open:
                 self._transfer.open()
@@ -251,13 +259,17 @@ class Recorder(threading.Thread):
             self._transfer.send(self._hurry.is_set(), self._stop_requested.is_set)
             self._transfer.send_unwritten(list(self._unwritten))
             self._failing_since, self._reason = None, ""
+            if self.outage == NO_ANSWER or not self._transfer.aside:
+                self.outage = ""
         except Exception as error:  # a store may raise anything
+            reason = format_store_error(error, self._tracker.uri)
             if self._is_fatal(error, is_first, time.monotonic() - began):
-                raise (
-                    error if isinstance(error, ConfigError) else ConfigError(f"tracking: {format_error(error)}")
-                ) from error
-            self._failing_since = self._failing_since or time.monotonic()
-            self._reason = str(error) if isinstance(error, ConfigError) else format_error(error)
+                raise (error if isinstance(error, ConfigError) else ConfigError(f"tracking: {reason}")) from error
+            self._failing_since = self._failing_since or began_pass
+            self._reason = reason
+            is_of_store = not isinstance(error, LookupError)  # such as a parent that is not recorded yet
+            if is_of_store and not self.outage and time.monotonic() - self._failing_since > OUTAGE_SECONDS:
+                self.outage = NO_ANSWER if is_unreachable(error) else f"does not take the run ({reason})"
 
     def _is_fatal(self, error: Exception, is_first: bool, seconds: float) -> bool:
         """Returns whether an error means that the store cannot be used, so that the run is refused."""

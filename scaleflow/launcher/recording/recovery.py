@@ -1,6 +1,7 @@
 """Repairs a run whose processes are gone: writes its missing end, and sends what the store lacks."""
 
 import os
+import re
 import shlex
 import time
 from dataclasses import dataclass, replace
@@ -14,14 +15,15 @@ from scaleflow.config.parse import parse_section
 from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.interfaces import Tracking, name_command
 from scaleflow.interfaces.events import RunEnded, RunReady
-from scaleflow.interfaces.secret_masking import MASK, mask_secrets
+from scaleflow.interfaces.secret_masking import MASK
 from scaleflow.launcher.answer import write_error
-from scaleflow.launcher.recording.store_transfer import EventTransfer, format_error
+from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
 from scaleflow.runs.folder import FolderBusy
 from scaleflow.runs.state import is_finished
 from scaleflow.tracking import NoTracker, make_tracker
+from scaleflow.tracking.connection import format_store_error
 from scaleflow.tracking.uri import drop_credentials, resolve_store
 
 LAUNCHER_DIED = "the launcher was killed"
@@ -72,7 +74,7 @@ def repair(folder: Path, uri: str | None = None, tries: int = MAX_ATTEMPTS, agai
     except FolderBusy as busy:
         return SyncStatus(folder, "under way", reason=str(busy).removeprefix(f"{folder}: "))
     except OSError as error:
-        return SyncStatus(folder, "not recorded", reason=format_error(error))
+        return SyncStatus(folder, "not recorded", reason=explain_to_sync(error))
 
 
 def record_missing(status: SyncStatus, uri: str | None, tries: int, ready: RunReady | None) -> SyncStatus:
@@ -92,7 +94,7 @@ def record_missing(status: SyncStatus, uri: str | None, tries: int, ready: RunRe
             return send_missing(replace(status, reason=""), tracking, tries, is_new=True)
         return status
     except (ConfigError, OmegaConfBaseException) as refusal:
-        return replace(status, reason=format_store_error(refusal))
+        return replace(status, reason=explain_to_sync(refusal))
 
 
 def repair_quietly(folder: Path) -> bool:
@@ -130,9 +132,9 @@ def confirm_recorded(status: SyncStatus, tracking: Tracking, ready: RunReady | N
         if ready is not None:
             transfer.link_parent(ready)
     except RunMissing as missing:
-        return replace(status, result="deleted", reason=format_store_error(missing))
+        return replace(status, result="deleted", reason=explain_to_sync(missing))
     except Exception as error:  # a store may raise anything
-        return replace(status, reason=format_store_error(error))
+        return replace(status, reason=explain_to_sync(error, tracking.uri))
     return status
 
 
@@ -151,9 +153,9 @@ def send_missing(status: SyncStatus, tracking: Tracking, tries: int, is_new: boo
             transfer.send(again=True)
             break
         except RunMissing as missing:
-            return replace(status, result="deleted", reason=format_store_error(missing))
+            return replace(status, result="deleted", reason=explain_to_sync(missing))
         except Exception as error:  # a store may raise anything
-            reason = format_store_error(error)
+            reason = explain_to_sync(error, tracking.uri)
             left = tries if transfer.taken > before else left - 1
             if left:
                 time.sleep(RETRY_SECONDS)
@@ -163,8 +165,11 @@ def send_missing(status: SyncStatus, tracking: Tracking, tries: int, is_new: boo
     return replace(status, result="not recorded", reason=next(iter(transfer.aside.values()), reason))
 
 
-def format_store_error(error: Exception) -> str:
-    return mask_secrets(str(error)) if isinstance(error, ConfigError) else str(mask_secrets(format_error(error)))
+def explain_to_sync(error: Exception, uri: str | None = None) -> str:
+    """Returns why a store has not taken a run, with the options of `sync` in place of the keys of a run."""
+    text = format_store_error(error, uri).replace(", or start without it: tracking.offline=true", "")
+    text = text.replace("set tracking.uri to the store that has it", "name the store that has it with --uri")
+    return re.sub(r"(?<= )tracking\.uri=", "--uri ", text)
 
 
 def find_tracking_options(folder: Path, uri: str | None) -> Tracking:

@@ -46,6 +46,7 @@ from scaleflow.launcher.recording.description import describe_run
 from scaleflow.runs import EventReader, RunFolder, RunState
 from scaleflow.runs.provenance.tags import read_run_tags
 from scaleflow.tracking import TensorBoardWriter
+from scaleflow.tracking.connection import format_store_error
 from scaleflow.tracking.uri import sqlite_file
 
 if TYPE_CHECKING:
@@ -358,7 +359,7 @@ class EventTransfer:
                 raise
             if self.has_run:
                 self._tracker.adopt(self._record["run_id"])  # raises if the store is unreachable
-            self.aside[at] = format_error(error)
+            self.aside[at] = format_store_error(error, self._tracker.uri)
 
     def _send_deferred(self, offsets: Iterable[int]) -> None:
         for at in sorted(offsets):
@@ -371,7 +372,7 @@ class EventTransfer:
                 self._unread.add(at)
                 continue
             except Exception as error:
-                self.aside[at] = format_error(error)
+                self.aside[at] = format_store_error(error, self._tracker.uri)
             else:
                 del self.aside[at]
             self._unread.discard(at)
@@ -553,8 +554,3 @@ class EventTransfer:
         """Writes the new events for TensorBoard. It has its own offset: each point must be written once."""
         if self._board is not None:
             self._board.write_events(self._for_board.read())
-
-
-def format_error(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
