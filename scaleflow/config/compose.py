@@ -32,7 +32,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from scaleflow.config.parse import EMPTY_MAPPINGS, every_key, format_value, unknown_key_error, unknown_option_error
-from scaleflow.config.synonyms import close_brackets, translate_key
+from scaleflow.config.synonyms import ABSENT, DEVICES, close_brackets, simplify, translate_key
 from scaleflow.config.words import make_override, prepare_words, quote_override, quote_value, split_flags
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
@@ -84,9 +84,21 @@ def suggest_word(word: str, words: Sequence[str]) -> str:
             key, _, value = before[-1].partition("=")
             return f"type {mask_override(quote_override(key, ' '.join([value, *after])))}"
         return f"type {word}=VALUE in one word"
+    if "[" in value and close_brackets(word) and (whole := close_with(word, words)):
+        return f"type {mask_override(shlex.quote(whole))}"
+    if re.fullmatch(r"\(.*\)", value):
+        return f"type {mask_override(shlex.quote(f'{key}=[{value[1:-1]}]'))}"
+    if value.endswith(",") and "[" not in value:
+        return f"type {mask_override(quote_override(key, value.rstrip(',')))}"
     if closed := close_brackets(word):
         return f"a bracket is missing; type {mask_override(closed)}"
     return f"type {mask_override(quote_override(key, value))}"
+
+
+def close_with(word: str, words: Sequence[str]) -> str:
+    """Returns a word with the following ones, up to the one that closes its brackets; "" if none does."""
+    parts = itertools.accumulate(words[words.index(word) :], "{} {}".format) if word in words else ()
+    return next((re.sub(r", +", ",", each) for each in parts if not close_brackets(each)), "")
 
 
 def explain_mapping(error: Exception, words: Sequence[str]) -> str:
@@ -155,9 +167,13 @@ def explain_unknown_key(override: Override, known: Sequence[str], groups: Sequen
     error = str(unknown_key_error(key, [*known, *groups]))
     text, is_similar, similar = error.partition("; did you mean ")
     parent, _, leaf = key.rpartition(".")
+    absent = ABSENT.get(key) or (ABSENT.get(simplify(leaf)) if parent in ("", "dataset", "objective") else None)
+    if absent:
+        return ConfigError(f"{key}: there is no such key: {absent}")
     is_misspelled = similar.rstrip("?").rpartition(".")[0] == parent and bool(parent)
     is_leaf = bool(is_similar) and similar.rstrip("?").endswith(f".{leaf}")
-    meant = "" if is_misspelled else translate_key(key, value)
+    is_device = simplify(leaf) in DEVICES
+    meant = "" if is_misspelled and not is_device else translate_key(key, value)
     is_other_form = meant.count("=") > 1 or meant.startswith(("'", "strategy=", "hydra."))
     if is_other_form or (meant and not is_leaf and meant.partition("=")[0] in [*known, *groups]):
         return ConfigError(f"{key}: there is no such key; type {meant}")

@@ -32,7 +32,6 @@ KEYS = invert(
         "optimizer.schedule={}": "schedule scheduler lrscheduler lrschedulertype lrschedule",
         "optimizer=adamw optimizer.weight_decay={}": "wd decay weightdecay",
         "optimizer=sgd optimizer.momentum={}": "momentum",
-        "optimizer={}": "optim opt",
         "objective.label_smoothing={}": "labelsmoothing labelsmoothingfactor",
         "objective.class_weight={}": "classweight classweights",
         "objective.loss={}": "loss lossfn lossfunction criterion",
@@ -45,11 +44,10 @@ KEYS = invert(
         "dataset.test={}": "testsize testsplit testfraction",
         "'dataset.delimiter=\"{}\"'": "sep separator delimiter",
         "'dataset.augment={{flip: true}}'": "flip augment augmentation",
-        "model={}": "arch architecture modelname network backbone",
         "model.units={}": "units hidden hiddensize hiddenunits hiddenlayers width layers",
         "model.dropout={}": "dropout dropoutrate",
         "model.init_from={}": "pretrained initcheckpoint weights loadfrom finetunefrom",
-        "resume={}": "checkpoint ckpt ckptpath resumefromcheckpoint restore continue",
+        "resume={}": "resume ckpt ckptpath resumefromcheckpoint restore continue",
         "checkpoint.every_steps={}": "savesteps saveeverysteps saveeverynsteps",
         "checkpoint.every_epochs={}": "saveevery saveperiod saveeveryepochs everynepochs",
         "hydra.run.dir={}": "out output outputdir outdir logdir savedir rundir workdir defaultrootdir",
@@ -58,10 +56,18 @@ KEYS = invert(
         "tracking.run_name={}": "name runname",
         "tracking.uri={}": "uri mlflow mlflowuri trackinguri mlflowtrackinguri",
         "tracking.register_as={}": "register registeras registeredmodelname",
-        "strategy=multi_worker cluster.workers={}": "workers numworkers nworkers nodes nnodes numnodes worldsize",
+        "dataset.threads={}": "numworkers dataloadernumworkers loaderworkers numthreads preprocessingnumworkers",
+        "'dataset.size={}'": "imagesize imgsize targetsize inputsize",
+        "model={}": "model arch architecture modelname network backbone",
+        "dataset={}": "dataset",
+        "optimizer={}": "optimizer optim opt",
+        "hardware={}": "hardware accelerator",
+        "strategy={}": "strategy",
+        "checkpoint=best": "savebestonly loadbestmodelatend keepbest",
+        "strategy=multi_worker cluster.workers={}": "workers nworkers nodes nnodes numnodes worldsize",
         "-m hydra.launcher.n_jobs={}": "jobs njobs parallel",
         "-m hydra/sweeper=optuna5 hydra.sweeper.n_trials={}": "trials ntrials numtrials",
-        "precision={}": "dtype policy dtypepolicy mixedprecisionpolicy",
+        "precision={}": "precision dtype policy dtypepolicy mixedprecisionpolicy",
         "precision=mixed": "fp16 amp half halfprecision mixedprecision",
         "precision=mixed_bfloat16": "bf16",
         "hardware.xla=true": "xla jit jitcompile",
@@ -73,6 +79,18 @@ KEYS = invert(
         "--config-dir {}": "config configfile configdir",
     }
 )
+
+#: The last part of a key of `dataset`, or of one without a group, written as above -> what there is in its place.
+ABSENT = invert(
+    {
+        "rows are divided one by one; to keep those of one group together, write them to train.csv, validation.csv and "
+        "test.csv in a folder, with dataset.validation=validation": "group groups groupby groupcolumn groupcol splitby "
+        "stratify stratifyby splitcolumn",
+        "rows of a table have no weights; dataset=npz has dataset.weights": "sampleweight sampleweights "
+        "exampleweight exampleweights weightcolumn weightcol",
+    }
+)
+ABSENT["dataset.weights"] = ABSENT["sampleweights"]
 
 #: Keys that say how many devices a run uses.
 DEVICES = invert({"devices": "gpu gpus ngpus numgpus device devices numdevices nprocpernode nprocs accelerators"})
@@ -190,7 +208,7 @@ def translate_words(words: list[str], flags: Sequence[str]) -> list[str]:
             value = rest.pop(place)
         if name == "--target" and len(rest) < len(words) and path:
             target = value
-        elif meant := translate_key(name.lstrip("-"), value):
+        elif meant := translate_key(f"flag.{name.lstrip('-')}", value):
             typed.append(meant)
         else:
             return words  # Hydra's parser names the flag
@@ -211,10 +229,14 @@ def simplify(word: str) -> str:
 def translate_key(key: str, value: str) -> str:
     """Returns the words that mean `KEY=VALUE`, or "" if the last part of the key is in no table."""
     leaf = simplify(key.rpartition(".")[2])
+    if leaf in ("gpu", "device") and value == "0":
+        return "'hardware.devices=[0]'"
     if leaf in DEVICES:
         return translate_devices(value)
     word = KEYS.get(leaf, "").format(value.strip("[]") if "[{}]" in KEYS.get(leaf, "") else value or "VALUE")
-    return "" if word.partition("=")[0] == key else word
+    group, _, option = word.partition("=")
+    word = OPTIONS.get(group, {}).get(simplify(option), word)
+    return "" if group == key else word
 
 
 def translate_devices(value: str) -> str:

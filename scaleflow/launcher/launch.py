@@ -213,7 +213,10 @@ def run_job(config: DictConfig, started: float) -> int:
         if run.is_finished:
             repair_quietly(run.spec.folder)  # sends what the command that finished it could not record
             ANSWER.read = partial(describe_outcome, run.spec.folder)
-            print(f"{run.spec.folder}: the run is finished; to train longer, add training.epochs=N with more epochs")
+            training = run.spec.plan.training
+            length = f"max_steps=N, more than {training.max_steps}" if training.max_steps else "epochs=N"
+            length += "" if training.max_steps else f", more than {training.epochs}"
+            print(f"{run.spec.folder}: the run is finished; to train longer, add training.{length}")
             return 0
         check_folder(run.spec.folder, ignored=list_hydra_names())
     except ConfigError as refusal:

@@ -111,6 +111,7 @@ def find_resumed_run(named: str, composed: Config, choices: Mapping[str, str], o
     if config["training"].get("batch_size") == "auto":  # the run keeps the one that was found when it began
         config["training"]["batch_size"] = saved["training"]["batch_size"]
     check_changes(saved, config, keys, folder)
+    check_length(config, keys, state)
     for each in (saved, config):
         keep_sizes(each, state.params)
     keep_batching(config, state.params)
@@ -227,6 +228,18 @@ def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: P
             f"change only its length ({', '.join(f'training.{name}' for name in LENGTH_KEYS)}) and "
             f"{', '.join(CHANGEABLE[:7])}; start a new run for other changes: {name_command('rerun')}"
         )
+
+
+def check_length(config: Config, typed: Sequence[str], state: RunState) -> None:
+    """Rejects a length that is less than what the run has trained: its model would be that of more steps."""
+    per_epoch = int(state.params.get("resolved.steps_per_epoch", 0))
+    for name, steps in (("epochs", per_epoch), ("max_steps", 1)):
+        wanted, done = config["training"].get(name), state.checkpoint or 0
+        if f"training.{name}" in typed and isinstance(wanted, int) and 0 < wanted * steps < done:
+            raise ConfigError(
+                f"training.{name}={wanted}: the run has trained {done:,} steps ({wanted * steps:,} are asked for); "
+                f"name at least {-(-done // steps):,}, or leave it out"
+            )
 
 
 def find_differences(saved: Any, config: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -34,7 +34,13 @@ TYPED = {
     "devices=auto": "strategy=mirrored",
     "gpus=0": "hardware=cpu",
     "metrics=auc": "'objective.metrics=[auc]'",
-    "num_workers=4": "strategy=multi_worker cluster.workers=4",
+    "num_workers=4": "dataset.threads=4",
+    "num_nodes=4": "strategy=multi_worker cluster.workers=4",
+    "hardware.gpus=2": "strategy=mirrored 'hardware.devices=[0,1]'",
+    "hardware.gpu=0": "'hardware.devices=[0]'",
+    "trainer.precision=bf16": "precision=mixed_bfloat16",
+    "checkpoint.save_best_only=true": "checkpoint=best",
+    "--model cnn": "model=cnn",
     "random_state=7": "seed=7",
     "output_dir=here": "hydra.run.dir=here",
     "mlflow_tracking_uri=http://a:1": "tracking.uri=http://a:1",
@@ -59,6 +65,9 @@ TYPED = {
     "model=efficientnet_b0": "model=keras_application model.name=EfficientNetB0",
     "model=xgboost": "model=tabular",
     "model.units=[64,64": "'model.units=[64,64]'",
+    "model.units=[64, 32]": "'model.units=[64,32]'",
+    "'model.units=(64,32)'": "'model.units=[64,32]'",
+    "model=cnn, optimizer=sgd": "type model=cnn",
     "tracking.run_name=my first run": "'tracking.run_name=my first run'",
     "dataset=my.csv": "dataset=table dataset.data_dir=my.csv dataset.target=price",
     "dataset=photos/": "dataset=image_folder dataset.data_dir=photos/",
@@ -84,7 +93,19 @@ def test_a_refusal_says_what_to_type_and_that_composes(typed: str, capsys: pytes
     said = capsys.readouterr().err.strip()
     assert TYPED[typed] in said, said
     if not {"scaleflow", "mlflow"} & set(TYPED[typed].split()):
-        assert main([*shlex.split(TYPED[typed]), "--cfg", "job"]) == 0, capsys.readouterr().err
+        words = shlex.split(TYPED[typed].removeprefix("type "))
+        assert main([*words, "--cfg", "job"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [("dataset.groups=customer", "train.csv, validation.csv and test.csv"), ("dataset.weights=w", "dataset=npz has")],
+)
+def test_a_refusal_says_what_there_is_in_place_of_what_is_absent(
+    word: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word, "--cfg", "job"]) == 2
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("folder")

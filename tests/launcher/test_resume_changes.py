@@ -71,6 +71,7 @@ def run_and_change(folder: str) -> dict[str, Any]:
     attempt("finished", "resume=run")
     attempt("allowed", "resume=run", "training.epochs=3", "resume_data=changed", "resume_code=changed")
     attempt("no more", "resume=run", "training.epochs=4")
+    attempt("shorter", "resume=run", "training.epochs=1", "resume_data=changed", "resume_code=changed")
     attempt("a wrong word", "resume=run", "resume_data=any")
     files = RunFolder(Path("run"))
     found["states"] = read_states(files)
@@ -113,6 +114,11 @@ def test_a_run_continues_with_changed_data_and_code_if_asked_to(found: dict[str,
     assert epochs[:4] == [(1, 9), (2, 18), (3, 30), (4, 42)]  # 9 steps in an epoch, then 12
     tags = [event["values"] for event in found["events"] if event["event"] == "tags"]
     assert tags == [{"scaleflow.resume_data": "changed"}, {"scaleflow.resume_code": "changed"}]
+
+
+def test_a_length_below_what_is_trained_is_refused(found: dict[str, Any]) -> None:
+    assert "training.epochs=1: the run has trained " in found["shorter"]
+    assert "name at least 3, or leave it out" in found["shorter"]
 
 
 def test_changed_code_is_refused_by_file(found: dict[str, Any]) -> None:
