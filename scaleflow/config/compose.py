@@ -88,7 +88,7 @@ def suggest_word(word: str, words: Sequence[str]) -> str:
         return f"type {mask_override(shlex.quote(whole))}"
     if re.fullmatch(r"\(.*\)", value):
         return f"type {mask_override(shlex.quote(f'{key}=[{value[1:-1]}]'))}"
-    if value.endswith(",") and "[" not in value:
+    if re.fullmatch(r"[\w.-]+,", value):
         return f"type {mask_override(quote_override(key, value.rstrip(',')))}"
     if closed := close_brackets(word):
         return f"a bracket is missing; type {mask_override(closed)}"
