@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from scaleflow.config.parse import suggest
-from scaleflow.errors import ConfigError, RunError, read_reason
+from scaleflow.errors import ConfigError, RunError, find_similar, read_reason
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.formatting import GENERATOR
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -110,19 +109,42 @@ class CommandParser(argparse.ArgumentParser):
         form = argparse.RawDescriptionHelpFormatter
         super().__init__(f"scaleflow {name}", description=about, formatter_class=form, allow_abbrev=False)
         self.name = name
+        self._typed: list[str] = []
         self.add_argument(JSON, action="store_true", help="print one JSON object as the last line of standard output")
 
     def error(self, message: str) -> NoReturn:
         """Ends the command with exit code 2 and one line, which names what was meant."""
         if message.startswith("unrecognized arguments: "):
-            word = message.split()[2]
-            flags = [*re.findall(r"--[\w-]+", self.format_usage()), "--help"]
-            message = f"{word}: there is no such flag{suggest(word, flags, '')} ({', '.join(flags)})"
+            message = self._describe_flag(message.split()[2])
         elif message.startswith("the following arguments are required: "):
             needed = [action for action in self._actions if action.required and action.dest != "overrides"]
             words = [" ".join([*action.option_strings[:1], str(action.metavar or action.dest)]) for action in needed]
             message = f"{message}; type {name_command(self.name)} {' '.join(words)}"
+            unknown = [
+                word for word in self._typed if word.startswith("--") and word.partition("=")[0] not in self._flags
+            ]
+            message = self._describe_flag(unknown[0]) if unknown else message
         self.exit(print_refusal(message.removesuffix(", KEY=VALUE")))  # argparse says so of words that may be absent
+
+    @property
+    def _flags(self) -> list[str]:
+        return [*re.findall(r"--[\w-]+", self.format_usage()), "--help"]
+
+    def _describe_flag(self, word: str) -> str:
+        """Says that there is no such flag, and what was meant."""
+        flag = word.partition("=")[0]
+        if flag in ("--run", "--run-id", "--run_id", "--id", "--model-uri"):
+            return f"{word}: there is no such flag; type {name_command(self.name)} RUN_ID"
+        if self.name == "evaluate" and flag in ("--data", "--dataset", "--input", "--file", "--csv"):
+            return f"{word}: there is no such flag; type dataset.data_dir=FILE"
+        bare = {each.lstrip("-"): each for each in self._flags}
+        similar = find_similar(flag.lstrip("-"), bare, 0.7)
+        hint = f"; did you mean {bare[similar]}?" if similar else ""
+        return f"{word}: there is no such flag{hint} ({', '.join(self._flags)})"
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._typed = list(args or ())
+        return super().parse_known_args(args, namespace)
 
     def add_overrides(self, about: str) -> None:
         """Adds the overrides of a config, and the folders with the user's own options."""

@@ -6,9 +6,11 @@ Each error names the key, the value and what would work.
 import dataclasses
 import functools
 import re
+import shlex
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from scaleflow.config.synonyms import translate_option
@@ -224,9 +226,21 @@ def unknown_key_error(key: str, known: Iterable[str]) -> ConfigError:
 
 def unknown_option_error(group: str, option: str, available: Sequence[str]) -> ConfigError:
     """Returns the error for an option that does not exist; lists the available ones."""
-    meant = translate_option(group, option)
+    meant = translate_option(group, option) or find_own_option(group, option)
     hint = f"; type {meant}" if meant else f"{suggest(option, available, '')} ({', '.join(available)})"
     return ConfigError(f"{group}={option}: there is no such option{hint}")
+
+
+def find_own_option(group: str, option: str) -> str:
+    """Returns what to type for an option of the user's that is in a folder here; "" if there is none."""
+    base, name = Path(), option.removesuffix(".yaml")
+    if re.fullmatch(r"[\w-]+", name):
+        for found in (*base.glob(f"{group}/{name}.yaml"), *base.glob(f"*/{group}/{name}.yaml")):
+            return f"--config-dir {shlex.quote(str(found.parents[1]))} {group}={name}"
+    if option.endswith(".py") and Path(option).is_file():
+        line = f"_target_: {Path(option).stem}.FUNCTION"
+        return f"--config-dir DIR {group}=NAME, where DIR/{group}/NAME.yaml has the line {line}"
+    return ""
 
 
 def suggest(word: str, known: Iterable[str], otherwise: str) -> str:

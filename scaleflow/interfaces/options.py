@@ -49,7 +49,9 @@ def check_option(value: Any, hint: Any, key: str) -> None:
         hint = get_args(hint)[0]
     for is_valid, expected in find_checks(hint):
         if not is_valid(value):
-            raise ConfigError(f"{key}={value}: expected {expected}")
+            is_one = "a list such as" in expected and isinstance(value, str) and is_valid([value])
+            hint = f"; type '{key}=[{value}]'" if is_one else ""
+            raise ConfigError(f"{key}={value}: expected {expected}{hint}")
 
 
 def find_checks(hint: Any) -> Sequence[Check]:

@@ -140,3 +140,30 @@ def test_a_command_names_all_that_it_lacks(name: str, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         main([name])
     assert "RUN_ID" in capsys.readouterr().err
+
+
+def test_an_option_of_the_users_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "my_conf" / "model").mkdir(parents=True)
+    (folder / "my_conf" / "model" / "mine.yaml").write_text("_target_: nets.build\n")
+    (folder / "nets.py").touch()
+    assert main(["model=mine", "--cfg", "job"]) == 2
+    assert "type --config-dir my_conf model=mine" in capsys.readouterr().err
+    assert main(["model=nets.py", "--cfg", "job"]) == 2
+    assert "DIR/model/NAME.yaml has the line _target_: nets.FUNCTION" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("evaluate --run-id 3", "evaluate RUN_ID"),
+        ("evaluate RUN --dataset new.csv", "type dataset.data_dir=FILE"),
+        ("predict RUN --input x --ouput y", "--ouput: there is no such flag; did you mean --output?"),
+        ("evaluate RUN --xyzzy", "--xyzzy: there is no such flag (--json"),
+    ],
+)
+def test_a_flag_that_a_command_lacks_says_what_it_has(
+    typed: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(typed.split())
+    assert expected in capsys.readouterr().err
