@@ -143,16 +143,16 @@ def read_reason(error: BaseException) -> str:
 def find_cause(error: BaseException) -> BaseException:
     """Returns the innermost error with the user's code that a library's error hides, or else the error itself."""
     found, each = error, error
-    while not is_raised_by_user(each) and (hidden := each.__cause__ or each.__context__):
+    while not is_raised_in_words(each) and (hidden := each.__cause__ or each.__context__):
         each = hidden
         found = each if list_user_frames(each) else found
     return found
 
 
-def is_raised_by_user(error: BaseException) -> bool:
-    """Returns whether the user's own code raised an error, which then says more than what it hides."""
-    frames = [*traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and is_user_file(frames[-1][0].f_code.co_filename)
+def is_raised_in_words(error: BaseException) -> bool:
+    """Returns whether the user's own code or scaleflow raised an error, which then says more than what it hides."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)][-1:]
+    return any(is_user_file(file) or Path(file).is_relative_to(Path(__file__).parent) for file in files)
 
 
 def list_user_frames(error: BaseException) -> list[tuple[str, Any, str]]:

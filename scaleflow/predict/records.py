@@ -38,7 +38,7 @@ def read_records(
         except StopIteration:
             return
         except tf.errors.OpError as error:
-            yield np.zeros(0), explain_fault(path, compression, read_reason(error.message))
+            yield np.zeros(0), explain_fault(path, compression, read_reason(error))
             return
 
 
