@@ -119,12 +119,13 @@ class CommandParser(argparse.ArgumentParser):
         elif message.startswith("the following arguments are required: "):
             needed = [action for action in self._actions if action.required and action.dest != "overrides"]
             words = [" ".join([*action.option_strings[:1], str(action.metavar or action.dest)]) for action in needed]
-            message = f"{message}; type {name_command(self.name)} {' '.join(words)}"
+            lacking = message.removesuffix(", KEY=VALUE")  # argparse says so of words that may be absent
+            message = f"{lacking}; type {name_command(self.name)} {' '.join(words)}"
             unknown = [
                 word for word in self._typed if word.startswith("--") and word.partition("=")[0] not in self._flags
             ]
             message = self._describe_flag(unknown[0]) if unknown else message
-        self.exit(print_refusal(message.removesuffix(", KEY=VALUE")))  # argparse says so of words that may be absent
+        self.exit(print_refusal(message))
 
     @property
     def _flags(self) -> list[str]:

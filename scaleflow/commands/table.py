@@ -83,6 +83,8 @@ def check_first_word(words: Sequence[str]) -> None:
         return
     if word in COMMANDS:
         raise ConfigError(f"{word}: a command is the first word; write scaleflow {word} ...")
+    if word == "help" and (named := next((each for each in words[1:] if each in COMMANDS), "")):
+        raise ConfigError(f"help: there is no such command; type scaleflow {named} --help")
     if simplify(word) in OTHER_COMMANDS:
         raise ConfigError(f"{word}: there is no such command; type {OTHER_COMMANDS[simplify(word)]}")
     hint = suggest(word, COMMANDS, "; to set a key of a run, write KEY=VALUE in one word")

@@ -74,6 +74,7 @@ TYPED = {
     "my.csv": "dataset=table dataset.data_dir=my.csv dataset.target=price",
     "train": "scaleflow KEY=VALUE ...",
     "ui": "mlflow ui",
+    "help predict": "scaleflow predict --help",
 }
 
 
@@ -158,6 +159,7 @@ def test_an_option_of_the_users_is_found(folder: Path, capsys: pytest.CaptureFix
         ("evaluate --run-id 3", "evaluate RUN_ID"),
         ("evaluate RUN --dataset new.csv", "type dataset.data_dir=FILE"),
         ("predict RUN --input x --ouput y", "--ouput: there is no such flag; did you mean --output?"),
+        ("rerun", "are required: RUN_ID; type "),
         ("evaluate RUN --xyzzy", "--xyzzy: there is no such flag (--json"),
     ],
 )
