@@ -342,7 +342,7 @@ def test_a_report_that_fails_ends_no_run(tmp_path: Path) -> None:
     write(tmp_path / "broken" / "dataset" / "mine.yaml", "_target_: mine.Digits\n")
     done = Command(tmp_path)("--config-dir", "broken", "dataset=mine", "tracking=none", "training.max_steps=3")
     assert done.returncode == 0, done.stderr
-    assert "note: evaluation: there is no report (ValueError: no room)" in done.stdout
+    assert "note: evaluation: there is no report (ValueError: no room (broken/mine.py, line 3, in fail))" in done.stdout
 
 
 def test_a_metric_of_many_labels_needs_no_report(tmp_path: Path) -> None:
