@@ -49,7 +49,7 @@ def test_what_fits_is_passed_on() -> None:
         ({"test": -0.1}, "dataset.test=-0.1: expected a number from 0 to less than 1"),
         ({"kind": "both"}, "dataset.kind=both: expected one of auto, binary"),
         ({"kind": ["auto"]}, "dataset.kind=['auto']: expected one of auto, binary"),
-        ({"words": "abc"}, "dataset.words=abc: expected a list such as [a, b]"),
+        ({"words": "abc"}, "dataset.words=abc: expected a list such as [a, b]; type 'dataset.words=[abc]'"),
         ({"words": [1]}, "dataset.words=[1]: expected a list such as [a, b]"),
         ({"is_on": 1}, "dataset.is_on=1: expected true or false"),
     ],
