@@ -172,7 +172,7 @@ def open_table(
 def find_header(table: TableFiles, inputs: Collection[str], target: str | None) -> tuple[str, ...]:
     """Returns the names of the columns of CSV files without a header line; the target may be left out of it.
 
-    None if the first file has a header line. Raises ConfigError if the number of the fields is another one.
+    Empty if the first file has a header line. Raises ConfigError if the number of the fields is another one.
     """
     header, file = table.csv.header, table.by_split[ALL][0]
     fields = replace(table, csv=replace(table.csv, header=())).read_schema(file).names

@@ -53,6 +53,14 @@ def test_every_format_is_read_in_pieces_from_any_row(tmp_path: Path, name: str) 
     assert source.count_rows() == (10 if name.endswith(("parquet", "feather")) else None)
 
 
+@pytest.mark.parametrize("text", ["a,b", "a,b\n"])
+def test_a_header_without_rows_is_a_table_without_rows(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    source = open_table(str(tmp_path / "a.csv"))
+    assert source.schema.names == ["a", "b"]
+    assert [row for rows in source.read(["b"], 10) for row in rows.table.to_pylist()] == []
+
+
 def test_rows_of_several_files_form_chunks_that_know_their_rows(tmp_path: Path) -> None:
     for name in ("b", "a"):
         write(tmp_path / f"{name}.parquet")

@@ -168,7 +168,8 @@ class TableFiles:
                 if self.format == "json":
                     yield self._parse_json(io.BytesIO(text), columns), {}
                 else:
-                    yield self._parse_csv(io.BytesIO(text), path, not first, columns, {}, malformed), malformed
+                    lines = text if text.endswith(b"\n") else text + b"\n"  # pyarrow reads no header without one
+                    yield self._parse_csv(io.BytesIO(lines), path, not first, columns, {}, malformed), malformed
 
     def _add_partitions(self, path: str, table: Any, columns: Sequence[str], numbers: Sequence[str] = ()) -> Any:
         """Returns the columns, those that the names of the file's folders give included."""

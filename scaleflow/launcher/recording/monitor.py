@@ -35,8 +35,8 @@ POLL_SECONDS = 0.1
 #: The same for a single process in a short stage, such as the start and the export: the user waits for its end.
 STAGE_POLL_SECONDS = 0.02
 
-#: The run that has told of the outage of a store, by its address.
-TELLERS: dict[str, "RunMonitor"] = {}
+#: The run whose command reports that a store does not answer, by the address of the store.
+OUTAGE_REPORTERS: dict[str, "RunMonitor"] = {}
 
 
 class RunMonitor:
@@ -117,12 +117,12 @@ class RunMonitor:
         """Shows once that the store takes nothing, and once that it does again, also for several jobs of a sweep."""
         outage, uri = self.recorder.outage, self.spec.plan.tracking.uri or ""
         store = f"note: the tracking {'server' if uri.startswith('http') else 'store'} {drop_credentials(uri)}"
-        if outage and TELLERS.setdefault(uri, self) is self and not self._has_told:
+        if outage and OUTAGE_REPORTERS.setdefault(uri, self) is self and not self._has_told:
             self.display.print_line(f"{store} {outage}: recording locally; training goes on", "yellow")
         elif not outage and self._has_told:
-            del TELLERS[uri]
+            del OUTAGE_REPORTERS[uri]
             self.display.print_line(f"{store} answers again, and gets what was recorded locally", "yellow")
-        self._has_told = TELLERS.get(uri) is self
+        self._has_told = OUTAGE_REPORTERS.get(uri) is self
 
     def _apply(self, event: Event) -> None:
         if not isinstance(event, SystemMetrics):  # these come from the launcher itself
@@ -185,7 +185,7 @@ class RunMonitor:
             self._write_end(reason or EndReason("it ended without a report"))
             self.follow()
         if self._has_told:
-            del TELLERS[self.spec.plan.tracking.uri or ""]
+            del OUTAGE_REPORTERS[self.spec.plan.tracking.uri or ""]
             self._has_told = False
         self.display.close()
         return self.exit_code

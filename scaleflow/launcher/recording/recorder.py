@@ -40,7 +40,7 @@ CONNECT_SECONDS = 10.0
 #: Seconds to wait for a request in progress when nothing more is to be sent.
 STOP_SECONDS = 1.0
 
-#: Seconds without success after which the user is told, and what is told of a store that does not answer.
+#: Seconds without success after which a note says that the store does not answer, and the text of that note.
 OUTAGE_SECONDS = 2.0
 NO_ANSWER = "does not answer"
 
