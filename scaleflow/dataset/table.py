@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal
@@ -21,8 +21,10 @@ from scaleflow.dataset.tables.earlier import check_known_columns, find_categorie
 from scaleflow.dataset.tables.files import TableFiles, open_tables
 from scaleflow.dataset.tables.forms import Form, apply_form, describe_forms, find_forms
 from scaleflow.dataset.tables.kinds import (
+    ColumnOptions,
     Rare,
     SampleColumns,
+    TableTypes,
     check_column_types,
     choose_kind,
     count_words,
@@ -34,7 +36,6 @@ from scaleflow.dataset.tables.kinds import (
 )
 from scaleflow.dataset.tables.options import (
     choose_columns,
-    describe_left_out,
     find_columns,
     find_name_problem,
     parse_column_kinds,
@@ -46,7 +47,6 @@ from scaleflow.dataset.tables.values import (
     EXPECTED,
     MISSING,
     NUMBER,
-    TEXT,
     Array,
     are_codes,
     are_plain_numbers,
@@ -120,75 +120,27 @@ class Table:
             raise ConfigError(
                 f"dataset.tokens={tokens}: is for dataset.embed=true; without it all words of a text count"
             )
-        self._test, self._seed = test, split_seed
+        self._test, self._seed, self._target, self._earlier = test, split_seed, target, earlier
         form = CsvForm(delimiter, tuple(header or ()), encoding, tuple(missing or ()))
         self.learned_cache = LearnedCache(cache_dir, data_dir)
         self._files = open_tables(data_dir, form, self.learned_cache)
-        self._target = target
-        known: Mapping[str, str] = {} if earlier is None else earlier.find_reading(self).get("columns", {})
-        if known and earlier is not None and not earlier.extends:
-            check_known_columns([*known], self._files.names, data_dir)
-            if target in known:
-                raise ConfigError(f"dataset.target={target}: is an input of the earlier run; name another column")
-            find_columns([target], self._files.names, "dataset.target")
-            names, given = list(known), dict(known)
-        else:
-            kinds = {NUMBER: numeric, CATEGORY: categorical, TEXT: text}
-            names = choose_columns(self._files.names, target, columns, drop, kinds)
-            names = [*(name for name in known if name in names), *(name for name in names if name not in known)]
-            given = parse_column_kinds(names, kinds)
-        unused = [name for name in self._files.names if name not in (*names, target)]
+        self._past = {} if earlier is None else earlier.find_reading(self)  # how the earlier run read its table
+        told = ColumnOptions(
+            *(columns, drop, numeric, categorical, text, decimal, thousands, dates),
+            *(kind, most_values, rare, scale_target),
+        )
+        names, given = self._choose_inputs(data_dir, told)
         self._files.use([*names, target])
-        options = self._files, (*names, target), form.missing, learn_on
-        self._read = partial(TableRows, *options, words=find_categories(known, earlier))
+        words = find_categories(self._past.get("columns", {}), earlier)
+        self._read = partial(TableRows, self._files, (*names, target), form.missing, learn_on, words=words)
         rows = self._read("train" if "train" in self._files.by_split else ALL)
-        forms = {} if earlier is None else earlier.find_reading(self).get("forms", {})
-        is_chosen_freely = columns is None
-        sought = [name for name in names if name not in known and given.get(name) in (None, NUMBER)]
-        if kind in ("auto", "regression") and (earlier is None or earlier.find_outputs() is None):
-            sought.append(target)
-        written = numeric, decimal, thousands, dates
-
-        def learn() -> Any:
-            columns = {name: rows.raw_columns[name] for name in sought}
-            quantities = sought if self._files.format == "csv" else (numeric or ())
-            rows.forms = {**forms, **find_forms(columns, quantities, decimal, thousands, dates)}
-            sample = rows.sample_columns
-            check_column_types(sample, {name: each for name, each in given.items() if name not in known})
-            outputs = describe_known_target(sample, target, kind, most_values, scale_target, earlier)
-            outputs = find_limits(outputs, sample.columns[target], ~self._draw_test(rows)[rows.sampled], earlier)
-            taken = {**known, **given}
-            free = [name for name in names if name not in taken and is_chosen_freely]
-            taken |= find_useless(sample, free, self._files.names[0], rows.sampled)
-            left_out = free if rare == "other" else ()
-            found = {
-                name: taken.get(name) or choose_kind(sample, name, most_values, name in left_out) for name in names
-            }
-            words = [name for name in names if found[name] == CATEGORY and name not in known]
-            is_inferred = sample.format == "csv"
-            inferred = [each for each in sought if is_inferred and each not in given and found.get(each) in EXPECTED]
-            return (
-                found,
-                asdict(outputs),
-                rows.forms,
-                [name for name in inferred if are_codes(sample.columns[name])],
-                sample.missing_words,
-                [each for each in inferred if found[each] == CATEGORY and is_like_values(sample.columns[each])],
-                count_words(sample, words, most_values, rare),
-            )
-
-        learned = earlier and (earlier.find_outputs(), earlier.extends)
-        depends_on = [given, columns, forms, sought, written, kind, most_values, scale_target, known, learned]
-        depends_on += [test, split_seed, rare]
-        found, described, rows.forms, codes, rows.missing_words, unread, many = rows.recall("types", depends_on, learn)
-        self._kinds, useless = divide_useless(found, target)
-        unused += useless
-        self._missing_words = rows.missing_words
+        types = self._learn_types(rows, names, given, told)
+        self._kinds, useless = divide_useless(types.found, target)
+        self._missing_words = types.missing_words
         self.unlabelled: dict[str, str] = {}  # by split, a text on the rows that `load` leaves out
-        self.outputs: Outputs = parse_leaves([{"name": "", **described}], Outputs)
-        self.reading = {"columns": self._kinds, "target": target, "format": self._files.format, **asdict(form)}
-        known_many = {} if earlier is None else earlier.find_reading(self).get("many_words", {})
-        self.reading |= {"unused": unused, "forms": rows.forms, "many_words": {**known_many, **many}}
+        self.outputs: Outputs = parse_leaves([{"name": "", **types.outputs}], Outputs)
+        unused = [*(name for name in self._files.names if name not in (*names, target)), *useless]
+        self.reading = self._describe_reading(form, unused, types)
         self.inputs = {
             name: Inputs((), "float64" if each == NUMBER else "string") for name, each in self._kinds.items()
         }
@@ -197,33 +149,86 @@ class Table:
             for name, each in self._kinds.items()
         }
         self._rows = {rows.group: rows.describe(target, self._kinds, self.outputs)}
-        new = [] if earlier is None or earlier.extends else [*find_new(unused, earlier.find_reading(self))]
-        expected = [*(drop or ()), *(unused if known or columns else ())]
-        written_as = describe_forms({name: each for name, each in rows.forms.items() if name in sought})
-        if codes:
-            new.append(
-                f"dataset: codes, not numbers: {', '.join(codes)}; dataset.numeric takes such a column for numbers"
-            )
-        if unread := [name for name in unread if name not in codes]:
-            new.append(
-                f"dataset: words, though most are different and have digits: {', '.join(unread)}; write numbers and "
-                "dates in a usual form, such as 377.2 and 2024-01-31, or use dataset.drop"
-            )
+        self.notes = tuple(self._describe(rows, types, useless, told))
+
+    def _choose_inputs(self, data_dir: str, told: ColumnOptions) -> tuple[list[str], dict[str, str]]:
+        """Returns the names of the inputs, and what options say that columns are taken for, by name.
+
+        If an earlier run is evaluated or resumed, both are those of that run.
+        """
+        known: Mapping[str, str] = self._past.get("columns", {})
+        if known and self._earlier is not None and not self._earlier.extends:
+            check_known_columns([*known], self._files.names, data_dir)
+            if self._target in known:
+                raise ConfigError(f"dataset.target={self._target}: is an input of the earlier run; name another column")
+            find_columns([self._target], self._files.names, "dataset.target")
+            return list(known), dict(known)
+        names = choose_columns(self._files.names, self._target, told.columns, told.drop, told.by_kind)
+        names = [*(name for name in known if name in names), *(name for name in names if name not in known)]
+        return names, parse_column_kinds(names, told.by_kind)
+
+    def _learn_types(
+        self, rows: TableRows, names: Sequence[str], given: Mapping[str, str], told: ColumnOptions
+    ) -> TableTypes:
+        """Learns what the columns of a sample are, and how their values are written; `rows` are told the latter.
+
+        Args:
+            rows: with the sample.
+            names: of the inputs.
+            given: what columns are taken for, as far as that is said.
+            told: what options say.
+        """
+        earlier, target, format_ = self._earlier, self._target, self._files.format
+        known, forms = self._past.get("columns", {}), self._past.get("forms", {})
+        sought = [name for name in names if name not in known and given.get(name) in (None, NUMBER)]
+        if told.kind in ("auto", "regression") and (earlier is None or earlier.find_outputs() is None):
+            sought.append(target)
+
+        def learn() -> list[Any]:
+            columns = {name: rows.raw_columns[name] for name in sought}
+            quantities = sought if format_ == "csv" else (told.numeric or ())
+            rows.forms = {**forms, **find_forms(columns, quantities, told.decimal, told.thousands, told.dates)}
+            sample = rows.sample_columns
+            check_column_types(sample, {name: each for name, each in given.items() if name not in known})
+            outputs = describe_known_target(sample, target, told.kind, told.most_values, told.scale_target, earlier)
+            outputs = find_limits(outputs, sample.columns[target], ~self._draw_test(rows)[rows.sampled], earlier)
+            taken = {**known, **given}
+            free = [name for name in names if name not in taken and told.columns is None]
+            taken |= find_useless(sample, free, self._files.names[0], rows.sampled)
+            found = {name: taken.get(name) or choose_kind(sample, name, told, name in free) for name in names}
+            inferred = [
+                each for each in sought if format_ == "csv" and each not in given and found.get(each) in EXPECTED
+            ]
+            codes = [name for name in inferred if are_codes(sample.columns[name])]
+            unread = [each for each in inferred if found[each] == CATEGORY and is_like_values(sample.columns[each])]
+            words = [name for name in names if found[name] == CATEGORY and name not in known]
+            many = count_words(sample, words, told)
+            return [found, asdict(outputs), rows.forms, codes, sample.missing_words, unread, many]
+
+        learned = earlier and (earlier.find_outputs(), earlier.extends)
+        options = [given, forms, sought, asdict(told), known, learned]
+        types = TableTypes(sought, *rows.recall("types", [*options, self._test, self._seed], learn))
+        rows.forms, rows.missing_words = types.forms, types.missing_words
+        return types
+
+    def _describe_reading(self, form: CsvForm, unused: Sequence[str], types: TableTypes) -> dict[str, Any]:
+        many = {**self._past.get("many_words", {}), **types.many}
+        found = {"columns": self._kinds, "target": self._target, "format": self._files.format, **asdict(form)}
+        return found | {"unused": unused, "forms": types.forms, "many_words": many}
+
+    def _describe(
+        self, rows: TableRows, types: TableTypes, useless: Mapping[str, str], told: ColumnOptions
+    ) -> Iterator[str]:
+        """Yields the notes: what columns are taken for, and what may surprise."""
+        yield describe_columns(self._kinds, self._target, self.outputs.kind)
+        yield from describe_forms({name: each for name, each in types.forms.items() if name in types.sought})
+        yield from rows.describe_sample()
+        unused = self.reading["unused"]
+        if self._earlier is not None and not self._earlier.extends:
+            yield from find_new(unused, self._past)
+        expected = [*(told.drop or ()), *(unused if self._past.get("columns") or told.columns else ())]
         reasons = {name: each for name in unused if name not in expected and (each := find_name_problem(name))}
-        if reasons := reasons | useless:
-            new.append(f"dataset: not used: {describe_left_out(reasons)}; name a column in dataset.columns to use it")
-        new += [
-            f"dataset.rare=other: the {most_values:,} most frequent of {count:,} words of {name} are used; the others "
-            "are one word, as unknown ones are"
-            for name, count in many.items()
-        ]
-        if rows.learned < sum(rows.lengths):
-            new.insert(
-                0,
-                f"dataset.learn_on={rows.learned}: types, means and words are learned from {rows.learned:,} of the "
-                f"{sum(rows.lengths):,} rows",
-            )
-        self.notes = (describe_columns(self._kinds, target, self.outputs.kind), *written_as, *new)
+        yield from types.describe({**reasons, **useless}, told.most_values)
 
     @property
     def splits(self) -> Collection[str]:
@@ -324,6 +329,14 @@ class TableRows:
     @cached_property
     def _sample(self) -> tuple[Arrays, dict[int, str]]:
         return self._convert(self.sample_columns.columns)
+
+    def describe_sample(self) -> Iterator[str]:
+        """Yields a line that says how many rows are learned from, unless these are all."""
+        if self.learned < (count := sum(self.lengths)):
+            yield (
+                f"dataset.learn_on={self.learned}: types, means and words are learned from {self.learned:,} of the "
+                f"{count:,} rows"
+            )
 
     @property
     def has_target(self) -> Array:

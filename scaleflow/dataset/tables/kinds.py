@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from scaleflow.dataset.reading.class_names import OneKind
+from scaleflow.dataset.tables.forms import Form
 from scaleflow.dataset.tables.options import KEYS, MOST_NAMED, describe_left_out
 from scaleflow.dataset.tables.values import (
     CATEGORY,
@@ -24,6 +26,7 @@ from scaleflow.dataset.tables.values import (
 )
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.formatting import join_first
+from scaleflow.interfaces.options import Words
 
 #: Why a column is left out, in place of its kind.
 NO_VALUES, ONE_VALUE, ROW_NUMBERS = "no values", "the same value in every row", "the number of the row"
@@ -66,6 +69,73 @@ class SampleColumns:
         return infer_dates(column) if self.format == "json" else column
 
 
+@dataclass(frozen=True)
+class ColumnOptions:
+    """What the options of a table say about its columns; conf/dataset/table.yaml describes them."""
+
+    columns: Words | None
+    drop: Words | None
+    numeric: Words | None
+    categorical: Words | None
+    text: Words | None
+    decimal: str | None
+    thousands: str | None
+    dates: str | None
+    kind: OneKind
+    most_values: int
+    rare: Rare
+    scale_target: bool
+
+    @property
+    def by_kind(self) -> dict[str, Words | None]:
+        """The columns that options take for a kind."""
+        return {NUMBER: self.numeric, CATEGORY: self.categorical, TEXT: self.text}
+
+
+@dataclass(frozen=True)
+class TableTypes:
+    """What a table learns from the values of its columns.
+
+    Attributes:
+        sought: the columns whose values are looked at.
+        found: by input, its kind, or why it is left out.
+        outputs: the fields of `Outputs`.
+        forms: by column, how its numbers or dates are written.
+        codes: columns that look like numbers, but are words.
+        missing_words: how often the target has each word of `dataset.missing`.
+        unread: categories that look like numbers or dates.
+        many: by category, the number of its words, if these are too many.
+    """
+
+    sought: Sequence[str]
+    found: Mapping[str, str]
+    outputs: Mapping[str, Any]
+    forms: dict[str, Form]
+    codes: Sequence[str]
+    missing_words: dict[str, int]
+    unread: Sequence[str]
+    many: Mapping[str, int]
+
+    def describe(self, unused: Mapping[str, str], most: int) -> Iterator[str]:
+        """Yields lines on what may surprise; `unused` has columns with the reason to leave them out."""
+        if self.codes:
+            yield (
+                f"dataset: codes, not numbers: {', '.join(self.codes)}; dataset.numeric takes such a column for numbers"
+            )
+        if unread := [name for name in self.unread if name not in self.codes]:
+            yield (
+                f"dataset: words, though most are different and have digits: {', '.join(unread)}; write numbers and "
+                "dates in a usual form, such as 377.2 and 2024-01-31, or use dataset.drop"
+            )
+        if unused:
+            yield f"dataset: not used: {describe_left_out(unused)}; name a column in dataset.columns to use it"
+        for name, count in self.many.items():
+            yield (
+                f"dataset.rare=other: the {most:,} most frequent of {count:,} words of {name} are used; the others "
+                "are one word, as unknown ones are"
+            )
+
+
 def describe_missing_words(words: Mapping[str, int]) -> str:
     """Returns the end of a message on targets, which names the words of `dataset.missing` that may be classes."""
     found = ", ".join(f"{word} ({count} rows)" for word, count in words.items())
@@ -95,10 +165,10 @@ def find_uselessness(column: Any, rows: Array | None) -> str | None:
     return None
 
 
-def choose_kind(rows: SampleColumns, name: str, most: int, is_left_out: bool) -> str:
+def choose_kind(rows: SampleColumns, name: str, told: ColumnOptions, is_free: bool) -> str:
     """Returns what a column is taken for, by its type and its values.
 
-    If `is_left_out`, a column with more than `most` words that are hardly repeated is not used: returns the reason.
+    If it `is_free`, it may have too many words that are hardly repeated, and is not used: returns the reason.
     """
     from pyarrow import compute, types
 
@@ -118,9 +188,10 @@ def choose_kind(rows: SampleColumns, name: str, most: int, is_left_out: bool) ->
     different = compute.count_distinct(column).as_py()
     words = compute.mean(compute.count_substring_regex(column, r"\S+")).as_py()
     rows_with_value = len(column) - column.null_count
-    if words >= TEXT_WORDS and (different > most or different > TEXT_DIFFERENT * rows_with_value):
+    if words >= TEXT_WORDS and (different > told.most_values or different > TEXT_DIFFERENT * rows_with_value):
         return TEXT
-    return OWN_WORDS if is_left_out and different > max(most, MOSTLY * rows_with_value) else CATEGORY
+    is_left_out = is_free and told.rare == "other" and different > max(told.most_values, MOSTLY * rows_with_value)
+    return OWN_WORDS if is_left_out else CATEGORY
 
 
 def is_like_values(column: Any) -> bool:
@@ -136,17 +207,17 @@ def is_like_values(column: Any) -> bool:
     return bool(compute.sum(compute.match_substring_regex(words, r"^\W?\pN|\pN\W?$")).as_py() >= MOSTLY * len(words))
 
 
-def count_words(rows: SampleColumns, names: Iterable[str], most: int, rare: Rare) -> dict[str, int]:
-    """Returns the numbers of words of the columns that have more than `most`; refuses these if `rare` says so."""
+def count_words(rows: SampleColumns, names: Iterable[str], told: ColumnOptions) -> dict[str, int]:
+    """Returns the numbers of words of the columns that have too many; refuses these if `dataset.rare` says so."""
     from pyarrow import compute
 
     counts = {name: compute.count_distinct(rows.columns[name]).as_py() for name in names}
-    found = {name: count for name, count in counts.items() if count > most}
-    for name, count in found.items() if rare == "refuse" else ():
+    found = {name: count for name, count in counts.items() if count > told.most_values}
+    for name, count in found.items() if told.rare == "refuse" else ():
         raise ConfigError(
-            f"dataset.data_dir: the column {name} has {count} different words, more than dataset.most_values={most}; "
-            f"leave it out with dataset.drop=[{name}], name it in dataset.text or dataset.numeric, raise "
-            "dataset.most_values, or use dataset.rare=other"
+            f"dataset.data_dir: the column {name} has {count} different words, more than "
+            f"dataset.most_values={told.most_values}; leave it out with dataset.drop=[{name}], name it in dataset.text "
+            "or dataset.numeric, raise dataset.most_values, or use dataset.rare=other"
         )
     return found
 
