@@ -19,7 +19,7 @@ from scaleflow.dataset.reading.text import LOWER
 from scaleflow.dataset.tables.columns import make_preprocessing
 from scaleflow.dataset.tables.earlier import check_known_columns, find_categories, find_new
 from scaleflow.dataset.tables.files import TableFiles, open_tables
-from scaleflow.dataset.tables.forms import Form, apply_form, describe_forms, find_forms
+from scaleflow.dataset.tables.forms import Form, describe_forms, find_forms
 from scaleflow.dataset.tables.kinds import (
     ColumnOptions,
     Rare,
@@ -41,26 +41,25 @@ from scaleflow.dataset.tables.options import (
     parse_column_kinds,
 )
 from scaleflow.dataset.tables.targets import describe_known_target, find_limits, find_targets
-from scaleflow.dataset.tables.values import (
-    CATEGORY,
-    CONVERSIONS,
-    EXPECTED,
-    MISSING,
-    NUMBER,
-    Array,
-    are_codes,
-    are_plain_numbers,
-    clean_column,
-    convert_target,
-    is_missing,
-    to_texts,
-)
+from scaleflow.dataset.tables.values import are_codes, are_plain_numbers, convert_target
 from scaleflow.errors import ConfigError
 from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs, Standardize
 from scaleflow.interfaces.formatting import MAX_NAMED, join_first
 from scaleflow.interfaces.learned_state import parse_leaves
 from scaleflow.interfaces.options import AtLeastTwo, Positive, Seed, TestFraction, Words, at_least, check_options
+from scaleflow.serving.cells import (
+    CATEGORY,
+    CONVERSIONS,
+    EXPECTED,
+    MISSING,
+    NUMBER,
+    Array,
+    apply_form,
+    clean_column,
+    is_missing,
+    to_texts,
+)
 
 #: Maximum number of faults that are recorded with file and row.
 NAMED = 10

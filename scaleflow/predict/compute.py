@@ -12,27 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow
 import tensorflow as tf
-from pyarrow import ArrowInvalid, compute, types
+from pyarrow import compute, types
 
-from scaleflow.dataset.tables.forms import apply_form
-from scaleflow.dataset.tables.values import (
-    CONVERSIONS,
-    DATE,
-    EXPECTED,
-    MISSING,
-    NUMBER,
-    clean_column,
-    is_missing,
-    to_dates,
-    to_numbers,
-    to_texts,
-)
 from scaleflow.errors import RunError
 from scaleflow.interfaces import name_leaves
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.columns import Array, is_list, is_picture
 from scaleflow.predict.reading import Reading
 from scaleflow.predict.table_source import FileRows, name_row
+from scaleflow.serving.cells import DATE
 
 #: From encoded pictures, [b] strings, to arrays [b, ...].
 Decode = Callable[[Any], Any]
@@ -256,9 +244,9 @@ def convert_column(
         problems.append(Problem(name, ~is_whole, lambda row: f"{name} has {lengths[row]} values, expected {size}"))
         if not is_whole.all():
             flat, _ = flatten_lists(column.filter(pyarrow.array(is_whole)))
-    kind = reading.kinds.get(name)
-    converted, is_unusable, expected = convert_values(flat, spec.dtype, reading.missing, kind, reading.forms.get(name))
-    absent = find_missing(converted, kind) & ~is_unusable
+    form = reading.describe_cells(name)
+    converted, is_unusable, expected = form.convert(flat, np.dtype(spec.dtype.as_numpy_dtype))
+    absent = find_missing(converted, form.kind) & ~is_unusable
     is_bad = is_unusable if input_name in reading.filled else is_unusable | absent
 
     def explain(row: int) -> str:
@@ -294,55 +282,3 @@ def flatten_lists(column: Any) -> tuple[Any, Array]:
         lengths = totals[ends] - totals[ends - lengths]
         column = column.flatten()
     return pyarrow.chunked_array([column]), lengths
-
-
-def convert_values(
-    column: Any,
-    dtype: tf.DType,
-    missing: Sequence[str] | None,
-    kind: str | None,
-    form: Mapping[str, str] | None = None,
-) -> tuple[Array, Array, str]:
-    """Converts values to an array, and returns which of them cannot be converted: [n] bool, and what is expected.
-
-    Args:
-        column: the values.
-        dtype: of the input.
-        missing: words that mean a missing value; None: text is taken as it is.
-        kind: what training took the column for; None: it is not known.
-        form: how its numbers or dates are written.
-    """
-    if kind in CONVERSIONS:
-        column = apply_form(clean_column(column, MISSING if missing is None else missing), form)
-        if kind != NUMBER:
-            return *CONVERSIONS[kind](column), EXPECTED[kind]
-    if dtype == tf.string:
-        if types.is_timestamp(column.type) or types.is_date(column.type):
-            return *to_dates(column), "a date"
-        text = clean_column(column, missing) if missing is not None else column
-        if types.is_string(text.type) or types.is_large_string(text.type):
-            values = compute.fill_null(text, "").to_numpy()
-            return values, np.zeros(len(values), bool), "a text"
-        return *to_texts(text), "a text"
-    column = clean_column(column, MISSING if missing is None else missing)
-    if dtype.is_integer:
-        return *to_whole_numbers(column, dtype), f"a whole number ({dtype.name})"
-    numbers, is_bad = to_numbers(column)
-    if dtype.is_bool:
-        is_bad = is_bad | np.isnan(numbers)
-    with np.errstate(over="ignore"):
-        converted = numbers.astype(dtype.as_numpy_dtype)
-    return converted, is_bad | np.isinf(converted), EXPECTED[NUMBER]
-
-
-def to_whole_numbers(column: Any, dtype: tf.DType) -> tuple[Array, Array]:
-    """Converts a column to whole numbers, and returns which values are none, are missing, or are out of range."""
-    is_bad = is_missing(column)
-    try:
-        numbers = compute.fill_null(compute.cast(column, "int64"), 0).to_numpy()
-    except ArrowInvalid:
-        floats, is_unusable = to_numbers(column)
-        is_bad = is_bad | is_unusable | (floats != np.floor(floats))
-        numbers = np.where(is_bad, 0, floats).astype(np.int64)
-    is_bad = is_bad | (numbers < dtype.min) | (numbers > dtype.max)
-    return numbers.astype(dtype.as_numpy_dtype), is_bad

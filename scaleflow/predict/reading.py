@@ -8,6 +8,7 @@ from typing import Any
 
 from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import LearnedState
+from scaleflow.serving.cells import CellForm
 
 #: The source of tables, and the preprocessing of their columns: the module, the classes that replace a missing value by
 #: what training learned, and the class of categories.
@@ -47,6 +48,10 @@ class Reading:
     compression: str = ""
     forms: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     unused: tuple[str, ...] | None = None
+
+    def describe_cells(self, name: str) -> CellForm:
+        """Returns how the run read the cells of a column."""
+        return CellForm(self.kinds.get(name), self.missing, self.forms.get(name), [*self.categories.get(name, ())])
 
 
 def describe_reading(state: LearnedState | None, options: Mapping[str, Any], inputs: Collection[str]) -> Reading:

@@ -1,1 +1,1 @@
-"""The code that travels in each logged model. It needs TensorFlow, MLflow, pandas and numpy, and no scaleflow."""
+"""The code that travels in each logged model. It needs TensorFlow, MLflow, numpy, pandas and pyarrow."""

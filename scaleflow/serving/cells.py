@@ -1,11 +1,39 @@
-"""Numbers and dates as people write them, `1.163,74 €` or `31.12.2024`, become the one form that models take."""
+"""The cells of tables, files, data frames and JSON become what models take: numbers, texts, dates as they are written.
+
+Training, `scaleflow predict` and the served model use the same functions.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow
+from pyarrow import compute, types
+
+#: What a column can be taken for, as it is called in the note.
+NUMBER, CATEGORY, TEXT, DATE = "numbers", "categories", "texts", "dates"
+
+#: Strings that mean a missing value.
+MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?", ".")
+
+#: A string that is a number.
+IS_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
+
+#: A string that is a date with or without a time.
+IS_DATE = r"^(\d{3}[1-9]|\d\d[1-9]\d|\d[1-9]\d\d|[1-9]\d{3})-\d\d-\d\d"
+IS_DATE += r"([ T]([01]\d|2[0-3])(:[0-5]\d(:[0-5]\d(\.\d+)?)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
+
+#: A date with a time zone.
+HAS_ZONE = r"[ T].*(Z|[+-]\d\d(:?\d\d)?)$"
 
 #: What a separator of thousands is also written as.
 SEPARATORS = {" ": "[ \u00a0\u202f]", "'": "['\u2019]", ",": ",", ".": r"\."}
@@ -14,6 +42,8 @@ SEPARATORS = {" ": "[ \u00a0\u202f]", "'": "['\u2019]", ",": ",", ".": r"\."}
 MARKS = r"R?\$|[\u00a2-\u00a5\u20a0-\u20cf]|z\u0142|K\u010d|(?:kr|Rs|\u0440\u0443\u0431)\.?"
 MARKS += "|USD|EUR|GBP|CHF|JPY|CNY|INR|RUB|BRL|SEK|NOK|DKK|PLN|CZK|HUF"
 MINUS = ("-", "\u2212")
+
+Array = np.ndarray[Any, Any]
 
 
 def match_number(decimal: str, thousands: str) -> re.Pattern[str]:
@@ -50,3 +80,227 @@ def rewrite_cells(cells: Iterable[str | None], form: Mapping[str, str]) -> list[
         return [old if new != new else new for old, new in zip(given, texts, strict=True)]
     pattern = match_number(form["decimal"], form["thousands"])
     return [cell if cell is None else rewrite_number(cell, pattern) or cell for cell in given]
+
+
+def is_numeric(column: Any) -> bool:
+    tests = (types.is_boolean, types.is_integer, types.is_floating, types.is_decimal)
+    return any(test(column.type) for test in tests)
+
+
+def is_missing(column: Any) -> Array:
+    """Returns which values are null or NaN: [n] bool."""
+    missing: Array = compute.is_null(column, nan_is_null=True).to_numpy()
+    return missing
+
+
+def clean_column(column: Any, missing: Sequence[str]) -> Any:
+    """Returns a column without pyarrow's encodings: text is a trimmed `string`, and is null if it means missing."""
+    if types.is_dictionary(column.type):
+        column = compute.cast(column, column.type.value_type)
+    is_text = types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type)
+    if not is_text:
+        return column
+    text = compute.utf8_trim_whitespace(compute.cast(column, pyarrow.string()))
+    is_missing = compute.is_in(text, value_set=pyarrow.array(list(missing), pyarrow.string()))
+    return compute.if_else(is_missing, pyarrow.scalar(None, pyarrow.string()), text)
+
+
+def strip_plus(text: Any) -> Any:
+    """Removes the sign that pyarrow does not read."""
+    return compute.replace_substring_regex(text, r"^\+([0-9.])", r"\1")
+
+
+def to_numbers(column: Any) -> tuple[Array, Array]:
+    """Converts a column to float64 [n], NaN if missing, and returns which values are no finite numbers: [n] bool.
+
+    A boolean is 1 or 0, also as a word of a CSV file.
+    """
+    is_bad = np.zeros(len(column), bool)
+    if types.is_string(column.type):
+        try:
+            column = compute.cast(column, "float64")
+        except pyarrow.ArrowInvalid:
+            for word, digit in (("true", "1"), ("false", "0")):
+                column = compute.replace_substring_regex(column, f"(?i)^{word}$", digit)
+            is_number = compute.fill_null(compute.match_substring_regex(column, IS_NUMBER), True)
+            is_bad = ~is_number.to_numpy()
+            column = compute.if_else(is_number, strip_plus(column), pyarrow.scalar(None, pyarrow.string()))
+    elif not is_numeric(column):
+        return np.full(len(column), np.nan), ~is_missing(column)
+    numbers = compute.cast(column, "float64", safe=False).to_numpy()
+    return numbers, is_bad | np.isinf(numbers)
+
+
+def to_strings(column: Any) -> Any:
+    """Converts a column to strings, as Python writes the values; "" if missing."""
+    if types.is_boolean(column.type):
+        column = compute.if_else(column, "True", "False")
+    elif types.is_timestamp(column.type):
+        column = compute.cast(column, pyarrow.timestamp("s"), safe=False)
+    elif types.is_floating(column.type):
+        column = compute.if_else(compute.is_nan(column), None, column)
+        whole = compute.cast(column, pyarrow.string())
+        return compute.fill_null(compute.replace_substring_regex(whole, r"^(-?[0-9]+)$", r"\1.0"), "")
+    return compute.fill_null(compute.cast(column, pyarrow.string()), "")
+
+
+def to_texts(column: Any, known: Sequence[str] = ()) -> tuple[Array, Array]:
+    """Converts a column to `str` objects [n], "" if missing. All values can be used.
+
+    A word that is written in another way than the `known` one, such as `1.0` for `1`, becomes that.
+    """
+    texts = to_strings(column)
+    codes = (texts.combine_chunks() if isinstance(texts, pyarrow.ChunkedArray) else texts).dictionary_encode()
+    words = codes.dictionary.to_numpy(zero_copy_only=False)
+    if known:
+        places = match_names(words.tolist(), known)
+        words = np.array([w if n is None else known[n] for w, n in zip(words, places, strict=True)], object)
+    return words[codes.indices.to_numpy()], np.zeros(len(column), bool)
+
+
+def to_dates(column: Any) -> tuple[Array, Array]:
+    """Converts a column to `str` objects [n] such as 2024-01-31T23:59:59, "" if missing, and which are no dates."""
+    if is_numeric(column):  # pyarrow would count microseconds from 1970
+        return np.full(len(column), "", object), ~is_missing(column)
+    dates = cast_to_dates(column)
+    is_bad = np.zeros(len(column), bool)
+    if dates is None:  # the rows that the types were inferred from have dates only, all with a time zone or all without
+        text = compute.replace_substring_regex(compute.cast(column, pyarrow.string()), r"\.\d+", "")
+        days = compute.utf8_slice_codeunits(text, 0, 10)
+        parsed = compute.strptime(days, "%Y-%m-%d", "s", error_is_null=True)  # 30 February becomes 1 March
+        is_day = compute.equal(compute.strftime(parsed, "%Y-%m-%d"), days)
+        is_date = compute.and_(is_day, compute.match_substring_regex(text, IS_DATE))
+        has_zone = compute.match_substring_regex(text, HAS_ZONE)
+        groups = (compute.and_(is_date, compute.invert(has_zone)), compute.and_(is_date, has_zone))
+        nothing = pyarrow.scalar(None, pyarrow.string())
+        dates = compute.coalesce(*(cast_to_dates(compute.if_else(each, text, nothing)) for each in groups))
+        is_bad = compute.is_null(dates).to_numpy() & ~is_missing(column)
+    seconds = compute.cast(dates, pyarrow.timestamp("s"), safe=False).to_numpy(zero_copy_only=False)
+    texts = np.datetime_as_string(seconds).astype(object)
+    texts[np.isnat(seconds)] = ""
+    return texts, is_bad
+
+
+def cast_to_dates(column: Any) -> Any:
+    """Returns a column as timestamps in UTC, or None if some values are no dates."""
+    for zone in (None, "UTC"):
+        try:
+            return compute.cast(compute.cast(column, pyarrow.timestamp("us", zone)), pyarrow.timestamp("us"))
+        except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
+            continue
+    return None
+
+
+def apply_form(column: Any, form: Mapping[str, str] | None) -> Any:
+    """Returns a clean column of strings with its numbers or dates in the one form; others are returned unchanged."""
+    if form is None or not types.is_string(column.type):
+        return column
+    codes = (column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column).dictionary_encode()
+    words = pyarrow.array(rewrite_cells(codes.dictionary.to_pylist(), form), pyarrow.string())
+    return pyarrow.chunked_array([words.take(codes.indices)])
+
+
+def match_names(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
+    """Returns the index among the `known` names of each name; None for a name that is not known.
+
+    A number may be written in another way (`1.0` for `1`), and so may `true` and `false`, if only one known name has
+    that value.
+    """
+    exact = {name: index for index, name in enumerate(known)}
+    counts = Counter(map(normalise_name, known))
+    similar: Mapping[Decimal | str, int] = {
+        normalise_name(name): index for name, index in exact.items() if counts[normalise_name(name)] == 1
+    }
+    return [exact.get(name, similar.get(normalise_name(name))) for name in names]
+
+
+def normalise_name(name: str) -> Decimal | str:
+    """Returns a number with all its digits, `true` and `false` in lower case, another name unchanged."""
+    if re.match(IS_NUMBER, name):
+        return Decimal(name)  # floats would make ids of 17 digits equal
+    return name.lower() if name.lower() in ("true", "false") else name
+
+
+#: How the values of a column are converted, by what it is taken for, and what a value is expected to be.
+CONVERSIONS = {NUMBER: to_numbers, CATEGORY: to_texts, TEXT: to_texts, DATE: to_dates}
+EXPECTED = {NUMBER: "a finite number", CATEGORY: "a word", TEXT: "a text", DATE: "a date"}
+
+
+@dataclass(frozen=True)
+class CellForm:
+    """How a run read the cells of a column.
+
+    Attributes:
+        kind: what training took the column for; None: it is not known.
+        missing: words that mean a missing value; None: text is taken as it is.
+        written: how its numbers or dates are written, see `rewrite_cells`.
+        known: the words of a category that training had.
+    """
+
+    kind: str | None = None
+    missing: Sequence[str] | None = None
+    written: Mapping[str, str] | None = None
+    known: Sequence[str] = ()
+
+    def convert(self, column: Any, dtype: np.dtype[Any]) -> tuple[Array, Array, str]:
+        """Converts a column of pyarrow to an array, texts to objects.
+
+        Returns also which of the values cannot be converted, [n] bool, and what is expected.
+        """
+        missing = MISSING if self.missing is None else self.missing
+        if self.kind in CONVERSIONS:
+            column = apply_form(clean_column(column, missing), self.written)
+            if self.kind != NUMBER:
+                converted = to_texts(column, self.known) if self.known else CONVERSIONS[self.kind](column)
+                return *converted, EXPECTED[self.kind]
+        if dtype.kind != "O":
+            return fit_numbers(*read_numbers(clean_column(column, missing), dtype), dtype)
+        if types.is_timestamp(column.type) or types.is_date(column.type):
+            return *to_dates(column), EXPECTED[DATE]
+        return *to_texts(column if self.missing is None else clean_column(column, missing)), EXPECTED[TEXT]
+
+
+def read_numbers(column: Any, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """Returns numbers, whole ones with all their digits, and which cannot be converted."""
+    if dtype.kind in "iu":
+        with contextlib.suppress(pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
+            whole = compute.cast(column, "int64")
+            return compute.fill_null(whole, 0).to_numpy(), is_missing(whole)
+    return to_numbers(column)
+
+
+def fit_numbers(numbers: Array, is_bad: Array, dtype: np.dtype[Any]) -> tuple[Array, Array, str]:
+    """Converts numbers to the type of an input, and returns which are bad, also by their size, and what is expected."""
+    is_float = numbers.dtype.kind == "f"
+    if is_float and dtype.kind in "biu":
+        is_bad = is_bad | np.isnan(numbers)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        is_bad = is_bad | (numbers < limits.min) | (numbers > limits.max)
+        is_bad = is_bad | (numbers != np.floor(numbers)) if is_float else is_bad
+        return np.where(is_bad, 0, numbers).astype(dtype), is_bad, f"a whole number ({dtype.name})"
+    with np.errstate(over="ignore"):
+        converted = numbers.astype(dtype)
+    return converted, is_bad | np.isinf(converted), "true or false" if dtype.kind == "b" else EXPECTED[NUMBER]
+
+
+def gather_cells(values: Array) -> Any:
+    """Returns values [n] of any type as a column of pyarrow: as texts, if they have several types."""
+    tests = (types.is_string, types.is_timestamp, types.is_date, types.is_null)
+    with contextlib.suppress(pyarrow.ArrowException, OverflowError):
+        column = pyarrow.chunked_array([pyarrow.array(values, from_pandas=True)])
+        if is_numeric(column) or any(test(column.type) for test in tests):
+            return column
+    return pyarrow.chunked_array([pyarrow.array(map(write_cell, values), pyarrow.string())])
+
+
+def write_cell(value: Any) -> str | None:
+    """Returns a cell as text; None if it is missing."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if pd.isna(value):
+        return None
+    if isinstance(value, datetime.date | np.datetime64):  # also datetime.datetime and pandas.Timestamp
+        moment = pd.Timestamp(value)
+        return str((moment if moment.tz is None else moment.tz_convert(None)).strftime("%Y-%m-%dT%H:%M:%S"))
+    return str(value)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import datetime
 import json
 import math
-import numbers
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +16,13 @@ import tensorflow as tf
 from mlflow.exceptions import MlflowException
 
 from scaleflow.serving.answers import make_prediction_columns, make_probability_columns
-from scaleflow.serving.cells import rewrite_cells
-
-#: Words in the place of a number that mean a missing one.
-MISSING_WORDS = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?", ".")
+from scaleflow.serving.cells import CATEGORY, CellForm, fit_numbers, gather_cells, write_cell
 
 #: What the inference parameter `output` may be.
 PREDICTION, PROBABILITIES, LOGITS = OUTPUTS = ("prediction", "probabilities", "logits")
+
+#: The cells of a model whose run read no table.
+PLAIN = CellForm()
 
 #: How files of JPEG, PNG, BMP and GIF begin.
 MAGIC = (b"\xff\xd8", b"\x89PNG", b"BM", b"GIF8")
@@ -44,9 +42,16 @@ class SavedModel:
     def __init__(self, folder: str, learned: Mapping[str, Any]) -> None:
         self._loaded = tf.saved_model.load(folder)
         reading = learned.get("reading", {})
-        self._kinds = reading.get("columns", {})
-        self._missing = reading.get("missing", ())
-        self._forms = reading.get("forms", {})
+        words = {name: each["learned"] for name, each in learned.get("preprocessing", {}).items()}
+        self._cells = {
+            name: CellForm(
+                kind,
+                reading.get("missing"),
+                reading.get("forms", {}).get(name),
+                words.get(name, ()) if kind == CATEGORY else (),
+            )
+            for name, kind in reading.get("columns", {}).items()
+        }
         self._outputs = {
             each["name"]: SimpleNamespace(kind=each["kind"], shape=tuple(each["shape"]), names=each["names"])
             for each in learned.get("outputs", ())
@@ -76,7 +81,7 @@ class SavedModel:
         if output not in OUTPUTS:
             raise MlflowException.invalid_parameter_value(f"output={output}: expected {', '.join(OUTPUTS)}")
         inputs = {
-            name: to_tensor(spec, self._read_as_in_training(name, model_input[name] if name else model_input), name)
+            name: self._to_tensor(name, spec, model_input[name] if name else model_input)
             for name, spec in self._specs.items()
         }
         try:
@@ -84,6 +89,12 @@ class SavedModel:
         except tf.errors.InvalidArgumentError as error:
             raise MlflowException.invalid_parameter_value(self._explain(inputs, str(error.message))) from error
         return values if output == LOGITS else self._answer(values, output)
+
+    def _to_tensor(self, name: str, spec: tf.TensorSpec, given: Any) -> tf.Tensor:
+        """Returns an input, read as in training; a picture is the bytes of its file."""
+        if name in self._pictures:
+            return tf.constant([to_picture(each) for each in read_values(given).ravel()], tf.string)
+        return to_tensor(spec, given, name, self._cells.get(name, PLAIN))
 
     def _answer(self, values: Any, output: str) -> pd.DataFrame:
         """Returns predictions or probabilities; the cells of a column with a value for each position are arrays."""
@@ -96,30 +107,6 @@ class SavedModel:
                 f"output={output}: this model predicts values, which have no probabilities; use output={PREDICTION}"
             )
         return pd.DataFrame({name: each if each.ndim == 1 else list(each) for name, each in columns.items()})
-
-    def _read_as_in_training(self, name: str, given: Any) -> Any:
-        """Returns texts of a column of a table as the run read them: trimmed, missing ones empty, dates in one form.
-
-        Pictures become bytes.
-        """
-        if name in self._pictures:
-            return np.array([to_picture(each) for each in read_values(given).ravel()], object)
-        kind = self._kinds.get(name)
-        form = self._forms.get(name)
-        if kind is None or (kind == "numbers" and form is None):
-            return given
-        if kind == "numbers":
-            cells = [to_cell(cell) for cell in read_values(given).ravel()]
-            return np.array([rewrite_cells([c], form)[0] if isinstance(c, str) else c for c in cells], object)
-        texts = pd.Series(convert_texts(read_values(given).ravel()), dtype=object)
-        texts = texts.map(lambda text: text.decode(errors="replace") if isinstance(text, bytes) else text).str.strip()
-        texts = texts.where(~texts.isin(self._missing), "")
-        if form is not None:
-            texts = pd.Series(rewrite_cells(texts, form), dtype=object)
-        if kind == "dates":
-            dates = pd.to_datetime(texts.where(texts != "", None), format="ISO8601", utc=True, errors="coerce")
-            texts = texts.where(dates.isna(), dates.dt.strftime("%Y-%m-%dT%H:%M:%S"))  # the model names what is no date
-        return texts.to_numpy()
 
     def _serve(self, inputs: dict[str, tf.Tensor]) -> Any:
         return self._loaded.serve(nest(self._nested, self._read_pictures(inputs)))
@@ -150,14 +137,12 @@ class SavedModel:
             self._read_pictures(row)
         except tf.errors.InvalidArgumentError:
             return f"row {first}: the picture cannot be read; expected a whole JPEG, PNG, GIF or BMP file"
-        texts = {name: each for name, each in row.items() if each.dtype == tf.string}
-        blank = row | {name: tf.zeros_like(each) for name, each in texts.items()}
-        bad = [name for name, each in texts.items() if self._fails(blank | {name: each})]
-        if not bad or self._fails(blank):
-            place = f"row {first}: " if self._fails(row) else ""
-            return f"{place}the model fails: {reason.strip().partition(chr(10))[0]}"
-        values = (f"{name or 'the input'} is {join_text(texts[name])!r}"[:200] for name in bad)
-        return f"row {first}: {', '.join(values)}, which the model cannot read; a date has the form 2024-01-31T23:59:59"
+        texts = [
+            f"{name or 'the input'} is {join_text(each)!r}"[:200]
+            for name, each in row.items()
+            if each.dtype == tf.string
+        ]
+        return f"row {first}: the model fails with {', '.join(texts) or 'it'}: {reason.strip().partition(chr(10))[0]}"
 
 
 def to_picture(value: Any) -> bytes:
@@ -197,18 +182,18 @@ def nest(specs: Any, tensors: dict[str, tf.Tensor], name: str = "") -> Any:
     return {key: nest(part, tensors, start + key) for key, part in specs.items()}
 
 
-def to_tensor(spec: tf.TensorSpec, given: Any, name: str) -> tf.Tensor:
+def to_tensor(spec: tf.TensorSpec, given: Any, name: str, form: CellForm = PLAIN) -> tf.Tensor:
     """Converts an array, lists, a column or a table to a tensor [batch, ...]. `name` is that of the input."""
-    size, rows = math.prod(spec.shape[1:]), len(given)
+    size, rows, dtype = math.prod(spec.shape[1:]), len(given), np.dtype(spec.dtype.as_numpy_dtype)
     values = flatten_cells(read_values(given), rows, size, name)
-    if spec.dtype == tf.string:
-        converted, is_bad, expected = convert_texts(values), np.zeros(len(values), bool), ""
+    if values.dtype.kind in "biuf" and dtype.kind != "O":
+        converted, is_bad, expected = fit_numbers(values, np.zeros(len(values), bool), dtype)
     else:
-        converted, is_bad, expected = convert_numbers(values, spec.dtype)
+        converted, is_bad, expected = form.convert(gather_cells(values), dtype)
     if is_bad.any():
         at = int(is_bad.argmax())
-        column = name or name_value(given, at % size)
-        value = repr(str(values[at])[:80]) if convert_text(values[at]) else "missing"
+        column, text = name or name_value(given, at % size), write_cell(values[at])
+        value = repr(text[:80]) if text else "missing"
         raise MlflowException.invalid_parameter_value(f"row {at // size}: {column} is {value}, expected {expected}")
     return tf.reshape(tf.constant(converted, spec.dtype), [rows, *spec.shape[1:]])
 
@@ -245,65 +230,6 @@ def flatten_cells(values: Array, rows: int, size: int, name: str) -> Array:
             f"row {wrong[0]}: {name or 'the input'} has {lengths[wrong[0]]} values, expected {size}"
         )
     return values.ravel()
-
-
-def convert_numbers(values: Array, dtype: tf.DType) -> tuple[Array, Array, str]:
-    """Converts values [n] to numbers, and returns which of them cannot be converted, [n] bool, and what is expected."""
-    is_bad = np.zeros(len(values), bool)
-    if values.dtype.kind not in "biuf":
-        values, is_bad = parse_numbers(values)
-    if dtype.is_floating:
-        with np.errstate(over="ignore"):
-            converted = values.astype(dtype.as_numpy_dtype)
-        return converted, is_bad | np.isinf(converted), "a finite number"
-    if values.dtype.kind == "f":
-        is_bad = is_bad | np.isnan(values)
-    if dtype.is_bool:
-        return values.astype(bool), is_bad, "true or false"
-    if values.dtype.kind == "f":
-        is_bad = is_bad | (values != np.floor(values))
-    is_bad = is_bad | (values < dtype.min) | (values > dtype.max)
-    return np.where(is_bad, 0, values).astype(dtype.as_numpy_dtype), is_bad, f"a whole number ({dtype.name})"
-
-
-def parse_numbers(values: Array) -> tuple[Array, Array]:
-    """Converts objects or texts [n] to numbers, NaN if missing, and returns which are no finite numbers: [n] bool."""
-    cells = pd.Series([to_cell(value) for value in values], dtype=object)
-    is_missing = cells.isna() | cells.isin(MISSING_WORDS)
-    words = cells.map({"true": 1, "false": 0, "True": 1, "False": 0, "TRUE": 1, "FALSE": 0})
-    parsed = pd.to_numeric(words.where(words.notna(), cells).where(~is_missing, None), errors="coerce").to_numpy()
-    return parsed, ~(np.isfinite(parsed.astype(np.float64)) | is_missing.to_numpy())
-
-
-def to_cell(value: Any) -> Any:
-    """Returns a number or a missing value as it is, and anything else as a text without spaces around it."""
-    if isinstance(value, bytes):
-        value = value.decode(errors="replace")
-    is_plain = isinstance(value, numbers.Number) or value is None or value is pd.NA
-    return value if is_plain or is_missing_date(value) else str(value).strip()
-
-
-def is_missing_date(value: Any) -> bool:
-    return value is pd.NaT or (isinstance(value, np.datetime64) and bool(np.isnat(value)))
-
-
-def convert_texts(values: Array) -> Array:
-    """Converts values [n] to texts."""
-    if values.dtype.kind == "M":
-        return np.where(np.isnat(values), "", np.datetime_as_string(values.astype("datetime64[s]"))).astype(object)
-    return np.array([convert_text(value) for value in values], object)
-
-
-def convert_text(value: Any) -> str | bytes:
-    """Converts a cell to text; a missing value becomes an empty string."""
-    if isinstance(value, str | bytes):
-        return value
-    if value is None or value is pd.NA or is_missing_date(value) or value != value:  # NaN differs from itself
-        return ""
-    if isinstance(value, datetime.date):  # also datetime.datetime and pandas.Timestamp
-        moment = pd.Timestamp(value)
-        return str((moment if moment.tz is None else moment.tz_convert(None)).strftime("%Y-%m-%dT%H:%M:%S"))
-    return str(value)
 
 
 def _load_pyfunc(path: str) -> SavedModel:

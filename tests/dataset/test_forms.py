@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.dataset.tables.forms import apply_form, find_forms
+from scaleflow.dataset.tables.forms import find_forms
 from scaleflow.dataset.tables.kinds import is_like_values
 from scaleflow.dataset.tables.values import infer_type
 from scaleflow.errors import ConfigError
+from scaleflow.serving.cells import apply_form
 
 VALUES = np.random.default_rng(0).normal(0, 3000, 60).round(2)
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.dataset.reading.class_names import match_names
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, LearnedState, Outputs, name_class
+from scaleflow.serving.cells import match_names
 
 X = np.zeros((6, 2), np.float32)
 

@@ -7,9 +7,9 @@ import statistics
 import numpy as np
 import pytest
 
-from scaleflow.dataset.reading.class_names import match_names
 from scaleflow.dataset.reading.spread import find_mean_and_deviation, is_wide
 from scaleflow.interfaces import Outputs
+from scaleflow.serving.cells import match_names
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-12, 1.0, 1e12, 1e250])

@@ -145,22 +145,15 @@ def check_doors(source: Any, frame: Any) -> None:
     import pyarrow
     import tensorflow as tf
 
-    from scaleflow.predict.compute import convert_values
-    from scaleflow.serving.loader import SavedModel, to_tensor
+    from scaleflow.serving.cells import CellForm
+    from scaleflow.serving.loader import to_tensor
 
-    model = SavedModel.__new__(SavedModel)
-    model._kinds, model._missing, model._forms, model._pictures = (
-        source.reading["columns"],
-        ("",),
-        source.reading["forms"],
-        {},
-    )
     for name, trained in arrays(source).inputs.items():
         spec = tf.TensorSpec([None], source.inputs[name].dtype)
         column = pyarrow.chunked_array([pyarrow.array(frame[name])])
-        kind, form = source.reading["columns"][name], source.reading["forms"].get(name)
-        predicted, is_bad, _ = convert_values(column, spec.dtype, [""], kind, form)
-        served = to_tensor(spec, model._read_as_in_training(name, frame[name]), name).numpy()
+        form = CellForm(source.reading["columns"][name], [""], source.reading["forms"].get(name))
+        predicted, is_bad, _ = form.convert(column, np.dtype(spec.dtype.as_numpy_dtype))
+        served = to_tensor(spec, frame[name], name, form).numpy()
         plain = [each.decode() if isinstance(each, bytes) else each for each in served.tolist()]
         assert not is_bad.any()
         assert predicted.tolist() == trained.tolist() == plain, name

@@ -180,10 +180,8 @@ def load_and_predict(folder: Path, run: str) -> tuple[dict[str, Any], dict[str, 
     import pandas as pd
     import tensorflow as tf
 
-    from scaleflow.dataset.tables.values import MISSING
     from scaleflow.serving import loader
 
-    assert loader.MISSING_WORDS == MISSING
     mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
     (output,) = mlflow.get_run(run).outputs.model_outputs
     model = mlflow.pyfunc.load_model(f"models:/{output.model_id}")
@@ -204,6 +202,7 @@ def load_and_predict(folder: Path, run: str) -> tuple[dict[str, Any], dict[str, 
     wrong = {
         "number": lambda: model.predict(frame.assign(area=[*area[:-1], "12 m"])),
         "date": lambda: model.predict(frame.assign(sold=[*frame["sold"].astype(str)[:-1], "31.12.2024"])),
+        "day": lambda: model.predict(frame.assign(sold=[*frame["sold"].astype(str)[:-1], "2024-02-30"])),
         "whole": lambda: loader.to_tensor(tf.TensorSpec([None], tf.int32), [1.0, 2.5], "rooms"),
         "range": lambda: loader.to_tensor(tf.TensorSpec([None, 2], tf.uint8), np.array([[1, 2], [3, 256]]), ""),
         "absent": lambda: loader.to_tensor(tf.TensorSpec([None], tf.int64), pd.array([1, None], "Int64"), "rooms"),
@@ -225,7 +224,8 @@ def test_the_logged_model_takes_the_types_of_a_data_frame_and_names_a_wrong_valu
         np.testing.assert_allclose(logits, found["numpy"], rtol=1e-5, err_msg=form)
     assert refused == {
         "number": "row 74: area is '12 m', expected a finite number",
-        "date": "row 74: sold is '31.12.2024', which the model cannot read; a date has the form 2024-01-31T23:59:59",
+        "date": "row 74: sold is '31.12.2024', expected a date",
+        "day": "row 74: sold is '2024-02-30', expected a date",
         "whole": "row 1: rooms is '2.5', expected a whole number (int32)",
         "range": "row 1: value 1 is '256', expected a whole number (uint8)",
         "absent": "row 1: rooms is missing, expected a whole number (int64)",

@@ -97,6 +97,26 @@ READ_AS: list[tuple[Any, str, str | None, bool, str | None, list[Any]]] = [
 ]  # fmt: skip
 
 
+def read_codes() -> list[Any]:
+    """Categories that training had as 1, 2 and 007, in cells of other types, for `predict` and for the served model."""
+    import tensorflow as tf
+
+    from scaleflow.predict.reading import Reading
+    from scaleflow.serving.loader import to_tensor
+
+    form = Reading(kinds={"x": "categories"}, categories={"x": ["1", "2", "007"]}).describe_cells("x")
+    cells = [[1.0, None, 7.0], ["1", " NA ", "7"], [1, 3, 7]]
+    served = [
+        to_tensor(tf.TensorSpec([None], tf.string), each, "x", form).numpy().astype(str).tolist() for each in cells
+    ]
+    columns = (pyarrow.chunked_array([pyarrow.array(each)]) for each in cells)
+    return [served, [form.convert(column, np.dtype(object))[0].tolist() for column in columns]]
+
+
+def test_categories_that_are_written_in_another_way_are_known(isolated: Callable[..., Any]) -> None:
+    assert isolated(read_codes) == 2 * [[["1", "", "007"], ["1", "", "007"], ["1", "3", "007"]]]
+
+
 def test_values_are_read_as_in_training_and_what_the_model_cannot_replace_is_bad(isolated: Callable[..., Any]) -> None:
     found = isolated(converted, [(column, dtype, (), MISSING, kind, fill) for column, dtype, kind, fill, *_ in READ_AS])
     for (*_, message, good), (result, (_, values, is_good)) in zip(READ_AS, found, strict=True):

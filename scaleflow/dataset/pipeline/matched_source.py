@@ -14,7 +14,7 @@ from scaleflow.dataset.pipeline.records import StreamRows
 from scaleflow.dataset.pipeline.rows import to_rows
 from scaleflow.dataset.pipeline.source_view import SourceView
 from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
-from scaleflow.dataset.reading.class_names import match_names, show_classes
+from scaleflow.dataset.reading.class_names import show_classes
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     Arrays,
@@ -121,6 +121,8 @@ def match_outputs(name: str, given: Outputs, earlier: EarlierState) -> Outputs |
     names = known.names, given.names
     if earlier.extends and not (known.names and given.names and set(known.names) & set(given.names)):
         return given  # another task
+    from scaleflow.serving.cells import match_names  # it imports pyarrow and pandas
+
     if earlier.extends:
         known = extend_classes(known, given.names or ())
     places: Sequence[int | None] = match_names(list_classes(given), list_classes(known))

@@ -16,9 +16,9 @@ from keras import ops
 
 from scaleflow.dataset.reading.spread import find_mean_and_deviation
 from scaleflow.dataset.reading.text import LOWER, SPECIAL, Text, add_variants, add_words, find_split
-from scaleflow.dataset.tables.values import CATEGORY, NUMBER, TEXT
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Preprocessing, Standardize
+from scaleflow.serving.cells import CATEGORY, NUMBER, TEXT
 
 #: Characters of a date, and their codes; the code of a digit is its value.
 CHARACTERS = "0123456789-:T ."

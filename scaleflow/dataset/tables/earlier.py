@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scaleflow.dataset.tables.options import MOST_NAMED
-from scaleflow.dataset.tables.values import CATEGORY
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState
 from scaleflow.interfaces.formatting import join_first
+from scaleflow.serving.cells import CATEGORY
 
 
 def find_categories(kinds: Mapping[str, str], earlier: EarlierState | None) -> dict[str, Sequence[str]]:

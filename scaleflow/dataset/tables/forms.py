@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from scaleflow.dataset.tables.values import CODE, MOSTLY, are_plain_numbers, cast_to_dates, strip_plus
+from scaleflow.dataset.tables.values import CODE, MOSTLY, are_plain_numbers
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.formatting import join_first
-from scaleflow.serving.cells import MARKS, match_number, rewrite_cells, rewrite_number
+from scaleflow.serving.cells import MARKS, cast_to_dates, match_number, rewrite_cells, rewrite_number, strip_plus
 
 #: How the numbers or the dates of a column are written: see `rewrite_cells`.
 Form = Mapping[str, str]
@@ -147,18 +147,6 @@ def refuse_two_meanings(name: str, values: Sequence[str], found: Sequence[Sequen
         for meaning, group in zip(meanings, found, strict=False)
     ]
     raise ConfigError(f"dataset.data_dir: the column {name} has {values[row]}, which is {' or '.join(ways)}")
-
-
-def apply_form(column: Any, form: Form | None) -> Any:
-    """Returns a clean column of strings with its numbers or dates in the one form; others are returned unchanged."""
-    import pyarrow
-    from pyarrow import types
-
-    if form is None or not types.is_string(column.type):
-        return column
-    codes = (column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column).dictionary_encode()
-    words = pyarrow.array(rewrite_cells(codes.dictionary.to_pylist(), form), pyarrow.string())
-    return pyarrow.chunked_array([words.take(codes.indices)])
 
 
 def describe_forms(forms: Mapping[str, Form]) -> Iterator[str]:

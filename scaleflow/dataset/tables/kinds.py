@@ -10,23 +10,11 @@ from typing import Any, Literal
 from scaleflow.dataset.reading.class_names import OneKind
 from scaleflow.dataset.tables.forms import Form
 from scaleflow.dataset.tables.options import KEYS, MOST_NAMED, describe_left_out
-from scaleflow.dataset.tables.values import (
-    CATEGORY,
-    DATE,
-    EXPECTED,
-    FEW,
-    MOSTLY,
-    NUMBER,
-    TEXT,
-    Array,
-    infer_dates,
-    infer_type,
-    is_missing,
-    is_numeric,
-)
+from scaleflow.dataset.tables.values import FEW, MOSTLY, infer_dates, infer_type
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.formatting import join_first
 from scaleflow.interfaces.options import Words
+from scaleflow.serving.cells import CATEGORY, DATE, EXPECTED, NUMBER, TEXT, Array, is_missing, is_numeric
 
 #: Why a column is left out, in place of its kind.
 NO_VALUES, ONE_VALUE, ROW_NUMBERS = "no values", "the same value in every row", "the number of the row"

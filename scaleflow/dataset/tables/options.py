@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scaleflow.dataset.tables.values import CATEGORY, NUMBER, TEXT
 from scaleflow.errors import ConfigError, find_similar
 from scaleflow.interfaces.formatting import join_first
 from scaleflow.interfaces.options import Words, check_option, check_options
+from scaleflow.serving.cells import CATEGORY, NUMBER, TEXT
 
 #: The keys that say what columns are taken for.
 KEYS = {NUMBER: "dataset.numeric", CATEGORY: "dataset.categorical", TEXT: "dataset.text"}

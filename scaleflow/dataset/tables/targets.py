@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.dataset.reading.class_names import IS_NUMBER, OneKind, describe_outputs
+from scaleflow.dataset.reading.class_names import OneKind, describe_outputs
 from scaleflow.dataset.reading.spread import find_mean_and_deviation
 from scaleflow.dataset.tables.kinds import SampleColumns, describe_missing_words
-from scaleflow.dataset.tables.values import FEW, Array, is_missing, is_numeric, to_classes, to_numbers
+from scaleflow.dataset.tables.values import FEW, to_classes
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState, Outputs, extend_classes
+from scaleflow.serving.cells import IS_NUMBER, Array, is_missing, is_numeric, to_numbers
 
 #: More different words than this share of the rows are no classes, by `kind: auto`.
 MOST_CLASSES = 0.5
