@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from scaleflow.config.synonyms import translate_option
 from scaleflow.errors import ConfigError, find_similar
-from scaleflow.interfaces import Target
+from scaleflow.interfaces import Split, Target
 from scaleflow.interfaces.secret_masking import mask_secrets
 
 #: Keys that are null by default, and otherwise a mapping.
@@ -115,6 +115,8 @@ def convert_value(value: object, hint: Any, key: str) -> Any:
     if hint is Target:
         return parse_target(value, key) if isinstance(value, Mapping) else _INVALID
     if dataclasses.is_dataclass(hint):
+        if hint is Split and isinstance(value, str):
+            value = {"by": value}
         return parse_section(typing.cast(type[Any], hint), value, key) if isinstance(value, Mapping) else _INVALID
     return convert_plain(value, hint)
 

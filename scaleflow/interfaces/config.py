@@ -142,12 +142,24 @@ class Augment:
 
 
 @dataclass(frozen=True)
+class Split:
+    """`dataset.split`: how rows are divided into splits and folds."""
+
+    by: Literal["auto", "random", "stratum", "group", "time", "column", "hash"] = "auto"
+    column: str | None = None
+    stratum: str | None = None
+    gap: str | float | None = None
+    pattern: str | None = None
+
+
+@dataclass(frozen=True)
 class Dataset:
     """`dataset`: the source of the examples, and the options of the input pipeline that all sources share."""
 
     target: Target
     limit: int | None = field(default=None, metadata={"at_least": 1})
     validation: float | str | None = 0.1
+    split: Split = Split("random")
     shuffle: int | None = field(default=None, metadata={"at_least": 1})
     cache: Literal["auto", "memory", "file", "none"] = "auto"
     shards: int = field(default=1, metadata={"at_least": 1})

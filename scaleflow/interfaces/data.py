@@ -176,6 +176,30 @@ OutputStructure = Outputs | Mapping[str, Outputs]
 
 
 @dataclass(frozen=True)
+class DivisionKeys:
+    """What `dataset.split` divides the examples of a split by, [n] each; None for what is not known or not needed.
+
+    Attributes:
+        groups: numbers of groups, or hashes (uint64).
+        times: in seconds, or in the unit of a column of numbers.
+        strata: numbers of classes, or of ranges of a target, from 0.
+    """
+
+    groups: np.ndarray[Any, Any] | None = None
+    times: np.ndarray[Any, Any] | None = None
+    strata: np.ndarray[Any, Any] | None = None
+
+    @classmethod
+    def of(cls, examples: Examples | Rows) -> DivisionKeys:
+        """Returns those of a split."""
+        return cls(examples.groups, examples.times, examples.strata)
+
+    def select(self, chosen: Any) -> DivisionKeys:
+        """Returns those of the chosen examples: indices, a slice, or a mask."""
+        return DivisionKeys(*(None if each is None else each[chosen] for each in vars(self).values()))
+
+
+@dataclass(frozen=True)
 class Arrays:
     """A split that fits in memory.
 
@@ -187,12 +211,19 @@ class Arrays:
         weights: [n] numbers from 0 up: how much each example counts in the loss and the metrics. None: all the same.
         rows: [n] int64: where each example is in its file, counted from 0, so that kept predictions can say it. None:
             examples are in the order of their file.
+        groups: [n] of any dtype: what each example belongs to, such as a customer, for a `dataset.split` by group or by
+            hash. None: it is not known.
+        times: [n] dates or numbers, for a `dataset.split` by time. None: they are not known.
+        strata: [n] classes or numbers, of which each split gets its share. None: the targets.
     """
 
     inputs: Any
     targets: Any
     weights: np.ndarray[Any, Any] | None = None
     rows: np.ndarray[Any, Any] | None = None
+    groups: np.ndarray[Any, Any] | None = None
+    times: np.ndarray[Any, Any] | None = None
+    strata: np.ndarray[Any, Any] | None = None
 
     def __len__(self) -> int:
         return len(next(iter(name_leaves(self.inputs).values()), ()))
@@ -210,8 +241,9 @@ class Arrays:
     def map(self, function: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Self:
         """Returns the split with `function`, which selects or copies examples, applied to each array."""
         inputs, targets, *weights = (map_leaves(function, part) for part in self.parts)
-        rows = None if self.rows is None else function(self.rows)
-        return replace(self, inputs=inputs, targets=targets, weights=weights[0] if weights else None, rows=rows)
+        others = {"rows": self.rows, **vars(DivisionKeys.of(self))}
+        changed = {name: None if array is None else function(array) for name, array in others.items()}
+        return replace(self, inputs=inputs, targets=targets, weights=weights[0] if weights else None, **changed)
 
 
 @dataclass(frozen=True)
@@ -234,6 +266,7 @@ class Stream:
         at_once: the number of records that one call of `decode` takes, fewer at the end; small records need it to be
             fast. `decode` then takes components [b, ...] and returns (inputs [b, ...], targets [b, ...]), or with
             weights [b]. One bad record fails the call. None: one record, without a batch dimension.
+        groups, times, strata: of each example, [length], as in `Arrays`.
     """
 
     dataset: tf.data.Dataset
@@ -242,6 +275,9 @@ class Stream:
     name: Callable[..., str] | None = None
     faults: Sequence[str] = ()
     at_once: int | None = None
+    groups: np.ndarray[Any, Any] | None = None
+    times: np.ndarray[Any, Any] | None = None
+    strata: np.ndarray[Any, Any] | None = None
 
     def __len__(self) -> int:
         return self.length
@@ -259,6 +295,16 @@ class Rows(Protocol):
     """
 
     def __len__(self) -> int: ...
+
+    @property
+    def groups(self) -> np.ndarray[Any, Any] | None:
+        """What `dataset.split` divides the examples by, [n], as in `Arrays`; so are `times` and `strata`."""
+
+    @property
+    def times(self) -> np.ndarray[Any, Any] | None: ...
+
+    @property
+    def strata(self) -> np.ndarray[Any, Any] | None: ...
 
     @property
     def is_random_access(self) -> bool:

@@ -26,7 +26,7 @@ from scaleflow.dataset.pipeline.rows import ALL_VALUES
 from scaleflow.dataset.pipeline.unreadable import UnreadableExample, UnusableRowError
 from scaleflow.dataset.reading.files import DRAWN_TOGETHER
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Dataset, OutputStructure, Rows, Training, name_leaves
+from scaleflow.interfaces import Arrays, Dataset, DivisionKeys, OutputStructure, Rows, Training, name_leaves
 
 Array = np.ndarray[Any, Any]
 
@@ -123,7 +123,7 @@ class Blocks(StreamRows):
             wanted, keep = keep, self.keep.copy()
             keep[self.keep] = wanted
         made = make_blocks(self.rows, keep)
-        return replace(self, dataset=made.dataset, length=made.length, keep=made.keep)
+        return replace(self, dataset=made.dataset, length=made.length, keep=made.keep, **self.cut_keys(chosen))
 
     def limit(self, count: int) -> Self:
         return self.select(np.arange(len(self)) < count)
@@ -285,11 +285,13 @@ class Blocks(StreamRows):
         return None if self.keep is None else self.keep[first : first + rows]
 
 
-def make_blocks(reader: RowReader, keep: Array | None = None) -> Blocks:
-    """Makes the stream of all rows, or of those that `keep` says."""
+def make_blocks(reader: RowReader, keep: Array | None = None, keys: DivisionKeys | None = None) -> Blocks:
+    """Makes the stream of all rows, or of those that `keep` says. `keys` are those of the rows in the stream."""
     length = sum(reader.lengths) if keep is None else int(np.count_nonzero(keep))
     spec = tf.nest.map_structure(lambda each: tf.zeros([0, *each.shape], each.dtype), reader.spec)
-    blocks = Blocks(tf.data.Dataset.from_tensor_slices(spec), length, None, None, reader.faults, None, reader, keep)
+    empty = tf.data.Dataset.from_tensor_slices(spec)
+    given = vars(keys or DivisionKeys())
+    blocks = Blocks(empty, length, None, None, reader.faults, reader=reader, keep=keep, **given)
     rows = blocks.slabs().unbatch().apply(tf.data.experimental.assert_cardinality(length))
     return replace(blocks, dataset=rows)
 

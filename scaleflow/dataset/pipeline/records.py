@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from scaleflow.dataset.pipeline.unreadable import FAILURES, UnreadableExample, operation_message
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Outputs, OutputStructure, Stream, label_leaf, map_leaves, name_leaves
+from scaleflow.interfaces import DivisionKeys, Outputs, OutputStructure, Stream, label_leaf, map_leaves, name_leaves
 
 #: Maximum size of the records held in memory, and of a shuffle buffer.
 RECORD_BYTES = 256 << 20
@@ -257,13 +257,19 @@ class StreamRows(Stream):
     def select(self, chosen: Array) -> Self:
         keep = to_mask(chosen, len(self))
         dataset = number_records(self, keep).map(lambda _, *record: to_record(record))
-        return replace(self, dataset=dataset, length=int(np.count_nonzero(keep)))
+        return replace(self, dataset=dataset, length=int(np.count_nonzero(keep)), **self.cut_keys(keep))
+
+    def cut_keys(self, chosen: Any) -> dict[str, Array | None]:
+        """Returns what the chosen examples are divided by: indices, a slice, or a mask."""
+        return vars(DivisionKeys.of(self).select(chosen))
 
     def limit(self, count: int) -> Self:
-        return replace(self, dataset=self.dataset.take(count), length=min(count, len(self)))
+        keys = self.cut_keys(slice(count))
+        return replace(self, dataset=self.dataset.take(count), length=min(count, len(self)), **keys)
 
     def repeat(self, times: int) -> StreamRows:
-        return replace(self, dataset=self.dataset.cache().repeat(times), length=times * len(self))
+        keys = self.cut_keys(np.tile(np.arange(len(self)), times))
+        return replace(self, dataset=self.dataset.cache().repeat(times), length=times * len(self), **keys)
 
     def check_targets(self, outputs: OutputStructure) -> StreamRows:
         """Returns the stream with a check of its decoded targets, unless its source has checked them."""
@@ -428,7 +434,8 @@ class Records(StreamRows):
         with tf.device("CPU:0"):
             components = tuple(tf.gather(component, places) for component in self.components)
         dataset = make_records(self, components).dataset
-        return replace(self, dataset=dataset, length=len(places), faults=(), components=components)
+        keys = self.cut_keys(places)
+        return replace(self, dataset=dataset, length=len(places), faults=(), components=components, **keys)
 
     def limit(self, count: int) -> Self:
         return self.select(np.arange(min(count, len(self))))
@@ -492,7 +499,8 @@ def place_if_read(stream: Stream, place: tf.Tensor, record: Any) -> tuple[tf.Ten
 def make_records(stream: Stream, components: tuple[tf.Tensor, ...]) -> Records:
     structure = stream.dataset.element_spec
     dataset = tf.data.Dataset.from_tensor_slices(tf.nest.pack_sequence_as(structure, components))
-    return Records(dataset, stream.length, stream.decode, stream.name, (), stream.at_once, components)
+    keys = vars(DivisionKeys.of(stream)).values()
+    return Records(dataset, stream.length, stream.decode, stream.name, (), stream.at_once, *keys, components)
 
 
 def readable_batches(stream: Stream) -> tf.data.Dataset:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self, cast
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import tensorflow as tf
@@ -108,6 +108,5 @@ def to_rows(examples: Examples | Rows) -> Rows:
         return examples
     if isinstance(examples, Arrays):
         weights = None if examples.weights is None else examples.weights.astype(np.float32)
-        return ArrayRows(examples.inputs, examples.targets, weights, examples.rows)
-    stream = cast(Stream, examples)
-    return StreamRows(stream.dataset, stream.length, stream.decode, stream.name, stream.faults, stream.at_once)
+        return ArrayRows(**{**{each.name: getattr(examples, each.name) for each in fields(Arrays)}, "weights": weights})
+    return StreamRows(**{each.name: getattr(examples, each.name) for each in fields(Stream)})

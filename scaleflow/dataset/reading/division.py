@@ -1,0 +1,387 @@
+"""Divides rows as `dataset.split` says: a test or validation split, or folds. The launcher uses it: no TensorFlow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from scaleflow.dataset.reading.files import DRAWN_TOGETHER, SPLITS, TEST_FRACTION, draw_rows
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import DivisionKeys, Split
+from scaleflow.interfaces.formatting import join_first
+
+Array = np.ndarray[Any, Any]
+
+#: The splits that the values of a column can name, by their codes.
+NAMED = ("train", "validation", "test")
+
+#: Targets of a regression are drawn from so many ranges with equally many rows.
+RANGES = 10
+
+#: The units of `gap`, in seconds.
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a source draws its test split, if its files name none.
+
+    Attributes:
+        rule: `dataset.split`.
+        test: the fraction of the rows.
+        seed: draws them.
+    """
+
+    rule: Split
+    test: float = TEST_FRACTION
+    seed: int = 0
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits, unless a column names them."""
+        return ("train", "test") if self.test else ("train",)
+
+    def draw(self, keys: DivisionKeys, count: int, together: int = DRAWN_TOGETHER) -> dict[str, Array]:
+        """Returns the rows of each split, [count] bool. A row that is in none lies in the gap."""
+        if self.rule.by == "column":
+            assert keys.groups is not None
+            masks = {name: keys.groups == code for code, name in enumerate(NAMED)}
+            found = {name: mask for name, mask in masks.items() if mask.any()}
+            if "train" not in found:
+                raise ConfigError(f"dataset.split: no row has the value train in the column {self.rule.column}")
+            return found
+        if not self.test:
+            return {"train": np.ones(count, bool)}
+        rest, held_out = hold_out(self.rule, keys, count, self.test, (self.seed, 0x7E57), together, least=1)
+        return {"train": rest, "test": held_out}
+
+
+def read_keys(
+    rule: Split, read: Callable[[str], Any], name_row: Callable[[int], str], target: str | None = None
+) -> DivisionKeys:
+    """Reads what rows are divided by.
+
+    Args:
+        rule: `dataset.split`.
+        read: returns a column by its name: pyarrow's, or numpy's [n].
+        name_row: names a row in messages.
+        target: the column of the target, for a `stratum` without a column of its own.
+
+    Raises:
+        ConfigError: if a column has missing values, or values of which the rule can make nothing.
+    """
+    keys = DivisionKeys()
+    if rule.by in READERS and rule.column is not None:
+        keys = replace(keys, **READERS[rule.by](read_column(rule.column, read, name_row)))
+    stratum = rule.stratum or (rule.column if rule.by == "stratum" else None)
+    if stratum == "target":
+        stratum = target
+    return keys if stratum is None else replace(keys, strata=to_strata(read_column(stratum, read, name_row)))
+
+
+def read_column(name: str, read: Callable[[str], Any], name_row: Callable[[int], str]) -> Any:
+    """Returns a column, which must have no missing values, as pyarrow's."""
+    import pyarrow
+    from pyarrow import compute
+
+    column = read(name)
+    if isinstance(column, np.ndarray):
+        column = pyarrow.array(column)
+    if isinstance(column, pyarrow.ChunkedArray):
+        column = column.combine_chunks()
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    is_missing = compute.is_null(column, nan_is_null=True)
+    if missing := compute.sum(is_missing).as_py():
+        first = name_row(compute.index(is_missing, True).as_py())
+        raise ConfigError(
+            f"dataset.split: the column {name} has {missing:,} missing values, the first in {first}; fill them, or "
+            "leave these rows out of the file"
+        )
+    return column
+
+
+def to_codes(column: Any) -> Array:
+    """Returns the number of each value's first row among the different ones: [n] int64, from 0."""
+    return np.asarray(column.dictionary_encode().indices.to_numpy(zero_copy_only=False), np.int64)
+
+
+def to_strata(column: Any) -> Array:
+    """Returns the number of each class, or of the range of many different numbers: [n] int64, from 0."""
+    from pyarrow import types
+
+    if types.is_floating(column.type):
+        return rank_values(column.to_numpy(zero_copy_only=False))
+    return to_codes(column)
+
+
+def rank_values(values: Array) -> Array:
+    """Returns the number of each value's range, of `RANGES` with about equally many values: [n] int64."""
+    inner = np.quantile(values, np.linspace(0, 1, RANGES + 1)[1:-1])
+    return np.searchsorted(np.unique(inner), values, side="right")
+
+
+def read_groups(column: Any) -> dict[str, Array]:
+    return {"groups": to_codes(column)}
+
+
+def read_hashes(column: Any) -> dict[str, Array]:
+    """Hashes the text of each value: the same one in every file and version."""
+    import pyarrow
+    from pandas.util import hash_array
+
+    encoded = column.cast(pyarrow.string()).dictionary_encode()
+    words = encoded.dictionary.to_numpy(zero_copy_only=False)
+    return {"groups": hash_array(words, categorize=False)[encoded.indices.to_numpy(zero_copy_only=False)]}
+
+
+def read_split_names(column: Any) -> dict[str, Array]:
+    """Returns the split that each value names, as its index in `NAMED`."""
+    import pyarrow
+
+    encoded = column.cast(pyarrow.string()).dictionary_encode()
+    words = encoded.dictionary.to_pylist()
+    if unknown := [word for word in words if word.strip().lower() not in SPLITS]:
+        raise ConfigError(
+            f"dataset.split: the column that names the splits has {join_first(list(map(repr, unknown)), 3)}; its values "
+            f"are {', '.join(NAMED)}"
+        )
+    codes = np.array([NAMED.index(SPLITS[word.strip().lower()]) for word in words])
+    return {"groups": codes[encoded.indices.to_numpy(zero_copy_only=False)]}
+
+
+def read_times(column: Any) -> dict[str, Array]:
+    """Returns numbers as they are, dates in seconds since 1970: [n] float64."""
+    import pyarrow
+    from pyarrow import types
+
+    if types.is_string(column.type) or types.is_large_string(column.type):
+        try:
+            column = column.cast(pyarrow.float64())
+        except pyarrow.ArrowInvalid:
+            column = parse_times(column)
+    if types.is_temporal(column.type):
+        return {"times": column.to_numpy(zero_copy_only=False).astype("datetime64[us]").astype(np.float64) / 1e6}
+    if not (types.is_integer(column.type) or types.is_floating(column.type)):
+        raise ConfigError(f"dataset.split: {{by: time}} needs dates or numbers, and the column has {column.type}")
+    return {"times": column.to_numpy(zero_copy_only=False).astype(np.float64)}
+
+
+def parse_times(column: Any) -> Any:
+    """Parses dates as texts, as in ISO 8601."""
+    import pyarrow
+
+    for text in column.to_pylist():
+        if not re.match(r"\d{4}-\d{2}(-\d{2})?([ T]|$)", text):
+            raise ConfigError(
+                f"dataset.split: {{by: time}} cannot read the time {text!r}; write dates as 2024-01-31 or "
+                "2024-01-31T23:59:59, or numbers"
+            )
+    return pyarrow.array(np.array([text.replace(" ", "T").removesuffix("Z") for text in column.to_pylist()], "M8[us]"))
+
+
+#: How a column is read, by `by`.
+READERS: Mapping[str, Callable[[Any], dict[str, Array]]] = {
+    "group": read_groups,
+    "hash": read_hashes,
+    "time": read_times,
+    "column": read_split_names,
+}
+
+
+def parse_gap(gap: str | float | None) -> float:
+    """Returns a gap such as `7d` in seconds, or a number as it is. Raises ConfigError."""
+    if isinstance(gap, str):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", gap.strip())
+        if match is None:
+            raise ConfigError(f"dataset.split.gap={gap}: expected a time such as 7d or 12h, or a number, at least 0")
+        return timedelta(seconds=float(match[1]) * UNITS[match[2]]).total_seconds()
+    if gap is not None and not gap >= 0:
+        raise ConfigError(f"dataset.split.gap={gap}: expected a time such as 7d or 12h, or a number, at least 0")
+    return gap or 0.0
+
+
+def hold_out(
+    rule: Split,
+    keys: DivisionKeys,
+    count: int,
+    fraction: float,
+    seeds: Sequence[int],
+    together: int = DRAWN_TOGETHER,
+    least: int = 0,
+) -> tuple[Array, Array]:
+    """Draws a fraction of rows.
+
+    Args:
+        rule: `dataset.split`; one that names the splits by a column draws at random, and so does `auto` without strata.
+        keys: of the rows.
+        count: of the rows.
+        fraction: of the rows that are held out.
+        seeds: draw them.
+        together: the same share of each so many rows is drawn at random.
+        least: rows of each class with more that are held out at least.
+
+    Returns:
+        Which rows are left, and which are held out, [count] bool. Rows in the gap before the latest ones are in none.
+
+    Raises:
+        ConfigError: if one of the two would be empty.
+    """
+    rest: Array | None = None
+    if rule.by == "group":
+        held_out = draw_groups(require_keys(rule, keys.groups), keys.strata, fraction, seeds)
+    elif rule.by == "hash":
+        held_out = spread_hashes(require_keys(rule, keys.groups), seeds) < fraction
+    elif rule.by == "time":
+        times = require_keys(rule, keys.times)
+        start = find_first_time(times, fraction)
+        rest, held_out = times < start - parse_gap(rule.gap), times >= start
+    elif rule.by in ("auto", "stratum") and keys.strata is not None:
+        held_out = draw_strata(keys.strata, fraction, seeds, least)
+    else:
+        held_out = draw_rows(count, fraction, seeds, together)
+    rest = ~held_out if rest is None else rest
+    if rule.by in ("group", "hash", "time") and not (rest.any() and held_out.any()):
+        raise ConfigError(
+            f"dataset.split: {{by: {rule.by}}} with a fraction of {fraction:g} leaves "
+            f"{'nothing to train on' if held_out.any() else 'nothing to hold out'} of {count:,} rows; use another "
+            f"fraction{', a smaller gap' if parse_gap(rule.gap) else ''}, or another column"
+        )
+    return rest, held_out
+
+
+def require_keys(rule: Split, keys: Array | None) -> Array:
+    """Returns the keys of rows. Raises ConfigError if there are none, or only one."""
+    name = f"the column {rule.column}" if rule.column else "what the rows are divided by"
+    if keys is None:
+        raise ConfigError(
+            f"dataset.split: {{by: {rule.by}}} needs {name}, which this dataset does not have; an own dataset gives "
+            f"{'times' if rule.by == 'time' else 'groups'} in its Arrays or Stream"
+        )
+    if len(keys) and (keys == keys[0]).all():
+        raise ConfigError(
+            f"dataset.split: {{by: {rule.by}}}: all rows have the same value in {name}; use another column, or "
+            "dataset.split=random"
+        )
+    return keys
+
+
+def find_first_time(times: Array, fraction: float) -> float:
+    """Returns the time from which on rows are the latest ones; rows of one time stay together."""
+    place = min(len(times) - round(len(times) * fraction), len(times) - 1)
+    start = float(np.partition(times, place)[place])
+    return start if start > times.min() else float(times[times > start].min())
+
+
+def spread_hashes(hashes: Array, seeds: Sequence[int]) -> Array:
+    """Returns a number from 0 to less than 1 for each value, another one for other seeds: [n] float64."""
+    mixed = hashes.astype(np.uint64) ^ np.random.SeedSequence(list(seeds)).generate_state(1, np.uint64)[0]
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # splitmix64
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+def draw_strata(strata: Array, fraction: float, seeds: Sequence[int], least: int = 0) -> Array:
+    """Draws a fraction of each class, [n] bool; of one with a single row, none."""
+    sizes = np.bincount(strata)
+    quotas = np.floor(fraction * sizes).astype(np.int64)
+    left = round(fraction * len(strata)) - quotas.sum()
+    random = np.random.default_rng(list(seeds))
+    rests = fraction * sizes - quotas + 1e-9 * random.random(len(sizes))
+    quotas[np.argsort(-rests)[: max(left, 0)]] += 1
+    most = np.maximum(sizes - 1, 0)
+    quotas = np.clip(quotas, np.minimum(least, most), most)
+    order, classes, places = order_by_class(strata, random)
+    drawn = np.zeros(len(strata), bool)
+    drawn[order] = places < quotas[classes]
+    return drawn
+
+
+def order_by_class(strata: Array, random: np.random.Generator) -> tuple[Array, Array, Array]:
+    """Returns rows in random order by their classes, the class of each, and its place among those of its class."""
+    sizes = np.bincount(strata)
+    order = random.permutation(len(strata))
+    classes = strata[order].astype(np.min_scalar_type(max(len(sizes) - 1, 0)))  # small numbers are sorted much faster
+    by_class = np.argsort(classes, kind="stable")
+    order, classes = order[by_class], classes[by_class].astype(np.int64)
+    return order, classes, np.arange(len(order)) - (np.cumsum(sizes) - sizes)[classes]
+
+
+def count_by_group(groups: Array, strata: Array | None) -> tuple[list[list[int]], Array]:
+    """Returns the rows of each class in each group, and the number of each row's group, from 0."""
+    _, numbers = np.unique(groups, return_inverse=True) if groups.dtype != np.int64 else (None, groups)
+    kinds = 1 if strata is None else int(strata.max()) + 1
+    cells = numbers if strata is None else numbers * kinds + strata
+    counts = np.bincount(cells, minlength=kinds * (int(numbers.max()) + 1))
+    return counts.reshape(-1, kinds).tolist(), numbers
+
+
+def draw_groups(groups: Array, strata: Array | None, fraction: float, seeds: Sequence[int]) -> Array:
+    """Draws whole groups that have about a fraction of the rows, or of the rows of each class: [n] bool."""
+    counts, numbers = count_by_group(groups, strata)
+    wanted = [fraction * sum(each) for each in zip(*counts, strict=True)]
+    found, distance = [0.0] * len(wanted), 1.0 * len(wanted)
+    chosen = np.zeros(len(counts), bool)
+    for group in np.random.default_rng(list(seeds)).permutation(len(counts)).tolist():
+        size = counts[group]
+        nearer = [each + more for each, more in zip(found, size, strict=True)]
+        away = sum((each / goal - 1) ** 2 for each, goal in zip(nearer, wanted, strict=True) if goal)
+        if away < distance and any(size):
+            found, distance = nearer, away
+            chosen[group] = True
+        if distance == 0:
+            break
+    if not chosen.any():
+        chosen[min((sum(size), group) for group, size in enumerate(counts) if any(size))[1]] = True
+    return np.asarray(chosen[numbers])
+
+
+def assign_folds(rule: Split, keys: DivisionKeys, count: int, folds: int, seeds: Sequence[int]) -> Array:
+    """Returns the number of the fold that each row is in, [count] int32, from 0.
+
+    Folds have nearly equally many rows, and whole groups. By time they are ordered; -1: the rows before the first one.
+
+    Raises:
+        ConfigError: if there are too few different values.
+    """
+    random = np.random.default_rng(list(seeds))
+    if rule.by == "hash":
+        return (spread_hashes(require_keys(rule, keys.groups), seeds) * folds).astype(np.int32)
+    if rule.by == "time":
+        times = require_keys(rule, keys.times)
+        numbers = np.searchsorted(np.quantile(times, np.arange(1, folds + 1) / (folds + 1)), times, side="right") - 1
+        found = len(np.unique(numbers))
+        if found <= folds:
+            raise ConfigError(f"dataset.split: {{by: time}} has too few different times for {folds} folds")
+        return numbers.astype(np.int32)
+    if rule.by == "group":
+        return deal_groups(rule, require_keys(rule, keys.groups), keys.strata, folds, random)
+    drawn = random.permuted(np.tile(np.arange(folds, dtype=np.int32), (-(-count // folds), 1)), axis=1)
+    strata = np.zeros(count, np.int64) if keys.strata is None or rule.by not in ("auto", "stratum") else keys.strata
+    numbers = np.empty(count, np.int32)
+    numbers[order_by_class(strata, random)[0]] = np.ravel(drawn)[:count]
+    return numbers
+
+
+def deal_groups(rule: Split, groups: Array, strata: Array | None, folds: int, random: np.random.Generator) -> Array:
+    """Deals groups to folds, the largest first, each to the fold that has the fewest rows like its own."""
+    counts, numbers = count_by_group(groups, strata)
+    order = [group for group in random.permutation(len(counts)).tolist() if any(counts[group])]
+    if len(order) < folds:
+        raise ConfigError(
+            f"dataset.split: {{by: group, column: {rule.column}}} has {len(order)} groups, fewer than {folds} folds"
+        )
+    sizes = [max(1, sum(each)) for each in zip(*counts, strict=True)]
+    loads = [[0] * len(sizes) for _ in range(folds)]
+    dealt = np.zeros(len(counts), np.int32)
+    for group in sorted(order, key=lambda group: -sum(counts[group])):
+        like = [sum(a * b / n for a, b, n in zip(load, counts[group], sizes, strict=True)) for load in loads]
+        fold = min(range(folds), key=lambda fold: (like[fold], sum(loads[fold])))
+        loads[fold] = [a + b for a, b in zip(loads[fold], counts[group], strict=True)]
+        dealt[group] = fold
+    return dealt[numbers]
