@@ -104,7 +104,7 @@ def make_check_plan(overrides: Sequence[str], config_dirs: Sequence[str], exampl
     added = [word for word in DEVICES if word.partition("=")[0] not in typed]
     composed = compose_config([*added, *overrides], config_dirs)
     plan = make_one_process_plan(resolve_config(composed.config), composed, "data checks")
-    check_source_files(plan.dataset.target)
+    check_source_files(plan.dataset.target, plan.dataset.split)
     return plan
 
 

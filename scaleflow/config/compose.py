@@ -11,7 +11,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,7 +35,7 @@ from scaleflow.config.parse import EMPTY_MAPPINGS, every_key, format_value, unkn
 from scaleflow.config.synonyms import ABSENT, DEVICES, close_brackets, simplify, translate_key
 from scaleflow.config.words import make_override, prepare_words, quote_override, quote_value, split_flags
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import name_command
+from scaleflow.interfaces import Split, name_command
 from scaleflow.interfaces.secret_masking import (
     find_secrets,
     find_typed_secrets,
@@ -108,6 +108,9 @@ def explain_mapping(error: Exception, words: Sequence[str]) -> str:
     typed = next((word for word in words if word.startswith(f"{key}=")), "")
     if not typed:
         return ""
+    inner = getattr(error.__cause__, "key", None)
+    if key == "dataset.split" and inner:
+        return str(unknown_key_error(f"{key}.{inner}", [f"{key}.{each.name}" for each in fields(Split)]))
     if key not in EMPTY_MAPPINGS:  # of a sweep, what not every option has that it names
         word = shlex.quote(f"{key}=choice({mask_override(typed).partition('=')[2]})")
         return f"{key}: there is no such key with each option of the sweep; type {word}"
@@ -173,7 +176,9 @@ def explain_unknown_key(override: Override, known: Sequence[str], groups: Sequen
     is_misspelled = similar.rstrip("?").rpartition(".")[0] == parent and bool(parent)
     is_leaf = bool(is_similar) and similar.rstrip("?").endswith(f".{leaf}")
     is_device = simplify(leaf) in DEVICES
-    meant = "" if is_misspelled and not is_device else translate_key(key, value)
+    meant = translate_key(key, value)
+    if is_misspelled and not is_device and not meant.lstrip("'").startswith(f"{parent}."):
+        meant = ""
     is_other_form = meant.count("=") > 1 or meant.startswith(("'", "strategy=", "hydra."))
     if is_other_form or (meant and not is_leaf and meant.partition("=")[0] in [*known, *groups]):
         return ConfigError(f"{key}: there is no such key; type {meant}")

@@ -42,6 +42,10 @@ KEYS = invert(
         "dataset.limit={}": "limit nrows maxsamples maxexamples maxtrainsamples numsamples",
         "dataset.validation={}": "val validation valsize valsplit valfraction validationsize validationsplit",
         "dataset.test={}": "testsize testsplit testfraction",
+        "'dataset.split={{by: group, column: {}}}'": "group groups groupby groupcolumn groupcol",
+        "'dataset.split={{by: stratum, column: {}}}'": "stratify stratifyby",
+        "'dataset.split={{by: column, column: {}}}'": "splitcolumn splitcol",
+        "'dataset.split={{by: time, column: {}}}'": "timecolumn timecol",
         "'dataset.delimiter=\"{}\"'": "sep separator delimiter",
         "'dataset.augment={{flip: true}}'": "flip augment augmentation",
         "model.units={}": "units hidden hiddensize hiddenunits hiddenlayers width layers",
@@ -83,9 +87,6 @@ KEYS = invert(
 #: The last part of a key of `dataset`, or of one without a group, written as above -> what there is in its place.
 ABSENT = invert(
     {
-        "rows are divided one by one; to keep those of one group together, write them to train.csv, validation.csv and "
-        "test.csv in a folder, with dataset.validation=validation": "group groups groupby groupcolumn groupcol splitby "
-        "stratify stratifyby splitcolumn",
         "rows of a table have no weights; dataset=npz has dataset.weights": "sampleweight sampleweights "
         "exampleweight exampleweights weightcolumn weightcol",
     }

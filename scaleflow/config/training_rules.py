@@ -24,6 +24,42 @@ def is_known_not_to_be_table(path: str) -> bool:
     return path.startswith("scaleflow.") and path != TABLE
 
 
+#: The datasets of scaleflow whose rows have columns or paths.
+WITH_COLUMNS = (
+    TABLE,
+    *(f"scaleflow.dataset.{each}" for each in ("npz.Npz", "huggingface.HuggingFace", "tfrecord.TFRecord")),
+)
+FOLDERS = tuple(
+    f"scaleflow.dataset.{each}"
+    for each in ("image_folder.ImageFolder", "text_folder.TextFolder", "segmentation_folder.SegmentationFolder")
+)
+
+
+def has_split_without_columns(plan: Plan) -> bool:
+    path, split = plan.dataset.target.path, plan.dataset.split
+    is_by_column = split.by in ("group", "time", "column", "hash") or split.column or split.stratum
+    return bool(is_by_column) and path.startswith("scaleflow.") and path not in (*WITH_COLUMNS, *FOLDERS)
+
+
+def has_split_without_column(plan: Plan) -> bool:
+    path, split = plan.dataset.target.path, plan.dataset.split
+    return (
+        split.by in ("group", "time", "column", "hash")
+        and path in (*WITH_COLUMNS, *FOLDERS)
+        and split.column is None
+        and split.pattern is None
+    )
+
+
+def has_useless_split_key(plan: Plan) -> bool:
+    split = plan.dataset.split
+    return (
+        (split.by in ("auto", "random") and (split.column or split.stratum or split.pattern) is not None)
+        or (split.by != "time" and split.gap is not None)
+        or (split.by != "group" and split.stratum is not None)
+    )
+
+
 def has_monitor_without_validation(plan: Plan) -> bool:
     stopping = plan.training.early_stopping
     return stopping is not None and stopping.monitor.startswith("val/") and not plan.dataset.validation
@@ -346,6 +382,30 @@ TRAINING_RULES: Sequence[Rule] = (
         has_invalid_fraction,
         "this is not a fraction of the training split",
         "give a fraction from 0 to less than 1, the name of a split, or null",
+    ),
+    Rule(
+        ("dataset.split.by", "dataset._target_"),
+        has_split_without_columns,
+        "this dataset has no columns",
+        "use dataset.split=random or stratum, or a dataset of a table, arrays, records or files",
+    ),
+    Rule(
+        ("dataset.split.by", "dataset.split.column"),
+        has_split_without_column,
+        "no column is named",
+        "name one: 'dataset.split={by: group, column: customer}'; of files also pattern",
+    ),
+    Rule(
+        ("dataset.split.by",),
+        has_useless_split_key,
+        "it does not use one of the other keys that are given",
+        "give column with stratum, group, time, column or hash, stratum with group, gap with time",
+    ),
+    Rule(
+        ("dataset.split.pattern", "dataset._target_"),
+        lambda p: p.dataset.split.pattern is not None and p.dataset.target.path not in FOLDERS,
+        "only files of a folder have paths",
+        "name a column with dataset.split.column",
     ),
     Rule(
         ("dataset.shards", "dataset._target_"),

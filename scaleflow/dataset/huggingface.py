@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.reading.class_names import OneKind, describe_outputs
-from scaleflow.dataset.reading.files import TEST_FRACTION, draw_test_examples, expand_data_dir
+from scaleflow.dataset.reading.division import Division, find_keys, find_strata, is_by_target, read_keys
+from scaleflow.dataset.reading.files import TEST_FRACTION, expand_data_dir
 from scaleflow.dataset.reading.images import Channels, ImageSize, Resize, make_image_decoder
 from scaleflow.dataset.reading.text import Text
 from scaleflow.errors import ConfigError, read_reason
-from scaleflow.interfaces import EarlierState, Inputs, Outputs, Preprocessing, Standardize, Stream
+from scaleflow.interfaces import DivisionKeys, EarlierState, Inputs, Outputs, Preprocessing, Split, Standardize, Stream
 from scaleflow.interfaces.options import Seed, TestFraction, check_options
 
 #: Input dtypes that are kept; other numbers become float32.
@@ -82,21 +83,25 @@ class HuggingFace:
         test: TestFraction = TEST_FRACTION,
         split_seed: Seed = 0,
         earlier: EarlierState | None = None,
+        split: Split | None = None,
     ) -> None:
         self._image = make_image_decoder(size, resize, channels)
         self._image_shape = (*size, channels)
         text = Text(vocabulary, tokens, standardize)
-        self._test, self._seed, self._streams = test, split_seed, streaming
+        self._division, self._streams = Division(split or Split("random"), test, split_seed), streaming
+        self._divided: dict[str, tuple[Mapping[str, Array], DivisionKeys]] = {}
         self._label, self._splits = open_splits(data_dir, name, config, self._streams)
         if "train" not in self._splits:
             raise ConfigError(f"{self._label}: has the splits {', '.join(self._splits)}, expected train among them")
         names = [input] if isinstance(input, str) else list(input)
         features = self._splits["train"].features or {}
-        for key, column in (*(("input", each) for each in names), ("target", target)):
+        keys = find_keys(self._division.rule)
+        if keys and streaming:
+            raise ConfigError(f"{min(keys)}={keys[min(keys)]}: is read first; use dataset.streaming=false")
+        wanted = [*(("dataset.input", each) for each in names), ("dataset.target", target), *keys.items()]
+        for key, column in wanted:
             if column not in features:
-                raise ConfigError(
-                    f"dataset.{key}={column}: there is no such column; {self._label} has {list(features)}"
-                )
+                raise ConfigError(f"{key}={column}: there is no such column; {self._label} has {list(features)}")
         self._check_missing([*names, target])
         self._columns = {each: self._describe(each, features[each]) for each in names}
         self._target = target
@@ -115,19 +120,20 @@ class HuggingFace:
 
     @property
     def splits(self) -> Collection[str]:
-        has_test = "test" in self._splits or (self._test > 0 and not self._streams)
-        return tuple(dict.fromkeys((*self._splits, *(["test"] if has_test else []))))
+        if self._streams:
+            return tuple(self._splits)
+        is_named = self._division.rule.by == "column"
+        return tuple(dict.fromkeys((*self._splits, *(self._divide("train")[0] if is_named else self._division.splits))))
 
     def load(self, split: str) -> Stream:
         """Returns records: row numbers, or with `streaming` the rows themselves."""
         if self._streams:
             return self._open_stream(split)
-        rows = self._splits.get(split, self._splits["train"])
-        numbers = np.arange(len(rows), dtype=np.int64)
-        if "test" not in self._splits and self._test:
-            is_test = draw_test_examples(len(rows), self._test, self._seed)
-            if split in ("train", "test"):
-                numbers = numbers[is_test == (split == "test")]
+        name = split if split in self._splits else "train"
+        rows = self._splits[name]
+        masks, keys = self._divide(name)
+        chosen = masks.get(split, np.ones(len(rows), bool))
+        numbers = np.flatnonzero(chosen)
         read = self._make_reader(rows.with_format("arrow"))
         has_images = any(column.decode for column in self._columns.values())
 
@@ -141,7 +147,22 @@ class HuggingFace:
 
         records = tf.data.Dataset.from_tensor_slices(numbers)
         at_once = None if has_images else ROWS  # images are decoded one by one, several in parallel
-        return Stream(records, len(numbers), decode, lambda place: f"{self._label}, row {place}", (), at_once)
+        row_keys = vars(keys.select(chosen))
+        return Stream(
+            records, len(numbers), decode, lambda place: f"{self._label}, row {place}", (), at_once, **row_keys
+        )
+
+    def _divide(self, name: str) -> tuple[Mapping[str, Array], DivisionKeys]:
+        """Returns which rows of a stored split are in which split, [n] bool, and by what all are divided."""
+        if name not in self._divided:
+            rule, rows = self._division.rule, self._splits[name]
+            keys = read_keys(rule, lambda each: read_arrow(rows, each), lambda row: f"{self._label}, row {row}")
+            if is_by_target(rule) or (rule.by == "auto" and self.outputs.is_one_class):
+                targets = self._to_targets(read_arrow(rows, self._target).to_pylist())
+                keys = replace(keys, strata=find_strata(np.ravel(targets), self.outputs))
+            is_divided = name == "train" and "test" not in self._splits
+            self._divided[name] = self._division.draw(keys, len(rows), len(rows)) if is_divided else {}, keys
+        return self._divided[name]
 
     def _open_stream(self, split: str) -> Stream:
         rows = self._splits[split]
@@ -288,6 +309,11 @@ def open_splits(data_dir: Any, name: Any, config: Any, streams: bool) -> tuple[s
             if isinstance(feature, datasets.Image):
                 splits[split] = splits[split].cast_column(column, image)
     return label, splits
+
+
+def read_arrow(rows: Any, name: str) -> Any:
+    """Returns a column of a dataset, as pyarrow's."""
+    return rows.select_columns([name]).with_format("arrow")[:][name]
 
 
 def shape_of(feature: Any) -> tuple[tuple[int, ...], str | None]:

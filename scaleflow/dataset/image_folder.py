@@ -7,7 +7,7 @@ import tensorflow as tf
 from scaleflow.dataset.reading.class_folders import ClassFolders, ClassKind
 from scaleflow.dataset.reading.files import PICTURE_SUFFIXES, TEST_FRACTION
 from scaleflow.dataset.reading.images import Channels, ImageSize, Resize, make_image_decoder
-from scaleflow.interfaces import EarlierState, Inputs
+from scaleflow.interfaces import EarlierState, Inputs, Split
 from scaleflow.interfaces.options import Seed, TestFraction, Words, check_options
 
 
@@ -38,11 +38,12 @@ class ImageFolder(ClassFolders):
         test: TestFraction = TEST_FRACTION,
         split_seed: Seed = 0,
         earlier: EarlierState | None = None,
+        split: Split | None = None,
     ) -> None:
         self._decode = make_image_decoder(size, resize, channels)
         self.decoders = {"": self._decode}
         self.inputs = Inputs((*size, channels), "uint8", scale=1 / 255)
-        super().__init__(data_dir, PICTURE_SUFFIXES, classes, kind, test, split_seed, earlier)
+        super().__init__(data_dir, PICTURE_SUFFIXES, classes, kind, test, split_seed, earlier, split)
 
     def read(self, path: tf.Tensor) -> tf.Tensor:
         return self._decode(tf.io.read_file(path))

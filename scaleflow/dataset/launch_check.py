@@ -10,28 +10,34 @@ from typing import Any
 
 from scaleflow.dataset.npz import check_names, to_name_list
 from scaleflow.dataset.reading.corpus import SUFFIXES as CORPUS_SUFFIXES
+from scaleflow.dataset.reading.division import check_pattern, find_keys, parse_gap
 from scaleflow.dataset.reading.files import RECORD_SUFFIXES, class_names, find_data_dir, find_files, find_split_folders
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.dataset.tables.files import find_tables
 from scaleflow.dataset.tables.options import KEYS, choose_columns, parse_column_kinds
 from scaleflow.files.object_store import is_store_address
 from scaleflow.files.table_formats import CsvForm
-from scaleflow.interfaces import Target
+from scaleflow.interfaces import Split, Target
 from scaleflow.interfaces.options import Words, check_option
+
+#: A division that needs no columns.
+NO_KEYS = Split()
 
 #: The arguments of a source, with those that are left out as None.
 Arguments = Mapping[str, Any]
 
 
-def check_source_files(target: Target) -> None:
+def check_source_files(target: Target, split: Split = NO_KEYS) -> None:
     """Raises ConfigError if the files of one of scaleflow's own sources on this machine are missing or do not fit.
 
     Other sources, and files in object stores, are not checked.
     """
+    parse_gap(split.gap)
+    check_pattern(split.pattern)
     check = CHECKS.get(target.path)
     data_dir = target.arguments.get("data_dir")
     if check is not None and data_dir is not None and not is_store_address(data_dir):
-        check(target.arguments)
+        check({**target.arguments, "split": split})
 
 
 def check_table(arguments: Arguments) -> None:
@@ -40,7 +46,9 @@ def check_table(arguments: Arguments) -> None:
     form = CsvForm(given("delimiter"), tuple(given("header") or ()), given("encoding", CsvForm.encoding))
     files = find_tables(arguments["data_dir"], form, LearnedCache(given("cache_dir"), arguments["data_dir"]))
     kinds = {kind: given(key.removeprefix("dataset.")) for kind, key in KEYS.items()}
-    names = choose_columns(files.read_names(), given("target"), given("columns"), given("drop"), kinds)
+    names = choose_columns(
+        files.read_names(), given("target"), given("columns"), given("drop"), kinds, find_keys(arguments["split"])
+    )
     parse_column_kinds(names, kinds)
 
 
@@ -52,7 +60,7 @@ def check_class_folders(arguments: Arguments) -> None:
 
 def check_arrays(arguments: Arguments) -> None:
     keys = (("inputs", "x"), ("targets", "y"), ("weights", None))
-    names = [arguments.get(key, default) for key, default in keys]
+    names = [*(arguments.get(key, default) for key, default in keys), [*find_keys(arguments["split"]).values()]]
     check_names(arguments["data_dir"], [each for name in names for each in to_name_list(name or [])])
 
 

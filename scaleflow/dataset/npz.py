@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import zipfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
 
-from scaleflow.dataset.reading.files import TEST_FRACTION, draw_test_examples, expand_data_dir, suggest_path
+from scaleflow.dataset.reading.division import Division, find_keys, find_strata, is_by_target, read_keys
+from scaleflow.dataset.reading.files import TEST_FRACTION, expand_data_dir, suggest_path
 from scaleflow.dataset.reading.finite_targets import check_finite_targets
 from scaleflow.dataset.reading.spread import find_mean_and_deviation, is_wide
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, EarlierState, Inputs, Kind, Outputs, map_leaves
+from scaleflow.interfaces import Arrays, DivisionKeys, EarlierState, Inputs, Kind, Outputs, Split, map_leaves
 from scaleflow.interfaces.options import Seed, TestFraction, Words, check_option, check_options
 
 #: Suffix of an array's name -> its split.
@@ -62,13 +63,15 @@ class Npz:
         test: TestFraction = TEST_FRACTION,
         split_seed: Seed = 0,
         earlier: EarlierState | None = None,
+        split: Split | None = None,
     ) -> None:
         self._names = parse_names(inputs, "dataset.inputs"), parse_names(targets, "dataset.targets")
         kinds = parse_kinds(kind, targets)
         self._weights = weights
-        arrays = open_arrays(data_dir)
+        arrays, rule = open_arrays(data_dir), split or Split("random")
         names = [*to_name_list(inputs), *to_name_list(targets), *to_name_list(weights or [])]
-        parts = find_parts(data_dir, arrays, names)
+        keys = find_keys(rule)
+        parts = find_parts(data_dir, arrays, names, [*keys.values()])
 
         def of_all(name: str) -> dict[str, Array]:
             return {split: part[name] for split, part in parts.items()}
@@ -83,14 +86,17 @@ class Npz:
 
         self.inputs = map_leaves(lambda name: describe_inputs(data_dir, name, of_all(name)), self._names[0])
         self.outputs = map_leaves(describe_target, self._names[1])
-        self._splits = divide_parts(parts, test, split_seed)
+        single = self.outputs if isinstance(targets, str) else None
+        self._splits = divide_parts(
+            parts, Division(rule, test, split_seed), lambda part: read_part_keys(part, rule, targets, single)
+        )
 
     @property
     def splits(self) -> Collection[str]:
         return tuple(self._splits)
 
     def load(self, split: str) -> Arrays:
-        part, chosen = self._splits[split]
+        part, chosen, keys = self._splits[split]
 
         def take(name: str) -> Array:
             return part[name] if chosen is None else part[name][chosen]
@@ -108,6 +114,7 @@ class Npz:
             map_leaves(take_target, targets, self.outputs),
             None if self._weights is None else np.asarray(take(self._weights)),
             None if chosen is None else np.flatnonzero(chosen),
+            **vars(keys if chosen is None else keys.select(chosen)),
         )
 
 
@@ -136,15 +143,23 @@ def parse_kinds(kind: Any, targets: str | Sequence[str]) -> dict[str, AutoKind]:
     return kinds
 
 
-def divide_parts(parts: Mapping[str, Part], test: float, seed: int) -> dict[str, tuple[Part, Array | None]]:
-    """Returns {split: (arrays, mask of the examples or None for all)}."""
+def read_part_keys(part: Part, rule: Split, targets: Any, outputs: Outputs | None) -> DivisionKeys:
+    """Reads what the examples are divided by; `outputs` are those of a single target."""
+    keys = read_keys(rule, part.__getitem__, lambda row: f"example {row}")
+    if outputs is None or not (is_by_target(rule) or (rule.by == "auto" and outputs.is_one_class)):
+        return keys
+    return replace(keys, strata=find_strata(np.ravel(convert_targets(outputs, np.asarray(part[targets]))), outputs))
+
+
+def divide_parts(
+    parts: Mapping[str, Part], division: Division, read: Callable[[Part], DivisionKeys]
+) -> dict[str, tuple[Part, Array | None, DivisionKeys]]:
+    """Returns {split: (arrays, mask of the examples or None for all, by what all are divided)}."""
     if set(parts) != {"all"}:
-        return {split: (part, None) for split, part in parts.items()}
-    part = parts["all"]
-    is_test = draw_test_examples(len(next(iter(part.values()))), test, seed)
-    if not is_test.any():
-        return {"train": (part, None)}
-    return {"train": (part, ~is_test), "test": (part, is_test)}
+        return {split: (part, None, read(part)) for split, part in parts.items()}
+    part, keys = parts["all"], read(parts["all"])
+    masks = division.draw(keys, count := len(next(iter(part.values()))), count)
+    return {split: (part, None if mask.all() else mask, keys) for split, mask in masks.items() if mask.any()}
 
 
 def open_arrays(data_dir: Any, key: str = "dataset.data_dir") -> dict[str, Array]:
@@ -206,10 +221,13 @@ def member_offset(path: Path, info: zipfile.ZipInfo) -> int:
     return info.header_offset + 30 + name + extra
 
 
-def find_parts(data_dir: Any, arrays: Part, names: Sequence[str]) -> dict[str, Part]:
-    """Returns the arrays of each split by name, or of `all` if the names have no suffixes."""
-    endings = find_endings(data_dir, list(arrays), names)
-    return {split: find_arrays(data_dir, arrays, names, ending) for split, ending in endings.items()}
+def find_parts(data_dir: Any, arrays: Part, names: Sequence[str], keys: Sequence[str] = ()) -> dict[str, Part]:
+    """Returns the arrays of each split by name, or of `all` if the names have no suffixes.
+
+    The arrays `keys`, by which examples are divided, may be of texts or dates.
+    """
+    endings = find_endings(data_dir, list(arrays), [*names, *keys])
+    return {split: find_arrays(data_dir, arrays, names, ending, keys) for split, ending in endings.items()}
 
 
 def find_endings(data_dir: Any, available: Sequence[str], names: Sequence[str]) -> dict[str, str]:
@@ -244,11 +262,14 @@ def check_names(data_dir: Any, names: Sequence[str]) -> None:
         find_endings(data_dir, [name.removesuffix(".npy") for name in archive.namelist()], names)
 
 
-def find_arrays(data_dir: Any, arrays: Part, names: Sequence[str], ending: str) -> Part:
+def find_arrays(
+    data_dir: Any, arrays: Part, names: Sequence[str], ending: str, keys: Sequence[str] = ()
+) -> dict[str, Array]:
     """Returns the arrays of one split."""
     first = names[0] + ending
-    for name in (each + ending for each in names):
-        if arrays[name].dtype.kind not in "biuf" or not arrays[name].ndim:
+    for name in (each + ending for each in (*names, *keys)):
+        kinds, most = ("biufUSM", 1) if name.removesuffix(ending) in keys else ("biuf", np.inf)
+        if arrays[name].dtype.kind not in kinds or not 0 < arrays[name].ndim <= most:
             array = arrays[name]
             raise ConfigError(
                 f"dataset.data_dir={data_dir}: the array {name} is {array.dtype} of shape {array.shape}, expected "
@@ -261,7 +282,7 @@ def find_arrays(data_dir: Any, arrays: Part, names: Sequence[str], ending: str) 
             )
     if not len(arrays[first]):
         raise ConfigError(f"dataset.data_dir={data_dir}: {first} is empty")
-    return {name: arrays[name + ending] for name in names}
+    return {name: arrays[name + ending] for name in (*names, *keys)}
 
 
 def describe_inputs(data_dir: Any, name: str, arrays: Mapping[str, Array]) -> Inputs:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.dataset.reading.division import Division, read_path_keys
 from scaleflow.dataset.reading.files import (
     PICTURE_SUFFIXES,
     TEST_FRACTION,
     describe_unused,
-    draw_test_examples,
     find_data_dir,
     find_split_folders,
     has_suffix,
@@ -34,7 +34,7 @@ from scaleflow.dataset.reading.images import (
     scale_mask,
 )
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Inputs, Outputs, Stream
+from scaleflow.interfaces import DivisionKeys, Inputs, Outputs, Split, Stream
 from scaleflow.interfaces.options import AtLeastTwo, Seed, TestFraction, Words, check_option, check_options, is_integer
 
 IMAGES, MASKS = "images", "masks"
@@ -85,6 +85,7 @@ class SegmentationFolder:
         ignore: Any = 255,
         test: TestFraction = TEST_FRACTION,
         split_seed: Seed = 0,
+        split: Split | None = None,
     ) -> None:
         if not isinstance(classes, int):
             check_option(classes, Words, "dataset.classes")
@@ -99,10 +100,12 @@ class SegmentationFolder:
         base = find_data_dir(data_dir)
         folders = find_split_folders(base)
         unused = Counter[str]()
-        if folders:
-            self._pairs = {split: find_pairs(folder, unused) for split, folder in folders.items()}
-        else:
-            self._pairs = divide_pairs(find_pairs(base, unused), test, split_seed)
+        division = Division(split or Split("random"), test, split_seed)
+        found = {name: find_pairs(folder, unused) for name, folder in (folders or {"train": base}).items()}
+        keyed = {
+            name: (pairs, read_path_keys(division.rule, base, pairs[:, 0].tolist())) for name, pairs in found.items()
+        }
+        self._pairs = keyed if folders else divide_pairs(*keyed["train"], division)
         self.notes = describe_unused(unused, PICTURE_SUFFIXES)
 
     @property
@@ -111,12 +114,12 @@ class SegmentationFolder:
 
     def load(self, split: str) -> Stream:
         """Returns records (path of the image, path of the mask), in an order drawn with the seed."""
-        pairs = self._pairs[split]
+        pairs, keys = self._pairs[split]
         order = np.random.default_rng([self._seed, 1]).permutation(len(pairs))
         records = tf.data.Dataset.from_tensor_slices(
             tuple(tf.constant(pairs[order, side], tf.string) for side in range(2))
         )
-        return Stream(records, len(pairs), self._decode, name_pair)
+        return Stream(records, len(pairs), self._decode, name_pair, **vars(keys.select(order)))
 
     def _decode(self, image_path: tf.Tensor, mask_path: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         height, width, channels = self.inputs.shape
@@ -231,14 +234,14 @@ def find_pairs(base: Path, unused: Counter[str]) -> np.ndarray[Any, Any]:
     return np.array(pairs, dtype=object)
 
 
-def divide_pairs(pairs: np.ndarray[Any, Any], fraction: float, seed: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Splits pairs into train and test; no test split for 0."""
-    if not fraction:
-        return {"train": pairs}
-    is_test = draw_test_examples(len(pairs), fraction, seed)
-    if not is_test.any() or is_test.all():
+def divide_pairs(
+    pairs: np.ndarray[Any, Any], keys: DivisionKeys, division: Division
+) -> dict[str, tuple[np.ndarray[Any, Any], DivisionKeys]]:
+    """Divides pairs into splits; no test split for 0."""
+    masks = division.draw(keys, len(pairs), len(pairs))
+    if not all(mask.any() for mask in masks.values()):
         raise ConfigError(
-            f"dataset.test={fraction:g}: leaves no image to {'train' if is_test.any() else 'test'} on; use another "
-            "fraction, or 0 for no test split"
+            f"dataset.test={division.test:g}: leaves no image to {'train' if masks['test'].any() else 'test'} on; use "
+            "another fraction, or 0 for no test split"
         )
-    return {"train": pairs[~is_test], "test": pairs[is_test]}
+    return {name: (pairs[mask], keys.select(mask)) for name, mask in masks.items()}

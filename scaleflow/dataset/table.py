@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from scaleflow.dataset.pipeline.blocks import Blocks, make_blocks
 from scaleflow.dataset.reading.class_names import OneKind
-from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, draw_rows, list_splits
+from scaleflow.dataset.reading.division import Division, find_keys, find_strata, is_by_target, read_keys
+from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, list_splits
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.dataset.reading.text import LOWER
 from scaleflow.dataset.tables.columns import make_preprocessing
@@ -44,7 +45,7 @@ from scaleflow.dataset.tables.targets import describe_known_target, find_limits,
 from scaleflow.dataset.tables.values import are_codes, are_plain_numbers, convert_target
 from scaleflow.errors import ConfigError
 from scaleflow.files.table_formats import CsvForm
-from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs, Standardize
+from scaleflow.interfaces import Arrays, DivisionKeys, EarlierState, Inputs, Outputs, Split, Standardize
 from scaleflow.interfaces.formatting import MAX_NAMED, join_first
 from scaleflow.interfaces.learned_state import parse_leaves
 from scaleflow.interfaces.options import AtLeastTwo, Positive, Seed, TestFraction, Words, at_least, check_options
@@ -114,16 +115,27 @@ class Table:
         learn_on: Positive | None = 100_000,
         cache_dir: str | None = None,
         earlier: EarlierState | None = None,
+        split: Split | None = None,
     ) -> None:
         if tokens is not None and not embed:
             raise ConfigError(
                 f"dataset.tokens={tokens}: is for dataset.embed=true; without it all words of a text count"
             )
-        self._test, self._seed, self._target, self._earlier = test, split_seed, target, earlier
+        self._division, self._target, self._earlier = (
+            Division(split or Split("random"), test, split_seed),
+            target,
+            earlier,
+        )
         form = CsvForm(delimiter, tuple(header or ()), encoding, tuple(missing or ()))
+        self._divided: dict[str, tuple[Mapping[str, Array], DivisionKeys]] = {}
         self.learned_cache = LearnedCache(cache_dir, data_dir)
         self._files = open_tables(data_dir, form, self.learned_cache)
         self._past = {} if earlier is None else earlier.find_reading(self)  # how the earlier run read its table
+        if self._division.rule.by == "column" and ALL not in self._files.by_split:
+            raise ConfigError(
+                f"dataset.split={{by: column}}: the files are named after splits: {', '.join(self._files.by_split)}; "
+                "leave it out, or name the files otherwise"
+            )
         told = ColumnOptions(
             *(columns, drop, numeric, categorical, text, decimal, thousands, dates),
             *(kind, most_values, rare, scale_target),
@@ -162,7 +174,8 @@ class Table:
                 raise ConfigError(f"dataset.target={self._target}: is an input of the earlier run; name another column")
             find_columns([self._target], self._files.names, "dataset.target")
             return list(known), dict(known)
-        names = choose_columns(self._files.names, self._target, told.columns, told.drop, told.by_kind)
+        rule, names = self._division.rule, self._files.names
+        names = choose_columns(names, self._target, told.columns, told.drop, told.by_kind, find_keys(rule))
         names = [*(name for name in known if name in names), *(name for name in names if name not in known)]
         return names, parse_column_kinds(names, told.by_kind)
 
@@ -190,7 +203,8 @@ class Table:
             sample = rows.sample_columns
             check_column_types(sample, {name: each for name, each in given.items() if name not in known})
             outputs = describe_known_target(sample, target, told.kind, told.most_values, told.scale_target, earlier)
-            outputs = find_limits(outputs, sample.columns[target], ~self._draw_test(rows)[rows.sampled], earlier)
+            is_trained = self._divide(rows, outputs)[0]["train"][rows.sampled]
+            outputs = find_limits(outputs, sample.columns[target], is_trained, earlier)
             taken = {**known, **given}
             free = [name for name in names if name not in taken and told.columns is None]
             taken |= find_useless(sample, free, self._files.names[0], rows.sampled)
@@ -206,7 +220,7 @@ class Table:
 
         learned = earlier and (earlier.find_outputs(), earlier.extends)
         options = [given, forms, sought, asdict(told), known, learned]
-        types = TableTypes(sought, *rows.recall("types", [*options, self._test, self._seed], learn))
+        types = TableTypes(sought, *rows.recall("types", [*options, asdict(self._division)], learn))
         rows.forms, rows.missing_words = types.forms, types.missing_words
         return types
 
@@ -231,7 +245,9 @@ class Table:
 
     @property
     def splits(self) -> Collection[str]:
-        return list_splits(self._files.by_split, self._test)
+        if ALL in self._files.by_split and self._division.rule.by == "column":
+            return tuple(self._divide(self._rows[ALL], self.outputs)[0])
+        return list_splits(self._files.by_split, self._division.test)
 
     def load(self, split: str) -> Blocks:
         """Returns the rows of a split in blocks, without those that have no target."""
@@ -241,19 +257,24 @@ class Table:
             rows.forms, rows.missing_words = self.reading["forms"], self._missing_words
             rows.describe(self._target, self._kinds, self.outputs)
         rows = self._rows[group]
-        is_in_split = self._draw_test(rows) == (split == "test" != group)
+        masks, keys = self._divide(rows, self.outputs)
+        is_in_split = masks[split]
         if text := rows.describe_unlabelled(is_in_split):
             self.unlabelled[split] = text
         keep = is_in_split & rows.has_target
         if not keep.any():
             raise ConfigError(f"dataset.target={self._target}: no row of the split {split!r} has one")
-        return make_blocks(rows, None if keep.all() else keep)
+        return make_blocks(rows, None if keep.all() else keep, keys.select(keep))
 
-    def _draw_test(self, rows: TableRows) -> Array:
-        """Returns which rows are drawn for the test split, [n] bool: none, if files are named after the splits."""
-        count = sum(rows.lengths)
-        is_whole = rows.group == ALL
-        return draw_rows(count, self._test, (self._seed, 0x7E57)) if is_whole else np.zeros(count, bool)
+    def _divide(self, rows: TableRows, outputs: Outputs) -> tuple[Mapping[str, Array], DivisionKeys]:
+        """Returns the rows of each split, [n] bool, and by what all are divided."""
+        if rows.group not in self._divided:
+            count = sum(rows.lengths)
+            keys = rows.read_keys(self._division.rule, outputs)
+            is_whole = rows.group == ALL
+            masks = self._division.draw(keys, count) if is_whole else {rows.group: np.ones(count, bool)}
+            self._divided[rows.group] = masks, keys
+        return self._divided[rows.group]
 
 
 class TableRows:
@@ -450,6 +471,26 @@ class TableRows:
             return {name: clean_column(table[name], self._missing) for name in names}
 
         return read
+
+    def read_keys(self, rule: Split, outputs: Outputs) -> DivisionKeys:
+        """Reads what the rows are divided by; `outputs` says what the target is."""
+        target, everything = self._columns[-1], np.arange(int(self._firsts[-1]))
+
+        def read(name: str) -> Any:
+            column = self.open_columns([name], "dataset.split.column")(everything)[name]
+            forms = find_forms({name: column}, (), None, None, None) if rule.by == "time" else {}
+            return apply_form(column, forms.get(name))
+
+        keys = read_keys(rule, read, self.name)
+        is_whole = self.learned == len(everything)
+        if not (is_by_target(rule) or (rule.by == "auto" and is_whole and outputs.is_one_class)):
+            return keys
+        column = self.raw_columns[target] if is_whole else read(target)
+        values = np.ravel(convert_target(apply_form(column, self.forms.get(target)), outputs)[0])
+        values = values[self.has_target]
+        strata = np.zeros(len(everything), np.int64)
+        strata[self.has_target] = find_strata(values, outputs)
+        return replace(keys, strata=strata)
 
     def _read_columns(self, block: int, rows: int | None, numbers: Sequence[str] = ()) -> dict[str, Any]:
         table = self._files.read(self.blocks[block], self._columns, rows, numbers)

@@ -7,7 +7,7 @@ import tensorflow as tf
 from scaleflow.dataset.reading.class_folders import ClassFolders, ClassKind
 from scaleflow.dataset.reading.files import TEST_FRACTION, TEXT_SUFFIXES
 from scaleflow.dataset.reading.text import Text
-from scaleflow.interfaces import EarlierState, Inputs, Standardize
+from scaleflow.interfaces import EarlierState, Inputs, Split, Standardize
 from scaleflow.interfaces.options import Seed, TestFraction, Words
 
 
@@ -38,9 +38,10 @@ class TextFolder(ClassFolders):
         test: TestFraction = TEST_FRACTION,
         split_seed: Seed = 0,
         earlier: EarlierState | None = None,
+        split: Split | None = None,
     ) -> None:
         self.preprocessing = Text(vocabulary, tokens, standardize)
-        super().__init__(data_dir, TEXT_SUFFIXES, classes, kind, test, split_seed, earlier)
+        super().__init__(data_dir, TEXT_SUFFIXES, classes, kind, test, split_seed, earlier, split)
 
     def read(self, path: tf.Tensor) -> tf.Tensor:
         """Reads a text file, which must be UTF-8. Traced."""

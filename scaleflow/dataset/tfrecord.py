@@ -7,20 +7,24 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.records import divide_records, interleave_files, largest_target
+from scaleflow.dataset.pipeline.records import BLOCK, divide_records, interleave_files, largest_target
+from scaleflow.dataset.pipeline.rows import to_rows
 from scaleflow.dataset.pipeline.unreadable import FAILURES
 from scaleflow.dataset.reading import images
+from scaleflow.dataset.reading.division import Division, find_keys, find_strata, is_by_target, read_keys
 from scaleflow.dataset.reading.files import ALL, RECORD_SUFFIXES, TEST_FRACTION, find_files, list_splits
 from scaleflow.dataset.reading.learned_cache import LearnedCache
-from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Inputs, Kind, Outputs, Stream
+from scaleflow.errors import ConfigError, read_reason
+from scaleflow.interfaces import DivisionKeys, Inputs, Kind, Outputs, Split, Stream
 from scaleflow.interfaces.options import AtLeastTwo, Seed, Shape, TestFraction, Words, check_option, check_options
+
+Array = np.ndarray[Any, Any]
 
 RawType = Literal["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64"]
 
@@ -73,17 +77,19 @@ class TFRecord:
         test: TestFraction = TEST_FRACTION,
         split_seed: Seed = 0,
         cache_dir: str | None = None,
+        split: Split | None = None,
     ) -> None:
         self.learned_cache = LearnedCache(cache_dir, data_dir)
         self._features = read_spec(features)
-        for key, name in (("input", input), ("target", target)):
+        self._division = Division(split or Split("random"), test, split_seed)
+        keys = find_keys(self._division.rule)
+        for key, name in (("dataset.input", input), ("dataset.target", target), *keys.items()):
             if name not in self._features:
                 raise ConfigError(
-                    f"dataset.{key}={name}: there is no such feature; dataset.features has {', '.join(self._features)}"
+                    f"{key}={name}: there is no such feature; dataset.features has {', '.join(self._features)}"
                 )
         self._input, self._target = input, target
         self._compression = "" if compression == "none" else compression.upper()
-        self._part, self._seed = test, split_seed
         input_feature = self._features[input]
         self.inputs = Inputs(input_feature.shape, input_feature.dtype, parse_scale(scale, input_feature))
         is_picture = features[input].get("kind") == "image"
@@ -91,26 +97,72 @@ class TFRecord:
         self.outputs = describe_feature_outputs(kind, classes, names or (), self._features[target])
         self._files = find_files(data_dir, RECORD_SUFFIXES)
         self._counted: dict[str, FileCounts] = {}
+        self._divided: dict[str, tuple[Mapping[str, Array], DivisionKeys]] = {}
 
     @property
     def splits(self) -> Collection[str]:
-        return list_splits(self._files, self._part)
+        if ALL in self._files and self._division.rule.by == "column":
+            return tuple(self._divide(ALL)[0])
+        return list_splits(self._files, self._division.test)
 
     def load(self, split: str) -> Stream:
         """Returns records (file index, record index in the file, serialized example)."""
         group = split if split in self._files else ALL
         files = self._files[group]
-        if group not in self._counted:
-            self._counted[group] = self._recall_counts(files)
-        counts = self._counted[group]
+        counts, division = self._find_counts(group), self._division
         records, length = self._records(files, counts), counts.total
-        if group == ALL:
-            records, length = divide_records(records, length, split, self._part, self._seed)
+        has_keys = bool(find_keys(division.rule)) or is_by_target(division.rule)
+        if group == ALL and not has_keys:
+            records, length = divide_records(records, length, split, division.test, division.seed)
 
         def name(file: Any, place: Any, record: Any) -> str:
             return f"{files[int(file)]}, record {int(place) if place >= 0 else -1 - int(place)}"
 
-        return Stream(records, length, self._decode, name, counts.faults)
+        stream = Stream(records, length, self._decode, name, counts.faults)
+        if not has_keys:
+            return stream
+        masks, keys = self._divide(group)
+        whole = to_rows(replace(stream, **vars(keys)))
+        return whole.select(masks[split]) if group == ALL else whole  # type: ignore[return-value]
+
+    def _find_counts(self, group: str) -> FileCounts:
+        if group not in self._counted:
+            self._counted[group] = self._recall_counts(self._files[group])
+        return self._counted[group]
+
+    def _divide(self, group: str) -> tuple[Mapping[str, Array], DivisionKeys]:
+        """Returns which records are in which split, [n] bool, and by what all are divided."""
+        if group not in self._divided:
+            rule, counts = self._division.rule, self._find_counts(group)
+
+            def read(name: str) -> Array:
+                return self._read_feature(self._records(self._files[group], counts), name)
+
+            keys = read_keys(rule, read, lambda row: f"example {row}")
+            if is_by_target(rule):
+                keys = replace(keys, strata=find_strata(np.ravel(read(self._target)), self.outputs))
+            masks = self._division.draw(keys, counts.total, counts.total) if group == ALL else {}
+            self._divided[group] = masks, keys
+        return self._divided[group]
+
+    def _read_feature(self, records: tf.data.Dataset, name: str) -> Array:
+        """Reads a feature with a single value of all records: [n], texts as strings."""
+        feature = self._features[name]
+        if math.prod(feature.shape) != 1 or not isinstance(feature.stored, tf.io.FixedLenFeature):
+            raise ConfigError(f"dataset.split: the feature {name} has no single value; its shape must be []")
+
+        def parse(file: tf.Tensor, place: tf.Tensor, record: tf.Tensor) -> tf.Tensor:
+            return tf.reshape(tf.io.parse_example(record, {name: feature.stored})[name], [-1])
+
+        try:
+            values = np.concatenate(list(records.batch(BLOCK).map(parse).as_numpy_iterator()))
+        except FAILURES as error:
+            raise ConfigError(
+                f"dataset.split: the feature {name} cannot be read of all records: {read_reason(error)}"
+            ) from error
+        return (
+            np.array([each.decode(errors="replace") for each in values], object) if values.dtype == object else values
+        )
 
     def _records(self, files: Sequence[str], counted: FileCounts) -> tf.data.Dataset:
         """Returns the records of all files; a damaged file ends in one with a negative index, for what is lost."""
@@ -162,7 +214,7 @@ class TFRecord:
             return self._count_good(records), []
         except FAILURES as error:
             if isinstance(error, tf.errors.NotFoundError | tf.errors.PermissionDeniedError):
-                raise ConfigError(f"dataset.data_dir: {path} cannot be read ({error.message})") from error
+                raise ConfigError(f"dataset.data_dir: {path} cannot be read ({read_reason(error)})") from error
         intact = records.ignore_errors()
         count = int(intact.reduce(tf.constant(0, tf.int64), lambda total, _: total + 1))
         faults = [f"{path}, record {index}: {WRONG_TARGET}" for index in self._wrong_targets(intact, count)]

@@ -55,6 +55,7 @@ class LearnedState:
         schema: what each column and target looks like in a sample of the training split: kinds, ranges, categories,
             histograms, as `data_checks.sample` describes them; empty if nobody looked at the data.
         sizes: the model's arguments that can be `by_size`, as they were: layers of other sizes cannot be extended.
+        split: `dataset.split`, by which rows were divided; empty if an earlier version drew them at random.
     """
 
     inputs: InputStructure
@@ -66,6 +67,7 @@ class LearnedState:
     pictures: Sequence[str] = ()
     schema: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, Any] = field(default_factory=dict)
+    split: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Converts the record to values that JSON can hold."""
@@ -80,6 +82,7 @@ class LearnedState:
             "pictures": list(self.pictures),
             "schema": dict(self.schema),
             "sizes": dict(self.sizes),
+            "split": dict(self.split),
         }
 
     @classmethod
@@ -98,6 +101,7 @@ class LearnedState:
                 tuple(record.get("pictures", ())),
                 record.get("schema", {}),
                 record.get("sizes", {}),
+                record.get("split", {}),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"it is not a record of scaleflow ({error})") from error

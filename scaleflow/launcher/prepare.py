@@ -377,7 +377,7 @@ def check_dataset_files(plan: Plan, folder: Path) -> None:
     if not Path(str(data_dir)).is_relative_to(folder.absolute()):
         from scaleflow.dataset.launch_check import check_source_files  # it imports numpy; most commands do not need it
 
-        check_source_files(target)
+        check_source_files(target, plan.dataset.split)
 
 
 def prepare_resume(command: RunCommand, config: dict[str, Any], resume: str) -> PreparedRun:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import EarlierState, LearnedChanges, LearnedState, Plan, Source, name_leaves
+from scaleflow.interfaces import EarlierState, LearnedChanges, LearnedState, Plan, Source, Split, name_leaves
 from scaleflow.interfaces.events import Emit, Note
 from scaleflow.runs.data_digest import ALL_VALUES, FILES, SplitDigests
 from scaleflow.runs.learned_state import read_learned_state
@@ -134,10 +134,12 @@ def open_source(plan: Plan, earlier: EarlierState | None = None) -> Source:
     from scaleflow import dataset
 
     target = plan.dataset.target
-    make = bind_target(target)
+    make, is_ours = bind_target(target), target.path.startswith("scaleflow.")
+    takes_split = is_ours and "split" in inspect.signature(locate_target(target)).parameters
+    given: dict[str, Any] = {"split": plan.dataset.split} if takes_split else {}
     if earlier is None:
-        return make()  # type: ignore[no-any-return]
-    given = {"earlier": earlier} if takes_earlier(locate_target(target)) else {}
+        return make(**given)  # type: ignore[no-any-return]
+    given |= {"earlier": earlier} if takes_earlier(locate_target(target)) else {}
     return dataset.match_source(make(**given), earlier)
 
 
@@ -146,7 +148,7 @@ def take_whole(plan: Plan) -> Plan:
     target = plan.dataset.target
     if target.path.startswith("scaleflow.") and "test" in inspect.signature(locate_target(target)).parameters:
         target = replace(target, arguments={**target.arguments, "test": 0.0})
-    return replace(plan, dataset=replace(plan.dataset, target=target, validation=None))
+    return replace(plan, dataset=replace(plan.dataset, target=target, validation=None, split=Split("random")))
 
 
 def takes_earlier(source_class: object) -> bool:

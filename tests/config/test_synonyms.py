@@ -100,7 +100,10 @@ def test_a_refusal_says_what_to_type_and_that_composes(typed: str, capsys: pytes
 
 @pytest.mark.parametrize(
     ("word", "expected"),
-    [("dataset.groups=customer", "train.csv, validation.csv and test.csv"), ("dataset.weights=w", "dataset=npz has")],
+    [
+        ("dataset.groups=customer", "type 'dataset.split={by: group, column: customer}'"),
+        ("dataset.weights=w", "dataset=npz has"),
+    ],
 )
 def test_a_refusal_says_what_there_is_in_place_of_what_is_absent(
     word: str, expected: str, capsys: pytest.CaptureFixture[str]

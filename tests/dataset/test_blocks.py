@@ -218,15 +218,17 @@ def divide() -> Any:
     from scaleflow.dataset.pipeline.records import to_mask
     from scaleflow.dataset.pipeline.splits import hold_out_examples
     from scaleflow.dataset.reading.files import draw_rows
+    from scaleflow.interfaces import DivisionKeys, Split
 
     blocks = make_blocks(Rows({5: "is wrong", 70: "is worse", 166: "is bad"}))
-    train, validation, _ = hold_out_examples(blocks, 0.25, 1, lambda event: None)
+    drawn = Split("random"), DivisionKeys(), 1, lambda event: None
+    train, validation, _ = hold_out_examples(blocks, 0.25, *drawn)
     unreadable = blocks.find_unreadable(), str(blocks.find_first_unreadable())
     good = blocks.select(~to_mask(unreadable[0], len(blocks)))
     limited = good.limit(45)
     rows = good.head(10_000).targets.tolist()
     slow = [int(y) for _, y in good.dataset.as_numpy_iterator()]
-    held_out = hold_out_examples(good, 0.25, 1, lambda event: None)
+    held_out = hold_out_examples(good, 0.25, *drawn)
     parts = [sorted(each.head(10_000).targets.tolist()) for each in held_out[:2]]
     large = [draw_rows(1_000_003, 0.1, [seed]) for seed in (1, 1, 2)]
     return (len(train), len(validation)), unreadable, rows, slow, limited.head(99).targets.tolist(), parts, large

@@ -39,9 +39,12 @@ def learn(source: Any, seed: int = 0, validation: float = 0.2) -> tuple[list[str
     """The notes about the cache, and all that a run reads and learns of a table before it traces anything."""
     from scaleflow.dataset.pipeline.preprocessing import choose_preprocessing, learn_on_chief
     from scaleflow.dataset.pipeline.splits import SingleProcess, hold_out_examples
+    from scaleflow.interfaces import DivisionKeys, Split
 
     splits = {name: source.load(name) for name in source.splits}
-    train, *_ = hold_out_examples(splits["train"], validation, seed, lambda event: None)
+    train, *_ = hold_out_examples(
+        splits["train"], validation, Split("random"), DivisionKeys(), seed, lambda event: None
+    )
     learned = learn_on_chief(choose_preprocessing(source, options()), train, SingleProcess())
     rows = {name: (each.faults, each.rows.malformed, each.head(1000).parts) for name, each in splits.items()}
     return source.learned_cache.notes, (source.inputs, source.outputs, source.notes, learned, rows)

@@ -8,10 +8,23 @@ from typing import Any
 
 import numpy as np
 
+from scaleflow.dataset.reading.division import assign_folds
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import AUTO, FOLD, OUT_OF_FOLD, Arrays, Dataset, InputStructure, Rows
+from scaleflow.interfaces import (
+    AUTO,
+    FOLD,
+    OUT_OF_FOLD,
+    Arrays,
+    Dataset,
+    DivisionKeys,
+    InputStructure,
+    Rows,
+    Split,
+)
 
 Array = np.ndarray[Any, Any]
+
+RANDOM = Split("random")
 
 #: The fraction that `auto` holds out, if there are no folds.
 HELD_OUT = 0.1
@@ -42,6 +55,9 @@ def choose_validation(
         "dataset.augment mixes examples of several folds": options.augment is not None,
         f"dataset.cache={options.cache} keeps no examples in memory": options.cache in ("none", "file"),
         "dataset.shards reads while training": options.shards > 1,
+        "dataset.split by time has no folds of which each is later than what a member trains on": (
+            options.split.by == "time"
+        ),
     }
     obstacle = next((why for why, applies in obstacles.items() if applies), None)
     if options.validation == OUT_OF_FOLD and obstacle is not None:
@@ -51,16 +67,19 @@ def choose_validation(
     return HELD_OUT, 0
 
 
-def number_folds(examples: Rows, folds: int) -> Rows:
+def number_folds(examples: Rows, folds: int, rule: Split = RANDOM, keys: DivisionKeys | None = None) -> Rows:
     """Returns examples with the number of a fold as a further input; `folds=0`: that of no fold, -1.
 
     The same rows always get the same folds: a run that begins with the weights of another one (`model.init_from`), and
     with its rows, has members that have not seen their folds there either.
-    The folds have nearly the same number of examples, and nearly the same targets.
+    The folds have nearly the same number of examples, and nearly the same targets; or whole groups of `keys`, if `rule`
+    says so.
     """
     assert isinstance(examples, Arrays)
     numbers = np.full(len(examples), -1, np.int32)
-    if folds:
+    if folds and keys is not None and rule.by in ("group", "hash"):
+        numbers = assign_folds(rule, keys, len(examples), folds, (0, 2))
+    elif folds:
         random = np.random.default_rng([0, 2])
         order = random.permutation(len(examples))
         if isinstance(examples.targets, np.ndarray) and examples.targets[0].size == 1:

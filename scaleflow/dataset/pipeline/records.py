@@ -259,7 +259,7 @@ class StreamRows(Stream):
         dataset = number_records(self, keep).map(lambda _, *record: to_record(record))
         return replace(self, dataset=dataset, length=int(np.count_nonzero(keep)), **self.cut_keys(keep))
 
-    def cut_keys(self, chosen: Any) -> dict[str, Array | None]:
+    def cut_keys(self, chosen: Any) -> dict[str, Any]:
         """Returns what the chosen examples are divided by: indices, a slice, or a mask."""
         return vars(DivisionKeys.of(self).select(chosen))
 
@@ -499,8 +499,8 @@ def place_if_read(stream: Stream, place: tf.Tensor, record: Any) -> tuple[tf.Ten
 def make_records(stream: Stream, components: tuple[tf.Tensor, ...]) -> Records:
     structure = stream.dataset.element_spec
     dataset = tf.data.Dataset.from_tensor_slices(tf.nest.pack_sequence_as(structure, components))
-    keys = vars(DivisionKeys.of(stream)).values()
-    return Records(dataset, stream.length, stream.decode, stream.name, (), stream.at_once, *keys, components)
+    options = stream.length, stream.decode, stream.name, (), stream.at_once
+    return Records(dataset, *options, components=components, **vars(DivisionKeys.of(stream)))
 
 
 def readable_batches(stream: Stream) -> tf.data.Dataset:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.pipeline.blocks import MEMORY_BYTES, Blocks
@@ -28,20 +29,23 @@ from scaleflow.dataset.pipeline.records import StreamRows, cache_records, draw, 
 from scaleflow.dataset.pipeline.rows import to_rows
 from scaleflow.dataset.pipeline.source_view import find_original
 from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
-from scaleflow.dataset.reading.files import draw_rows
+from scaleflow.dataset.reading.division import encode_keys, find_strata, hold_out, is_by_target
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     Arrays,
     Batching,
     Dataset,
+    DivisionKeys,
     EarlierState,
     InputStructure,
     LearnedPreprocessing,
     LearnedState,
+    Outputs,
     OutputStructure,
     Rows,
     Source,
+    Split,
     Stream,
     Workers,
     map_named,
@@ -137,40 +141,13 @@ def prepare_splits(
     Raises ConfigError if the source violates its interface, a named split is missing, or an example that is read at the
     start cannot be read.
     """
-    for note in getattr(source, "notes", ()):
-        emit(Note(note))
     check_contract(source)
     workers = workers or SingleProcess()
-    names = ["train", *([options.validation_split] if options.validation_split else [])]
-    names += ["test"] if "test" in source.splits else []
-    splits = {name: clean_split(source, name, options, workers, emit) for name in dict.fromkeys(names)}
-    report_unlabelled(source, options, emit)
-    if "validation" in source.splits and "validation" not in splits:
-        emit(Note("the dataset's split 'validation' is not used; set dataset.validation=validation to use it"))
-    train, validation, is_drawn = splits["train"], None, False
-    chosen, folds = choose_validation(options, source.inputs, len(train), folds)
-    if isinstance(chosen, str):
-        validation = splits[chosen]
-    elif folds:
-        validation = train if preprocesses else None  # a model without its folds has seen all of it
-    else:
-        train, validation, is_drawn = hold_out_examples(train, chosen or 0.0, seed, emit)
-    with refuse_unreadable("train", train):
-        sample = train.read_first(8)
-    check_ids(source.inputs, "train", sample)
-    raw = Splits(train, validation, splits.get("test"), source.inputs, source.outputs, sample)
-    fingerprints = {name: fingerprint_split(name, examples, source.outputs) for name, examples in raw.by_name().items()}
-    learned = LearnedState(
-        source.inputs,
-        source.outputs,
-        source=name_class(find_original(source)),
-        reading=to_plain(getattr(source, "reading", {})),
-        pictures=tuple(getattr(source, "decoders", {})),
-    )
-    if look is not None:
-        learned = replace(learned, schema=look(raw))
-    kept = {name: examples for name, examples in raw.by_name().items() if name != "train" or not preprocesses}
-    raw = replace(raw, fingerprints=fingerprints, learned=learned, is_drawn_as_read=is_drawn, raw=kept)
+    if options.split.by == "column" and options.validation is not None and "validation" in source.splits:
+        options = replace(options, validation="validation")
+    splits = load_splits(source, options, workers, emit)
+    raw, folds = divide_training(source, options, splits, seed, preprocesses, folds, emit)
+    raw = replace(raw, learned=describe_learned(source, options, raw, look))
     preprocessings = choose_preprocessing(source, options) if preprocesses else {}
     preprocessed = preprocess_splits(preprocessings, raw, workers, earlier, emit)
     cache_of_source = getattr(source, "learned_cache", None)
@@ -191,12 +168,68 @@ def prepare_splits(
                 f"{MEMORY_BYTES >> 20} MiB, or more than a quarter of the free memory"
             )
         )
-    return divide_into_folds(cached, folds) if has_folds else cached
+    return divide_into_folds(cached, folds, options.split, raw.train) if has_folds else cached
 
 
-def divide_into_folds(splits: Splits, folds: int) -> Splits:
-    """Makes the training split the validation split, too, with the number of a fold for each example."""
-    train = number_folds(splits.train, folds)
+def load_splits(source: Source, options: Dataset, workers: Workers, emit: Emit) -> dict[str, Rows]:
+    """Loads the splits that a run uses, without the examples that it leaves out."""
+    for note in getattr(source, "notes", ()):
+        emit(Note(note))
+    names = ["train", *([options.validation_split] if options.validation_split else [])]
+    names += ["test"] if "test" in source.splits else []
+    splits = {name: clean_split(source, name, options, workers, emit) for name in dict.fromkeys(names)}
+    report_unlabelled(source, options, emit)
+    if "validation" in source.splits and "validation" not in splits:
+        emit(Note("the dataset's split 'validation' is not used; set dataset.validation=validation to use it"))
+    return splits
+
+
+def divide_training(
+    source: Source,
+    options: Dataset,
+    splits: Mapping[str, Rows],
+    seed: int,
+    preprocesses: bool,
+    folds: int,
+    emit: Emit,
+) -> tuple[Splits, int]:
+    """Returns the raw splits with the one for validation, and the number of folds that it has, 0 for none."""
+    train, validation, is_drawn = splits["train"], None, False
+    chosen, folds = choose_validation(options, source.inputs, len(train), folds)
+    if isinstance(chosen, str):
+        validation = splits[chosen]
+    elif folds:
+        validation = train if preprocesses else None  # a model without its folds has seen all of it
+    elif chosen:
+        keys = find_division_keys(options.split, train, source.outputs)
+        train, validation, is_drawn = hold_out_examples(train, chosen, options.split, keys, seed, emit)
+    with refuse_unreadable("train", train):
+        sample = train.read_first(8)
+    check_ids(source.inputs, "train", sample)
+    raw = Splits(train, validation, splits.get("test"), source.inputs, source.outputs, sample)
+    kept = {name: examples for name, examples in raw.by_name().items() if name != "train" or not preprocesses}
+    fingerprints = {name: fingerprint_split(name, examples, source.outputs) for name, examples in raw.by_name().items()}
+    return replace(raw, fingerprints=fingerprints, is_drawn_as_read=is_drawn, raw=kept), folds
+
+
+def describe_learned(
+    source: Source, options: Dataset, raw: Splits, look: Callable[[Splits], Mapping[str, Any]] | None
+) -> LearnedState:
+    """Returns the record of what is known of a source before a preprocessing is learned."""
+    return LearnedState(
+        source.inputs,
+        source.outputs,
+        source=name_class(find_original(source)),
+        reading=to_plain(getattr(source, "reading", {})),
+        pictures=tuple(getattr(source, "decoders", {})),
+        schema=look(raw) if look else {},
+        split=asdict(options.split),
+    )
+
+
+def divide_into_folds(splits: Splits, folds: int, rule: Split, raw: Rows) -> Splits:
+    """Makes the training split the validation split, too, with the number of a fold for each example of `raw`."""
+    train = number_folds(splits.train, folds, rule, encode_keys(rule, DivisionKeys.of(raw), len(raw)))
     test = None if splits.test is None else number_folds(splits.test, 0)
     return replace(splits, train=train, validation=train, test=test, folds=folds)
 
@@ -303,7 +336,26 @@ def limit_examples(examples: AnyRows, limit: int | None) -> AnyRows:
     return examples if limit is None or limit >= len(examples) else examples.limit(limit)
 
 
-def hold_out_examples(examples: Rows, fraction: float, seed: int, emit: Emit) -> tuple[Rows, Rows | None, bool]:
+def find_division_keys(rule: Split, examples: Rows, outputs: OutputStructure) -> DivisionKeys:
+    """Returns what the examples are divided by; classes of arrays are used without being asked for."""
+    keys = encode_keys(rule, DivisionKeys.of(examples), len(examples))
+    output = outputs if isinstance(outputs, Outputs) else None
+    has_classes = output is not None and output.is_one_class
+    uses_classes = rule.by == "auto" and has_classes and isinstance(examples, Arrays)
+    if keys.strata is not None or not (is_by_target(rule) or uses_classes):
+        return keys
+    if output is None or not (has_classes or output.shape == (1,)):
+        raise ConfigError(
+            "dataset.split: the targets are no classes and no single numbers, of which each split could get its share; "
+            "use dataset.split=random, or name a column"
+        )
+    targets = np.concatenate([np.ravel(each) for each in examples.iterate(lambda _, targets, *__: targets)])
+    return replace(keys, strata=find_strata(targets, output))
+
+
+def hold_out_examples(
+    examples: Rows, fraction: float, rule: Split, keys: DivisionKeys, seed: int, emit: Emit
+) -> tuple[Rows, Rows | None, bool]:
     """Divides a training split: (train, validation, whether validation is drawn from a stream as its records are read).
 
     `seed` draws the validation examples. Of a stream whose records are not in memory, both splits read all records.
@@ -316,11 +368,12 @@ def hold_out_examples(examples: Rows, fraction: float, seed: int, emit: Emit) ->
             f"dataset.validation={fraction}: leaves none of the {len(examples)} examples to train on; use a smaller "
             "fraction"
         )
-    if not examples.is_random_access:
+    is_drawn = not examples.is_random_access
+    if is_drawn and keys == DivisionKeys() and rule.by in ("auto", "random", "column"):
         assert isinstance(examples, StreamRows)
         return *hold_out_of_stream(examples, count, fraction, seed, emit), True
-    held_out = draw_rows(len(examples), fraction, (seed, 1), examples.drawn_together)
-    return examples.select(~held_out), examples.select(held_out), False
+    rest, held_out = hold_out(rule, keys, len(examples), fraction, (seed, 1), examples.drawn_together)
+    return examples.select(rest), examples.select(held_out), is_drawn
 
 
 def hold_out_of_stream(stream: StreamRows, count: int, fraction: float, seed: int, emit: Emit) -> tuple[Rows, Rows]:

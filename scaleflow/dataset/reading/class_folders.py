@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.reading.class_names import describe_outputs
+from scaleflow.dataset.reading.division import Division, is_by_target, read_path_keys
 from scaleflow.dataset.reading.files import (
     class_names,
     describe_unused,
@@ -24,7 +25,7 @@ from scaleflow.dataset.reading.files import (
     walk_files,
 )
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import EarlierState, Outputs, Stream, extend_classes
+from scaleflow.interfaces import DivisionKeys, EarlierState, Outputs, Split, Stream, extend_classes
 from scaleflow.interfaces.options import Seed, TestFraction, Words, check_options
 
 ClassKind = Literal["auto", "classification", "binary"]
@@ -36,6 +37,7 @@ class LabeledFiles:
 
     paths: list[str]
     labels: np.ndarray[Any, Any]
+    keys: DivisionKeys = field(default_factory=DivisionKeys)
     unused: Counter[str] = field(default_factory=Counter)  # other files of the folders, by their suffix
 
 
@@ -57,6 +59,7 @@ class ClassFolders:
         test: TestFraction,
         split_seed: Seed,
         earlier: EarlierState | None,
+        split: Split | None,
     ) -> None:
         self._seed, selected = split_seed, classes or ()
         base = find_data_dir(data_dir)
@@ -70,8 +73,9 @@ class ClassFolders:
         }
         unused = sum((each.unused for each in self._files.values()), Counter())
         self.notes = describe_unused(unused, suffixes)
-        if not folders:
-            self._files = draw_test_files(self._files["train"], test, self._seed)
+        rule = split or Split("random")
+        keyed = {name: replace(each, keys=read_file_keys(rule, base, each)) for name, each in self._files.items()}
+        self._files = keyed if folders else draw_test_files(keyed["train"], Division(rule, test, self._seed))
 
     @property
     def splits(self) -> Collection[str]:
@@ -88,7 +92,8 @@ class ClassFolders:
         def decode(path: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return self.read(path), tf.reshape(tf.cast(label, outputs.target_dtype), outputs.target_shape)
 
-        return Stream(records, len(paths), decode, lambda path, _: path.decode(errors="replace"))
+        keys = vars(files.keys.select(order))
+        return Stream(records, len(paths), decode, lambda path, _: path.decode(errors="replace"), **keys)
 
     def read(self, path: tf.Tensor) -> tf.Tensor:
         raise NotImplementedError
@@ -144,23 +149,35 @@ def label_files(
     if not paths:
         raise ConfigError(f"dataset.data_dir: {base} has no file that ends in {', '.join(suffixes)}")
     labels = [*range(len(names)), *[unknown or 0] * len(others)]
-    return LabeledFiles(paths, np.repeat(np.array(labels, np.int32), counts), unused)
+    return LabeledFiles(paths, np.repeat(np.array(labels, np.int32), counts), unused=unused)
 
 
-def draw_test_files(whole: LabeledFiles, part: float, seed: int) -> dict[str, LabeledFiles]:
-    """Splits files into train and test, with the same test fraction in each class; no test split for 0."""
-    if not part:
+def read_file_keys(rule: Split, base: Path, files: LabeledFiles) -> DivisionKeys:
+    """Returns what files are divided by; of `auto` and `random`, too, each split gets its share of a class."""
+    by_class = rule.by in ("auto", "random") or is_by_target(rule)
+    keys = read_path_keys(rule, base, files.paths)
+    return replace(keys, strata=files.labels - min(0, files.labels.min())) if by_class else keys
+
+
+def draw_test_files(whole: LabeledFiles, division: Division) -> dict[str, LabeledFiles]:
+    """Divides files into splits; no test split for 0."""
+    if division.rule.by not in ("auto", "random") and not is_by_target(division.rule):
+        masks = division.draw(whole.keys, len(whole.labels))
+        return {name: take_files(whole, mask) for name, mask in masks.items()}
+    if not division.test:
         return {"train": whole}
     is_test = np.zeros(len(whole.labels), bool)
     for label in np.unique(whole.labels):
         of_class = np.flatnonzero(whole.labels == label)
-        is_test[of_class[draw_test_examples(len(of_class), part, seed)]] = True
+        is_test[of_class[draw_test_examples(len(of_class), division.test, division.seed)]] = True
     if not is_test.any():
         raise ConfigError(
-            f"dataset.test={part:g}: leaves no file to test on; use a larger fraction, or 0 for no test split"
+            f"dataset.test={division.test:g}: leaves no file to test on; use a larger fraction, or 0 for no test split"
         )
     return {"train": take_files(whole, ~is_test), "test": take_files(whole, is_test)}
 
 
 def take_files(whole: LabeledFiles, chosen: np.ndarray[Any, Any]) -> LabeledFiles:
-    return LabeledFiles([whole.paths[i] for i in np.flatnonzero(chosen)], whole.labels[chosen])
+    return LabeledFiles(
+        [whole.paths[i] for i in np.flatnonzero(chosen)], whole.labels[chosen], whole.keys.select(chosen)
+    )

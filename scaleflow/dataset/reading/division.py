@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from scaleflow.dataset.reading.files import DRAWN_TOGETHER, SPLITS, TEST_FRACTION, draw_rows
-from scaleflow.errors import ConfigError
-from scaleflow.interfaces import DivisionKeys, Split
+from scaleflow.errors import ConfigError, read_reason
+from scaleflow.interfaces import DivisionKeys, Outputs, Split
 from scaleflow.interfaces.formatting import join_first
 
 Array = np.ndarray[Any, Any]
@@ -22,6 +22,12 @@ NAMED = ("train", "validation", "test")
 
 #: Targets of a regression are drawn from so many ranges with equally many rows.
 RANGES = 10
+
+#: The value of `stratum` that means the targets.
+TARGET = "target"
+
+#: The file beside pictures and texts that has their columns.
+METADATA = "metadata.csv"
 
 #: The units of `gap`, in seconds.
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -61,16 +67,24 @@ class Division:
         return {"train": rest, "test": held_out}
 
 
-def read_keys(
-    rule: Split, read: Callable[[str], Any], name_row: Callable[[int], str], target: str | None = None
-) -> DivisionKeys:
-    """Reads what rows are divided by.
+def find_keys(rule: Split) -> dict[str, str]:
+    """Returns the columns that a rule names, by the keys that name them."""
+    named = {"dataset.split.column": rule.column, "dataset.split.stratum": rule.stratum}
+    return {key: name for key, name in named.items() if name is not None and name != TARGET}
+
+
+def is_by_target(rule: Split) -> bool:
+    """Returns whether each split gets its share of the targets."""
+    return rule.stratum == TARGET or (rule.by == "stratum" and rule.column in (None, TARGET))
+
+
+def read_keys(rule: Split, read: Callable[[str], Any], name_row: Callable[[int], str]) -> DivisionKeys:
+    """Reads what rows are divided by, without the targets.
 
     Args:
         rule: `dataset.split`.
         read: returns a column by its name: pyarrow's, or numpy's [n].
         name_row: names a row in messages.
-        target: the column of the target, for a `stratum` without a column of its own.
 
     Raises:
         ConfigError: if a column has missing values, or values of which the rule can make nothing.
@@ -78,10 +92,71 @@ def read_keys(
     keys = DivisionKeys()
     if rule.by in READERS and rule.column is not None:
         keys = replace(keys, **READERS[rule.by](read_column(rule.column, read, name_row)))
-    stratum = rule.stratum or (rule.column if rule.by == "stratum" else None)
-    if stratum == "target":
-        stratum = target
-    return keys if stratum is None else replace(keys, strata=to_strata(read_column(stratum, read, name_row)))
+    stratum = rule.column if rule.by == "stratum" else rule.stratum
+    if stratum is None or is_by_target(rule):
+        return keys
+    return replace(keys, strata=to_strata(read_column(stratum, read, name_row)))
+
+
+def find_strata(targets: Array, outputs: Outputs) -> Array:
+    """Returns the number of each target's class, or of its range: [n] int64, from 0."""
+    if outputs.kind == "regression":
+        return rank_values(targets)
+    return np.asarray(targets - min(0, targets.min()), np.int64)
+
+
+def encode_keys(rule: Split, keys: DivisionKeys, count: int) -> DivisionKeys:
+    """Returns keys that an own dataset gives, of any dtype, in the form of `DivisionKeys`; others are so already.
+
+    Raises ConfigError if they are not one for each of `count` examples, or some are missing.
+    """
+    name, dtype = ENCODED.get(rule.by, ("strata", np.int64))
+    given = getattr(keys, name)
+    if given is None or given.dtype == dtype:
+        return keys
+    if len(given) != count:
+        raise ConfigError(f"dataset: there are {len(given)} {name} for {count} examples; give one for each")
+    column = read_column(name, lambda _: given, lambda row: f"example {row}")
+    return replace(keys, **(READERS[rule.by](column) if rule.by in ENCODED else {"strata": to_strata(column)}))
+
+
+def read_path_keys(rule: Split, base: Path, paths: Sequence[str]) -> DivisionKeys:
+    """Reads what files are divided by: a part of their path below a folder, or a column of `metadata.csv` in it."""
+    places = [Path(path).relative_to(base).as_posix() for path in paths]
+
+    def read(name: str) -> Any:
+        if rule.pattern is not None:
+            matches = [re.search(rule.pattern, place) for place in places]
+            return np.array([None if match is None else match[match.re.groups and 1] for match in matches], object)
+        table = read_metadata(base / METADATA, name)
+        return np.array([table.get(place) for place in places], object)
+
+    if rule.by in READERS and rule.pattern is not None:
+        rule = replace(rule, column=f"of the pattern {rule.pattern}")
+    return read_keys(rule, read, lambda row: paths[row])
+
+
+def read_metadata(path: Path, name: str) -> Mapping[str, Any]:
+    """Returns a column of a CSV file by the names of files in its column `file_name`."""
+    from pyarrow import csv
+
+    if not path.is_file():
+        raise ConfigError(
+            f"dataset.split.column={name}: is read from {path}, which does not exist; write it, with the column "
+            "file_name (relative to the folder) and this one, or use dataset.split.pattern"
+        )
+    try:
+        table = csv.read_csv(path)
+    except OSError as error:
+        raise ConfigError(f"dataset.split.column={name}: {path} cannot be read: {read_reason(error)}") from error
+    except ValueError as error:
+        raise ConfigError(f"dataset.split.column={name}: {path} is no CSV file: {read_reason(error)}") from error
+    for each in ("file_name", name):
+        if each not in table.column_names:
+            raise ConfigError(
+                f"dataset.split.column={name}: {path} has no column {each}; it has {', '.join(table.column_names)}"
+            )
+    return dict(zip(table["file_name"].to_pylist(), table[name].to_pylist(), strict=True))
 
 
 def read_column(name: str, read: Callable[[str], Any], name_row: Callable[[int], str]) -> Any:
@@ -123,7 +198,7 @@ def to_strata(column: Any) -> Array:
 def rank_values(values: Array) -> Array:
     """Returns the number of each value's range, of `RANGES` with about equally many values: [n] int64."""
     inner = np.quantile(values, np.linspace(0, 1, RANGES + 1)[1:-1])
-    return np.searchsorted(np.unique(inner), values, side="right")
+    return np.asarray(np.searchsorted(np.unique(inner), values, side="right"))
 
 
 def read_groups(column: Any) -> dict[str, Array]:
@@ -148,8 +223,8 @@ def read_split_names(column: Any) -> dict[str, Array]:
     words = encoded.dictionary.to_pylist()
     if unknown := [word for word in words if word.strip().lower() not in SPLITS]:
         raise ConfigError(
-            f"dataset.split: the column that names the splits has {join_first(list(map(repr, unknown)), 3)}; its values "
-            f"are {', '.join(NAMED)}"
+            f"dataset.split: the column that names the splits has {join_first(list(map(repr, unknown)), 3)}; its "
+            f"values are {', '.join(NAMED)}"
         )
     codes = np.array([NAMED.index(SPLITS[word.strip().lower()]) for word in words])
     return {"groups": codes[encoded.indices.to_numpy(zero_copy_only=False)]}
@@ -194,16 +269,32 @@ READERS: Mapping[str, Callable[[Any], dict[str, Array]]] = {
 }
 
 
+#: The attribute of `DivisionKeys` that a rule uses, and its dtype.
+ENCODED: Mapping[str, tuple[str, Any]] = {
+    "group": ("groups", np.int64),
+    "hash": ("groups", np.uint64),
+    "time": ("times", np.float64),
+}
+
+
 def parse_gap(gap: str | float | None) -> float:
     """Returns a gap such as `7d` in seconds, or a number as it is. Raises ConfigError."""
     if isinstance(gap, str):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", gap.strip())
         if match is None:
             raise ConfigError(f"dataset.split.gap={gap}: expected a time such as 7d or 12h, or a number, at least 0")
-        return timedelta(seconds=float(match[1]) * UNITS[match[2]]).total_seconds()
+        return float(match[1]) * UNITS[match[2]]
     if gap is not None and not gap >= 0:
         raise ConfigError(f"dataset.split.gap={gap}: expected a time such as 7d or 12h, or a number, at least 0")
     return gap or 0.0
+
+
+def check_pattern(pattern: str | None) -> None:
+    """Raises ConfigError if it is no regular expression."""
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        raise ConfigError(f"dataset.split.pattern={pattern}: is no regular expression ({error})") from error
 
 
 def hold_out(
@@ -283,7 +374,7 @@ def spread_hashes(hashes: Array, seeds: Sequence[int]) -> Array:
     mixed = hashes.astype(np.uint64) ^ np.random.SeedSequence(list(seeds)).generate_state(1, np.uint64)[0]
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # splitmix64
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
+    return np.asarray((mixed >> np.uint64(11)).astype(np.float64) / 2.0**53)
 
 
 def draw_strata(strata: Array, fraction: float, seeds: Sequence[int], least: int = 0) -> Array:
@@ -314,7 +405,8 @@ def order_by_class(strata: Array, random: np.random.Generator) -> tuple[Array, A
 
 def count_by_group(groups: Array, strata: Array | None) -> tuple[list[list[int]], Array]:
     """Returns the rows of each class in each group, and the number of each row's group, from 0."""
-    _, numbers = np.unique(groups, return_inverse=True) if groups.dtype != np.int64 else (None, groups)
+    is_dense = groups.min() >= 0 and groups.max() <= 4 * len(groups)
+    numbers = groups if is_dense else np.unique(groups, return_inverse=True)[1]
     kinds = 1 if strata is None else int(strata.max()) + 1
     cells = numbers if strata is None else numbers * kinds + strata
     counts = np.bincount(cells, minlength=kinds * (int(numbers.max()) + 1))
@@ -384,4 +476,4 @@ def deal_groups(rule: Split, groups: Array, strata: Array | None, folds: int, ra
         fold = min(range(folds), key=lambda fold: (like[fold], sum(loads[fold])))
         loads[fold] = [a + b for a, b in zip(loads[fold], counts[group], strict=True)]
         dealt[group] = fold
-    return dealt[numbers]
+    return np.asarray(dealt[numbers])

@@ -24,9 +24,16 @@ INDEX = re.compile(r"|rownames|row\.names|__index_level_\d+__|Unnamed: \d+(\.\d+
 
 @check_options("dataset")
 def choose_columns(
-    names: Sequence[str], target: Any, columns: Words | None, drop: Words | None, kinds: Mapping[str, Any]
+    names: Sequence[str],
+    target: Any,
+    columns: Words | None,
+    drop: Words | None,
+    kinds: Mapping[str, Any],
+    roles: Mapping[str, str] = {},
 ) -> list[str]:
-    """Returns the names of the input columns. Dropped columns may have any names.
+    """Returns the names of the input columns. Dropped columns may have any names, and so may those with a role.
+
+    `roles` has columns by the key of an option; they are inputs only if `columns` names them.
 
     An index, and a column with a / in its name, are no inputs, unless `columns` or the options of `kinds` name them.
     """
@@ -35,6 +42,9 @@ def choose_columns(
     find_columns([target], names, "dataset.target")
     find_columns([target], left, "dataset.target", "dataset.drop leaves it out")
     selected = find_columns(columns or (), names, "dataset.columns")
+    for key, name in roles.items():
+        find_columns([name], names, key)
+    left = [name for name in left if name in selected or name not in roles.values()]
     if target in selected:
         raise ConfigError(f"dataset.columns: {target} is the target, which cannot be an input; remove it")
     named = [
