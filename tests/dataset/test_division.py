@@ -14,7 +14,8 @@ def test_groups_are_in_one_split_and_have_the_share_of_the_rows() -> None:
         sizes = random.integers(1, 30, random.integers(20, 200))
         groups = random.permutation(np.repeat(np.arange(len(sizes)), sizes))
         rest, held_out = hold_out(Split("group"), DivisionKeys(groups), len(groups), 0.2, (int(random.integers(99)), 1))
-        assert (rest == ~held_out).all() and not {*groups[rest]} & {*groups[held_out]}
+        assert (rest == ~held_out).all()
+        assert not {*groups[rest]} & {*groups[held_out]}
         assert abs(held_out.mean() - 0.2) < 30 / len(groups)
 
 
@@ -22,7 +23,8 @@ def test_groups_with_a_stratum_have_the_share_of_each_class() -> None:
     groups = np.repeat(np.arange(200), 5)
     strata = (np.arange(200) % 10 == 0).astype(int)[groups]
     _, held_out = hold_out(Split("group"), DivisionKeys(groups, strata=strata), 1000, 0.2, (3, 1))
-    assert abs(held_out[strata == 1].mean() - 0.2) <= 0.05 and abs(held_out[strata == 0].mean() - 0.2) <= 0.02
+    assert abs(held_out[strata == 1].mean() - 0.2) <= 0.05
+    assert abs(held_out[strata == 0].mean() - 0.2) <= 0.02
 
 
 def test_each_class_with_two_rows_is_in_train_and_test() -> None:
@@ -40,7 +42,8 @@ def test_each_class_with_two_rows_is_in_train_and_test() -> None:
 def test_the_latest_rows_are_held_out_with_a_gap_before_them() -> None:
     times = np.random.default_rng(2).permutation(np.repeat(np.arange(100) * 86400.0, 3))
     rest, held_out = hold_out(Split("time", gap="7d"), DivisionKeys(times=times), 300, 0.2, (0, 1))
-    assert held_out.sum() == 60 and times[held_out].min() - times[rest].max() == 8 * 86400
+    assert held_out.sum() == 60
+    assert times[held_out].min() - times[rest].max() == 8 * 86400
     ties = np.array([1.0, 1, 1, 1, 2])
     assert hold_out(Split("time"), DivisionKeys(times=ties), 5, 0.5, (0, 1))[1].tolist() == [False] * 4 + [True]
 
@@ -51,7 +54,8 @@ def test_a_hash_keeps_a_row_in_its_split_when_the_file_grows() -> None:
     masks = [
         Division(rule).draw(read_keys(rule, lambda _, some=names[:count]: some, str), count) for count in (2000, 5000)
     ]
-    assert (masks[0]["test"] == masks[1]["test"][:2000]).all() and abs(masks[1]["test"].mean() - 0.2) < 0.02
+    assert (masks[0]["test"] == masks[1]["test"][:2000]).all()
+    assert abs(masks[1]["test"].mean() - 0.2) < 0.02
 
 
 def test_a_column_names_the_splits() -> None:
@@ -71,7 +75,8 @@ def test_folds_have_whole_groups_equal_classes_or_an_order() -> None:
     groups = random.permutation(np.repeat(np.arange(30), random.integers(1, 20, 30)))
     folds = assign_folds(Split("group"), DivisionKeys(groups), len(groups), 5, (0, 1))
     assert all(len({*folds[groups == group]}) == 1 for group in range(30))
-    assert np.ptp(np.bincount(folds)) <= 3 and {*folds} == {*range(5)}
+    assert np.ptp(np.bincount(folds)) <= 3
+    assert {*folds} == {*range(5)}
     strata = random.integers(0, 3, 100)
     folds = assign_folds(Split("stratum"), DivisionKeys(strata=strata), 100, 5, (0, 1))
     assert all(np.ptp(np.bincount(folds[strata == each], minlength=5)) <= 1 for each in range(3))
