@@ -194,7 +194,7 @@ def read_spread_of(folder: Path) -> dict[str, Any]:
         "arrays": Arrays(values, values),
         "table": Table(str(folder / "rows.csv"), "y", test=0.0).load("train"),
         "large table": Table(str(folder / "rows.csv"), "y", test=0.0, learn_on=10).load("train"),
-        "records": cache_records("train", Stream(pairs, 100, decode=lambda x, y: (x, y))),
+        "records": cache_records("train", to_rows(Stream(pairs, 100, decode=lambda x, y: (x, y)))),
         "stream": Stream(pairs, 100),
     }
     splits, found = {name: to_rows(each) for name, each in loaded.items()}, {}

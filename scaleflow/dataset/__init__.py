@@ -7,70 +7,46 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scaleflow.dataset.own import make_source
-    from scaleflow.dataset.pipeline.augment import augment_feed
-    from scaleflow.dataset.pipeline.blocks import check_shards, describe_shards
-    from scaleflow.dataset.pipeline.cache import is_mapped, preprocess_inputs, sample_rows
-    from scaleflow.dataset.pipeline.feed_factory import make_feed
-    from scaleflow.dataset.pipeline.feeds import find_places
-    from scaleflow.dataset.pipeline.matched_source import match_source, read_targets
-    from scaleflow.dataset.pipeline.records import decode_records
-    from scaleflow.dataset.pipeline.splits import (
-        LEFT_OUT,
-        UNLABELLED,
-        Splits,
-        limit_evaluation,
-        prepare_splits,
-        repeat_first_batch,
-    )
-    from scaleflow.dataset.pipeline.unreadable import UnreadableExample, explain_read_error
-    from scaleflow.dataset.pipeline.whole_source import WholeSource
-    from scaleflow.dataset.reading.text import Text
+    from scaleflow.dataset.own import make_source as make_source
+    from scaleflow.dataset.pipeline.augment import augment_feed as augment_feed
+    from scaleflow.dataset.pipeline.blocks import check_shards as check_shards
+    from scaleflow.dataset.pipeline.blocks import describe_shards as describe_shards
+    from scaleflow.dataset.pipeline.cache import preprocess_inputs as preprocess_inputs
+    from scaleflow.dataset.pipeline.cache import sample_rows as sample_rows
+    from scaleflow.dataset.pipeline.feed_factory import make_feed as make_feed
+    from scaleflow.dataset.pipeline.feeds import find_places as find_places
+    from scaleflow.dataset.pipeline.matched_source import match_source as match_source
+    from scaleflow.dataset.pipeline.matched_source import read_targets as read_targets
+    from scaleflow.dataset.pipeline.records import decode_records as decode_records
+    from scaleflow.dataset.pipeline.splits import LEFT_OUT as LEFT_OUT
+    from scaleflow.dataset.pipeline.splits import UNLABELLED as UNLABELLED
+    from scaleflow.dataset.pipeline.splits import Splits as Splits
+    from scaleflow.dataset.pipeline.splits import limit_evaluation as limit_evaluation
+    from scaleflow.dataset.pipeline.splits import prepare_splits as prepare_splits
+    from scaleflow.dataset.pipeline.splits import repeat_first_batch as repeat_first_batch
+    from scaleflow.dataset.pipeline.unreadable import explain_read_error as explain_read_error
+    from scaleflow.dataset.pipeline.whole_source import WholeSource as WholeSource
+    from scaleflow.dataset.reading.text import Text as Text
 
-__all__ = [
-    "LEFT_OUT",
-    "UNLABELLED",
-    "Splits",
-    "Text",
-    "UnreadableExample",
-    "WholeSource",
-    "augment_feed",
-    "check_shards",
-    "decode_records",
-    "describe_shards",
-    "explain_read_error",
-    "find_places",
-    "is_mapped",
-    "limit_evaluation",
-    "make_feed",
-    "make_source",
-    "match_source",
-    "prepare_splits",
-    "preprocess_inputs",
-    "read_targets",
-    "repeat_first_batch",
-    "sample_rows",
-]
-
-#: The modules that define these names.
-MODULES = (
-    "pipeline.splits",
-    "pipeline.augment",
-    "pipeline.blocks",
-    "pipeline.cache",
-    "pipeline.feed_factory",
-    "pipeline.feeds",
-    "pipeline.matched_source",
-    "own",
-    "pipeline.unreadable",
-    "pipeline.whole_source",
-    "reading.text",
-)
+#: By module, the names that it defines.
+NAMES = {
+    "own": ("make_source",),
+    "pipeline.augment": ("augment_feed",),
+    "pipeline.blocks": ("check_shards", "describe_shards"),
+    "pipeline.cache": ("preprocess_inputs", "sample_rows"),
+    "pipeline.feed_factory": ("make_feed",),
+    "pipeline.feeds": ("find_places",),
+    "pipeline.matched_source": ("match_source", "read_targets"),
+    "pipeline.records": ("decode_records",),
+    "pipeline.splits": ("LEFT_OUT", "UNLABELLED", "Splits", "limit_evaluation", "prepare_splits", "repeat_first_batch"),
+    "pipeline.unreadable": ("explain_read_error",),
+    "pipeline.whole_source": ("WholeSource",),
+    "reading.text": ("Text",),
+}
 
 
 def __getattr__(name: str) -> Any:
-    for module in MODULES if name in __all__ else ():
-        defined = vars(import_module(f"{__name__}.{module}"))
-        if name in defined:
-            return defined[name]
+    for module, names in NAMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
+from scaleflow.errors import ConfigError
+
 if TYPE_CHECKING:
     import keras
     import numpy as np
@@ -311,24 +313,48 @@ class Rows(Protocol):
         """Whether examples are read by their indices. Otherwise, all before them are read, too."""
 
     @property
+    def spec(self) -> tuple[Any, ...]:
+        """The parts of one example, with a `tf.TensorSpec` in place of each value."""
+
+    @property
+    def place(self) -> Literal["memory", "file", "stream"]:
+        """Where a step finds the examples: in memory, in memory-mapped arrays, or in a stream that is read for it."""
+        return "stream"
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks with rows that workers can divide among them; 0: the split has none."""
+        return 0
+
+    @property
     def is_spread(self) -> bool:
         """Whether `read_spread` returns examples from all over the split."""
+        return self.is_random_access
 
     @property
     def drawn_together(self) -> int:
         """A draw takes the same share of each so many examples."""
+        return len(self)
 
     @property
     def is_weighted(self) -> bool:
         """Whether the examples have weights."""
+        return len(self.spec) == 3
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The files that the split is read from, as far as they are known."""
+        return ()
 
     @property
-    def shapes(self) -> Mapping[str, Any]:
-        """The shape of one example of each input, by name."""
+    def faults(self) -> Sequence[str]:
+        """Messages about the first examples that the source already knows it cannot decode."""
+        return ()
+
+    @property
+    def records(self) -> Sequence[np.ndarray[Any, Any]]:
+        """The components of all records, if these are in memory before they are decoded."""
+        return ()
 
     def select(self, chosen: np.ndarray[Any, Any]) -> Rows:
         """Returns the chosen examples: ascending indices, [n] int64, or [length] bool."""
@@ -341,6 +367,9 @@ class Rows(Protocol):
 
     def read(self, places: np.ndarray[Any, Any]) -> tuple[Any, ...]:
         """Returns the parts of examples. Text is `bytes` or `str`. `places` are ascending indices, [n] int64."""
+
+    def stream(self) -> tf.data.Dataset:
+        """Returns the parts of all examples one by one, in their order."""
 
     def read_first(self, count: int) -> Any:
         """Returns the inputs of the first examples, up to `count`."""
@@ -365,6 +394,7 @@ class Rows(Protocol):
 
         `what` is a word for it. All is plain values that JSON can hold.
         """
+        return learn()
 
     def open_columns(self, names: Sequence[str], key: str) -> Callable[[np.ndarray[Any, Any]], Mapping[str, Any]]:
         """Returns a function from indices, [n] int64, ascending, to columns of these examples, pyarrow's or numpy's.
@@ -372,6 +402,12 @@ class Rows(Protocol):
         Of a table these are any columns of its files, of another dataset inputs with a value each. Raises ConfigError,
         which names `key`, if there is no such column.
         """
+        single = [name for name, each in name_leaves(self.spec[0]).items() if name and tuple(each.shape) == ()]
+        for name in names:
+            if name not in single:
+                there_are = f"; there are {', '.join(single)}" if single else ", because its inputs have no names"
+                raise ConfigError(f"{key}={name}: the dataset has no input of that name with one value{there_are}")
+        return lambda places: {name: name_leaves(self.read(places)[0])[name] for name in names}
 
     def read_cheap_targets(self) -> tuple[Any, np.ndarray[Any, Any] | None] | None:
         """Returns all targets and the weights; None if they cannot be read soon, or only with the whole split."""
@@ -392,6 +428,13 @@ class Rows(Protocol):
 
     def find_first_unreadable(self) -> Any:
         """Returns the first example that cannot be read, with its index, name and reason, or None."""
+
+    def check_targets(self, outputs: OutputStructure, split: str = "") -> Rows:
+        """Refuses targets and weights that are invalid for their kinds, or returns rows that do so as they are read."""
+
+    def check_cached(self, inputs: InputStructure, split: str) -> None:
+        """Refuses values that are in memory, after the preprocessing, and that the model cannot take."""
+        return
 
     def map_targets(self, convert: Callable[[Any], Any]) -> Rows:
         """Returns the examples with other targets; `convert` is traced."""

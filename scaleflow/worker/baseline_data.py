@@ -15,7 +15,6 @@ from scaleflow.interfaces import (
     Inputs,
     Objective,
     Outputs,
-    Stream,
     name_leaves,
 )
 from scaleflow.interfaces.events import Emit, MetricsLogged, Note, StageBegan
@@ -56,7 +55,7 @@ def write_baseline_data(splits: Splits, outputs: Any, most: int, files: RunFolde
     if classes > MOST_CLASSES or len(splits.train) < FEWEST_ROWS:
         return
     trees = classes if classes > 2 else 1
-    most = min(most, MOST_STREAMED) if isinstance(splits.train, Stream) else most
+    most = min(most, MOST_STREAMED) if splits.train.place == "stream" else most
     if (count := min(most, MOST_VALUES // max(count_columns(splits.inputs) * trees, 1))) < FEWEST_ROWS:
         return
     rows, test_rows = (dataset.sample_rows(each, count, splits.transforms) for each in (splits.train, test))

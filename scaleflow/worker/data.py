@@ -23,7 +23,6 @@ from scaleflow.config.trust import check_origins
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import (
     BY_SIZE,
-    Arrays,
     Batching,
     EarlierState,
     Feed,
@@ -312,7 +311,8 @@ def resolve_cache(plan: Plan, splits: Splits) -> str:
         return "none"
     if plan.dataset.cache != "auto":
         return plan.dataset.cache
-    return {"stream": "none", "memory": "memory", "file": "file"}[place_of_split(splits.train)]
+    place = splits.train.place
+    return "none" if place == "stream" else place
 
 
 def list_profile_facts(resolved: Mapping[str, Any], splits: Splits) -> dict[str, Any]:
@@ -323,16 +323,7 @@ def list_profile_facts(resolved: Mapping[str, Any], splits: Splits) -> dict[str,
 
 def find_example_location(examples: Rows) -> str:
     """Returns where the steps find their examples: in `memory`, or in a `stream`."""
-    return "memory" if place_of_split(examples) == "memory" else "stream"
-
-
-def place_of_split(examples: Rows) -> str:
-    """Returns `stream`, `file` for memory-mapped arrays, or `memory`."""
-    from scaleflow import dataset
-
-    if not isinstance(examples, Arrays):
-        return "stream"
-    return "file" if dataset.is_mapped(examples) else "memory"
+    return "memory" if examples.place == "memory" else "stream"
 
 
 def complete_record(

@@ -181,6 +181,7 @@ def test_shards_of_uneven_files_share_at_most_the_files_at_their_ends(isolated: 
 
 def refuse_shards() -> list[str]:
     from scaleflow.dataset.pipeline.blocks import check_shards, describe_shards, make_blocks
+    from scaleflow.dataset.pipeline.rows import to_rows
     from scaleflow.errors import ConfigError
     from scaleflow.interfaces import Dataset, Target, Training
 
@@ -189,7 +190,11 @@ def refuse_shards() -> list[str]:
         check_shards(options, Training(**training), examples, size)
 
     messages = []
-    for wanted, examples, size in ((2, numbered(9), 8), (3, make_blocks(Rows()), 8), (8, make_blocks(Rows()), 16)):
+    for wanted, examples, size in (
+        (2, to_rows(numbered(9)), 8),
+        (3, make_blocks(Rows()), 8),
+        (8, make_blocks(Rows()), 16),
+    ):
         with pytest.raises(ConfigError) as refusal:
             check(wanted, examples, size, global_batch_size=size)
         messages.append(str(refusal.value))

@@ -90,13 +90,14 @@ def padding(replicas: int) -> tuple[list[list[int]], list[list[int]], list[int]]
     """
     from scaleflow import dataset
     from scaleflow.dataset.pipeline.records import cache_records
+    from scaleflow.dataset.pipeline.rows import to_rows
 
     strategy, batching = spread_over(replicas), Batching(GLOBAL // replicas, 1, replicas)
 
     def read(examples: int, step: int) -> list[list[int]]:
         arrays = numbered(examples)
         stream = Stream(as_stream(arrays), examples)
-        records = cache_records("train", replace(stream, decode=lambda x, y: (x, y)))
+        records = cache_records("train", to_rows(replace(stream, decode=lambda x, y: (x, y))))
         feeds = [dataset.make_feed(each, batching, strategy, 3) for each in (arrays, records, stream)]
         return [reader(strategy, each, padding=True)(1, step)[0][0] for each in feeds]
 

@@ -43,7 +43,7 @@ def digests(folder: Path) -> dict[str, tuple[str, str]]:
 
     def records(last: int) -> Any:
         lines = tf.data.Dataset.from_tensor_slices([*"abcdefgh" * 10, str(last)])
-        return cache_records("train", Stream(lines, 81, lambda line: (tf.zeros(2), tf.strings.length(line))))
+        return cache_records("train", to_rows(Stream(lines, 81, lambda line: (tf.zeros(2), tf.strings.length(line)))))
 
     incomes = np.arange(3000)
     cases: dict[str, tuple[str, Any]] = {

@@ -90,11 +90,12 @@ def decoded_by_workers() -> list[tuple[list[int], list[list[int]]]]:
 
     from scaleflow.dataset.pipeline.feeds import StreamFeed, worker_positions
     from scaleflow.dataset.pipeline.records import cache_records
+    from scaleflow.dataset.pipeline.rows import to_rows
 
     found = []
     for worker in range(2):
         source = Files(count=30)
-        stream = cache_records("train", source.load("train"))
+        stream = cache_records("train", to_rows(source.load("train")))
         for held in (stream, dataclasses.replace(source.load("train"))):
             source.read.clear()
             feed = StreamFeed(held, Batching(4, 1, 4), tf.distribute.get_strategy(), 7, buffer=30)
@@ -225,6 +226,7 @@ def buffers() -> list[Any]:
     import tensorflow as tf
 
     from scaleflow.dataset.pipeline.records import cache_records
+    from scaleflow.dataset.pipeline.rows import to_rows
     from scaleflow.dataset.pipeline.shuffle import buffer_size
 
     def stream(size: int, count: int) -> Stream:
@@ -233,12 +235,12 @@ def buffers() -> list[Any]:
 
     cases = [(stream(1 << 20, 1000), None), (stream(1 << 20, 100), None), (stream(1 << 20, 1000), 30)]
     return [buffer_size(*case) for case in cases] + [
-        type(cache_records("train", stream(size, 300))).__name__ for size in (1 << 10, 1 << 20)
+        type(cache_records("train", to_rows(stream(size, 300)))).__name__ for size in (1 << 10, 1 << 20)
     ]
 
 
 def test_held_and_shuffled_rows_are_bounded_in_bytes(isolated: Callable[..., Any]) -> None:
-    assert isolated(buffers) == [255, 100, 30, "Records", "Stream"]
+    assert isolated(buffers) == [255, 100, 30, "Records", "StreamRows"]
 
 
 FAILING = """

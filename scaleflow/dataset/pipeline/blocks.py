@@ -95,7 +95,6 @@ class Blocks(StreamRows):
     """
 
     is_random_access: ClassVar[bool] = True
-    is_spread: ClassVar[bool] = True
     auto_bytes: ClassVar[int] = MEMORY_BYTES
     reader: RowReader | None = None
     keep: Array | None = None
@@ -103,6 +102,10 @@ class Blocks(StreamRows):
     @property
     def drawn_together(self) -> int:
         return DRAWN_TOGETHER
+
+    @property
+    def blocks(self) -> int:
+        return int(np.count_nonzero(self.lengths()))
 
     @property
     def kept_together(self) -> int:
@@ -185,8 +188,8 @@ class Blocks(StreamRows):
         found = (each for each in starmap(UnreadableExample, self.find_unusable()) if each.place in set(places))
         return list(islice(found, len(places)))
 
-    def check_targets(self, outputs: OutputStructure) -> Blocks:
-        return self
+    def check_targets(self, outputs: OutputStructure, split: str = "") -> Blocks:
+        return self  # its source has done so
 
     @property
     def malformed(self) -> Sequence[str]:  # type: ignore[override]
@@ -476,17 +479,12 @@ class BlockOrder:
         return arrays.map(partial(gather, rows=np.arange(piece.first, piece.end)))
 
 
-def can_divide(blocks: Blocks, shards: int) -> bool:
-    """Returns whether each shard can have a block of its own."""
-    return shards == 1 or int(np.count_nonzero(blocks.lengths())) >= shards
-
-
 def check_shards(options: Dataset, training: Training, examples: Rows, global_size: int) -> None:
     """Rejects `dataset.shards` if the training split or its global batches cannot be divided so."""
     shards = options.shards
     if shards == 1:
         return
-    if not isinstance(examples, Blocks):
+    if not examples.blocks:
         raise ConfigError(
             f"dataset.shards={shards}: only tables that are read while training can be divided by their files; leave "
             "it 1, or use dataset=table"
@@ -497,17 +495,17 @@ def check_shards(options: Dataset, training: Training, examples: Rows, global_si
             f"dataset.shards={shards}: a global batch of {global_size} examples has no equal part of each shard; use a "
             f"divisor of {global_size}, or another training.{key}"
         )
-    if not can_divide(examples, shards):
+    if examples.blocks < shards:
         cause = "" if options.limit is None else f" within dataset.limit={options.limit}"
         raise ConfigError(
-            f"dataset.shards={shards}: the training split has {np.count_nonzero(examples.lengths())} blocks with rows"
+            f"dataset.shards={shards}: the training split has {examples.blocks} blocks with rows"
             f"{cause}, and each shard needs one; use fewer shards, or more and smaller files or row groups"
         )
 
 
 def describe_shards(shards: int, examples: Rows, workers: int) -> str | None:
     """Returns a note for the user if workers read rows that others train on, and need not."""
-    if not isinstance(examples, Blocks) or shards % workers == 0 or not can_divide(examples, workers):
+    if shards % workers == 0 or examples.blocks < workers:
         return None
     cost = "every worker reads all files" if shards == 1 else "several workers read the same files"
     return (

@@ -6,18 +6,18 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import psutil
 import tensorflow as tf
 
 from scaleflow.dataset.pipeline.blocks import Blocks, make_blocks
-from scaleflow.dataset.pipeline.records import StreamRows, decode_records, static_bytes
+from scaleflow.dataset.pipeline.records import StreamRows, static_bytes
 from scaleflow.dataset.pipeline.rows import ArrayRows
 from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Arrays, Rows, Stream, Workers, map_named, name_leaves
+from scaleflow.interfaces import Arrays, Rows, Workers, map_named, name_leaves
 
 READ_BATCH_SIZE = 256
 
@@ -39,12 +39,11 @@ def cache_split(split: str, examples: Rows, cache: str, transforms: Transforms, 
     """
     if isinstance(examples, ArrayRows):
         return preprocess_arrays(read_mapped(examples, cache, workers), transforms)
-    assert isinstance(examples, StreamRows)
-    spec = batch_spec(examples, transforms)
-    size = static_bytes(spec) * len(examples)
+    stream, spec = cast(StreamRows, examples), batch_spec(examples, transforms)
+    size = static_bytes(spec) * len(stream)
     if cache == "auto":
-        size = static_bytes(spec) * examples.kept_together
-        cache = "memory" if workers.all(is_small(size, examples.auto_bytes)) else "none"
+        size = static_bytes(spec) * stream.kept_together
+        cache = "memory" if workers.all(is_small(size, stream.auto_bytes)) else "none"
     if cache == "none":
         return examples
     if size == float("inf"):
@@ -53,7 +52,7 @@ def cache_split(split: str, examples: Rows, cache: str, transforms: Transforms, 
             "be cached; use dataset.cache=none"
         )
     arrays = tf.nest.map_structure(lambda each: allocate([len(examples), *each.shape], each.dtype, cache), spec)
-    return fill_arrays(split, examples, transforms, ArrayRows(*arrays))
+    return fill_arrays(split, stream, transforms, ArrayRows(*arrays))
 
 
 def cache_blocks(splits: Sequence[Blocks], cache: str, transforms: Transforms, workers: Workers) -> list[Rows]:
@@ -78,24 +77,24 @@ def is_small(size: float, most: int) -> bool:
     return size <= min(most, available_bytes() / 4)
 
 
-def is_mapped(arrays: Arrays) -> bool:
-    """Returns whether some of the arrays are memory-mapped files."""
-    return any(isinstance(array, np.memmap) for array in tf.nest.flatten(arrays.parts))
-
-
 def read_mapped(arrays: ArrayRows, cache: str, workers: Workers) -> ArrayRows:
     """Copies memory-mapped arrays into memory if `dataset.cache` asks for it."""
-    if not is_mapped(arrays):
+    if arrays.place == "memory":
         return arrays
     if cache == "memory" or (cache == "auto" and workers.all(is_small(arrays.nbytes, StreamRows.auto_bytes))):
         return arrays.map(lambda array: np.array(array) if isinstance(array, np.memmap) else array)
     return arrays
 
 
-def batch_spec(stream: Stream, transforms: Transforms) -> Any:
-    """Returns the specs of one example after preprocessing: (input, target), or with a weight."""
-    batches = preprocess_batches(decode_records(stream).batch(1, drop_remainder=True), transforms)
-    return tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), batches.element_spec)
+def batch_spec(examples: Rows, transforms: Transforms) -> Any:
+    """Returns the specs of one example after preprocessing, which arrays have had."""
+    inputs, *rest = examples.spec
+    if examples.place != "stream" or not transforms:
+        return inputs, *rest
+    batch = tf.nest.map_structure(lambda spec: tf.TensorSpec([1, *spec.shape], spec.dtype), inputs)
+    traced = tf.function(lambda raw: preprocess_inputs(raw, transforms)).get_concrete_function(batch)
+    made = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), traced.structured_outputs)
+    return made, *rest
 
 
 def fill_arrays(split: str, stream: StreamRows, transforms: Transforms, arrays: ArrayRows) -> ArrayRows:
@@ -154,11 +153,11 @@ def sample_rows(examples: Rows, count: int, transforms: Transforms) -> Arrays | 
 
     None, if they are neither in memory nor rows of a table.
     """
-    if not isinstance(examples, ArrayRows | Blocks):
+    is_raw = examples.blocks > 0
+    if examples.place == "stream" and not is_raw:
         return None
     with refuse_unreadable("train", examples):
         inputs, targets, *_ = examples.read_spread(count)
-    is_raw = isinstance(examples, Blocks)
     return preprocess_arrays(Arrays(inputs, targets), transforms if is_raw else {})
 
 

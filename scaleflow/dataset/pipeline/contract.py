@@ -101,11 +101,6 @@ def check_examples(source: Source, split: str, examples: Examples) -> None:
                 raise ConfigError(f"{label} have shape {spec.shape}, but the source says {expected.shape}{hint}")
             if expected.dtype and spec.dtype != expected.dtype:
                 raise ConfigError(f"{label} are {spec.dtype}, but the source says {expected.dtype}")
-    if isinstance(examples, Arrays):
-        for name, outputs in name_leaves(source.outputs).items():
-            check_targets(outputs, split, name, name_leaves(examples.targets)[name])
-        if examples.weights is not None:
-            check_weights(split, examples.weights)
 
 
 def check_targets(outputs: Outputs, split: str, name: str, targets: np.ndarray[Any, Any]) -> None:
@@ -187,6 +182,8 @@ def describe_arrays(split: str, examples: Arrays) -> tuple[Any, Any]:
         raise ConfigError(
             f"dataset: weights of {split!r} have shape {examples.weights.shape}, expected one number each"
         )
+    if examples.weights is not None:
+        check_weights(split, examples.weights)
     inputs, targets = (map_leaves(to_spec, part) for part in examples.parts[:2])
     return inputs, targets
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from scaleflow.dataset.pipeline.blocks import Blocks
-from scaleflow.dataset.pipeline.cache import Transforms, is_mapped
+from scaleflow.dataset.pipeline.cache import Transforms
 from scaleflow.dataset.pipeline.feeds import (
     ArrayFeed,
     BlockFeed,
@@ -18,7 +18,7 @@ from scaleflow.dataset.pipeline.feeds import (
     slice_micro_batch,
 )
 from scaleflow.dataset.pipeline.records import StreamRows
-from scaleflow.dataset.pipeline.rows import to_rows
+from scaleflow.dataset.pipeline.rows import ArrayRows, to_rows
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Batching, Examples, Feed, Rows
 
@@ -118,23 +118,19 @@ def make_feed(
     """
     if isinstance(strategy, tf.distribute.TPUStrategy):
         check_static_shapes(examples, transforms)
-    if isinstance(examples, Arrays):
-        return make_array_feed(examples, batching, strategy, shuffle_seed, threads, device_bytes)
-    stream = to_rows(examples)
-    assert isinstance(stream, StreamRows)
-    options = (shuffle_seed, transforms, buffer, threads)
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        local_strategy = tf.distribute.get_strategy()  # only this process reads
-        if isinstance(stream, Blocks):
-            return ParameterServerBlockFeed(stream, batching, local_strategy, *options, shards)
-        return ParameterServerStreamFeed(stream, batching, local_strategy, *options)
+    rows = to_rows(examples)
+    if isinstance(rows, ArrayRows):
+        return make_array_feed(rows, batching, strategy, shuffle_seed, threads, device_bytes)
+    is_served = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    reader = tf.distribute.get_strategy() if is_served else strategy  # of parameter servers, only this process reads
+    stream, options = cast(StreamRows, rows), (batching, reader, shuffle_seed, transforms, buffer, threads)
     if isinstance(stream, Blocks):
-        return BlockFeed(stream, batching, strategy, *options, shards)
-    return StreamFeed(stream, batching, strategy, *options)
+        return (ParameterServerBlockFeed if is_served else BlockFeed)(stream, *options, shards)
+    return (ParameterServerStreamFeed if is_served else StreamFeed)(stream, *options)
 
 
 def make_array_feed(
-    arrays: Arrays,
+    arrays: ArrayRows,
     batching: Batching,
     strategy: tf.distribute.Strategy,
     shuffle_seed: int | None,
@@ -142,7 +138,7 @@ def make_array_feed(
     device_bytes: float | None,
 ) -> Feed:
     has_room = device_bytes is None or arrays.nbytes <= device_bytes * DEVICE_SHARE
-    is_file = is_mapped(arrays)
+    is_file = arrays.place == "file"
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         if is_file:
             return ParameterServerFileFeed(arrays, batching, tf.distribute.get_strategy(), shuffle_seed, threads)

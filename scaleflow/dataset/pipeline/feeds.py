@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.blocks import SLAB, BlockOrder, Blocks, can_divide, read_slabs
+from scaleflow.dataset.pipeline.blocks import SLAB, BlockOrder, Blocks, read_slabs
 from scaleflow.dataset.pipeline.cache import Transforms, batch_spec, preprocess_batches
+from scaleflow.dataset.pipeline.rows import to_rows
 from scaleflow.dataset.pipeline.shuffle import IsOwn, ShuffledOrder, shuffle_position
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Batching, Examples, Feed, Rows, Stream, label_leaf, name_leaves
@@ -248,11 +249,7 @@ def gather_rows(array: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> np
 
 def check_static_shapes(examples: Rows | Examples, transforms: Transforms | None = None) -> None:
     """Rejects examples that a TPU cannot take: text, and shapes that are not static."""
-    if isinstance(examples, Arrays):
-        parts = tf.nest.map_structure(lambda array: tf.TensorSpec(array.shape[1:], array.dtype), examples.parts)
-    else:
-        assert isinstance(examples, Stream)
-        parts = batch_spec(examples, transforms or {})
+    parts = batch_spec(to_rows(examples), transforms or {})
     for what, part in zip(("inputs", "targets", "weights"), parts, strict=False):
         for name, spec in name_leaves(part).items():
             if spec.dtype == tf.string or not spec.shape.is_fully_defined():
@@ -365,7 +362,7 @@ class BlockFeed(StreamFeed):
         shards: int = 1,
     ) -> None:
         shards = math.gcd(shards, batching.global_size)  # that of an evaluation may be another one
-        self._shards = shards if can_divide(stream, shards) else 1
+        self._shards = shards if stream.blocks >= shards else 1
         super().__init__(stream, batching, strategy, shuffle_seed, transforms, buffer, threads)
 
     def _make_order(self, seed: int | None) -> list[BlockOrder]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.dataset.pipeline.records import Records
 from scaleflow.dataset.pipeline.rows import ALL_VALUES
 from scaleflow.interfaces import OutputStructure, Rows, name_leaves
 
@@ -52,12 +51,10 @@ def fingerprint_split(split: str, examples: Rows, outputs: OutputStructure | Non
         specs = specs or [
             {name: describe_values(each) for name, each in name_leaves(part).items()} for part in parts[:2]
         ]
-    if isinstance(examples, Records):
-        components = [values.numpy() for values in examples.components]
-        contents = [values for values in components if not are_paths(values)]
-        covers = ALL_RECORDS if len(contents) == len(components) else covers
-        for values in contents:
-            update_digest(digest, values)
+    contents = [values for values in examples.records if not are_paths(values)]
+    covers = ALL_RECORDS if contents and len(contents) == len(examples.records) else covers
+    for values in contents:
+        update_digest(digest, values)
     inputs, targets = (each.get("", each) for each in specs)
     return Fingerprint(len(examples), digest.hexdigest(), inputs, targets, covers, examples.paths)
 

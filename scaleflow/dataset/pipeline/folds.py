@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from scaleflow.dataset.reading.division import assign_folds
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import (
-    AUTO,
-    FOLD,
-    OUT_OF_FOLD,
-    Arrays,
-    Dataset,
-    DivisionKeys,
-    InputStructure,
-    Rows,
-    Split,
-)
+from scaleflow.interfaces import AUTO, FOLD, OUT_OF_FOLD, Dataset, DivisionKeys, InputStructure, Rows, Split
+
+if TYPE_CHECKING:
+    from scaleflow.dataset.pipeline.rows import ArrayRows
 
 Array = np.ndarray[Any, Any]
 
@@ -75,15 +68,15 @@ def number_folds(examples: Rows, folds: int, rule: Split = RANDOM, keys: Divisio
     The folds have nearly the same number of examples, and nearly the same targets; or whole groups of `keys`, if `rule`
     says so.
     """
-    assert isinstance(examples, Arrays)
-    numbers = np.full(len(examples), -1, np.int32)
+    arrays = cast("ArrayRows", examples)  # training in folds keeps them in memory
+    numbers = np.full(len(arrays), -1, np.int32)
     if folds and keys is not None and rule.by in ("group", "hash"):
-        numbers = assign_folds(rule, keys, len(examples), folds, (0, 2))
+        numbers = assign_folds(rule, keys, len(arrays), folds, (0, 2))
     elif folds:
         random = np.random.default_rng([0, 2])
-        order = random.permutation(len(examples))
-        if isinstance(examples.targets, np.ndarray) and examples.targets[0].size == 1:
-            order = order[np.argsort(np.ravel(examples.targets)[order], kind="stable")]
-        drawn = random.permuted(np.tile(np.arange(folds, dtype=np.int32), (-(-len(examples) // folds), 1)), axis=1)
-        numbers[order] = np.ravel(drawn)[: len(examples)]
-    return replace(examples, inputs={**examples.inputs, FOLD: numbers})
+        order = random.permutation(len(arrays))
+        if isinstance(arrays.targets, np.ndarray) and arrays.targets[0].size == 1:
+            order = order[np.argsort(np.ravel(arrays.targets)[order], kind="stable")]
+        drawn = random.permuted(np.tile(np.arange(folds, dtype=np.int32), (-(-len(arrays) // folds), 1)), axis=1)
+        numbers[order] = np.ravel(drawn)[: len(arrays)]
+    return replace(arrays, inputs={**arrays.inputs, FOLD: numbers})

@@ -9,15 +9,13 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.contract import check_contract, check_targets
-from scaleflow.dataset.pipeline.records import StreamRows
+from scaleflow.dataset.pipeline.contract import check_contract
 from scaleflow.dataset.pipeline.rows import to_rows
 from scaleflow.dataset.pipeline.source_view import SourceView
 from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
 from scaleflow.dataset.reading.class_names import show_classes
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
-    Arrays,
     EarlierState,
     Examples,
     Outputs,
@@ -170,12 +168,8 @@ class MatchedSource(SourceView):
 
     def load(self, split: str) -> Examples:
         """Returns the examples of a split. Raises ConfigError if some have a class that the earlier run lacks."""
-        examples = to_rows(self.source.load(split))
-        if isinstance(examples, StreamRows):
-            examples = examples.check_targets(self.source.outputs)
+        examples = to_rows(self.source.load(split)).check_targets(self.source.outputs, split)
         for name, match in self._matches.items():
-            if isinstance(examples, Arrays):
-                check_targets(match.given, split, name, name_leaves(examples.targets)[name])
             if match.unknown:
                 refuse_unknown(split, examples, name, match)
         return cast(Examples, examples.map_targets(self._convert))

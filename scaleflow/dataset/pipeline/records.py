@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from scaleflow.dataset.pipeline.unreadable import FAILURES, UnreadableExample, operation_message
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import DivisionKeys, Outputs, OutputStructure, Stream, label_leaf, map_leaves, name_leaves
+from scaleflow.interfaces import DivisionKeys, Outputs, OutputStructure, Rows, Stream, label_leaf, map_leaves, name_leaves
 
 #: Maximum size of the records held in memory, and of a shuffle buffer.
 RECORD_BYTES = 256 << 20
@@ -122,7 +122,7 @@ def cache_records(split: str, stream: StreamRows) -> StreamRows:
 
     Raises ConfigError if there are fewer records than the source says.
     """
-    if isinstance(stream, Records) or stream.decode is None or record_bytes(stream) * len(stream) > RECORD_BYTES:
+    if stream.is_random_access or stream.decode is None or record_bytes(stream) * len(stream) > RECORD_BYTES:
         return stream
     components = read_all(stream)
     if components is None:
@@ -224,35 +224,22 @@ def draw(
 
 
 @dataclass(frozen=True)
-class StreamRows(Stream):
+class StreamRows(Stream, Rows):
     """A stream whose records are read in their order, again at each use."""
 
     is_random_access: ClassVar[bool] = False
-    is_spread: ClassVar[bool] = False
     auto_bytes: ClassVar[int] = AUTO_BYTES
     malformed: ClassVar[Sequence[str]] = ()
     is_whole: ClassVar[bool] = True
 
     @property
-    def drawn_together(self) -> int:
-        return len(self)
+    def spec(self) -> tuple[Any, ...]:
+        return decode_records(self).element_spec  # type: ignore[no-any-return]
 
     @property
     def kept_together(self) -> int:
         """The number of examples that `dataset.cache=auto` keeps in memory, or not, together."""
         return len(self)
-
-    @property
-    def is_weighted(self) -> bool:
-        return len(decode_records(self).element_spec) == 3
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def shapes(self) -> Mapping[str, Any]:
-        return {name: each.shape for name, each in name_leaves(decode_records(self).element_spec[0]).items()}
 
     def select(self, chosen: Array) -> Self:
         keep = to_mask(chosen, len(self))
@@ -271,8 +258,7 @@ class StreamRows(Stream):
         keys = self.cut_keys(np.tile(np.arange(len(self)), times))
         return replace(self, dataset=self.dataset.cache().repeat(times), length=times * len(self), **keys)
 
-    def check_targets(self, outputs: OutputStructure) -> StreamRows:
-        """Returns the stream with a check of its decoded targets, unless its source has checked them."""
+    def check_targets(self, outputs: OutputStructure, split: str = "") -> StreamRows:
         return check_decoded_targets(self, outputs)
 
     def map_targets(self, convert: Callable[[Any], Any]) -> StreamRows:
@@ -286,7 +272,7 @@ class StreamRows(Stream):
         """Returns the parts of all examples, or what `pick` takes of them, in their order, in batches."""
         records = self.dataset.take(len(self))
         if pick is None:
-            return decode_records(self, records).batch(size)
+            return self.stream().batch(size)
         if self.decode is None and static_bytes(self.dataset.element_spec) < float("inf"):
             return records.batch(size).map(pick)
         batches = records if self.decode is None or self.at_once is None else records.batch(self.at_once)
@@ -294,6 +280,9 @@ class StreamRows(Stream):
             lambda *record: pick(*call_decode(self, to_record(record))), num_parallel_calls=tf.data.AUTOTUNE
         )
         return picked.batch(size) if batches is records else picked
+
+    def stream(self) -> tf.data.Dataset:
+        return decode_records(self, self.dataset.take(len(self)))
 
     def iterate(self, pick: Callable[..., Any]) -> Iterator[Any]:
         yield from self.batch(READ_BATCH_SIZE, pick).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
@@ -327,19 +316,12 @@ class StreamRows(Stream):
     def read_cheap_targets(self) -> tuple[Any, Array | None] | None:
         return None
 
-    def recall(self, what: str, options: Any, learn: Callable[[], Any]) -> Any:
-        return learn()
-
-    def open_columns(self, names: Sequence[str], key: str) -> Callable[[Array], Mapping[str, Any]]:
-        check_single_values(names, self.shapes, key)
-        return lambda places: {name: name_leaves(self.read(places)[0])[name] for name in names}
-
     def read_to_digest(self) -> tuple[str, Iterator[tuple[Any, ...]]]:
         found = list(read_readable(decode_records(self, self.dataset.take(DIGESTED)), DIGESTED))
         if found:
             parts = tuple(map_leaves(lambda *values: stack_values(values), *each) for each in zip(*found, strict=True))
         else:
-            parts = tuple(map_leaves(empty_examples, spec) for spec in decode_records(self).element_spec)
+            parts = tuple(map_leaves(empty_examples, spec) for spec in self.spec)
         return f"a sample of {len(found)} examples", iter([parts])
 
     def locate(self, places: Array) -> tuple[list[str | None] | None, Array | None]:
@@ -422,8 +404,11 @@ class Records(StreamRows):
     """
 
     is_random_access: ClassVar[bool] = True
-    is_spread: ClassVar[bool] = True
     components: tuple[tf.Tensor, ...] = ()
+
+    @property
+    def records(self) -> list[Array]:
+        return [values.numpy() for values in self.components]
 
     def at(self, index: tf.Tensor) -> Any:
         flat = [tf.gather(component, index) for component in self.components]
@@ -471,15 +456,6 @@ class Records(StreamRows):
     def _keep_readable(self, numbered: tf.data.Dataset) -> tf.data.Dataset:
         parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
         return numbered.map(functools.partial(place_if_read, self), **parallel).ignore_errors()  # only this can fail
-
-
-def check_single_values(names: Sequence[str], shapes: Mapping[str, Any], key: str) -> None:
-    """Refuses names that are not those of inputs with one value each."""
-    single = [name for name, shape in shapes.items() if name and tuple(shape) == ()]
-    for name in names:
-        if name not in single:
-            there_are = f"; there are {', '.join(single)}" if single else ", because its inputs have no names"
-            raise ConfigError(f"{key}={name}: the dataset has no input of that name with one value{there_are}")
 
 
 def to_mask(chosen: Sequence[int] | Array, length: int) -> Array:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.records import DIGESTED, StreamRows, check_single_values, spread_evenly
-from scaleflow.interfaces import Arrays, Examples, Rows, Stream, map_leaves, name_leaves
+from scaleflow.dataset.pipeline.contract import check_cached_targets, check_ids, check_targets
+from scaleflow.dataset.pipeline.records import DIGESTED, StreamRows, spread_evenly
+from scaleflow.interfaces import (
+    Arrays,
+    Examples,
+    InputStructure,
+    OutputStructure,
+    Rows,
+    Stream,
+    map_leaves,
+    name_leaves,
+)
 
 #: Arrays are digested whole up to this size: a core takes 2 s for it. Of larger ones, so many bytes are a sample.
 WHOLE_BYTES = 2 << 30
@@ -25,24 +35,19 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class ArrayRows(Arrays):
+class ArrayRows(Arrays, Rows):
     """Examples in memory, or in memory-mapped files."""
 
     is_random_access: ClassVar[bool] = True
-    is_spread: ClassVar[bool] = True
-    paths: ClassVar[tuple[str, ...]] = ()
 
     @property
-    def drawn_together(self) -> int:
-        return len(self)
+    def spec(self) -> tuple[Any, ...]:
+        return tuple(map_leaves(lambda array: tf.TensorSpec(array.shape[1:], array.dtype), part) for part in self.parts)
 
     @property
-    def is_weighted(self) -> bool:
-        return self.weights is not None
-
-    @property
-    def shapes(self) -> Mapping[str, Any]:
-        return {name: each.shape[1:] for name, each in name_leaves(self.inputs).items()}
+    def place(self) -> Literal["memory", "file"]:
+        arrays = (array for part in self.parts for array in name_leaves(part).values())
+        return "file" if any(isinstance(array, np.memmap) for array in arrays) else "memory"
 
     def select(self, chosen: Array) -> ArrayRows:
         numbered = self if self.rows is not None else replace(self, rows=np.arange(len(self)))
@@ -62,6 +67,9 @@ class ArrayRows(Arrays):
     def read(self, places: Array) -> tuple[Any, ...]:
         return tuple(map_leaves(lambda array: np.asarray(array[places]), part) for part in self.parts)
 
+    def stream(self) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(self.parts)
+
     def read_first(self, count: int) -> Any:
         return map_leaves(lambda array: np.array(array[:count]), self.inputs)
 
@@ -75,13 +83,6 @@ class ArrayRows(Arrays):
     def read_to_learn(self, name: str) -> Iterator[Array]:
         inputs = name_leaves(self.inputs)[name]
         return (inputs[first : first + BATCH] for first in range(0, len(self), BATCH))
-
-    def recall(self, what: str, options: Any, learn: Callable[[], Any]) -> Any:
-        return learn()
-
-    def open_columns(self, names: Sequence[str], key: str) -> Callable[[Array], Mapping[str, Any]]:
-        check_single_values(names, self.shapes, key)
-        return lambda places: {name: name_leaves(self.read(places)[0])[name] for name in names}
 
     def read_cheap_targets(self) -> tuple[Any, Array | None]:
         return self.targets, self.weights
@@ -100,6 +101,15 @@ class ArrayRows(Arrays):
 
     def find_first_unreadable(self) -> None:
         return None
+
+    def check_targets(self, outputs: OutputStructure, split: str = "") -> ArrayRows:
+        for name, each in name_leaves(outputs).items():
+            check_targets(each, split, name, name_leaves(self.targets)[name])
+        return self
+
+    def check_cached(self, inputs: InputStructure, split: str) -> None:
+        check_ids(inputs, split, self.inputs)
+        check_cached_targets(split, self.targets)
 
 
 def to_rows(examples: Examples | Rows) -> Rows:

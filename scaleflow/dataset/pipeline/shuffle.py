@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from scaleflow.dataset.pipeline.records import RECORD_BYTES, Records, decode_records, record_bytes, to_record
+from scaleflow.dataset.pipeline.rows import to_rows
 from scaleflow.interfaces import Stream
 
 #: Size of the shuffle buffer in records, if the size of a record is unknown.
@@ -43,7 +44,7 @@ class ShuffledOrder:
     def __init__(self, stream: Stream, seed: int | None, buffer: int | None = None) -> None:
         self._stream = stream
         self._seed = seed
-        self._in_memory = isinstance(stream, Records)
+        self._in_memory = to_rows(stream).is_random_access
         self._buffer = 0 if self._in_memory or seed is None else buffer_size(stream, buffer)
 
     def examples(self, epoch: tf.Tensor, first: tf.Tensor, last: int, is_own: IsOwn | None = None) -> tf.data.Dataset:
@@ -56,8 +57,7 @@ class ShuffledOrder:
         return decode_records(self._stream, read_records(epoch, first, last, is_own))
 
     def _read_from_memory(self, epoch: tf.Tensor, first: tf.Tensor, last: int, is_own: IsOwn | None) -> tf.data.Dataset:
-        stream, seed = self._stream, self._seed
-        assert isinstance(stream, Records)
+        stream, seed = cast(Records, self._stream), self._seed
         count = len(stream)
 
         def gather(place: tf.Tensor) -> Any:

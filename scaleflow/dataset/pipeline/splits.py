@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from scaleflow.dataset.pipeline.blocks import MEMORY_BYTES, Blocks
 from scaleflow.dataset.pipeline.cache import Transforms, cache_blocks, cache_split
-from scaleflow.dataset.pipeline.contract import check_cached_targets, check_contract, check_examples, check_ids
+from scaleflow.dataset.pipeline.contract import check_contract, check_examples, check_ids
 from scaleflow.dataset.pipeline.fingerprint import Fingerprint, fingerprint_split
 from scaleflow.dataset.pipeline.folds import choose_validation, number_folds
 from scaleflow.dataset.pipeline.preprocessing import (
@@ -158,10 +158,8 @@ def prepare_splits(
     cache = "memory" if has_folds else cache  # a stream has no place for the number of a fold
     cached = cache_splits(preprocessed, cache, workers)
     for name, examples in cached.by_name().items():
-        if isinstance(examples, Arrays):
-            check_ids(cached.inputs, name, examples.inputs)
-            check_cached_targets(name, examples.targets)
-    if preprocesses and cache == "auto" and isinstance(cached.train, Blocks):
+        examples.check_cached(cached.inputs, name)
+    if preprocesses and cache == "auto" and cached.train.blocks:
         emit(
             Note(
                 f"dataset.cache=auto: the rows are read while training, because all of them take more than "
@@ -237,11 +235,12 @@ def divide_into_folds(splits: Splits, folds: int, rule: Split, raw: Rows) -> Spl
 def clean_split(source: Source, split: str, options: Dataset, workers: Workers, emit: Emit) -> Rows:
     """Loads, checks and limits one split, and drops unreadable examples for `dataset.on_bad_example=skip`."""
     examples = load_split(source, split)
-    if not isinstance(examples, StreamRows):
-        return limit_examples(examples, options.limit)
+    if examples.place != "stream":
+        return limit_examples(examples.check_targets(source.outputs, split), options.limit)
+    stream = cast(StreamRows, examples)
     if options.on_bad_example != "skip":
-        refuse_faults(split, examples)
-    stream = limit_examples(cache_records(split, examples), options.limit).check_targets(source.outputs)
+        refuse_faults(split, stream)
+    stream = limit_examples(cache_records(split, stream), options.limit).check_targets(source.outputs)
     return drop_unreadable(split, stream, workers, emit) if options.on_bad_example == "skip" else stream
 
 
@@ -370,8 +369,7 @@ def hold_out_examples(
         )
     is_drawn = not examples.is_random_access
     if is_drawn and keys == DivisionKeys() and rule.by in ("auto", "random", "column"):
-        assert isinstance(examples, StreamRows)
-        return *hold_out_of_stream(examples, count, fraction, seed, emit), True
+        return *hold_out_of_stream(cast(StreamRows, examples), count, fraction, seed, emit), True
     rest, held_out = hold_out(rule, keys, len(examples), fraction, (seed, 1), examples.drawn_together)
     return examples.select(rest), examples.select(held_out), is_drawn
 
@@ -403,7 +401,7 @@ def repeat_first_batch(splits: Splits, batching: Batching) -> Splits:
     The validation examples are then none of the raw ones, so these are dropped, too.
     """
     batch = limit_examples(splits.train, batching.global_size)
-    if isinstance(batch, Blocks):
+    if batch.blocks:
         batch = cache_split("train", batch, "memory", splits.transforms, SingleProcess())
     train = batch.repeat(batching.steps(len(splits.train)))
     return replace(splits, train=train, validation=None if splits.validation is None else batch, test=None, raw={})
