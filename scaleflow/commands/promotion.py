@@ -34,11 +34,12 @@ from scaleflow.promotion.decision import (
     Condition,
     Decision,
     ScoreComparison,
+    SmokeTest,
     check_floor,
+    check_served_model,
     describe_comparison,
     make_record,
 )
-from scaleflow.promotion.smoke import SmokeTest, check_served_model
 from scaleflow.runs import RunFolder
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.sweep.ranking import guess_mode

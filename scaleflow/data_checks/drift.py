@@ -1,16 +1,116 @@
-"""Compares data with a schema: columns, types, unseen categories, ranges, missing values, drift."""
+"""Examples as columns, their schema, and how other data differ from it: columns, types, categories, ranges, drift.
+
+The schema says what each column looks like in the training split. It is kept with what the run learned.
+"""
 
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from scaleflow.data_checks.sample import CATEGORY, DATE, MOST_LETTERS, NUMBER, TEXT, SplitSample, reduce_values
+from scaleflow.dataset.column_kinds import (
+    CATEGORY,
+    DATE,
+    KINDS,
+    MOST_LETTERS,
+    NUMBER,
+    TEXT,
+    ColumnKind,
+    find_column_kind,
+)
+from scaleflow.evaluation.slices import decode_text
+from scaleflow.interfaces import Inputs, InputStructure, OutputStructure, name_leaves
 from scaleflow.interfaces.formatting import format_number, join_first
+
+Array = np.ndarray[Any, Any]
+
+#: The most values of an input without columns that are columns themselves.
+MOST_EXPANDED = 64
+
+
+@dataclass(frozen=True)
+class SplitSample:
+    """Some examples of a split, or all.
+
+    Attributes:
+        columns: the inputs by name, [n, ...]: numbers, or `str` objects ("" is missing).
+        targets: by the name of the output, [n]: the names of classes as `str` objects, or numbers. Outputs with several
+            values for an example are left out.
+    """
+
+    columns: Mapping[str, Array]
+    kinds: Mapping[str, ColumnKind]
+    targets: Mapping[str, Array]
+    examples: int
+    is_table: bool = field(default=False)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def list_kind(self, *kinds: ColumnKind) -> dict[str, Array]:
+        """Returns the columns of some kinds."""
+        return {name: values for name, values in self.columns.items() if self.kinds[name] in kinds}
+
+
+def make_sample(
+    inputs: InputStructure,
+    outputs: OutputStructure,
+    raw: tuple[Any, Any],
+    examples: int,
+) -> SplitSample:
+    """Makes the columns of raw examples: (inputs, targets), [n, ...] each."""
+    described, columns, kinds = name_leaves(inputs), {}, {}
+    for name, values in name_leaves(raw[0]).items():
+        expanded = expand_input(name, described[name], np.asarray(values))
+        for column, each in expanded.items():
+            columns[column] = to_texts_array(each) if each.dtype.kind in "OSU" else each
+            kinds[column] = find_column_kind(described[name], columns[column])
+    targets = {}
+    for name, values in name_leaves(raw[1]).items():
+        output, flat = name_leaves(outputs)[name], np.asarray(values)
+        if flat.size != len(flat):
+            continue
+        flat = flat.reshape(len(flat))
+        if output.kind == "regression":
+            targets[name] = flat.astype(np.float64)
+        else:
+            count = 2 if output.kind != "classification" else output.shape[-1]
+            names = np.array([*(output.names or map(str, range(count))), ""], object)
+            targets[name] = names[np.where((flat >= 0) & (flat < count), flat, count).astype(np.int64)]
+    return SplitSample(columns, kinds, targets, examples, isinstance(inputs, Mapping) and len(columns) > 1)
+
+
+def expand_input(name: str, described: Inputs, values: Array) -> dict[str, Array]:
+    """Returns an input by its name, or each of a few numbers by its own."""
+    shape = described.shape
+    is_vector = (
+        len(shape) == 1 and shape[0] <= MOST_EXPANDED and described.vocabulary is None and values.dtype.kind in "iufb"
+    )
+    if is_vector:
+        return {f"{name or 'input'}[{n}]": values[:, n] for n in range(shape[0])}
+    return {name or "input": values}
+
+
+def to_texts_array(values: Array) -> Array:
+    """Returns texts [n] as `str` objects; "" for a missing one."""
+    return np.array([decode_text(value) for value in values.reshape(len(values), -1)[:, 0]], object)
+
+
+def make_schema(sample: SplitSample) -> dict[str, Any]:
+    """Returns the schema of a split, as values that JSON can hold: its `columns` and `targets`, by name."""
+    return {
+        "rows": len(sample),
+        "columns": {name: sample.kinds[name].describe(values) for name, values in sample.columns.items()},
+        "targets": {
+            f"target {name}".strip(): (CATEGORY if values.dtype == object else NUMBER).describe(values)
+            for name, values in sample.targets.items()
+        },
+    }
+
 
 #: The levels of findings, the least first.
 HINT, DRIFT, FAULT = "hint", "drift", "fault"
@@ -34,8 +134,6 @@ FEW = 5
 
 #: The most values, or columns, that a message names.
 MOST_NAMED = 5
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -77,19 +175,20 @@ class DriftCounter:
         known = self._known.get(name)
         if known is None or not len(values):
             return
-        kind = known["kind"]
+        kind = KINDS[known["kind"]]
         self._total[name] += len(values)
-        if kind == CATEGORY:
+        is_text = values.dtype == object
+        if kind is CATEGORY:
             self._add_categories(name, known, values)
-        elif kind != DATE and "edges" in known:
-            if (values.dtype == object) != (kind == TEXT):
+        elif kind.reduce is not None and "edges" in known:
+            if is_text != (kind is TEXT):
                 return  # another type, which the comparison of the columns says
-            numbers = reduce_values(values, kind)
-            is_known = np.isfinite(numbers) if kind != TEXT else values != ""
-            counted = numbers if kind == TEXT and known["min"] == 0 else numbers[is_known]  # of an early version
+            numbers = kind.reduce(values)
+            is_known = values != "" if is_text else np.isfinite(numbers)
+            counted = numbers if is_text and known["min"] == 0 else numbers[is_known]  # of an early version
             self._missing[name] += int((~is_known).sum())
             self._add_numbers(name, known, counted)
-        elif values.dtype == object:
+        elif is_text:
             self._missing[name] += int((values == "").sum())
 
     def _add_numbers(self, name: str, known: Mapping[str, Any], numbers: Array) -> None:
@@ -201,7 +300,7 @@ def compute_stability(before: Array, now: Array) -> tuple[float, float]:
     return index, max(STABILITY, 1.5 * quantile * (1 / before.sum() + 1 / now.sum()))
 
 
-def compare_columns(schema: Mapping[str, Any], kinds: Mapping[str, str]) -> Iterator[DataFinding]:
+def compare_columns(schema: Mapping[str, Any], kinds: Mapping[str, ColumnKind]) -> Iterator[DataFinding]:
     """Yields missing and new columns, and those of another type.
 
     Args:
@@ -213,9 +312,10 @@ def compare_columns(schema: Mapping[str, Any], kinds: Mapping[str, str]) -> Iter
     for name in sorted(kinds.keys() - known.keys()):
         yield DataFinding("column", HINT, f"{name}: a new column", "training did not have it", [name])
     for name in sorted(known.keys() & kinds.keys()):
-        before, now = known[name]["kind"], kinds[name]
-        if any((before == kind) != (now == kind) for kind in (NUMBER, DATE)):
-            yield DataFinding("type", FAULT, f"{name}: is {now}, and was {before} in training", "another type", [name])
+        before, now = KINDS[known[name]["kind"]], kinds[name]
+        if any((before is kind) != (now is kind) for kind in (NUMBER, DATE)):
+            text = f"{name}: is {now.name}, and was {before.name} in training"
+            yield DataFinding("type", FAULT, text, "another type", [name])
 
 
 def compare_sample(schema: Mapping[str, Any], sample: SplitSample, label: str = "") -> list[DataFinding]:

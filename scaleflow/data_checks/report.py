@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.data_checks.drift import DRIFT, FAULT, HINT, LEVELS, DataFinding
-from scaleflow.data_checks.sample import CATEGORY, DATE, SplitSample, make_schema, reduce_values
+from scaleflow.data_checks.drift import DRIFT, FAULT, HINT, LEVELS, DataFinding, SplitSample, make_schema
+from scaleflow.dataset.column_kinds import CATEGORY, DATE, NUMBER, ColumnKind
 from scaleflow.evaluation.charts import shorten_name, text, wrap_svg
 from scaleflow.evaluation.outputs import Drawing
 from scaleflow.evaluation.page import compose_section, make_charts, make_findings, make_page, make_table
@@ -121,7 +121,7 @@ def draw_targets(samples: Mapping[str, SplitSample]) -> Iterator[Drawing]:
     """Yields the distribution of each target, by split."""
     for name in next(iter(samples.values())).targets:
         groups = {split: each.targets[name] for split, each in samples.items() if name in each.targets}
-        kind = CATEGORY if next(iter(groups.values())).dtype == object else ""
+        kind = CATEGORY if next(iter(groups.values())).dtype == object else NUMBER
         yield from draw_column(f"target {name}".strip(), kind, groups)
 
 
@@ -135,21 +135,19 @@ def draw_columns(samples: Mapping[str, SplitSample], by_class: str | None) -> It
         else:
             classes = train.targets[by_class]
             groups = {each or "missing": values[classes == each] for each in sorted(set(classes.tolist()))}
-        if kind != DATE:
+        if kind is not DATE:
             yield from draw_column(column, kind, groups)
 
 
-def draw_column(name: str, kind: str, groups: Mapping[str, Array]) -> Iterator[Drawing]:
-    if kind == CATEGORY:
+def draw_column(name: str, kind: ColumnKind, groups: Mapping[str, Array]) -> Iterator[Drawing]:
+    if kind.reduce is None:
         counts = {group: Counter(map(str, values.tolist())) for group, values in groups.items()}
         shown = [each for each, _ in sum(counts.values(), Counter[str]()).most_common(MOST_BARS)]
         heights = {group: np.array([found[each] for each in shown]) / found.total() for group, found in counts.items()}
         ticks = [((n + 0.5) / len(shown), shorten_name(each or "missing")) for n, each in enumerate(shown)]
         yield Drawing("", name, draw_strips(name, heights, ticks, is_turned=True))
         return
-    reduced = {
-        group: reduce_values(values, kind) if kind else values.astype(np.float64) for group, values in groups.items()
-    }
+    reduced = {group: kind.reduce(values) for group, values in groups.items()}
     known = {group: values[np.isfinite(values)] for group, values in reduced.items()}
     joined = np.concatenate(list(known.values()))
     if not len(joined):
@@ -161,8 +159,7 @@ def draw_column(name: str, kind: str, groups: Mapping[str, Array]) -> Iterator[D
         for group, values in known.items()
     }
     ticks = [(place, format_number(low + place * (edges[-1] - low))) for place in (0.0, 0.5, 1.0)]
-    what = {"text": "characters", "picture": "mean brightness", "array": "mean"}.get(kind, "")
-    yield Drawing("", name, draw_strips(name, heights, ticks), what)
+    yield Drawing("", name, draw_strips(name, heights, ticks), kind.measure)
 
 
 def draw_strips(

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.data_checks.drift import FAULT, HINT, MOST_NAMED, DataFinding
-from scaleflow.data_checks.sample import CATEGORY, DATE, NUMBER, PICTURE, TEXT, SplitSample
+from scaleflow.data_checks.drift import FAULT, HINT, MOST_NAMED, DataFinding, SplitSample
+from scaleflow.dataset.column_kinds import CATEGORY, DATE, NUMBER, PICTURE, TEXT
 from scaleflow.evaluation.one_column import score_column
 from scaleflow.interfaces.formatting import join_first
 
@@ -348,7 +348,7 @@ def is_telling(sample: SplitSample) -> bool:
     if not len(sample):
         return False
     return any(
-        values.ndim > 1 or sample.kinds[name] == TEXT or len(set(values.tolist())) > 0.5 * len(values)
+        values.ndim > 1 or sample.kinds[name] is TEXT or len(set(values.tolist())) > 0.5 * len(values)
         for name, values in sample.columns.items()
     )
 

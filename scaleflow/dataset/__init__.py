@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.cache import sample_rows as sample_rows
     from scaleflow.dataset.pipeline.feed_factory import make_feed as make_feed
     from scaleflow.dataset.pipeline.feeds import find_places as find_places
+    from scaleflow.dataset.pipeline.matched_source import WholeSource as WholeSource
     from scaleflow.dataset.pipeline.matched_source import match_source as match_source
     from scaleflow.dataset.pipeline.matched_source import read_targets as read_targets
     from scaleflow.dataset.pipeline.records import decode_records as decode_records
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.splits import prepare_splits as prepare_splits
     from scaleflow.dataset.pipeline.splits import repeat_first_batch as repeat_first_batch
     from scaleflow.dataset.pipeline.unreadable import explain_read_error as explain_read_error
-    from scaleflow.dataset.pipeline.whole_source import WholeSource as WholeSource
     from scaleflow.dataset.reading.text import Text as Text
 
 #: By module, the names that it defines.
@@ -36,11 +36,10 @@ NAMES = {
     "pipeline.cache": ("preprocess_inputs", "sample_rows"),
     "pipeline.feed_factory": ("make_feed",),
     "pipeline.feeds": ("find_places",),
-    "pipeline.matched_source": ("match_source", "read_targets"),
+    "pipeline.matched_source": ("WholeSource", "match_source", "read_targets"),
     "pipeline.records": ("decode_records",),
     "pipeline.splits": ("LEFT_OUT", "UNLABELLED", "Splits", "limit_evaluation", "prepare_splits", "repeat_first_batch"),
     "pipeline.unreadable": ("explain_read_error",),
-    "pipeline.whole_source": ("WholeSource",),
     "reading.text": ("Text",),
 }
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.dataset.column_kinds import TABLE_KINDS
 from scaleflow.dataset.pipeline.blocks import Blocks, make_blocks
 from scaleflow.dataset.reading.class_names import OneKind
 from scaleflow.dataset.reading.division import Division, find_keys, find_strata, is_by_target, read_keys
@@ -18,9 +19,7 @@ from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, list_splits
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.dataset.reading.text import LOWER
 from scaleflow.dataset.tables.columns import make_preprocessing
-from scaleflow.dataset.tables.earlier import check_known_columns, find_categories, find_new
 from scaleflow.dataset.tables.files import TableFiles, open_tables
-from scaleflow.dataset.tables.forms import Form, describe_forms, find_forms
 from scaleflow.dataset.tables.kinds import (
     ColumnOptions,
     Rare,
@@ -30,19 +29,31 @@ from scaleflow.dataset.tables.kinds import (
     choose_kind,
     count_words,
     describe_columns,
+    describe_known_target,
     describe_missing_words,
     divide_useless,
+    find_limits,
+    find_targets,
     find_useless,
     is_like_values,
 )
 from scaleflow.dataset.tables.options import (
+    check_known_columns,
     choose_columns,
+    find_categories,
     find_columns,
     find_name_problem,
+    find_new,
     parse_column_kinds,
 )
-from scaleflow.dataset.tables.targets import describe_known_target, find_limits, find_targets
-from scaleflow.dataset.tables.values import are_codes, are_plain_numbers, convert_target
+from scaleflow.dataset.tables.values import (
+    Form,
+    are_codes,
+    are_plain_numbers,
+    convert_target,
+    describe_forms,
+    find_forms,
+)
 from scaleflow.errors import ConfigError
 from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import Arrays, DivisionKeys, EarlierState, Inputs, Outputs, Split, Standardize
@@ -153,7 +164,8 @@ class Table:
         unused = [*(name for name in self._files.names if name not in (*names, target)), *useless]
         self.reading = self._describe_reading(form, unused, types)
         self.inputs = {
-            name: Inputs((), "float64" if each == NUMBER else "string") for name, each in self._kinds.items()
+            name: Inputs((), "float64" if each == NUMBER else "string", kind=TABLE_KINDS[each].name)
+            for name, each in self._kinds.items()
         }
         self.preprocessing = {
             name: make_preprocessing(name, each, embed, vocabulary, tokens, standardize, most_values)

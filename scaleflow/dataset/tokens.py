@@ -15,7 +15,7 @@ from scaleflow.dataset.reading.corpus import SUFFIXES, read_documents
 from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, find_files, list_splits
 from scaleflow.dataset.reading.tokenizer import BYTES, SPECIAL, make_tokenizer
 from scaleflow.errors import ConfigError
-from scaleflow.files.cache import find_cache_folder, identify_file, name_entry, write_whole
+from scaleflow.files.object_store import find_cache_folder, identify_file, name_entry, write_whole
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs, Standardize
 from scaleflow.interfaces.options import Check, Positive, TestFraction, at_least, check_options
 

@@ -10,25 +10,12 @@ import numpy as np
 import pyarrow
 
 from scaleflow.serving.answers import (
-    MOST_PROBABILITIES,
     Array,
     Outputs,
-    compute_sigmoid,
-    compute_softmax,
     divide_columns,
     make_logit_columns,
     make_prediction_columns,
 )
-
-__all__ = [
-    "MOST_PROBABILITIES",
-    "OutputColumns",
-    "compute_sigmoid",
-    "compute_softmax",
-    "convert_best",
-    "spread",
-    "to_column",
-]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ a single value. Names are in `tf.nest`'s order: dicts by sorted keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from scaleflow.errors import ConfigError
@@ -98,6 +98,8 @@ class Inputs:
             or of a mapped file, are not: XLA takes one that is too large for the last one.
         quantiles: of the first number of `shape` in the training split, at evenly spaced shares from its least to its
             greatest value. None: they are not known, or it is no quantity.
+        kind: of the column in checks of data: `number`, `category`, `text`, `date`, `picture` or `array`. None: what
+            its values are.
     """
 
     shape: tuple[int, ...]
@@ -105,6 +107,7 @@ class Inputs:
     scale: float | None = None
     vocabulary: int | None = None
     quantiles: tuple[float, ...] | None = None
+    kind: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

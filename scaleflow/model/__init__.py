@@ -32,5 +32,5 @@ from scaleflow.model.make import (
     keras_file_doubt,
     make_model,
 )
-from scaleflow.model.members import expose_members
+from scaleflow.model.tabular import expose_members
 from scaleflow.model.weight_mapping import SavedWeights

@@ -2,18 +2,222 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
 from scaleflow.interfaces.options import Fraction, Positive, check_options
 from scaleflow.interfaces.sampling import Sampling
-from scaleflow.model.generation import CachedGpt, NextToken, WholeWindow, count_blocks, generate_tokens
 from scaleflow.model.layers import check_one_output, check_tokens, entry
+from scaleflow.model.make import explain_load_error
 from scaleflow.model.transformer import apply_dropout, check_transformer, make_positions
+
+#: Logits of the next token [vocabulary].
+Logits = np.ndarray[Any, Any]
+
+
+class NextToken(Protocol):
+    """Predicts the token after a sequence that grows by one token at a time, or is another one."""
+
+    def __call__(self, tokens: Sequence[int]) -> Logits:
+        """Returns the logits of the token after these, of which there are at most as many as the window has places."""
+
+
+class WholeWindow:
+    """Computes all positions of the window for each token.
+
+    Args:
+        model: token ids [1, window] -> logits [1, window, vocabulary].
+        window: the number of tokens that the model takes.
+    """
+
+    def __init__(self, model: Callable[[Any], Any], window: int, dtype: str = "int32") -> None:
+        self._model, self._window, self._dtype = model, window, dtype
+
+    def __call__(self, tokens: Sequence[int]) -> Logits:
+        padded = np.zeros([1, self._window], self._dtype)
+        padded[0, : len(tokens)] = tokens  # a position does not depend on what follows it
+        logits: Logits = np.asarray(self._model(padded), np.float32)[0, len(tokens) - 1]
+        return logits
+
+    def check_causal(self) -> None:
+        """Raises ConfigError if the prediction at a position depends on later tokens."""
+        rows = [np.full([1, self._window], token, self._dtype) for token in (0, 1)]
+        rows[1][0, 0] = 0
+        first, second = (np.asarray(self._model(row), np.float32)[0, 0] for row in rows)
+        if self._window > 1 and not np.allclose(first, second, rtol=1e-3, atol=1e-4):
+            raise ConfigError("the run's model looks at later tokens, so it cannot predict the next one; use model=gpt")
+
+
+class CachedGpt:
+    """Keeps the keys and values of earlier places, so that a token costs one place. For `model=gpt`, in float32.
+
+    It computes what the layers do, in fewer operations: those of a single place take longer to start than to run.
+
+    Args:
+        model: that `scaleflow.model.gpt.build` made.
+        window: the number of tokens that it takes.
+    """
+
+    def __init__(self, model: keras.Model, window: int) -> None:
+        layer = model.get_layer
+        attentions = [layer(f"block{number}_attention") for number in range(1, count_blocks(model) + 1)]
+        self._heads, self._width, self._window = attentions[0].num_heads, attentions[0].key_dim, window
+        self._tokens, self._positions = (tf.constant(layer(name).embeddings) for name in ("tokens", "positions"))
+        self._blocks = [
+            (
+                take_norm(layer(f"block{number}_norm1")),
+                join_dense(attention),
+                take_dense(attention._output_dense, rows=self._heads * self._width),
+                take_norm(layer(f"block{number}_norm2")),
+                take_dense(layer(f"block{number}_feed1")),
+                take_dense(layer(f"block{number}_feed2")),
+            )
+            for number, attention in enumerate(attentions, 1)
+        ]
+        self._last_norm, self._outputs = take_norm(layer("norm")), take_dense(layer("outputs"))
+        empty = tf.zeros([self._heads, window, self._width])
+        self._caches = [(tf.Variable(empty), tf.Variable(empty)) for _ in attentions]
+        self._known: list[int] = []
+        self._advance = tf.function(self._compute)
+
+    def __call__(self, tokens: Sequence[int]) -> Logits:
+        known = len(self._known)
+        if known + 1 != len(tokens) or list(tokens[:known]) != self._known:
+            known = 0
+        padded = np.zeros(1 if len(tokens) == known + 1 else self._window, np.int32)  # each size is traced once
+        padded[: len(tokens) - known] = tokens[known:]
+        last = len(tokens) - known - 1
+        logits: Logits = self._advance(tf.constant(padded), tf.constant(known), tf.constant(last)).numpy()
+        self._known = list(tokens)
+        return logits
+
+    def _compute(self, ids: tf.Tensor, first: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
+        """Returns the logits [vocabulary] after token `last` of `ids` [n], whose places begin at `first`."""
+        count, heads = ids.shape[0], self._heads
+        places = first + tf.range(count)
+        x = tf.gather(self._tokens, ids) + tf.gather(self._positions, places)
+        later = tf.where(tf.range(self._window)[None] > places[:, None], -np.inf, 0.0)
+        for (norm1, inner, outer, norm2, feed1, feed2), cache in zip(self._blocks, self._caches, strict=True):
+            parts = tf.reshape(apply_dense(normalize(x, norm1), inner), [count, 3, heads, self._width])
+            query, *new = tf.unstack(tf.transpose(parts, [1, 2, 0, 3]))
+            keys, values = (each[:, first : first + count].assign(part) for each, part in zip(cache, new, strict=True))
+            shares = tf.nn.softmax(tf.matmul(query, keys, transpose_b=True) + later)
+            seen = tf.transpose(tf.matmul(shares, values), [1, 0, 2])
+            x = x + apply_dense(tf.reshape(seen, [count, heads * self._width]), outer)
+            x = x + apply_dense(tf.nn.gelu(apply_dense(normalize(x, norm2), feed1)), feed2)
+        return apply_dense(normalize(x[last : last + 1], self._last_norm), self._outputs)[0]
+
+
+#: A dense layer: its kernel [in, out] and its bias [out].
+Weights = tuple[tf.Tensor, tf.Tensor]
+
+
+def take_dense(layer: Any, rows: int | None = None) -> Weights:
+    """Returns the weights of a dense layer, of which the kernel may have further dimensions."""
+    kernel, bias = (tf.cast(tf.convert_to_tensor(each), tf.float32) for each in (layer.kernel, layer.bias))
+    return tf.reshape(kernel, [rows or kernel.shape[0], -1]), tf.reshape(bias, [-1])
+
+
+def join_dense(attention: Any) -> Weights:
+    """Returns the weights that make query, key and value of all heads; those of the query are scaled."""
+    parts = [take_dense(each) for each in (attention._query_dense, attention._key_dense, attention._value_dense)]
+    parts[0] = (parts[0][0] * attention.key_dim**-0.5, parts[0][1] * attention.key_dim**-0.5)
+    kernels, biases = zip(*parts, strict=True)
+    return tf.concat(kernels, axis=1), tf.concat(biases, axis=0)
+
+
+def take_norm(layer: Any) -> tuple[tf.Tensor, tf.Tensor, float]:
+    return tf.constant(layer.gamma), tf.constant(layer.beta), layer.epsilon
+
+
+def apply_dense(x: tf.Tensor, weights: Weights) -> tf.Tensor:
+    return tf.nn.bias_add(tf.matmul(x, weights[0]), weights[1])
+
+
+def normalize(x: tf.Tensor, norm: tuple[tf.Tensor, tf.Tensor, float]) -> tf.Tensor:
+    """Applies layer normalization to [n, width]."""
+    centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
+    variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
+    return centred * (tf.math.rsqrt(variance + norm[2]) * norm[0]) + norm[1]
+
+
+def count_blocks(model: keras.Model) -> int:
+    """Returns the number of blocks of a model that `scaleflow.model.gpt.build` made; 0 for another model."""
+    names = {layer.name for layer in model.layers}
+    blocks = [name for name in names if re.fullmatch(r"block\d+_attention", name)]
+    parts = ("norm1", "attention", "norm2", "feed1", "feed2")
+    needed = {f"block{n}_{part}" for n in range(1, len(blocks) + 1) for part in parts}
+    needed |= {"tokens", "positions", "norm", "outputs"}
+    return len(blocks) if model.name == "gpt" and needed <= names else 0
+
+
+def make_next_token(model: keras.Model, window: int, dtype: str) -> NextToken:
+    """Returns the fastest way to predict with a model. Raises ConfigError if its predictions depend on later tokens."""
+    if count_blocks(model):
+        return CachedGpt(model, window)
+    whole = WholeWindow(tf.function(lambda ids: model(ids, training=False)), window, dtype)
+    whole.check_causal()
+    return whole
+
+
+def load_next_token(path: Path, window: int, dtype: str) -> NextToken:
+    """Loads an exported model, a Keras file or the folder of a SavedModel.
+
+    Raises ConfigError if it cannot be loaded, or if its predictions depend on later tokens.
+    """
+    try:
+        if path.suffix == ".keras":
+            return make_next_token(keras.models.load_model(path, compile=False), window, dtype)
+        loaded = tf.saved_model.load(str(path))
+    except (OSError, TypeError, ValueError) as error:
+        raise ConfigError(f"the model of the run cannot be loaded: {explain_load_error(error)}") from error
+    whole = WholeWindow(lambda ids: loaded.serve(ids), window, dtype)  # `loaded` keeps the variables alive
+    whole.check_causal()
+    return whole
+
+
+def generate_tokens(
+    predict: NextToken, prompt: Sequence[int], window: int, sampling: Sampling, unused: Collection[int] = ()
+) -> Iterator[int]:
+    """Yields the tokens after a prompt.
+
+    Args:
+        prompt: token ids, at least one.
+        window: the number of tokens that the model takes.
+        sampling: how many, and how they are drawn.
+        unused: token ids that are not drawn.
+    """
+    draw = np.random.default_rng(sampling.seed)
+    recent = list(prompt)[-window:]
+    for _ in range(sampling.tokens):
+        if len(recent) > window:
+            recent = recent[-(window - window // 2) :]
+        token = choose_token(predict(recent), sampling, draw, unused)
+        recent.append(token)
+        yield token
+
+
+def choose_token(logits: Logits, sampling: Sampling, draw: np.random.Generator, unused: Collection[int] = ()) -> int:
+    """Draws a token id from logits [vocabulary]."""
+    logits = logits.astype(np.float64)
+    logits[list(unused)] = -np.inf
+    if not sampling.temperature:
+        return int(np.argmax(logits))
+    order = np.argsort(-logits, kind="stable")[: sampling.top_k]
+    shares = np.exp((logits[order] - logits[order[0]]) / sampling.temperature)
+    shares /= shares.sum()
+    if sampling.top_p < 1:
+        kept = 1 + int(np.searchsorted(np.cumsum(shares), sampling.top_p))  # those that reach it
+        order, shares = order[:kept], shares[:kept] / shares[:kept].sum()
+    return int(draw.choice(order, p=shares))
 
 
 @check_options("model")

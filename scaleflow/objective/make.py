@@ -30,7 +30,7 @@ from scaleflow.objective.kinds import (
 )
 from scaleflow.objective.losses import Loader, choose_loss, plain_name, plain_names
 from scaleflow.objective.metrics import Mode, make_measure
-from scaleflow.objective.structure import Described, by_output
+from scaleflow.objective.variants import Described, by_output
 
 Array = np.ndarray[Any, Any]
 

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,53 @@ from scaleflow.interfaces import (
     name_leaves,
 )
 from scaleflow.objective.kinds import divide, find_counted
-from scaleflow.objective.structure import Described
+
+#: The outputs of a dataset: one, or several by name.
+Described = Outputs | Mapping[str, Outputs]
+
+
+def find_mask_note(model: Any, outputs: Described) -> str | None:
+    """Returns a note if a model's outputs have a Keras mask, which the loss of each position does not use; else None.
+
+    A mask does not pass through every strategy. `Outputs.ignore` does.
+    """
+    described = list(outputs.values()) if isinstance(outputs, Mapping) else [outputs]
+    has_positions = any(len(each.shape) > 1 and each.ignore is None for each in described)
+    masked = any(getattr(each, "_keras_mask", None) is not None for each in getattr(model, "outputs", None) or ())
+    if not (has_positions and masked):
+        return None
+    return (
+        "model: its outputs have a Keras mask, but the loss and the metrics also count the masked positions; to "
+        "leave them out, give their targets a separate value and set Outputs.ignore to it"
+    )
+
+
+def by_output(outputs: Described, option: Any, key: str, is_one: Callable[[Any], bool]) -> dict[str, Any]:
+    """Returns an option's value for each output that it names; "" is the name of the only output.
+
+    Args:
+        option: the value of `key`; None for none.
+        key: the config key, for messages.
+        is_one: returns whether a value is that of one output, and not a mapping from outputs.
+
+    Raises ConfigError if it names an output that does not exist, or does not say which of several it is for.
+    """
+    if option is None:
+        return {}
+    if isinstance(outputs, Outputs):
+        if not is_one(option):
+            raise ConfigError(
+                f"{key}: names the outputs {', '.join(option)}, but the dataset has a single output without a name; "
+                "give its value alone"
+            )
+        return {"": option}
+    known = ", ".join(outputs)
+    if is_one(option):
+        raise ConfigError(f"{key}: the dataset has the outputs {known}; write {key}={{{next(iter(outputs))}: ...}}")
+    if unknown := [name for name in option if name not in outputs]:
+        raise ConfigError(f"{key}: names {', '.join(map(str, unknown))}; the dataset has the outputs {known}")
+    return dict(option)
+
 
 #: The names of two values: the share of the examples whose class is known, and the number of the others.
 KNOWN_SHARE, UNKNOWN_CLASSES = "known_share", "unknown_classes"

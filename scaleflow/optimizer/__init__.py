@@ -3,10 +3,12 @@
 from scaleflow.optimizer.make import (
     count_from_own_start,
     create_optimizer,
+    find_dense_cause,
     find_warm_up_warning,
     make_learning_rate,
+    mark_tables,
     scale_rates,
     scale_to_batch,
+    update_by_rows,
     update_in_place,
 )
-from scaleflow.optimizer.rows import find_dense_cause, mark_tables, update_by_rows

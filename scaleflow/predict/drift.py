@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.data_checks.drift import HINT, DataFinding, DriftCounter
-from scaleflow.data_checks.sample import expand_input, to_texts_array
+from scaleflow.data_checks.drift import HINT, DataFinding, DriftCounter, expand_input, to_texts_array
 from scaleflow.interfaces import LearnedState, name_leaves
 
 #: The most rows of a chunk that are compared.

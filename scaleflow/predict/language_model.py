@@ -75,7 +75,7 @@ class LanguageModel:
 
     def __init__(self, path: Path, state: LearnedState) -> None:
         from scaleflow.dataset.reading.tokenizer import restore_tokenizer
-        from scaleflow.model.generation import load_next_token
+        from scaleflow.model.gpt import load_next_token
 
         inputs: Any = state.inputs
         (self._window,) = inputs.shape
@@ -100,7 +100,7 @@ class LanguageModel:
     def generate(self, tokens: list[int], sampling: Sampling) -> Iterator[str]:
         """Yields the text after the tokens of a prompt, in pieces."""
         from scaleflow.dataset.reading.tokenizer import TextStream
-        from scaleflow.model.generation import generate_tokens
+        from scaleflow.model.gpt import generate_tokens
 
         stream = TextStream(self._tokenizer, tokens)
         for token in generate_tokens(self._predict, tokens, self._window, sampling, self._tokenizer.unused):

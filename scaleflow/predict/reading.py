@@ -8,12 +8,10 @@ from typing import Any
 
 from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import LearnedState
-from scaleflow.serving.cells import CellForm
+from scaleflow.serving.cells import CATEGORY, DATE, NUMBER, CellForm
 
-#: The source of tables, and the preprocessing of their columns: the module, the classes that replace a missing value by
-#: what training learned, and the class of categories.
-TABLE = "scaleflow.dataset.table.Table"
-COLUMNS, FILLING, CATEGORY = "scaleflow.dataset.tables.columns.", ("Number", "Date"), "Category"
+#: The source of tables, and the kinds of columns of which the model replaces a missing value by what training learned.
+TABLE, FILLED = "scaleflow.dataset.table.Table", (NUMBER, DATE)
 
 
 @dataclass(frozen=True)
@@ -83,23 +81,16 @@ def describe_reading(state: LearnedState | None, options: Mapping[str, Any], inp
     if state is None:
         is_table = options.get("_target_") == TABLE
         return replace(common, filled=dict.fromkeys(inputs)) if is_table else common
-    learned = {name: (each.path, each.learned) for name, each in state.preprocessing.items()}
+    learned = {name: each.learned for name, each in state.preprocessing.items()}
+    numbers = {name: each for name, each in learned.items() if kinds.get(name) in FILLED and isinstance(each, dict)}
+    own = [name for name, each in state.preprocessing.items() if not each.path.startswith("scaleflow.")]  # may fill
     return replace(
         common,
         kinds=kinds,
-        filled={name: has_missing(*each) for name, each in learned.items() if fills(each[0])},
-        categories={name: to_words(each) or () for name, (path, each) in learned.items() if path == COLUMNS + CATEGORY},
+        filled={name: bool(each.get("missing")) for name, each in numbers.items()}
+        | dict.fromkeys(own),  # may fill, too
+        categories={name: to_words(each) or () for name, each in learned.items() if kinds.get(name) == CATEGORY},
     )
-
-
-def fills(path: str) -> bool:
-    """Returns whether a preprocessing class replaces missing values. A user's own one may, and is trusted to do so."""
-    return not path.startswith("scaleflow.") or path in [COLUMNS + name for name in FILLING]
-
-
-def has_missing(path: str, learned: Any) -> bool | None:
-    is_known = path.startswith(COLUMNS) and isinstance(learned, dict)
-    return bool(learned.get("missing")) if is_known else None
 
 
 def to_word(value: Any) -> str | None:

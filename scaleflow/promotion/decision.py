@@ -1,11 +1,28 @@
 """The conditions of a promotion, and what is recorded of the decision."""
 
+import contextlib
+import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
+
+from scaleflow.errors import RunError
 from scaleflow.interfaces import PromotionOptions
+from scaleflow.interfaces.formatting import format_number
 
 #: The most characters of the reasons in a tag.
 LONGEST = 2000
@@ -120,3 +137,203 @@ def make_record(decision: Decision, candidate: str, champion: str | None) -> dic
         "comparison": None if decision.comparison is None else asdict(decision.comparison),
         "smoke": dict(decision.smoke),
     }
+
+
+#: MLflow's file with a request for the example of a model.
+EXAMPLE = "serving_input_example.json"
+
+#: The largest difference of an answer from that of the trained model, in units of the largest output (at least 1).
+TOLERANCE = {"float32": 1e-4, "mixed_float16": 1e-2, "mixed_bfloat16": 5e-2}
+
+#: Requests of which the median time counts.
+REQUESTS = 20
+
+#: Seconds to wait until the server answers, and for one answer.
+START_SECONDS, ANSWER_SECONDS = 180.0, 30.0
+
+#: Seconds that an environment may take to be installed.
+INSTALL_SECONDS = 900.0
+
+#: Runs a command, and ends it with all that it has started when standard input is closed. MLflow starts a shell, too.
+GUARDED = 'exec 3<&0; (read -r _ <&3; kill -9 0) & "$@" & wait $!'
+
+#: Seconds between two looks at the server.
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class SmokeTest:
+    """What a served model did.
+
+    Attributes:
+        conditions: that it answers, that its answers are right, and the limits.
+        values: `ms` of a request (the median), `mb` of memory, `difference` from the trained model, and the `packages`
+            of its environment if that was clean.
+    """
+
+    conditions: list[Condition]
+    values: dict[str, float]
+
+
+def check_served_model(
+    model: Path, options: PromotionOptions, policy: str, folder: Path, begin_stage: Callable[[str], None]
+) -> SmokeTest:
+    """Serves a logged model, sends the example that was recorded with it, and compares the answers.
+
+    Args:
+        folder: for an environment, and the log of the server.
+    """
+    python, values = Path(sys.executable), dict[str, float]()
+    conditions: list[Condition] = []
+    try:
+        if options.environment == "clean":
+            begin_stage("installing the requirements of the model")
+            python = install_environment(model / "requirements.txt", folder / "environment")
+            values["packages"] = count_packages(python)
+        begin_stage("serving the model")
+        with serve_folder(model, python, folder / "server.log") as (address, process):
+            difference = measure_served_difference(address, model)
+            values |= {"difference": difference, "ms": measure_answers(address, model), "mb": measure_memory(process)}
+    except RunError as error:
+        return SmokeTest([Condition(f"the served model failed: {error}", False)], values)
+    allowed = TOLERANCE.get(policy, TOLERANCE["float32"])
+    right = difference <= allowed
+    text = f"served, it answers as the trained model: the largest difference is {difference:.2g}"
+    conditions.append(Condition(text if right else f"{text}, and {allowed:.2g} is allowed", right))
+    for key, unit in (("ms", "ms for an answer"), ("mb", "MB of memory")):
+        limit = getattr(options, f"most_{key}")
+        holds = limit is None or values[key] <= limit
+        more = "" if limit is None else f", at most {limit:g}{'' if holds else ' is needed'}"
+        conditions.append(Condition(f"{format_number(values[key])} {unit}{more}", holds))
+    return SmokeTest(conditions, values)
+
+
+def install_environment(requirements: Path, folder: Path) -> Path:
+    """Installs requirements in a new environment; returns its Python. Raises RunError if that fails."""
+    for command in (
+        [sys.executable, "-m", "venv", str(folder)],
+        [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "-r", str(requirements)],
+    ):
+        variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, env=variables)
+        except subprocess.TimeoutExpired as error:
+            raise RunError(f"its requirements were not installed within {INSTALL_SECONDS:g} s") from error
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines()
+            raise RunError(f"its requirements cannot be installed: {(lines or ['?'])[-1].strip()[:300]}")
+    return folder / "bin" / "python"
+
+
+def count_packages(python: Path) -> float:
+    """Returns the number of packages in an environment."""
+    listed = subprocess.run([python, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True)
+    return float(len(json.loads(listed.stdout)))
+
+
+@contextlib.contextmanager
+def serve_folder(model: Path, python: Path, log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Serves a model while the block lasts; yields its address, and the process. It ends when this process does.
+
+    Raises RunError if it does not start.
+    """
+    port = find_free_port()
+    command = [python, "-m", "mlflow", "models", "serve", "-m", model, "--env-manager", "local"]
+    hidden = ("PYTHONPATH", "PYTHONHOME", "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
+    variables = {name: value for name, value in os.environ.items() if name not in hidden}
+    variables["PATH"] = f"{python.parent}{os.pathsep}{variables.get('PATH', os.defpath)}"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["bash", "-c", GUARDED, "serve", *map(str, command), "--host", "127.0.0.1", "--port", str(port)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            cwd=log.parent,  # not where another `mlflow.db` may be
+            env=variables,
+            start_new_session=True,
+        )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + START_SECONDS
+        while not is_answering(address):
+            if process.poll() is not None or time.monotonic() > deadline:
+                reason = "it does not answer" if process.poll() is None else f"it ended with code {process.returncode}"
+                lines = log.read_text(errors="replace").strip().splitlines()
+                raise RunError(f"{reason}: {(lines or [''])[-1][:300]}")
+            time.sleep(POLL_SECONDS)
+        yield address, process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def find_free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def is_answering(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/ping", timeout=2.0) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def request_predictions(address: str, payload: Mapping[str, Any]) -> Any:
+    """Sends a request, and returns the predictions. Raises RunError if the model refuses it."""
+    content = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{address}/invocations", json.dumps(payload).encode(), content)
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:
+            return json.loads(response.read())["predictions"]
+    except urllib.error.HTTPError as error:
+        with error:
+            reason = error.read().decode(errors="replace")
+        raise RunError(f"it answers {error.code}: {reason[:300]}") from error
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"it does not answer: {error}") from error
+
+
+def measure_served_difference(address: str, model: Path) -> float:
+    """Returns the largest difference of the served outputs from those of the trained model, in units of the largest."""
+    payload = json.loads((model / EXAMPLE).read_text())
+    predictions = request_predictions(address, payload)
+    with np.load(model / "data" / "example_outputs.npz") as arrays:
+        expected = dict(arrays)
+    count = len(next(iter(expected.values())))
+    is_answered = isinstance(predictions, list) and len(predictions) == count
+    if not is_answered or not all("prediction" in " ".join(row) for row in predictions):
+        raise RunError(f"it does not answer with {count} predictions: {str(predictions)[:200]}")
+    outputs = request_predictions(address, {**payload, "params": {"output": "logits"}})
+    difference, largest = 0.0, 1.0
+    for name, values in expected.items():
+        found = np.asarray(outputs[name] if isinstance(outputs, dict) else outputs, np.float64)
+        if found.shape != values.shape:
+            raise RunError(f"it returns outputs of shape {found.shape}, expected {values.shape}")
+        difference = max(difference, float(np.max(np.abs(found - values), initial=0.0)))
+        largest = max(largest, float(np.max(np.abs(values), initial=1.0)))
+    return difference / largest
+
+
+def measure_answers(address: str, model: Path) -> float:
+    """Returns the median time of an answer to the recorded example, in ms."""
+    payload = json.loads((model / EXAMPLE).read_text())
+    times = []
+    for _ in range(REQUESTS):
+        began = time.perf_counter()
+        request_predictions(address, payload)
+        times.append(1000 * (time.perf_counter() - began))
+    return statistics.median(times)
+
+
+def measure_memory(process: subprocess.Popen[bytes]) -> float:
+    """Returns the memory of a process and its children, in MB."""
+    parent = psutil.Process(process.pid)
+    total = 0
+    for each in (parent, *parent.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += each.memory_info().rss
+    return total / 1e6

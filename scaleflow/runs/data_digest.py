@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scaleflow.files.cache import find_cache_folder
+from scaleflow.files.object_store import find_cache_folder
 from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.runs.event_log import EventReader
 from scaleflow.runs.folder import RunFolder

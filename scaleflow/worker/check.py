@@ -21,8 +21,7 @@ from scaleflow.worker.runtime import setup_runtime
 if TYPE_CHECKING:
     import numpy as np
 
-    from scaleflow.data_checks.drift import DataFinding
-    from scaleflow.data_checks.sample import SplitSample
+    from scaleflow.data_checks.drift import DataFinding, SplitSample
     from scaleflow.dataset import Splits
 
 #: The most values of the examples of a split, so that they fit in memory.
@@ -102,9 +101,8 @@ def find_in_samples(samples: Mapping[str, SplitSample], schema: Mapping[str, Any
         samples: by the name of the split, the training split first.
         schema: of the run with which the data are compared; None: other splits are compared with the training split.
     """
-    from scaleflow.data_checks.drift import compare_sample
+    from scaleflow.data_checks.drift import compare_sample, make_schema
     from scaleflow.data_checks.rules import find_duplicates, find_faults, find_time_overlap, find_unknown_words
-    from scaleflow.data_checks.sample import make_schema
 
     train = samples["train"]
     found: list[DataFinding] = []

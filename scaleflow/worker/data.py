@@ -43,8 +43,7 @@ from scaleflow.worker.metadata import RunMetadata
 from scaleflow.worker.runtime import Runtime, StartupTimer, divide_evaluation, setup_runtime
 
 if TYPE_CHECKING:
-    from scaleflow.data_checks.drift import DataFinding
-    from scaleflow.data_checks.sample import SplitSample
+    from scaleflow.data_checks.drift import DataFinding, SplitSample
     from scaleflow.dataset import Splits
     from scaleflow.training import Feeds
 
@@ -76,7 +75,7 @@ def make_look(
         schema = dict(known)
 
         def find() -> str:  # on the chief
-            from scaleflow.data_checks.sample import make_schema
+            from scaleflow.data_checks.drift import make_schema
 
             try:
                 sample = sample_split(source, splits.train, splits.sample)
@@ -174,20 +173,13 @@ def sample_split(
         most: the most examples, and the most values of all of them.
         reads_all: whether a stream that is not in memory is read to its end; else its first examples are read.
     """
-    from scaleflow.data_checks.sample import make_sample
+    from scaleflow.data_checks.drift import make_sample
 
     leaves = name_leaves(few).values()
     values = sum(array.size for array in leaves) / max(1, max(map(len, leaves), default=1))
     count = min(most[0], max(FEWEST_EXAMPLES, int(most[1] / max(1.0, values))))
     inputs, targets, *_ = examples.read_spread(count, reads_all)
-    return make_sample(source.inputs, source.outputs, (inputs, targets), len(examples), find_kinds(source))
-
-
-def find_kinds(source: Source) -> Mapping[str, str]:
-    """Returns the kinds of a table's columns; empty for other sources."""
-    reading = getattr(source, "reading", {})
-    columns = reading.get("columns") if isinstance(reading, Mapping) else None
-    return columns if isinstance(columns, Mapping) else {}
+    return make_sample(source.inputs, source.outputs, (inputs, targets), len(examples))
 
 
 #: A global batch of up to this many examples may be mostly padding.

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from scaleflow.dataset import Splits
-    from scaleflow.dataset.pipeline.fingerprint import Fingerprint
+    from scaleflow.dataset.pipeline.rows import Fingerprint
     from scaleflow.training import Engine, Evaluation
 
 

@@ -254,7 +254,7 @@ def compute_chances(outputs: Array) -> Array:
     """Returns the probabilities of classes, [n, classes], for logits."""
     import numpy as np
 
-    from scaleflow.evaluation.columns import compute_sigmoid, compute_softmax
+    from scaleflow.serving.answers import compute_sigmoid, compute_softmax
 
     if outputs.ndim == 2 and outputs.shape[1] > 1:
         return compute_softmax(outputs)

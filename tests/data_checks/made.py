@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.data_checks.drift import DataFinding, compare_sample
+from scaleflow.data_checks.drift import DataFinding, SplitSample, compare_sample, make_schema
 from scaleflow.data_checks.rules import find_duplicates, find_faults, find_time_overlap
-from scaleflow.data_checks.sample import CATEGORY, DATE, NUMBER, PICTURE, TEXT, SplitSample, make_schema
+from scaleflow.dataset.column_kinds import CATEGORY, DATE, NUMBER, PICTURE, TEXT
 
 Array = np.ndarray[Any, Any]
 Splits = dict[str, SplitSample]

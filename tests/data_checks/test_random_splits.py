@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.data_checks.drift import DRIFT, compare_sample, select_level
-from scaleflow.data_checks.sample import ARRAY, CATEGORY, DATE, NUMBER, TEXT, SplitSample, describe_column, make_schema
+from scaleflow.data_checks.drift import DRIFT, SplitSample, compare_sample, make_schema, select_level
+from scaleflow.dataset.column_kinds import ARRAY, CATEGORY, DATE, NUMBER, TEXT
 from scaleflow.interfaces import Inputs, LearnedState, Outputs
 from scaleflow.predict.drift import DriftWatch
 from tests.data_checks.made import WORDS, cut, replace_some
@@ -91,7 +91,7 @@ def test_a_schema_of_an_early_version_counts_empty_texts_with_the_others() -> No
         chosen = {name: whole.columns[name] for name in ("text", "number")}
         schema = make_schema(SplitSample(chosen, KINDS, {}, 600))
         lengths = np.array([len(text) for text in chosen["text"]], np.float64)
-        early = describe_column(lengths, NUMBER) | {"kind": TEXT, "missing": float((lengths == 0).mean())}
+        early = NUMBER.describe(lengths) | {"kind": TEXT.name, "missing": float((lengths == 0).mean())}
         watch = make_watch({**schema, "columns": {**schema["columns"], "text": early}})
         watch.add(chosen)
         assert watch.find() == []

@@ -8,10 +8,20 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from scaleflow.data_checks.drift import DRIFT, FAULT, HINT, DataFinding, compare_columns, compare_sample, select_level
+from scaleflow.data_checks.drift import (
+    DRIFT,
+    FAULT,
+    HINT,
+    DataFinding,
+    SplitSample,
+    compare_columns,
+    compare_sample,
+    make_schema,
+    select_level,
+)
 from scaleflow.data_checks.report import make_data_page, sort_findings
 from scaleflow.data_checks.rules import find_duplicates, find_faults
-from scaleflow.data_checks.sample import CATEGORY, NUMBER, SplitSample, make_schema
+from scaleflow.dataset.column_kinds import CATEGORY, KINDS, NUMBER
 from tests.data_checks.made import (
     FAULTS,
     Splits,
@@ -63,7 +73,7 @@ def test_clean_data_gives_an_alarm_in_at_most_one_of_twenty_runs() -> None:
 
 
 def test_a_finding_names_its_column_its_figure_and_its_rule() -> None:
-    splits = put(make_table(3), "copy", "number", lambda each: each.columns["age"])
+    splits = put(make_table(3), "copy", NUMBER, lambda each: each.columns["age"])
     (finding,) = find_faults(splits["train"])
     assert (finding.rule, finding.level, finding.columns) == ("duplicate columns", FAULT, ["age", "copy"])
     assert finding.text == "copy is a copy of age"
@@ -71,7 +81,7 @@ def test_a_finding_names_its_column_its_figure_and_its_rule() -> None:
 
 
 def test_few_rows_are_not_judged() -> None:
-    splits = put(make_table(3, rows=20), "x", "number", lambda each: np.full(len(each), 1.0))
+    splits = put(make_table(3, rows=20), "x", NUMBER, lambda each: np.full(len(each), 1.0))
     assert find_faults(splits["train"]) == []
 
 
@@ -80,7 +90,7 @@ def test_unseen_categories_are_named_with_counts() -> None:
     schema = make_schema(splits["train"])
     towns = splits["test"].columns["town"].copy()
     towns[:30], towns[30:33] = "Paris", "Rom"
-    changed = put(splits, "town", "category", lambda _: towns, "test")["test"]
+    changed = put(splits, "town", CATEGORY, lambda _: towns, "test")["test"]
     (finding,) = [each for each in compare_sample(schema, changed) if each.rule == "unseen"]
     assert finding.text.endswith("33 of 500 values are not in training: 'Paris' (30), 'Rom' (3)")
     assert finding.level == DRIFT
@@ -89,9 +99,9 @@ def test_unseen_categories_are_named_with_counts() -> None:
 @pytest.mark.parametrize(("before", "now"), [("date", "category"), ("category", "date"), ("number", "category")])
 def test_a_column_of_another_type_is_a_fault(before: str, now: str) -> None:
     schema = {"columns": {"day": {"kind": before}}}
-    (finding,) = compare_columns(schema, {"day": now})
+    (finding,) = compare_columns(schema, {"day": KINDS[now]})
     assert (finding.level, finding.text) == (FAULT, f"day: is {now}, and was {before} in training")
-    assert not list(compare_columns(schema, {"day": before}))
+    assert not list(compare_columns(schema, {"day": KINDS[before]}))
 
 
 def test_levels_are_ordered() -> None:

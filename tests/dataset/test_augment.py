@@ -264,7 +264,7 @@ def test_masks_move_with_their_images_on_any_number_of_replicas(isolated: Callab
 def jittered() -> Any:
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.image_changes import jitter
+    from scaleflow.dataset.pipeline.augment import jitter
 
     images = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3)).astype(np.uint8)
     cases = {"brightness": (0, 0.25), "contrast": (1, 0.25), "saturation": (2, 0.0)}

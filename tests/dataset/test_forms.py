@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.dataset.tables.forms import find_forms
 from scaleflow.dataset.tables.kinds import is_like_values
-from scaleflow.dataset.tables.values import infer_type
+from scaleflow.dataset.tables.values import find_forms, infer_type
 from scaleflow.errors import ConfigError
 from scaleflow.serving.cells import apply_form
 

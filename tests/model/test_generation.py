@@ -31,7 +31,7 @@ def make_gpt(window: int, vocabulary: int = 20, **arguments: Any) -> Any:
 
 def compare() -> dict[str, Any]:
     """Logits with and without kept keys and values, of texts that grow, jump, and are longer than the window."""
-    from scaleflow.model.generation import CachedGpt, WholeWindow, count_blocks, generate_tokens
+    from scaleflow.model.gpt import CachedGpt, WholeWindow, count_blocks, generate_tokens
 
     net = make_gpt(8, width=16, heads=2, blocks=2, dropout=0.1)
     net.get_layer("block1_attention")._query_dense.enable_lora(2)
@@ -72,7 +72,7 @@ def test_logits_with_kept_keys_and_values_are_those_of_the_whole_window(isolated
 
 def windows() -> list[list[int]]:
     """What a model is asked for, when the window has four places."""
-    from scaleflow.model.generation import generate_tokens
+    from scaleflow.model.gpt import generate_tokens
 
     asked = []
 
@@ -89,7 +89,7 @@ def test_a_full_window_moves_on_by_half(isolated: Callable[..., Any]) -> None:
 
 
 def draw() -> dict[str, Any]:
-    from scaleflow.model.generation import choose_token
+    from scaleflow.model.gpt import choose_token
 
     logits = np.log(np.array([0.5, 0.25, 0.15, 0.1], np.float32))
 
@@ -132,7 +132,7 @@ def other_models(folder: str) -> dict[str, Any]:
     import keras
 
     from scaleflow.model.export import Parts, write_saved_model
-    from scaleflow.model.generation import WholeWindow, load_next_token, make_next_token
+    from scaleflow.model.gpt import WholeWindow, load_next_token, make_next_token
 
     def build(padding: str) -> Any:
         raw = keras.Input((8,), dtype="int32")
@@ -186,7 +186,7 @@ def test_values_out_of_their_range_are_refused(values: dict[str, Any], message: 
 
 def measure() -> tuple[float, float]:
     """Seconds of CPU of 500 tokens, and of 500 calls of the model on the whole window, the least of a few rounds."""
-    from scaleflow.model.generation import CachedGpt, generate_tokens
+    from scaleflow.model.gpt import CachedGpt, generate_tokens
 
     net = make_gpt(512, 256)
     cached, padded = CachedGpt(net, 512), np.zeros([1, 512], np.int32)

@@ -43,8 +43,7 @@ def build_each(file: str) -> dict[str, Any]:
 
     from scaleflow.interfaces import HELD_OUT, MEMBERS, PREDICTION, SHARES
     from scaleflow.model.make import scale_outputs
-    from scaleflow.model.members import expose_members
-    from scaleflow.model.tabular import build
+    from scaleflow.model.tabular import build, expose_members
 
     found: dict[str, Any] = {}
     batch = rows(6)
@@ -120,7 +119,7 @@ def test_members_that_validate_each_other_share_no_weight(isolated: Callable[...
 
 
 def average_each() -> Any:
-    from scaleflow.model.members import average_members
+    from scaleflow.model.tabular import average_members
 
     random = np.random.default_rng(1)
     logits = random.normal(size=(4, 3, 5)).astype("f")

@@ -279,6 +279,8 @@ def test_a_folder_takes_one_command_at_a_time(tmp_path: Path) -> None:
 
 COLUMNS = "scaleflow.dataset.tables.columns."
 
+KINDS = {"age": "numbers", "sold": "dates", "town": "categories"}
+
 STATE = LearnedState(
     {name: Inputs(()) for name in ("age", "sold", "town", "own", "raw")},
     Outputs("binary", (1,), ("no", "yes")),
@@ -291,7 +293,7 @@ STATE = LearnedState(
             "scaleflow.dataset.pipeline.preprocessing.Normalise", {}, {"mean": [0.0], "deviation": [1.0]}
         ),
     },
-    reading={"columns": {"age": "numbers"}, "target": "bought", "delimiter": ";", "header": [], "missing": ["-"]},
+    reading={"columns": KINDS, "target": "bought", "delimiter": ";", "header": [], "missing": ["-"]},
 )
 
 
@@ -301,7 +303,7 @@ def test_a_new_table_is_read_as_the_record_says_and_without_it_as_the_config_say
         CsvForm(";"),
         "bought",
         ("-",),
-        {"age": "numbers"},
+        KINDS,
         {"age": False, "sold": True, "own": None},
         {"town": ("Aa", "Bb")},
     )

@@ -72,10 +72,7 @@ class RowReader(Protocol):
         """Returns the inputs of rows to learn a preprocessing from, and the indices of these rows: [n] int64."""
 
     def recall(self, what: str, options: Any, learn: Callable[[], Any]) -> Any:
-        """Returns what `learn` learns from the sample, or what an earlier run has learned with equal `options`.
-
-        `what` is a word for it. All is plain values that JSON can hold.
-        """
+        """Does what `Rows` says, for the sample."""
 
     def name(self, row: int) -> str:
         """Names a row by its file."""
@@ -151,7 +148,7 @@ class Blocks(StreamRows):
         return f"a sample of {len(sample)} examples", iter([sample.parts])
 
     def read_spread(self, count: int, reads_all: bool = False) -> tuple[Any, ...]:
-        """Does what `Rows` says, with the first rows of blocks all over the files."""
+        # The first rows of blocks all over the files
         lengths = self.lengths()
         used = np.flatnonzero(lengths)
         chosen = used[np.unique(np.linspace(0, len(used) - 1, max(MOST_BLOCKS, count // SPREAD_ROWS)).astype(int))]
@@ -267,7 +264,6 @@ class Blocks(StreamRows):
         return tf.nest.map_structure(lambda array: array[keep], inputs)
 
     def recall(self, what: str, options: Any, learn: Callable[[], Any]) -> Any:
-        """Returns what `learn` learns from `sample`, or what an earlier run has learned from the same rows."""
         is_used = None if self.keep is None else self.keep[self.rows.sampled].tobytes()
         return self.rows.recall(what, [options, is_used and hashlib.blake2b(is_used).hexdigest()], learn)
 

@@ -1,7 +1,8 @@
-"""Brings the targets of a source to the classes that an earlier run knows, by the names of the classes."""
+"""Sources that change what another one gives: its classes become those of an earlier run, all splits become one."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -11,22 +12,42 @@ import tensorflow as tf
 
 from scaleflow.dataset.pipeline.contract import check_contract
 from scaleflow.dataset.pipeline.rows import to_rows
-from scaleflow.dataset.pipeline.source_view import SourceView
 from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
 from scaleflow.dataset.reading.class_names import show_classes
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
+    Arrays,
     EarlierState,
     Examples,
     Outputs,
     OutputStructure,
     Rows,
     Source,
+    Stream,
     extend_classes,
     label_leaf,
     map_named,
     name_leaves,
 )
+
+
+class SourceView:
+    """Base of sources that change what another source gives; whatever they do not define is that of the other one.
+
+    Attributes:
+        source: the other source.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["source"], name)
+
+
+def find_original(source: Any) -> Any:
+    """Returns the source that the user names, of which a source may be a view."""
+    return find_original(source.source) if isinstance(source, SourceView) else source
 
 
 def read_targets(split: str, examples: Rows) -> Iterator[Any]:
@@ -215,3 +236,40 @@ def refuse_unknown(split: str, examples: Rows, name: str, match: ClassMatch) -> 
         f"dataset: {label_leaf('targets', name)} of {split!r} have {show_classes(parts)}, expected a class of the "
         f"training split ({show_classes(list_classes(match.wanted))})"
     )
+
+
+class WholeSource(SourceView):
+    """A source whose split `train` has the examples of all splits of another source, each once.
+
+    Args:
+        source: the other source.
+    """
+
+    splits = ("train",)
+
+    def load(self, split: str) -> Examples:
+        return join_examples([self.source.load(each) for each in self.source.splits])
+
+
+def join_examples(parts: list[Examples]) -> Examples:
+    """Returns the examples of several splits as one; their weights are 1 where only others have weights."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = [to_rows(each) for each in parts]
+    is_weighted = any(each.is_weighted for each in rows)
+    arrays = [add_weights(each) if is_weighted else each for each in rows if isinstance(each, Arrays)]
+    if len(arrays) == len(rows):
+        joined = Arrays(*tf.nest.map_structure(lambda *parts: np.concatenate(parts), *(each.parts for each in arrays)))
+        places = [each.rows for each in arrays if each.rows is not None]  # of a file from which splits are drawn
+        return replace(joined, rows=np.concatenate(places)) if len(places) == len(arrays) else joined
+    streams = [each.stream().map(add_weight) if is_weighted else each.stream() for each in rows]
+    whole = functools.reduce(tf.data.Dataset.concatenate, streams)
+    return Stream(whole, sum(map(len, rows)), faults=[fault for each in rows for fault in each.faults])
+
+
+def add_weights(arrays: Arrays) -> Arrays:
+    return arrays if arrays.weights is not None else replace(arrays, weights=np.ones(len(arrays), np.float32))
+
+
+def add_weight(*example: Any) -> tuple[Any, ...]:
+    return example if len(example) == 3 else (*example, tf.constant(1.0))

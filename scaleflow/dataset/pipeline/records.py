@@ -14,7 +14,16 @@ import tensorflow as tf
 
 from scaleflow.dataset.pipeline.unreadable import FAILURES, UnreadableExample, operation_message
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import DivisionKeys, Outputs, OutputStructure, Rows, Stream, label_leaf, map_leaves, name_leaves
+from scaleflow.interfaces import (
+    DivisionKeys,
+    Outputs,
+    OutputStructure,
+    Rows,
+    Stream,
+    label_leaf,
+    map_leaves,
+    name_leaves,
+)
 
 #: Maximum size of the records held in memory, and of a shuffle buffer.
 RECORD_BYTES = 256 << 20
@@ -269,7 +278,7 @@ class StreamRows(Stream, Rows):
         return replace(self, decode=decode_converted)
 
     def batch(self, size: int, pick: Callable[..., Any] | None = None) -> tf.data.Dataset:
-        """Returns the parts of all examples, or what `pick` takes of them, in their order, in batches."""
+        """Returns the parts of all examples, or what `pick` takes of them, in batches."""
         records = self.dataset.take(len(self))
         if pick is None:
             return self.stream().batch(size)

@@ -16,8 +16,7 @@ from filelock import FileLock, Timeout
 
 from scaleflow.dataset.reading.object_store import identify_in_store
 from scaleflow.errors import ConfigError
-from scaleflow.files.cache import find_cache_folder, identify_file, name_entry, write_whole
-from scaleflow.files.object_store import is_store_address
+from scaleflow.files.object_store import find_cache_folder, identify_file, is_store_address, name_entry, write_whole
 
 #: The ending of the files of the cache, and the most of them. Beyond that, those are deleted that were not used for
 #: the longest time.
