@@ -16,12 +16,14 @@ from scaleflow.data_checks.drift import (
     SplitSample,
     compare_columns,
     compare_sample,
+    make_sample,
     make_schema,
     select_level,
 )
 from scaleflow.data_checks.report import make_data_page, sort_findings
 from scaleflow.data_checks.rules import find_duplicates, find_faults
 from scaleflow.dataset.column_kinds import CATEGORY, KINDS, NUMBER
+from scaleflow.interfaces import Inputs, Outputs
 from tests.data_checks.made import (
     FAULTS,
     Splits,
@@ -102,6 +104,13 @@ def test_a_column_of_another_type_is_a_fault(before: str, now: str) -> None:
     (finding,) = compare_columns(schema, {"day": KINDS[now]})
     assert (finding.level, finding.text) == (FAULT, f"day: is {now}, and was {before} in training")
     assert not list(compare_columns(schema, {"day": KINDS[before]}))
+
+
+def test_a_source_says_what_a_column_is_or_its_values_do() -> None:
+    days = np.array(["2024-01-31", "2024-02-01"], object)
+    inputs = {"day": Inputs((), "string", kind="date"), "word": Inputs((), "string")}
+    sample = make_sample(inputs, Outputs("regression", (1,)), (dict.fromkeys(inputs, days), np.zeros((2, 1))), 2)
+    assert sample.kinds == {"day": KINDS["date"], "word": CATEGORY}
 
 
 def test_levels_are_ordered() -> None:

@@ -176,6 +176,7 @@ def refusals() -> list[str | None]:
         (Numbered(splits=("test",)), {}),
         (Numbered(load=None), {}),
         (Numbered(outputs=Outputs("ranking", (17,))), {}),  # type: ignore[arg-type]
+        (Numbered(inputs=Inputs((2,), kind="dates")), {}),
         (Numbered(), {"validation": "dev"}),
         (Numbered(given=(good.inputs, good.targets)), {}),
         (Numbered(given=numbered(0)), {}),
@@ -229,6 +230,7 @@ def test_a_source_that_breaks_its_contract_is_refused_in_words(isolated: Callabl
         "dataset: Numbered.splits must name the splits, 'train' among them",
         "dataset: Numbered needs a method load(split)",
         "dataset: Numbered.outputs.kind=ranking: expected one of classification, binary, multi_label, regression",
+        "dataset: Numbered.inputs.kind=dates: expected one of picture, array, number, category, date, text",
         "dataset.validation=dev: there is no such split; the splits are train, test, held",
         "dataset: load('train') returned a tuple, expected Arrays or a Stream",
         "dataset: the split 'train' is empty",

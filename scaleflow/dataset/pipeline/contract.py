@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
+from scaleflow.dataset.column_kinds import KINDS
 from scaleflow.dataset.pipeline.records import decode_records, largest_target
 from scaleflow.dataset.reading.finite_targets import check_finite_targets
 from scaleflow.errors import ConfigError
@@ -51,6 +52,10 @@ def check_contract(source: Any) -> None:
         raise ConfigError(f"dataset: {name}.splits must name the splits, 'train' among them")
     if not callable(getattr(source, "load", None)):
         raise ConfigError(f"dataset: {name} needs a method load(split)")
+    for key, inputs in name_leaves(source.inputs).items():
+        if inputs.kind not in (None, *KINDS):
+            label = f"{name}.{label_leaf('inputs', key)}"
+            raise ConfigError(f"dataset: {label}.kind={inputs.kind}: expected one of {', '.join(KINDS)}")
     for key, outputs in name_leaves(source.outputs).items():
         label = f"{name}.{label_leaf('outputs', key)}"
         if outputs.kind not in get_args(Kind):
