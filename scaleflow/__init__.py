@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from scaleflow.predict.texts import generate_text as generate_text
     from scaleflow.promote import PromotionResult as PromotionResult
     from scaleflow.promote import promote_model as promote_model
+    from scaleflow.refit import refit_run as refit_run
     from scaleflow.runs.user_metrics import log_metric as log_metric
     from scaleflow.sweeps import JobResult as JobResult
     from scaleflow.sweeps import SweepResult as SweepResult
@@ -45,6 +46,7 @@ _NAMES = {
     "scaleflow.pipeline.command": ("PipelineResult", "run_pipeline"),
     "scaleflow.predict.texts": ("generate_text",),
     "scaleflow.promote": ("PromotionResult", "promote_model"),
+    "scaleflow.refit": ("refit_run",),
     "scaleflow.runs.user_metrics": ("log_metric",),
     "scaleflow.sweeps": ("JobResult", "SweepResult", "best_run", "run_sweep"),
 }

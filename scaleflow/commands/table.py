@@ -45,6 +45,7 @@ COMMANDS = {
         Command("pipeline", "the steps around a run, declared in a file: NAME", "scaleflow.pipeline.command", BEFORE),
         Command("warm", "start, status or stop: an interpreter kept ready", "scaleflow.warm.command", BEFORE),
         Command("rerun", "a new run with the config of a tracked run: RUN_ID", "scaleflow.rerun", RUNS),
+        Command("refit", "its model once more, on all rows but the test's: PARENT or RUN_ID", "scaleflow.refit", RUNS),
         Command("diff", "in what two runs differ, and if it is more than noise: RUN_A RUN_B", "scaleflow.diff", RUNS),
         Command("clean", "delete the folders of finished runs that the store has completely", "scaleflow.clean", RUNS),
         Command("best", "the best job of a sweep, and its model: PARENT", "scaleflow.best", RUNS),

@@ -372,7 +372,7 @@ def refuse_flags(words: Sequence[str]) -> None:
 
 def check_single_run(config: DictConfig) -> None:
     """Raises `ConfigError` if a single run sets an option that is only for the jobs of a sweep."""
-    defaults: dict[str, Any] = {"repeat": 1, "warm_up": 0, "same_losses": False}
+    defaults: dict[str, Any] = {"repeat": 1, "warm_up": 0, "folds": None, "same_losses": False}
     options = config.get("sweep")
     for key, default in defaults.items():
         if isinstance(options, DictConfig) and (value := options.get(key, default)) != default:
@@ -384,6 +384,12 @@ def check_single_run(config: DictConfig) -> None:
 
 def check_job(config: DictConfig) -> None:
     """Raises `ConfigError` if a job of a sweep sets an option that is only for a single run."""
+    options = config.get("sweep")
+    folds = options.get("folds") if isinstance(options, DictConfig) else None
+    if folds and (options.get("repeat", 1), options.get("warm_up", 0)) != (1, 0):
+        raise ConfigError(
+            f"sweep.folds={folds} with sweep.repeat or sweep.warm_up: a job trains once for each fold; leave them out"
+        )
     promotion = config.get("promotion")
     if isinstance(promotion, DictConfig) and promotion.get("name") == "champion":
         raise ConfigError(

@@ -35,6 +35,14 @@ FOLDERS = tuple(
 )
 
 
+def is_fold(fold: tuple[int, int] | None) -> bool:
+    return fold is not None and 0 <= fold[0] < fold[1] and fold[1] > 1
+
+
+def is_run(origin: str) -> bool:
+    return not origin.endswith((".keras", ".h5"))
+
+
 def has_split_without_columns(plan: Plan) -> bool:
     path, split = plan.dataset.target.path, plan.dataset.split
     is_by_column = split.by in ("group", "time", "column", "hash") or split.column or split.stratum
@@ -382,6 +390,18 @@ TRAINING_RULES: Sequence[Rule] = (
         has_invalid_fraction,
         "this is not a fraction of the training split",
         "give a fraction from 0 to less than 1, the name of a split, or null",
+    ),
+    Rule(
+        ("dataset.fold",),
+        lambda p: p.dataset.fold is not None and not is_fold(p.dataset.held_out_fold),
+        "this is no fold",
+        "write 2/5 for the second of five",
+    ),
+    Rule(
+        ("dataset.fold", "model.init_from"),
+        lambda p: p.dataset.fold is not None and p.model.init_from is not None and is_run(p.model.init_from),
+        "its run may have trained on the rows of the fold",
+        "use the weights of a file, or train without model.init_from",
     ),
     Rule(
         ("dataset.split.by", "dataset._target_"),

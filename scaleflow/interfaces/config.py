@@ -6,6 +6,7 @@ and the limits in a field's metadata (`at_least`, `above`, `at_most`, `below`). 
 the keys. A default given here holds if the chosen option in conf/ does not set the key.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -160,6 +161,7 @@ class Dataset:
     limit: int | None = field(default=None, metadata={"at_least": 1})
     validation: float | str | None = 0.1
     split: Split = Split("random")
+    fold: str | None = None
     shuffle: int | None = field(default=None, metadata={"at_least": 1})
     cache: Literal["auto", "memory", "file", "none"] = "auto"
     shards: int = field(default=1, metadata={"at_least": 1})
@@ -168,6 +170,12 @@ class Dataset:
     normalise: bool = False
     augment: Augment | None = None
     check: Literal["warn", "refuse", "none"] = "warn"
+
+    @property
+    def held_out_fold(self) -> tuple[int, int] | None:
+        """The fold to validate on, from 0, and the number of folds, if `fold` is such as `2/5`."""
+        match = re.fullmatch(r"(\d+)/(\d+)", self.fold or "")
+        return (int(match[1]) - 1, int(match[2])) if match else None
 
     @property
     def validation_split(self) -> str | None:
@@ -393,6 +401,7 @@ class Sweep:
     mode: Literal["auto", "min", "max"] = "auto"
     repeat: int = field(default=1, metadata={"at_least": 1})
     warm_up: int = field(default=0, metadata={"at_least": 0})
+    folds: int | None = field(default=None, metadata={"at_least": 2})
     same_losses: bool = False
 
 

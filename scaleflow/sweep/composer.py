@@ -36,7 +36,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.secret_masking import find_secrets, mask_override, remember_secrets
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
-from scaleflow.sweep.ledger import IGNORED_KEYS, LedgerEntry, compute_identity, is_under
+from scaleflow.sweep.ledger import FOLD, IGNORED_KEYS, LedgerEntry, compute_identity, is_under
 
 #: Config groups whose option appears in a run's name without the group.
 GROUPS_NAMED_BY_OPTION = ("dataset", "model", "strategy", "precision")
@@ -57,8 +57,8 @@ class JobRequest:
 
     @functools.cached_property
     def identity(self) -> str:
-        """What identifies the job in the ledger; see `compute_identity`."""
-        return compute_identity(self.config)
+        """What identifies the job in the ledger, with all of its folds; see `compute_identity`."""
+        return compute_identity({**self.config, **({"folds": self.folds} if self.folds else {})})
 
     @property
     def is_inline(self) -> bool:
@@ -78,8 +78,23 @@ class JobRequest:
         return str(self.options.get("metric") or "val/loss")
 
     @property
+    def folds(self) -> int:
+        """How many folds the job has, each a run of its own; 0 for none, and for no number (`parse_plan` raises)."""
+        folds = self.options.get("folds")
+        return folds if type(folds) is int and folds > 1 else 0
+
+    def take_turn(self, repeat: int) -> "JobRequest":
+        """Returns one of the runs of the job."""
+        if not self.folds:
+            return replace(self, repeat=repeat) if repeat else self
+        word = f"{FOLD}={repeat + 1}/{self.folds}"
+        return replace(self, repeat=repeat, words=[*self.words, word], overrides=[*self.overrides, word])
+
+    @property
     def repeats(self) -> int:
         """How often the job runs, warm-ups included; 1 if a count is no integer (`parse_plan` raises later)."""
+        if self.folds:
+            return self.folds
         counts = [self.options.get("repeat", 1), self.warm_ups]
         return max(1, sum(counts)) if all(type(count) is int for count in counts) else 1
 
@@ -91,15 +106,15 @@ class JobRequest:
     @property
     def counted_repeats(self) -> range:
         """The numbers of the runs that count: all but the warm-ups."""
-        return range(self.warm_ups if self.repeats > 1 else 0, self.repeats)
+        return range(self.warm_ups if self.repeats > 1 and not self.folds else 0, self.repeats)
 
     @property
     def turn(self) -> str:
         """The name of this run among those of the job: `warm-up`, `repeat 2`; empty if there is only one."""
         if self.repeats == 1:
             return ""
-        number = self.repeat - self.warm_ups
-        return "warm-up" if number < 0 else f"repeat {number + 1}"
+        number = self.repeat - (0 if self.folds else self.warm_ups)
+        return "warm-up" if number < 0 else f"{'fold' if self.folds else 'repeat'} {number + 1}"
 
     def describe(self, swept: Sequence[str]) -> list[str]:
         """Lists the overrides that distinguish the job from the others, with secrets masked."""
@@ -138,11 +153,7 @@ def expand_repeats(request: Sequence[JobRequest]) -> list[tuple[int, JobRequest]
     """
     rounds = max((each.repeats for each in request), default=0)
     turns = ((repeat, index) for repeat in range(rounds) for index in range(len(request)))
-    return [
-        (index, replace(request[index], repeat=repeat) if repeat else request[index])
-        for repeat, index in turns
-        if repeat < request[index].repeats
-    ]
+    return [(index, request[index].take_turn(repeat)) for repeat, index in turns if repeat < request[index].repeats]
 
 
 def find_swept_keys(config: DictConfig) -> list[str]:

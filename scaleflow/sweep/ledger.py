@@ -29,6 +29,9 @@ IGNORED_KEYS = (
     *("cluster.max_restarts", "cluster.stall_seconds", "cluster.start_seconds", "debug.inline"),
 )
 
+#: The key of the fold that a run validates on.
+FOLD = "dataset.fold"
+
 #: Keys in these sections that decide which model a job tests and exports.
 MODEL_KEYS = ("checkpoint.best", "checkpoint.export")
 
@@ -55,6 +58,11 @@ class LedgerEntry:
     def is_finished(self) -> bool:
         """Whether nothing is left to do: the job finished, or the sweeper pruned it."""
         return self.status in ("FINISHED", "PRUNED")
+
+    @property
+    def is_fold(self) -> bool:
+        """Whether the runs of its config are its folds."""
+        return bool(self.overrides) and self.overrides[-1].startswith(f"{FOLD}=")
 
     def restart(self, folder: str) -> None:
         """Lets the job run again, in another folder. Its earlier run stays where it is."""

@@ -1,16 +1,22 @@
 """Records the sweep's own run in the store: the parent of the runs of its jobs. It holds the report."""
 
+from __future__ import annotations
+
+import contextlib
+import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.config.compose import keep_hydra_values
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Plan, Status
+from scaleflow.interfaces import EvaluationOptions, Plan, Status
 from scaleflow.interfaces.events import ArtifactWritten, DescriptionSet, MetricsLogged, RunEnded, RunReady, TagsSet
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import FAILED, REFUSED, TERMINATED
@@ -31,10 +37,14 @@ from scaleflow.launcher.recording.recorder import CommandRun
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.provenance.tags import write_run_tags
-from scaleflow.sweep.ledger import Ledger, LedgerEntry, is_under
+from scaleflow.sweep.ledger import Ledger, is_under
+from scaleflow.sweep.ranking import RepeatedJob
 from scaleflow.sweep.report import MARKDOWN, MAX_ROWS, Report
 from scaleflow.tracking.store import SWEPT
-from scaleflow.tracking.tracked_runs import BEST, BEST_FOLDER, BEST_METRIC, BEST_OVERRIDES
+from scaleflow.tracking.tracked_runs import BEST, BEST_FOLDER, BEST_METRIC, BEST_OVERRIDES, BEST_STEPS
+
+if TYPE_CHECKING:
+    from scaleflow.evaluation.predictions import Predictions
 
 #: The most jobs that are compared.
 MOST_COMPARED = 5
@@ -43,7 +53,7 @@ MOST_COMPARED = 5
 PAGE, TABLE = "comparison.html", "comparison.csv"
 
 
-def write_comparison(folder: Path, jobs: Sequence[tuple[str, LedgerEntry]]) -> tuple[list[Path], str]:
+def write_comparison(folder: Path, jobs: Sequence[tuple[str, RepeatedJob]]) -> tuple[list[Path], str]:
     """Compares jobs, the best first, and writes a page and a table.
 
     Returns:
@@ -51,16 +61,12 @@ def write_comparison(folder: Path, jobs: Sequence[tuple[str, LedgerEntry]]) -> t
     """
     from scaleflow.evaluation.comparison import list_differences
     from scaleflow.evaluation.page import compose_section, make_page, make_table
-    from scaleflow.evaluation.predictions import PREDICTIONS, load_predictions
     from scaleflow.evaluation.report import to_csv
 
     named = []
-    for label, entry in jobs[:MOST_COMPARED]:
-        path = RunFolder(folder / entry.folder).evaluation / PREDICTIONS
-        try:
-            named.append((f"#{entry.number} {label}", load_predictions(path)))
-        except ConfigError:  # it kept none
-            continue
+    for label, job in jobs[:MOST_COMPARED]:
+        with contextlib.suppress(ConfigError):  # it kept none
+            named.append((f"#{job.entry.number} {label}", load_job_predictions(folder, job)))
     if len(named) < 2:
         return [], ""
     rows = list_differences(named)
@@ -72,6 +78,58 @@ def write_comparison(folder: Path, jobs: Sequence[tuple[str, LedgerEntry]]) -> t
     for name, content in contents.items():
         (target / name).write_text(content)
     return [target / name for name in contents], describe_second(rows, named[1][0])
+
+
+def load_job_predictions(folder: Path, job: RepeatedJob) -> Predictions:
+    """Reads the predictions that the first run of a job has kept, or those of all folds, each by the model that has not
+    seen its rows. Raises ConfigError if there are none.
+    """
+    import numpy as np
+    import pyarrow
+
+    from scaleflow.evaluation.collector import EXAMPLE
+    from scaleflow.evaluation.predictions import PREDICTIONS, load_predictions
+
+    counted = [entry for entry, _ in job.jobs if not entry.warms_up]
+    used = counted if job.are_folds else counted[:1]
+    parts = [load_predictions(RunFolder(folder / each.folder).evaluation / PREDICTIONS) for each in used]
+    if len(parts) == 1:
+        return parts[0]
+    table = pyarrow.concat_tables([each.table for each in parts], promote_options="permissive")
+    places = pyarrow.array(np.arange(len(table)))
+    table = table.set_column(table.column_names.index(EXAMPLE), EXAMPLE, places)
+    digest = hashlib.sha256(" ".join(each.digest for each in parts).encode()).hexdigest()[:16]
+    examples = sum(each.examples for each in parts)
+    return replace(parts[0], table=table, examples=examples, digest=digest, positions={})
+
+
+class NoInputs:
+    """An `InputReader` of predictions whose inputs are those of several runs."""
+
+    def read_columns(self, examples: Any) -> Mapping[str, Any]:
+        return {}
+
+    def read_pictures(self, examples: Any) -> None:
+        return None
+
+
+def write_pooled(folder: Path, job: RepeatedJob, options: EvaluationOptions) -> list[Path]:
+    """Writes the predictions of all folds of a job, and a report of them; returns the files.
+
+    There are none if the folds have kept no predictions.
+    """
+    from scaleflow.evaluation.predictions import PREDICTIONS, save_predictions
+    from scaleflow.evaluation.report import make_report
+
+    target = RunFolder(folder).evaluation
+    try:
+        pooled = load_job_predictions(folder, job)
+    except ConfigError:
+        return []
+    target.mkdir(exist_ok=True)
+    save_predictions(target / PREDICTIONS, pooled)
+    made = make_report(pooled, options, None, NoInputs(), target, f"All {len(job.jobs)} folds of the best job")
+    return [target / PREDICTIONS, *(target / each for each in made.files)]
 
 
 def describe_second(rows: Sequence[dict[str, Any]], label: str) -> str:
@@ -144,6 +202,12 @@ def describe_jobs(folder: Path) -> dict[str, Any]:
     return {**describe_outcome(folder), "jobs": jobs}
 
 
+def count_best_steps(folder: Path, job: RepeatedJob | None) -> int:
+    """Returns the updates after which the models of a job were the best: the median over its runs; 0 if unknown."""
+    states = [RunState.read(folder / entry.folder) for entry, _ in (job.jobs if job else ()) if not entry.warms_up]
+    return round(median([each.model_step for each in states if each.model_step] or [0]))
+
+
 class ParentRun:
     """The run of a sweep, which an earlier command may have begun."""
 
@@ -157,6 +221,7 @@ class ParentRun:
         self._step = RunState.read(files.path).step  # of the values that earlier commands recorded
         self.tags: dict[str, str] = {}  # further tags of the run
         self.comparison = ""  # a line about the two best jobs
+        self._options = EvaluationOptions()
 
     @property
     def is_open(self) -> bool:
@@ -172,7 +237,7 @@ class ParentRun:
             choices: the chosen option of each config group, of the first job that is ready.
             facts: what all jobs are made of.
         """
-        tracking = plan.tracking
+        tracking, self._options = plan.tracking, plan.evaluation
         own_config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = OmegaConf.to_container(own_config, resolve=False)
         plain = keep_hydra_values(plain, plan.config)
@@ -213,6 +278,7 @@ class ParentRun:
             BEST_FOLDER: str((self._files.path / entry.folder).absolute()),
             BEST_METRIC: report.metric,
             BEST_OVERRIDES: shlex.join(entry.overrides),
+            BEST_STEPS: str(count_best_steps(self._files.path, report.best_job)),
         }
 
     def emit_tags(self) -> None:
@@ -226,8 +292,11 @@ class ParentRun:
         for path in report.draw(self._files.path):
             self._run.emit(ArtifactWritten(str(path), self._files.plots.name))
         compared, self.comparison = write_comparison(self._files.path, report.list_best(MOST_COMPARED))
+        if report.best_job is not None and report.best_job.are_folds:
+            compared += write_pooled(self._files.path, report.best_job, self._options)
         for path in compared:
-            self._run.emit(ArtifactWritten(str(path), self._files.evaluation.name))
+            folder = path.parent.relative_to(self._files.path)
+            self._run.emit(ArtifactWritten(str(path), str(folder)))
         self._run.emit(RunEnded(status, error))
 
     def finish_recording(self, stop: StopRequest) -> bool:

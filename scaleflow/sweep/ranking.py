@@ -1,11 +1,12 @@
-"""Ranks the jobs of a sweep by a metric. Jobs with the same config are repeats, and their medians count."""
+"""Ranks the jobs of a sweep by a metric. Jobs with the same config are repeats, and their medians count; of folds, the
+means."""
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from typing import Literal
 
 from scaleflow.config.compose import override_key
@@ -32,6 +33,11 @@ class RepeatedJob:
         """The runs that count: those that finished; if none did, those that became ready. No warm-ups."""
         ready = [run for entry, run in self.jobs if not entry.warms_up and run.is_ready]
         return [run for run in ready if run.status == "FINISHED"] or ready
+
+    @property
+    def are_folds(self) -> bool:
+        """Whether the jobs are the folds of one, of which means count."""
+        return self.entry.is_fold
 
     @property
     def is_ready(self) -> bool:
@@ -84,17 +90,31 @@ class RepeatedJob:
 
     @property
     def results(self) -> dict[str, float]:
-        """The medians of the metrics that say how good the model is."""
-        return compute_medians([run.results for run in self.counted])
+        """The medians of the metrics that say how good the model is, or the means over folds."""
+        return self._join([run.results for run in self.counted])
+
+    def _join(self, values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        keys = dict.fromkeys(key for each in values for key in each)
+        middle = mean if self.are_folds else median
+        return {key: middle([each[key] for each in values if key in each]) for key in keys}
 
     def score(self, metric: str) -> float | None:
-        """Returns the median of a metric; None if a run that counts did not finish, or if it is not finite."""
+        """Returns the median of a metric, or its mean over folds; None if a run that counts did not finish or has no
+        finite one.
+        """
         values = [
             run.metrics.get(metric, math.nan) if run.status == "FINISHED" else math.nan
             for entry, run in self.jobs
             if not entry.warms_up
         ]
-        return median(values) if values and all(map(math.isfinite, values)) else None
+        if not values or not all(map(math.isfinite, values)):
+            return None
+        return mean(values) if self.are_folds else median(values)
+
+    def spread(self, metric: str) -> float | None:
+        """Returns the deviation of a metric over the folds (of a sample, with n - 1); None without folds."""
+        values = [run.metrics[metric] for run in self.counted if metric in run.metrics]
+        return stdev(values) if self.are_folds and len(values) > 1 else None
 
     def find_best(self, metric: str, is_larger_better: bool) -> tuple[LedgerEntry, RunHistory]:
         """Returns the best of the runs that count. All of them have the metric."""
@@ -104,8 +124,8 @@ class RepeatedJob:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The medians of all metrics."""
-        return compute_medians([run.metrics for run in self.counted])
+        """The medians of all metrics, or the means over folds."""
+        return self._join([run.metrics for run in self.counted])
 
 
 def group_repeats(jobs: Sequence[tuple[LedgerEntry, RunHistory]]) -> list[RepeatedJob]:
@@ -114,11 +134,6 @@ def group_repeats(jobs: Sequence[tuple[LedgerEntry, RunHistory]]) -> list[Repeat
     for entry, run in jobs:
         groups.setdefault(entry.identity, []).append((entry, run))
     return [RepeatedJob(group) for group in groups.values()]
-
-
-def compute_medians(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    keys = dict.fromkeys(key for each in values for key in each)
-    return {key: median([each[key] for each in values if key in each]) for key in keys}
 
 
 Mode = Literal["min", "max"]

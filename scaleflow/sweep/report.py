@@ -266,6 +266,8 @@ class Report:
             row["first losses"] = self._losses.worst_verdict([entry for entry, _ in jobs.jobs])
         metrics = jobs.metrics
         row |= {key: metrics[key] for key in choose_results(metrics, self.metric, MAX_RESULTS)}
+        if (spread := jobs.spread(self.metric)) is not None:
+            row["deviation"] = spread
         for column, key in METRIC_COLUMNS.items():
             row[column] = jobs.rate if column == "examples/s" else metrics.get(key)
             if column == "examples/s" and self._are_repeated:
@@ -337,11 +339,15 @@ class Report:
         columns = list(dict.fromkeys(key for row in self.seeds for key in row))
         return [columns, *([format_cell(row.get(key), key) for key in columns] for row in self.seeds)]
 
-    def list_best(self, most: int) -> list[tuple[str, LedgerEntry]]:
-        """Returns the best jobs with their labels: of repeats the first one that counts."""
+    @property
+    def best_job(self) -> RepeatedJob | None:
+        """All runs of the best job."""
+        return self._ranked[0] if self.best is not None else None
+
+    def list_best(self, most: int) -> list[tuple[str, RepeatedJob]]:
+        """Returns the best jobs with their labels."""
         jobs = [each for each in self._ranked if each.is_finished][:most]
-        counted = [next(entry for entry, _ in each.jobs if not entry.warms_up) for each in jobs]
-        return [(make_label(entry, self._swept), entry) for entry in counted]
+        return [(make_label(each.entry, self._swept), each) for each in jobs]
 
     def cells(self, columns: Sequence[str], most: int | None = None) -> list[list[str]]:
         """Returns the table as text: its head, and a row for each job, at most the first `most`."""
@@ -352,7 +358,9 @@ class Report:
         if self._has_replicas:
             blank = f"; blank: {self.reason}" if self.reason else ""
             notes.append(f"efficiency: examples/s of each replica, divided by those of a single replica{blank}")
-        if self._are_repeated:
+        if any(each.are_folds for each in self._jobs):
+            notes.append("with folds: means, the deviation over the folds, and the lowest and highest examples/s")
+        elif self._are_repeated:
             notes.append("with repeats: medians, and the lowest and highest examples/s")
         return notes
 
@@ -374,8 +382,11 @@ class Report:
         if self.best is None:
             return ""
         entry, run = self.best
-        value = format_number(run.metrics[self.metric])
-        return f"#{entry.number} {make_label(entry, self._swept)}, {self.metric} {value}"
+        job = self._ranked[0]
+        spread, score = job.spread(self.metric), job.score(self.metric)
+        value = format_number(run.metrics[self.metric] if spread is None or score is None else score)
+        over = "" if spread is None else f" (deviation {format_number(spread)} over {len(job.jobs)} folds)"
+        return f"#{entry.number} {make_label(entry, self._swept)}, {self.metric} {value}{over}"
 
     def csv(self) -> str:
         text = io.StringIO()

@@ -168,8 +168,8 @@ class SweepRunner:
     def launch(self, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
         """Runs a batch of jobs, given the overrides of each, and waits for them.
 
-        Returns for each job the value of `sweep.metric`: the median over repeats (no warm-ups), or NaN if one of
-        them did not finish. Raises ConfigError if none of the jobs can run.
+        Returns for each job the value of `sweep.metric`: the median over repeats (no warm-ups), the mean over folds,
+        or NaN if one of them did not finish. Raises ConfigError if none of the jobs can run.
         """
         asked = [self._composer.read_request(words, number) for number, words in enumerate(overrides)]
         if all(each.refusal for each in asked):
@@ -389,7 +389,8 @@ class SweepRunner:
         values = [
             each.metrics.get(request.metric, math.nan) if each.status == "FINISHED" else math.nan for each in states
         ]
-        value = math.nan if any(map(math.isnan, values)) else statistics.median(values)
+        middle = statistics.mean if request.folds else statistics.median
+        value = math.nan if any(map(math.isnan, values)) else middle(values)
         return make_return(request.overrides, True, value)
 
     def _read_history(self, entry: LedgerEntry) -> JobHistory:

@@ -246,6 +246,7 @@ def choose_evaluation_name(name: str, digest: str, tags: Mapping[str, str]) -> s
 #: metric that ranks the jobs.
 BEST = "scaleflow.best"
 BEST_FOLDER, BEST_OVERRIDES, BEST_METRIC = f"{BEST}.folder", f"{BEST}.overrides", f"{BEST}.metric"
+BEST_STEPS = f"{BEST}.steps"
 
 
 @dataclass(frozen=True)

@@ -188,14 +188,16 @@ class KeptSplit:
         return Predictions(table, self.outputs, self.name, self.feed.examples, digest, positions)
 
 
-def choose_kept_split(feeds: Feeds, splits: Splits, source: Source, options: EvaluationOptions) -> KeptSplit | None:
-    """Returns the test split, or without one the validation split; None if there is neither, or if its examples are
-    not the raw ones, with `debug=overfit`.
+def choose_kept_split(
+    feeds: Feeds, splits: Splits, source: Source, options: EvaluationOptions, is_fold: bool = False
+) -> KeptSplit | None:
+    """Returns the test split, or the validation split without one or if it `is_fold`; None if there is neither, or if
+    its examples are not the raw ones, with `debug=overfit`.
 
     Raises ConfigError if the data lacks a column that `options` name.
     """
-    name = "test" if feeds.test is not None else "validation"
-    feed = feeds.test or feeds.validation
+    name = "test" if feeds.test is not None and not is_fold else "validation"
+    feed = feeds.validation if name == "validation" else feeds.test
     if feed is None or name not in splits.raw:
         return None
     kept = make_kept_split(name, feed, splits.raw[name], source, options)

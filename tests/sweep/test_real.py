@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scaleflow.interfaces.events import RunEnded
@@ -276,3 +277,25 @@ def test_another_launcher_of_hydras_runs_each_job_as_a_command_of_its_own(comman
         output = ended.stdout + ended.stderr
     assert output.count("FINISHED") == 1
     assert "optimizer.learning_rate=-1: expected a number, above 0.0" in output
+
+
+@pytest.mark.slow
+def test_folds_judge_all_rows_and_the_best_job_is_trained_on_them(tmp_path: Path) -> None:
+    from scaleflow.evaluation.predictions import load_predictions
+
+    command, random = Command(tmp_path), np.random.default_rng(0)
+    with (tmp_path / "visits.csv").open("w") as file:
+        file.write("customer,x,bought\n")
+        file.writelines(f"{n // 4},{random.normal():.3f},{'yes' if n % 3 else 'no'}\n" for n in range(120))
+    words = ("dataset=table", "dataset.data_dir=visits.csv", "dataset.target=bought", "training.epochs=1")
+    split = "dataset.split={by: group, column: customer}"
+    ended = command("-m", *words, split, "model.units=4,8", "sweep.folds=2", "hydra.sweep.dir=s")
+    assert ended.returncode == 0, ended.stderr
+    pooled = load_predictions(tmp_path / "s" / "evaluation" / "predictions.parquet")
+    assert len(pooled.table) == len({*pooled.column("row")}) == 96, "each row but those of the test, once"
+    assert (tmp_path / "s" / "evaluation" / "report.html").exists()
+    refit = command.python("-m", "scaleflow", "refit", "s", "hydra.run.dir=r")
+    assert refit.returncode == 0, refit.stderr
+    (state,) = read_states(RunFolder(tmp_path / "r"))
+    assert {name: each["examples"] for name, each in state.data["splits"].items()} == {"train": 96, "test": 24}
+    assert "global batch 32, 2 steps" in refit.stdout, "as many as were best in the folds"

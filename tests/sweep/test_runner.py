@@ -460,6 +460,32 @@ def test_a_sweeper_is_told_the_median_of_repeats(folder: Path, monkeypatch: pyte
     assert [job.return_value for job in returned] == [2.0, pytest.approx(float("nan"), nan_ok=True)]
 
 
+def test_each_job_trains_on_all_folds_and_the_means_rank(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = iter([1.0, 2.0, 2.0, 2.1, 6.0, 2.2])
+    words = ("training.epochs=1,2", "sweep.folds=3")
+    fake = sweep(monkeypatch, *words, measured=lambda plan: {"val/loss": next(losses)})
+    assert [(plan.training.epochs, plan.dataset.fold) for plan in fake.plans] == [
+        (epochs, f"{fold}/3") for fold in (1, 2, 3) for epochs in (1, 2)
+    ]
+    assert [context.label for context in fake.contexts][:3] == ["epochs=1 fold 1", "epochs=2 fold 1", "epochs=1 fold 2"]
+    rows = [(row["job"], row["val/loss"], row["deviation"]) for row in rows_of(folder)]
+    assert rows == [("1 3 5", 2.1, 0.1), ("0 2 4", 3.0, 2.6458)]
+    assert "training.epochs=2, val/loss 2.1 (deviation 0.1 over 3 folds)" in capsys.readouterr().out
+    assert sweep(monkeypatch, *words).plans == [], "sent again, nothing is missing"
+
+
+@pytest.mark.parametrize("word", ["sweep.folds=1", "sweep.folds=many"])
+def test_folds_that_make_no_sense_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(monkeypatch, "training.epochs=1,2", word).code == 2  # type: ignore[attr-defined]
+    assert f"{word}: expected" in capsys.readouterr().err
+    assert sweep(monkeypatch, "training.epochs=1,2", "sweep.folds=3", "sweep.repeat=2").code == 2  # type: ignore[attr-defined]
+    assert "a job trains once for each fold" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("word", ["sweep.repeat=0", "sweep.repeat=many", "sweep.warm_up=-1", "sweep=5"])
 def test_repeats_that_make_no_sense_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, word: str, capsys: pytest.CaptureFixture[str]
@@ -469,7 +495,7 @@ def test_repeats_that_make_no_sense_are_refused(
     assert not (folder / "s").exists()
 
 
-@pytest.mark.parametrize("word", ["sweep.repeat=2", "sweep.same_losses=true"])
+@pytest.mark.parametrize("word", ["sweep.repeat=2", "sweep.folds=5", "sweep.same_losses=true"])
 def test_one_run_is_not_repeated(folder: Path, word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tracking=none", word]) == 2
     assert f"{word}: applies only to the jobs of a sweep" in capsys.readouterr().err

@@ -28,7 +28,7 @@ from scaleflow.dataset.pipeline.preprocessing import (
 from scaleflow.dataset.pipeline.records import StreamRows, cache_records, draw, record_bytes, to_mask
 from scaleflow.dataset.pipeline.rows import Fingerprint, fingerprint_split, to_rows
 from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
-from scaleflow.dataset.reading.division import encode_keys, find_strata, hold_out, is_by_target
+from scaleflow.dataset.reading.division import encode_keys, find_strata, hold_out, hold_out_fold, is_by_target
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
@@ -192,7 +192,13 @@ def divide_training(
 ) -> tuple[Splits, int]:
     """Returns the raw splits with the one for validation, and the number of folds that it has, 0 for none."""
     train, validation, is_drawn = splits["train"], None, False
-    chosen, folds = choose_validation(options, source.inputs, len(train), folds)
+    if options.held_out_fold:
+        keys = find_division_keys(options.split, train, source.outputs)
+        rest, held_out = hold_out_fold(options.split, keys, len(train), *options.held_out_fold)
+        validation, train, is_drawn = train.select(held_out), train.select(rest), not train.is_random_access
+        chosen, folds = None, 0
+    else:
+        chosen, folds = choose_validation(options, source.inputs, len(train), folds)
     if isinstance(chosen, str):
         validation = splits[chosen]
     elif folds:

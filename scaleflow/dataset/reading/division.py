@@ -460,6 +460,18 @@ def assign_folds(rule: Split, keys: DivisionKeys, count: int, folds: int, seeds:
     return numbers
 
 
+def hold_out_fold(rule: Split, keys: DivisionKeys, count: int, fold: int, folds: int) -> tuple[Array, Array]:
+    """Returns which rows are left to train on, and which are in a fold, [count] bool. By time, only earlier ones are
+    left, without the gap. The folds are the same in every run.
+    """
+    numbers = assign_folds(rule, keys, count, folds, (0, 3))
+    held_out = numbers == fold
+    if rule.by != "time":
+        return ~held_out, held_out
+    assert keys.times is not None
+    return keys.times < keys.times[held_out].min() - parse_gap(rule.gap), held_out
+
+
 def deal_groups(rule: Split, groups: Array, strata: Array | None, folds: int, random: np.random.Generator) -> Array:
     """Deals groups to folds, the largest first, each to the fold that has the fewest rows like its own."""
     counts, numbers = count_by_group(groups, strata)

@@ -1,0 +1,123 @@
+"""Trains the model of a run, or of the best job of a sweep, once more: on all rows but those of the test split.
+
+    scaleflow refit PARENT
+    scaleflow refit RUN_ID --all
+    scaleflow refit PARENT training.batch_size=64 --trust my_models
+
+PARENT is the id of a sweep's run in MLflow, or the sweep's folder; RUN_ID is as for rerun. The new run has no
+validation split. It ends after as many updates as were the best: those of the exported model; of a sweep with folds,
+the median over the folds of the best job. With --all it trains on the test split, too, and has no test metrics.
+
+Exit code: as that of rerun.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from scaleflow.__main__ import entry
+from scaleflow.api import Folders, Result, check_result, launch_config, read_result, to_folders
+from scaleflow.commands.frame import run_command
+from scaleflow.commands.tracked_run import make_run_parser
+from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_store_options, load_config, reuse_config
+from scaleflow.config.words import split_overrides
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Tracking, name_command
+from scaleflow.launcher.answer import to_printable
+from scaleflow.launcher.display import Display
+from scaleflow.launcher.named_runs import find_named_run
+from scaleflow.runs import RunFolder
+from scaleflow.sweep.ranking import read_sweep_tags
+from scaleflow.tracking.model_uris import RUN_OR_MODEL
+from scaleflow.tracking.tracked_runs import BEST_FOLDER, BEST_STEPS, TrackedRun, check_sweep_tags, fetch_best_job
+
+#: The tag of the new run that names the run whose config it has.
+TAG = "scaleflow.refit_of"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code, which means the same as that of a run."""
+    return run_command(refit, argv)
+
+
+def refit(typed: list[str]) -> int:
+    parser = make_run_parser("refit", __doc__)
+    parser.add_argument("--all", action="store_true", help="train on the rows of the test split, too")
+    words = split_overrides(typed)
+    options = parser.parse_intermixed_args(words)
+    line = [*name_command("refit").split(), *words]
+    command = RerunCommand(options.run_id, options.overrides, options.config_dir, options.trust, line)
+    return launch_refit(command, options.all)[0]
+
+
+def refit_run(
+    run: str | Path, *overrides: str, all_rows: bool = False, trust: Sequence[str] = (), config_dir: Folders = ()
+) -> Result:
+    """Trains the model of a run, or of the best job of a sweep, once more, as `scaleflow refit` does.
+
+    Args:
+        run: the id or the folder of a run, or of a sweep.
+        overrides: of the run's config.
+        all_rows: whether it trains on the rows of the test split, too.
+        trust: modules whose code may run, and folders (with a `/`) whose files may be used.
+        config_dir: folders with your own config options.
+
+    Raises:
+        ConfigError: if there is no such run, or its config cannot work here.
+        RunFailed: if the run began and failed.
+    """
+    folders = [str(each) for each in to_folders(config_dir)]
+    code, folder = launch_refit(RerunCommand(str(run), overrides, folders, trust), all_rows)
+    return check_result(read_result(folder), code)
+
+
+def launch_refit(words: RerunCommand, takes_all: bool) -> tuple[int, Path]:
+    """Returns the exit code of the new run, and its folder."""
+    options = find_store_options(words)
+    run_id, steps = find_best_run(words.run_id, options)
+    store, _, tracked = find_named_run(run_id, options)
+    typed = {override.partition("=")[0] for override in words.overrides}
+    added = [each for each in list_changes(tracked, steps, takes_all) if each.partition("=")[0] not in typed]
+    words = replace(words, overrides=[*added, *words.overrides], tracked_dirs=find_config_dirs(tracked.command))
+    composed = reuse_config(tracked.config, tracked.params, words)
+    if composed.config.tracking.name == "mlflow" and composed.config.tracking.uri is None:
+        composed.config.tracking.uri = store.uri
+    Display(sys.stdout).print_line(f"refit of {to_printable(tracked.name)}  ({tracked.run_id})")
+    return launch_config(composed, words.overrides, tags={TAG: tracked.run_id})
+
+
+def find_best_run(named: str, options: Tracking) -> tuple[str, int]:
+    """Returns a run, and the updates after which its model was the best; of a sweep, those of the best job."""
+    folder = Path(named).expanduser()
+    if RunFolder(folder).ledger.is_file():
+        tags = read_sweep_tags(folder)
+        check_sweep_tags(named, tags)
+        return tags[BEST_FOLDER], int(tags.get(BEST_STEPS, 0))
+    if RUN_OR_MODEL.fullmatch(named) and not named.startswith("models:/"):
+        try:
+            job = fetch_best_job(named.removeprefix("runs:/"), options)
+        except ConfigError:  # it is no sweep
+            return named, 0
+        return job.run_id, int(job.tags.get(BEST_STEPS, 0))
+    return named, 0
+
+
+def list_changes(tracked: TrackedRun, steps: int, takes_all: bool) -> list[str]:
+    """Returns the overrides that make the config of a run that of its refit. Raises ConfigError if there is none."""
+    steps = steps or tracked.steps
+    if not steps:
+        raise ConfigError(f"{tracked.run_id}: has no model, so it is not known how long to train; rerun trains anew")
+    config = load_config(tracked.config, tracked.run_id)
+    changes = ["dataset.validation=null", "dataset.fold=null", f"training.max_steps={steps}"]
+    changes += ["training.early_stopping=null"] if (config.get("training") or {}).get("early_stopping") else []
+    changes += ["checkpoint=default"] if (config.get("checkpoint") or {}).get("name") == "best" else []
+    if not takes_all:
+        return changes
+    if "test" not in (config.get("dataset") or {}):
+        raise ConfigError("--all: the test split of this dataset is not drawn, so its rows cannot be trained on")
+    return [*changes, "dataset.test=0"]
+
+
+if __name__ == "__main__":
+    entry("refit")
