@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from scaleflow.__main__ import entry
 from scaleflow.api import Folders, Result, check_result, launch_config, read_result, to_folders
 from scaleflow.commands.frame import run_command
+from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import make_run_parser
 from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_store_options, load_config, reuse_config
 from scaleflow.config.words import split_overrides
@@ -120,4 +120,4 @@ def list_changes(tracked: TrackedRun, steps: int, takes_all: bool) -> list[str]:
 
 
 if __name__ == "__main__":
-    entry("refit")
+    end_with(main)
