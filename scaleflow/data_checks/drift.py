@@ -21,15 +21,13 @@ from scaleflow.dataset.column_kinds import (
     TEXT,
     ColumnKind,
     find_column_kind,
+    list_input_columns,
 )
 from scaleflow.evaluation.slices import decode_text
 from scaleflow.interfaces import Inputs, InputStructure, OutputStructure, name_leaves
 from scaleflow.interfaces.formatting import format_number, join_first
 
 Array = np.ndarray[Any, Any]
-
-#: The most values of an input without columns that are columns themselves.
-MOST_EXPANDED = 64
 
 
 @dataclass(frozen=True)
@@ -86,13 +84,8 @@ def make_sample(
 
 def expand_input(name: str, described: Inputs, values: Array) -> dict[str, Array]:
     """Returns an input by its name, or each of a few numbers by its own."""
-    shape = described.shape
-    is_vector = (
-        len(shape) == 1 and shape[0] <= MOST_EXPANDED and described.vocabulary is None and values.dtype.kind in "iufb"
-    )
-    if is_vector:
-        return {f"{name or 'input'}[{n}]": values[:, n] for n in range(shape[0])}
-    return {name or "input": values}
+    places = list_input_columns(name, described)
+    return {column: values if place is None else values[:, place] for column, place in places.items()}
 
 
 def to_texts_array(values: Array) -> Array:

@@ -24,6 +24,9 @@ QUANTILES = np.arange(1, 10) / 10
 #: The most categories that are kept, and the most characters of one.
 MOST_CATEGORIES, MOST_LETTERS = 1000, 100
 
+#: The most values of an input without columns that are columns themselves.
+MOST_EXPANDED = 64
+
 Array = np.ndarray[Any, Any]
 Column = dict[str, Any]
 
@@ -124,6 +127,13 @@ KINDS = {each.name: each for each in (PICTURE, ARRAY, NUMBER, CATEGORY, DATE, TE
 
 #: Those of tables.
 TABLE_KINDS = {each.plural: each for each in (NUMBER, CATEGORY, TEXT, DATE)}
+
+
+def list_input_columns(name: str, described: Inputs) -> dict[str, int | None]:
+    """Returns the name of an input, or of each of a few numbers in it, with their places."""
+    count = described.shape[0] if len(described.shape) == 1 else 0
+    is_vector = 0 < count <= MOST_EXPANDED and described.vocabulary is None and described.dtype != "string"
+    return {f"{name or 'input'}[{n}]": n for n in range(count)} if is_vector else {name or "input": None}
 
 
 def find_column_kind(described: Inputs, values: Array) -> ColumnKind:

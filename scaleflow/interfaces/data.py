@@ -428,9 +428,11 @@ class Rows(Protocol):
 
     def name_rows(self, places: Sequence[int]) -> list[str]:
         """Returns the names of examples by their ascending indices, such as a file and a row."""
+        return [f"example {place}" for place in places]
 
     def find_first_unreadable(self) -> Any:
         """Returns the first example that cannot be read, with its index, name and reason, or None."""
+        return None
 
     def check_targets(self, outputs: OutputStructure, split: str = "") -> Rows:
         """Refuses targets and weights that are invalid for their kinds, or returns rows that do so as they are read."""

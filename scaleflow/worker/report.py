@@ -46,9 +46,6 @@ LOAD_SECONDS = 30.0
 #: How often each column is permuted, if there is time.
 REPEATS = 5
 
-#: The most values of an input without columns that count as columns.
-MOST_VALUES = 64
-
 #: The sides of the grid of a picture, and the most words of a text, that are occluded one by one.
 GRID, MOST_WORDS = 8, 40
 
@@ -58,14 +55,13 @@ LEAST = 0.01
 
 def list_permuted(inputs: Any) -> dict[str, tuple[str, int | None]]:
     """Returns the columns of a table by their names: the input, and the place in it; empty if there is no table."""
+    from scaleflow.dataset.column_kinds import list_input_columns
+
     named: Mapping[str, Inputs] = name_leaves(inputs)
-    if all(not each.shape for each in named.values()) and len(named) > 1:
-        return {name: (name, None) for name in named}
-    if len(named) == 1 and len(next(iter(named.values())).shape) == 1:
-        ((name, described),) = named.items()
-        if described.shape[0] <= MOST_VALUES and described.vocabulary is None and described.dtype != "string":
-            return {f"{name or 'input'}[{n}]": (name, n) for n in range(described.shape[0])}
-    return {}
+    if len(named) > 1:
+        return {name: (name, None) for name in named} if all(not each.shape for each in named.values()) else {}
+    columns = ((name, list_input_columns(name, each)) for name, each in named.items())
+    return {column: (name, n) for name, places in columns for column, n in places.items() if n is not None}
 
 
 def measure_columns(

@@ -119,32 +119,24 @@ def make_feed(
     if isinstance(strategy, tf.distribute.TPUStrategy):
         check_static_shapes(examples, transforms)
     rows = to_rows(examples)
-    if isinstance(rows, ArrayRows):
-        return make_array_feed(rows, batching, strategy, shuffle_seed, threads, device_bytes)
     is_served = isinstance(strategy, tf.distribute.ParameterServerStrategy)
     reader = tf.distribute.get_strategy() if is_served else strategy  # of parameter servers, only this process reads
+    if isinstance(rows, ArrayRows):
+        feed = choose_array_feed(rows, strategy, device_bytes)
+        holder = strategy if feed is ParameterServerArrayFeed else reader
+        return feed(rows, batching, holder, shuffle_seed, threads)
     stream, options = cast(StreamRows, rows), (batching, reader, shuffle_seed, transforms, buffer, threads)
     if isinstance(stream, Blocks):
-        return (ParameterServerBlockFeed if is_served else BlockFeed)(stream, *options, shards)
+        return (ParameterServerBlockFeed if is_served else BlockFeed)(stream, *options, shards=shards)
     return (ParameterServerStreamFeed if is_served else StreamFeed)(stream, *options)
 
 
-def make_array_feed(
-    arrays: ArrayRows,
-    batching: Batching,
-    strategy: tf.distribute.Strategy,
-    shuffle_seed: int | None,
-    threads: int | None,
-    device_bytes: float | None,
-) -> Feed:
-    has_room = device_bytes is None or arrays.nbytes <= device_bytes * DEVICE_SHARE
+def choose_array_feed(
+    arrays: ArrayRows, strategy: tf.distribute.Strategy, device_bytes: float | None
+) -> type[ArrayFeed]:
     is_file = arrays.place == "file"
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        if is_file:
-            return ParameterServerFileFeed(arrays, batching, tf.distribute.get_strategy(), shuffle_seed, threads)
-        return ParameterServerArrayFeed(arrays, batching, strategy, shuffle_seed)
-    if is_file:
-        return FileFeed(arrays, batching, strategy, shuffle_seed, threads)
-    if isinstance(strategy, tf.distribute.TPUStrategy) or not has_room:
-        return HostArrayFeed(arrays, batching, strategy, shuffle_seed, threads)
-    return ArrayFeed(arrays, batching, strategy, shuffle_seed, threads)
+        return ParameterServerFileFeed if is_file else ParameterServerArrayFeed
+    has_room = device_bytes is None or arrays.nbytes <= device_bytes * DEVICE_SHARE
+    is_on_host = isinstance(strategy, tf.distribute.TPUStrategy) or not has_room
+    return FileFeed if is_file else HostArrayFeed if is_on_host else ArrayFeed

@@ -350,20 +350,10 @@ class BlockFeed(StreamFeed):
 
     _stream: Blocks
 
-    def __init__(
-        self,
-        stream: Blocks,
-        batching: Batching,
-        strategy: tf.distribute.Strategy,
-        shuffle_seed: int | None,
-        transforms: Transforms | None = None,
-        buffer: int | None = None,
-        threads: int | None = None,
-        shards: int = 1,
-    ) -> None:
+    def __init__(self, stream: Blocks, batching: Batching, *options: Any, shards: int = 1, **named: Any) -> None:
         shards = math.gcd(shards, batching.global_size)  # that of an evaluation may be another one
         self._shards = shards if stream.blocks >= shards else 1
-        super().__init__(stream, batching, strategy, shuffle_seed, transforms, buffer, threads)
+        super().__init__(stream, batching, *options, **named)
 
     def _make_order(self, seed: int | None) -> list[BlockOrder]:
         """Returns the order of each shard."""

@@ -355,7 +355,7 @@ class StreamRows(Stream, Rows):
 
     def name_rows(self, places: Sequence[int]) -> list[str]:
         if self.name is None:
-            return [f"example {place}" for place in places]
+            return super().name_rows(places)
         return [name_record(self, *each) for each in zip(places, self._read_records(places), strict=True)]
 
     def find_unreadable(self) -> list[int]:

@@ -98,12 +98,6 @@ class ArrayRows(Arrays, Rows):
     def locate(self, places: Array) -> tuple[None, Array]:
         return None, places if self.rows is None else self.rows[places]
 
-    def name_rows(self, places: Sequence[int]) -> list[str]:
-        return [f"example {place}" for place in places]
-
-    def find_first_unreadable(self) -> None:
-        return None
-
     def check_targets(self, outputs: OutputStructure, split: str = "") -> ArrayRows:
         for name, each in name_leaves(outputs).items():
             check_targets(each, split, name, name_leaves(self.targets)[name])
