@@ -225,9 +225,9 @@ def buffers() -> list[Any]:
     """How many examples of some size are shuffled through a buffer, and whether records of a size are held."""
     import tensorflow as tf
 
+    from scaleflow.dataset.pipeline.feeds import buffer_size
     from scaleflow.dataset.pipeline.records import cache_records
     from scaleflow.dataset.pipeline.rows import to_rows
-    from scaleflow.dataset.pipeline.shuffle import buffer_size
 
     def stream(size: int, count: int) -> Stream:
         one = tf.zeros([size], tf.uint8)
