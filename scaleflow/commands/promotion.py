@@ -11,13 +11,7 @@ import numpy as np
 
 from scaleflow.commands.evaluation import make_evaluation_spec, make_plan_on, run_evaluation
 from scaleflow.commands.tracked_run import make_evaluation_plan
-from scaleflow.config.from_mlflow import (
-    RerunCommand,
-    find_config_dirs,
-    find_store_options,
-    load_config,
-    reuse_config,
-)
+from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_store_options, load_config, reuse_config
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.evaluation.comparison import PairedScores, pair_scores
@@ -46,12 +40,7 @@ from scaleflow.sweep.ranking import guess_mode
 from scaleflow.tracking.registry import DECISION, ChampionRegistry
 from scaleflow.tracking.saved_models import find_model
 from scaleflow.tracking.store import MlflowTracker
-from scaleflow.tracking.tracked_runs import (
-    TrackedRun,
-    choose_store,
-    download_artifact,
-    download_predictions,
-)
+from scaleflow.tracking.tracked_runs import TrackedRun, choose_store, download_artifact, download_predictions
 from scaleflow.tracking.uri import check_model_name
 from scaleflow.worker.evaluate import ALL
 

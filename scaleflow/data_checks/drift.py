@@ -54,12 +54,7 @@ class SplitSample:
         return {name: values for name, values in self.columns.items() if self.kinds[name] in kinds}
 
 
-def make_sample(
-    inputs: InputStructure,
-    outputs: OutputStructure,
-    raw: tuple[Any, Any],
-    examples: int,
-) -> SplitSample:
+def make_sample(inputs: InputStructure, outputs: OutputStructure, raw: tuple[Any, Any], examples: int) -> SplitSample:
     """Makes the columns of raw examples: (inputs, targets), [n, ...] each."""
     described, columns, kinds = name_leaves(inputs), {}, {}
     for name, values in name_leaves(raw[0]).items():

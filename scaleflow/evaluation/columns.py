@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 
-from scaleflow.serving.answers import (
-    Array,
-    Outputs,
-    divide_columns,
-    make_logit_columns,
-    make_prediction_columns,
-)
+from scaleflow.serving.answers import Array, Outputs, divide_columns, make_logit_columns, make_prediction_columns
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,7 @@ class Column(NamedTuple):
 
 
 #: The metrics of a line, in its order; with their ranks.
-METRIC_RANKS = {
-    "train/loss": 3,
-    "train/accuracy": 5,
-    "train/mae": 5,
-    "val/loss": 2,
-    "val/accuracy": 1,
-    "val/mae": 1,
-}
+METRIC_RANKS = {"train/loss": 3, "train/accuracy": 5, "train/mae": 5, "val/loss": 2, "val/accuracy": 1, "val/mae": 1}
 RATE_RANK, LEFT_RANK = 6, 4
 
 #: The usual widths of a number, of examples per second, and of the time left.

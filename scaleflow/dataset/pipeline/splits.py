@@ -182,13 +182,7 @@ def load_splits(source: Source, options: Dataset, workers: Workers, emit: Emit) 
 
 
 def divide_training(
-    source: Source,
-    options: Dataset,
-    splits: Mapping[str, Rows],
-    seed: int,
-    preprocesses: bool,
-    folds: int,
-    emit: Emit,
+    source: Source, options: Dataset, splits: Mapping[str, Rows], seed: int, preprocesses: bool, folds: int, emit: Emit
 ) -> tuple[Splits, int]:
     """Returns the raw splits with the one for validation, and the number of folds that it has, 0 for none."""
     train, validation, is_drawn = splits["train"], None, False
@@ -388,7 +382,7 @@ def hold_out_of_stream(stream: StreamRows, count: int, fraction: float, seed: in
         emit(
             Note(
                 f"dataset.validation={fraction}: each validation reads all {len(stream)} records of the stream to find "
-                f"the {count} that are held out; to save that, set dataset.validation to the name of a split",
+                f"the {count} that are held out; to save that, set dataset.validation to the name of a split"
             )
         )
         places = tf.range(len(stream), dtype=tf.int64)

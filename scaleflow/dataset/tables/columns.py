@@ -320,13 +320,7 @@ def count_days(year: keras.KerasTensor, month: keras.KerasTensor, day: keras.Ker
 
 
 def make_preprocessing(
-    name: str,
-    kind: str,
-    embed: bool,
-    vocabulary: int,
-    tokens: int | None,
-    standardize: Standardize,
-    most_values: int,
+    name: str, kind: str, embed: bool, vocabulary: int, tokens: int | None, standardize: Standardize, most_values: int
 ) -> Preprocessing:
     if kind == TEXT:
         return Text(vocabulary, tokens or TOKENS, standardize) if embed else WordBag(name, vocabulary, standardize)
