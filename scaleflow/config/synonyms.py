@@ -38,6 +38,7 @@ KEYS = invert(
         "'objective.metrics=[{}]'": "metric metrics",
         "dataset.data_dir={}": "data datadir datapath dataroot file path csv input traindata trainfile datafile",
         "dataset.target={}": "target label labels y targetcolumn labelcolumn labelcol",
+        "dataset.weights={}": "sampleweight sampleweights exampleweight exampleweights weightcolumn weightcol",
         "'dataset.columns=[{}]'": "features featurecolumns xcolumns",
         "dataset.limit={}": "limit nrows maxsamples maxexamples maxtrainsamples numsamples",
         "dataset.validation={}": "val validation valsize valsplit valfraction validationsize validationsplit",
@@ -84,14 +85,8 @@ KEYS = invert(
     }
 )
 
-#: The last part of a key of `dataset`, or of one without a group, written as above -> what there is in its place.
-ABSENT = invert(
-    {
-        "rows of a table have no weights; dataset=npz has dataset.weights": "sampleweight sampleweights "
-        "exampleweight exampleweights weightcolumn weightcol",
-    }
-)
-ABSENT["dataset.weights"] = ABSENT["sampleweights"]
+#: A key, or the last part of a key of `dataset` or of one without a group, written as above -> what there is instead.
+ABSENT = {"dataset.weights": "weights are read by dataset=table, huggingface, tfrecord and npz"}
 
 #: Keys that say how many devices a run uses.
 DEVICES = invert({"devices": "gpu gpus ngpus numgpus device devices numdevices nprocpernode nprocs accelerators"})

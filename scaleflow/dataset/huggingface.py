@@ -14,6 +14,7 @@ import tensorflow as tf
 from scaleflow.dataset.reading.class_names import OneKind, describe_outputs
 from scaleflow.dataset.reading.division import Division, find_keys, find_strata, is_by_target, read_keys
 from scaleflow.dataset.reading.files import TEST_FRACTION, expand_data_dir
+from scaleflow.dataset.reading.finite_targets import check_weights_name
 from scaleflow.dataset.reading.images import Channels, ImageSize, Resize, make_image_decoder
 from scaleflow.dataset.reading.text import Text
 from scaleflow.errors import ConfigError, read_reason
@@ -69,6 +70,7 @@ class HuggingFace:
         self,
         input: str | Sequence[str],
         target: str,
+        weights: str | None = None,
         data_dir: str | None = None,
         name: str | None = None,
         config: str | None = None,
@@ -98,17 +100,25 @@ class HuggingFace:
         keys = find_keys(self._division.rule)
         if keys and streaming:
             raise ConfigError(f"{min(keys)}={keys[min(keys)]}: is read first; use dataset.streaming=false")
-        wanted = [*(("dataset.input", each) for each in names), ("dataset.target", target), *keys.items()]
-        for key, column in wanted:
+        keys = find_keys(self._division.rule, weights)
+        for key, column in (*(("dataset.input", each) for each in names), ("dataset.target", target), *keys.items()):
             if column not in features:
                 raise ConfigError(f"{key}={column}: there is no such column; {self._label} has {list(features)}")
         self._check_missing([*names, target])
         self._columns = {each: self._describe(each, features[each]) for each in names}
-        self._target = target
+        self._target, self._weights = target, weights
+        if weights is not None:
+            check_weights_name(weights, names, target, "dataset.input")
+            shape, dtype = shape_of(features[weights])
+            if shape or not str(dtype).startswith(("int", "uint", "float")):
+                raise ConfigError(f"dataset.weights={weights}: is {features[weights]}, expected a number for each row")
         self._is_single = isinstance(input, str)
         self.outputs, self._classes = self._describe_target(
             kind, target, features[target], None if earlier is None else earlier.find_outputs()
         )
+        specs = [tf.TensorSpec(column.shape, column.stored) for column in self._columns.values()]
+        specs += [tf.TensorSpec(self.outputs.target_shape, self.outputs.target_dtype)]
+        self._specs = (*specs, tf.TensorSpec((), tf.float32)) if weights else tuple(specs)
         self.decoders = {
             "" if self._is_single else each: column.decode for each, column in self._columns.items() if column.decode
         }
@@ -134,15 +144,17 @@ class HuggingFace:
         masks, keys = self._divide(name)
         chosen = masks.get(split, np.ones(len(rows), bool))
         numbers = np.flatnonzero(chosen)
-        read = self._make_reader(rows.with_format("arrow"))
-        has_images = any(column.decode for column in self._columns.values())
+        arrow, has_images = rows.with_format("arrow"), any(column.decode for column in self._columns.values())
 
-        def decode(places: tf.Tensor) -> tuple[Any, Any]:
+        def read(places: Array) -> tuple[Array, ...]:
+            table = arrow[places.tolist()]
+            return self._convert(lambda name: table[name].to_pylist())
+
+        def decode(places: tf.Tensor) -> tuple[Any, ...]:
             batch = places[None] if has_images else places
-            names = [*(column.stored for column in self._columns.values()), self.outputs.target_dtype]
-            values = tf.numpy_function(read, [batch], list(map(tf.as_dtype, names)), stateful=False)
-            shapes = [*(column.shape for column in self._columns.values()), self.outputs.target_shape]
-            values = [tf.ensure_shape(value, [None, *shape]) for value, shape in zip(values, shapes, strict=True)]
+            values = tf.numpy_function(read, [batch], [each.dtype for each in self._specs], stateful=False)
+            pairs = zip(values, self._specs, strict=True)
+            values = [tf.ensure_shape(value, [None, *each.shape]) for value, each in pairs]
             return self._finish([value[0] for value in values] if has_images else values)
 
         records = tf.data.Dataset.from_tensor_slices(numbers)
@@ -172,41 +184,37 @@ class HuggingFace:
                 f"dataset.streaming=true: {self._label} does not say how many rows {split!r} has; use "
                 "dataset.streaming=false"
             )
-        columns = self._columns
 
         def generate() -> Any:
             for row in rows:
-                values = [column.to_array([row[name]])[0] for name, column in columns.items()]
-                yield (*values, self._to_targets([row[self._target]])[0])
+                yield tuple(values[0] for values in self._convert(lambda name: [row[name]]))  # noqa: B023
 
-        specs = [tf.TensorSpec(column.shape, column.stored) for column in columns.values()]
-        target = tf.TensorSpec(self.outputs.target_shape, self.outputs.target_dtype)
-        dataset = tf.data.Dataset.from_generator(generate, output_signature=(*specs, target))
+        dataset = tf.data.Dataset.from_generator(generate, output_signature=self._specs)
         return Stream(dataset, count, lambda *values: self._finish(list(values)))
 
-    def _make_reader(self, rows: Any) -> Callable[[Array], tuple[Array, ...]]:
-        def read(places: Array) -> tuple[Array, ...]:
-            table = rows[places.tolist()]
-            values = [column.to_array(table[name].to_pylist()) for name, column in self._columns.items()]
-            return *values, self._to_targets(table[self._target].to_pylist())
-
-        return read
-
-    def _finish(self, values: list[tf.Tensor]) -> tuple[Any, tf.Tensor]:
-        """Returns (inputs, target) of the values that were read. Traced."""
-        inputs = {
-            name: column.decode(value) if column.decode else value
-            for (name, column), value in zip(self._columns.items(), values[:-1], strict=True)
-        }
-        return self._pack(inputs), values[-1]
-
-    def _pack(self, values: Mapping[str, Any]) -> Any:
-        return next(iter(values.values())) if self._is_single else dict(values)
+    def _convert(self, read: Callable[[str], Sequence[Any]]) -> tuple[Array, ...]:
+        """Returns inputs, targets and weights, [n, ...] each; `read` returns a column as plain Python objects."""
+        inputs = [column.to_array(read(name)) for name, column in self._columns.items()]
+        with np.errstate(over="ignore"):  # infinite weights are refused, and NaN, which None becomes
+            weights = [] if self._weights is None else [np.array(read(self._weights), np.float32)]
+        return *inputs, self._to_targets(read(self._target)), *weights
 
     def _to_targets(self, values: Sequence[Any]) -> Array:
         if self._classes is not None:
             values = [self._classes[value] for value in values]
         return np.array(values, self.outputs.target_dtype).reshape(len(values), *self.outputs.target_shape)
+
+    def _finish(self, values: list[tf.Tensor]) -> tuple[Any, ...]:
+        """Returns (inputs, target), or with a weight, of the values that were read. Traced."""
+        count = len(self._columns)
+        inputs = {
+            name: column.decode(value) if column.decode else value
+            for (name, column), value in zip(self._columns.items(), values[:count], strict=True)
+        }
+        return self._pack(inputs), *values[count:]
+
+    def _pack(self, values: Mapping[str, Any]) -> Any:
+        return next(iter(values.values())) if self._is_single else dict(values)
 
     def _check_missing(self, names: Sequence[str]) -> None:
         """Rejects columns with missing values, of which files have a count."""

@@ -46,9 +46,8 @@ def check_table(arguments: Arguments) -> None:
     form = CsvForm(given("delimiter"), tuple(given("header") or ()), given("encoding", CsvForm.encoding))
     files = find_tables(arguments["data_dir"], form, LearnedCache(given("cache_dir"), arguments["data_dir"]))
     kinds = {kind: given(key.removeprefix("dataset.")) for kind, key in KEYS.items()}
-    names = choose_columns(
-        files.read_names(), given("target"), given("columns"), given("drop"), kinds, find_keys(arguments["split"])
-    )
+    roles = find_keys(arguments["split"], given("weights"))
+    names = choose_columns(files.read_names(), given("target"), given("columns"), given("drop"), kinds, roles)
     parse_column_kinds(names, kinds)
 
 

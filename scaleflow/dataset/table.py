@@ -16,6 +16,7 @@ from scaleflow.dataset.pipeline.blocks import Blocks, make_blocks
 from scaleflow.dataset.reading.class_names import OneKind
 from scaleflow.dataset.reading.division import Division, find_keys, find_strata, is_by_target, read_keys
 from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, list_splits
+from scaleflow.dataset.reading.finite_targets import check_weights_name
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.dataset.reading.text import LOWER
 from scaleflow.dataset.tables.columns import make_preprocessing
@@ -26,6 +27,7 @@ from scaleflow.dataset.tables.kinds import (
     SampleColumns,
     TableTypes,
     check_column_types,
+    check_weights_column,
     choose_kind,
     count_words,
     describe_columns,
@@ -53,6 +55,7 @@ from scaleflow.dataset.tables.values import (
     convert_target,
     describe_forms,
     find_forms,
+    to_weights,
 )
 from scaleflow.errors import ConfigError
 from scaleflow.files.table_formats import CsvForm
@@ -101,6 +104,7 @@ class Table:
         self,
         data_dir: str,
         target: str,
+        weights: str | None = None,
         kind: OneKind = "auto",
         columns: Words | None = None,
         drop: Words | None = None,
@@ -132,11 +136,8 @@ class Table:
             raise ConfigError(
                 f"dataset.tokens={tokens}: is for dataset.embed=true; without it all words of a text count"
             )
-        self._division, self._target, self._earlier = (
-            Division(split or Split("random"), test, split_seed),
-            target,
-            earlier,
-        )
+        self._division, self._earlier = Division(split or Split("random"), test, split_seed), earlier
+        self._target, self._weights = target, weights
         form = CsvForm(delimiter, tuple(header or ()), encoding, tuple(missing or ()))
         self._divided: dict[str, tuple[Mapping[str, Array], DivisionKeys]] = {}
         self.learned_cache = LearnedCache(cache_dir, data_dir)
@@ -148,13 +149,14 @@ class Table:
                 "leave it out, or name the files otherwise"
             )
         told = ColumnOptions(
-            *(columns, drop, numeric, categorical, text, decimal, thousands, dates),
+            *(columns, weights, drop, numeric, categorical, text, decimal, thousands, dates),
             *(kind, most_values, rare, scale_target),
         )
         names, given = self._choose_inputs(data_dir, told)
-        self._files.use([*names, target])
+        used = [*names, *([weights] if weights else []), target]
+        self._files.use(used)
         words = find_categories(self._past.get("columns", {}), earlier)
-        self._read = partial(TableRows, self._files, (*names, target), form.missing, learn_on, words=words)
+        self._read = partial(TableRows, self._files, used, form.missing, learn_on, words=words, weights=weights)
         rows = self._read("train" if "train" in self._files.by_split else ALL)
         types = self._learn_types(rows, names, given, told)
         self._kinds, useless = divide_useless(types.found, target)
@@ -185,9 +187,11 @@ class Table:
             if self._target in known:
                 raise ConfigError(f"dataset.target={self._target}: is an input of the earlier run; name another column")
             find_columns([self._target], self._files.names, "dataset.target")
+            find_columns([*filter(None, [self._weights])], self._files.names, "dataset.weights")
+            check_weights_name(self._weights, known, self._target, "the inputs of the earlier run")
             return list(known), dict(known)
-        rule, names = self._division.rule, self._files.names
-        names = choose_columns(names, self._target, told.columns, told.drop, told.by_kind, find_keys(rule))
+        roles = find_keys(self._division.rule, self._weights)
+        names = choose_columns(self._files.names, self._target, told.columns, told.drop, told.by_kind, roles)
         names = [*(name for name in known if name in names), *(name for name in names if name not in known)]
         return names, parse_column_kinds(names, told.by_kind)
 
@@ -207,6 +211,8 @@ class Table:
         sought = [name for name in names if name not in known and given.get(name) in (None, NUMBER)]
         if told.kind in ("auto", "regression") and (earlier is None or earlier.find_outputs() is None):
             sought.append(target)
+        if self._weights is not None and self._weights != self._past.get("weights"):
+            sought.append(self._weights)
 
         def learn() -> list[Any]:
             columns = {name: rows.raw_columns[name] for name in sought}
@@ -217,6 +223,7 @@ class Table:
             outputs = describe_known_target(sample, target, told.kind, told.most_values, told.scale_target, earlier)
             is_trained = self._divide(rows, outputs)[0]["train"][rows.sampled]
             outputs = find_limits(outputs, sample.columns[target], is_trained, earlier)
+            check_weights_column(sample, self._weights)
             taken = {**known, **given}
             free = [name for name in names if name not in taken and told.columns is None]
             taken |= find_useless(sample, free, self._files.names[0], rows.sampled)
@@ -239,18 +246,19 @@ class Table:
     def _describe_reading(self, form: CsvForm, unused: Sequence[str], types: TableTypes) -> dict[str, Any]:
         many = {**self._past.get("many_words", {}), **types.many}
         found = {"columns": self._kinds, "target": self._target, "format": self._files.format, **asdict(form)}
+        found |= {} if self._weights is None else {"weights": self._weights}
         return found | {"unused": unused, "forms": types.forms, "many_words": many}
 
     def _describe(
         self, rows: TableRows, types: TableTypes, useless: Mapping[str, str], told: ColumnOptions
     ) -> Iterator[str]:
         """Yields the notes: what columns are taken for, and what may surprise."""
-        yield describe_columns(self._kinds, self._target, self.outputs.kind)
+        yield describe_columns(self._kinds, self._target, self.outputs.kind, self._weights)
         yield from describe_forms({name: each for name, each in types.forms.items() if name in types.sought})
         yield from rows.describe_sample()
         unused = self.reading["unused"]
         if self._earlier is not None and not self._earlier.extends:
-            yield from find_new(unused, self._past)
+            yield from find_new([name for name in unused if name != self._weights], self._past)
         expected = [*(told.drop or ()), *(unused if self._past.get("columns") or told.columns else ())]
         reasons = {name: each for name in unused if name not in expected and (each := find_name_problem(name))}
         yield from types.describe({**reasons, **useless}, told.most_values)
@@ -299,6 +307,7 @@ class TableRows:
         learn_on: number of rows that are read first, to learn from them; None: all.
         group: the split whose files are read, or `all`.
         words: by the name of a column, the categories that an earlier run knows.
+        weights: the column of the weights of rows, if there is one.
     """
 
     def __init__(
@@ -309,8 +318,10 @@ class TableRows:
         learn_on: int | None,
         group: str,
         words: Mapping[str, Sequence[str]] | None = None,
+        weights: str | None = None,
     ) -> None:
         self.group = group
+        self._weights = weights
         self._words = words or {}
         self._files = files
         self._columns = list(columns)
@@ -419,8 +430,11 @@ class TableRows:
         self._target, self._kinds, self._outputs = target, kinds, outputs
         targets = tf.TensorSpec(outputs.target_shape, outputs.target_dtype)
         specs = {name: tf.TensorSpec([], tf.float64 if kind == NUMBER else tf.string) for name, kind in kinds.items()}
-        self.spec = specs, targets
+        self.spec: tuple[Any, ...] = specs, targets
         used = [*(name for name in kinds if kinds[name] == NUMBER), *([target] if outputs.kind == "regression" else [])]
+        if self._weights is not None:
+            self.spec = specs, targets, tf.TensorSpec([], tf.float32)
+            used.append(self._weights)
 
         def learn() -> Any:
             plain = [name for name in used if name not in self.forms]
@@ -537,9 +551,11 @@ class TableRows:
         reasons: dict[int, str] = {}
 
         def take(name: str, values: Array, is_bad: Array, expected: str) -> Array:
-            label = f"its target {name}" if name == self._target else name
+            role = {self._target: "its target ", self._weights: "its weight "}.get(name, "")
             for row in np.flatnonzero(is_bad):
-                reasons.setdefault(int(row), f"{label} is {columns[name][int(row)].as_py()}, expected {expected}")
+                found = columns[name][int(row)].as_py()
+                value = "missing" if found is None else found
+                reasons.setdefault(int(row), f"{role}{name} is {value}, expected {expected}")
             return values
 
         targets = take(self._target, *convert_target(columns[self._target], self._outputs))
@@ -549,4 +565,7 @@ class TableRows:
             return to_texts(columns[name], known) if known else CONVERSIONS[kind](columns[name])
 
         inputs = {name: take(name, *convert(name, kind), EXPECTED[kind]) for name, kind in self._kinds.items()}
-        return Arrays(inputs, targets), reasons
+        weights = None
+        if self._weights is not None:
+            weights = take(self._weights, *to_weights(columns[self._weights]))
+        return Arrays(inputs, targets, weights), reasons

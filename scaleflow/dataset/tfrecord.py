@@ -19,6 +19,7 @@ from scaleflow.dataset.pipeline.unreadable import FAILURES
 from scaleflow.dataset.reading import images
 from scaleflow.dataset.reading.division import Division, find_keys, find_strata, is_by_target, read_keys
 from scaleflow.dataset.reading.files import ALL, RECORD_SUFFIXES, TEST_FRACTION, find_files, list_splits
+from scaleflow.dataset.reading.finite_targets import check_weights_name
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import DivisionKeys, Inputs, Kind, Outputs, Split, Stream
@@ -30,7 +31,7 @@ RawType = Literal["uint8", "int8", "uint16", "int16", "int32", "int64", "float16
 
 #: Message for the record at which a damaged file ends.
 DAMAGED = "the file is cut off or damaged from here on"
-WRONG_TARGET = "its target is missing, has another shape or dtype, or is out of range"
+WRONG_TARGET = "its {} is missing, has another shape or dtype, or is out of range"
 
 #: Small, because a record may be large.
 READ_BATCH_SIZE = 16
@@ -69,6 +70,7 @@ class TFRecord:
         features: Mapping[str, Mapping[str, Any]],
         input: str,
         target: str,
+        weights: str | None = None,
         kind: Kind = "classification",
         classes: int | None = None,
         names: Words | None = None,
@@ -82,13 +84,20 @@ class TFRecord:
         self.learned_cache = LearnedCache(cache_dir, data_dir)
         self._features = read_spec(features)
         self._division = Division(split or Split("random"), test, split_seed)
-        keys = find_keys(self._division.rule)
+        keys = find_keys(self._division.rule, weights)
         for key, name in (("dataset.input", input), ("dataset.target", target), *keys.items()):
             if name not in self._features:
                 raise ConfigError(
                     f"{key}={name}: there is no such feature; dataset.features has {', '.join(self._features)}"
                 )
-        self._input, self._target = input, target
+        if weights is not None:
+            check_weights_name(weights, [input], target, "dataset.input")
+            found = self._features[weights]
+            if found.dtype == "string" or math.prod(found.shape) != 1 or features[weights].get("kind") == "padded":
+                raise ConfigError(f"dataset.weights={weights}: expected a feature that is one number in each record")
+        self._target, self._weights = target, weights
+        self._wrong = WRONG_TARGET.format("target" if weights is None else "target or its weight")
+        self._used = [name for name in (input, target, weights) if name is not None]
         self._compression = "" if compression == "none" else compression.upper()
         input_feature = self._features[input]
         self.inputs = Inputs(input_feature.shape, input_feature.dtype, parse_scale(scale, input_feature))
@@ -179,14 +188,14 @@ class TFRecord:
         records = interleave_files(files, read_file)
         return records.apply(tf.data.experimental.assert_cardinality(counted.total))
 
-    def _decode(self, file: tf.Tensor, place: tf.Tensor, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _decode(self, file: tf.Tensor, place: tf.Tensor, record: tf.Tensor) -> tuple[tf.Tensor, ...]:
         is_intact = tf.debugging.Assert(place >= 0, [DAMAGED])
         with tf.control_dependencies([is_intact]):
             record = tf.identity(record)
-        used = {name: self._features[name] for name in (self._input, self._target)}
-        parsed = tf.io.parse_single_example(record, {name: feature.stored for name, feature in used.items()})
-        inputs, target = (used[name].finish(parsed[name]) for name in (self._input, self._target))
-        return inputs, tf.reshape(tf.cast(target, self.outputs.target_dtype), self.outputs.target_shape)
+        parsed = tf.io.parse_single_example(record, {name: self._features[name].stored for name in self._used})
+        inputs, target, *weights = (self._features[name].finish(parsed[name]) for name in self._used)
+        target = tf.reshape(tf.cast(target, self.outputs.target_dtype), self.outputs.target_shape)
+        return inputs, target, *(tf.reshape(tf.cast(each, tf.float32), ()) for each in weights)
 
     def _recall_counts(self, files: Sequence[str]) -> FileCounts:
         """Returns the result of the first pass over files, or of that of an earlier run."""
@@ -195,7 +204,8 @@ class TFRecord:
             found = self._count(files)
             return [found.intact, sorted(found.broken), found.faults]
 
-        options = [self._compression, self._target, self._features[self._target].stored, self.outputs]
+        checked = {name: self._features[name].stored for name in self._used[1:]}
+        options = [self._compression, self._target, self._weights, checked, self.outputs]
         intact, broken, faults = self.learned_cache.recall("records", files, options, learn)
         return FileCounts(intact, frozenset(broken), tuple(faults))
 
@@ -217,7 +227,7 @@ class TFRecord:
                 raise ConfigError(f"dataset.data_dir: {path} cannot be read ({read_reason(error)})") from error
         intact = records.ignore_errors()
         count = int(intact.reduce(tf.constant(0, tf.int64), lambda total, _: total + 1))
-        faults = [f"{path}, record {index}: {WRONG_TARGET}" for index in self._wrong_targets(intact, count)]
+        faults = [f"{path}, record {index}: {self._wrong}" for index in self._wrong_targets(intact, count)]
         try:
             for _ in records.batch(READ_BATCH_SIZE):
                 pass
@@ -231,18 +241,19 @@ class TFRecord:
         return int(sizes.reduce(tf.constant(0, tf.int64), lambda total, size: total + size))
 
     def _check_targets(self, records: tf.Tensor) -> tf.Tensor:
-        """Returns the number of serialized examples, after a check of their targets. Traced."""
-        feature = self._features[self._target]
-        targets = tf.io.parse_example(records, {self._target: feature.stored})[self._target]
+        """Returns the number of serialized examples, after a check of their targets and weights. Traced."""
+        parsed = tf.io.parse_example(records, {name: self._features[name].stored for name in self._used[1:]})
         checks = []
-        last = largest_target(self.outputs)
-        if last is not None and isinstance(feature.stored, tf.io.FixedLenFeature) and feature.stored.dtype != tf.string:
-            checks.append(tf.debugging.Assert(tf.reduce_all((targets >= 0) & (targets <= last)), [WRONG_TARGET]))
+        for name, last in ((self._target, largest_target(self.outputs)), (self._weights, tf.float32.max)):
+            values = parsed.get(name)
+            if last is not None and isinstance(values, tf.Tensor) and values.dtype != tf.string:
+                values = tf.cast(values, tf.float64)
+                checks.append(tf.debugging.Assert(tf.reduce_all((values >= 0) & (values <= last)), [self._wrong]))
         with tf.control_dependencies(checks):
             return tf.shape(records, tf.int64)[0]
 
     def _wrong_targets(self, records: tf.data.Dataset, count: int) -> list[int]:
-        """Returns the indices of the first records whose targets are missing or out of range."""
+        """Returns the indices of the first records whose targets or weights are missing or out of range."""
 
         def if_good(place: tf.Tensor, record: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([self._check_targets(record[None])]):

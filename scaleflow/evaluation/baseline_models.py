@@ -32,6 +32,7 @@ class BaselineData:
         unit: what values are divided by in the loss.
         is_sample: whether the training split has more rows.
         keeps_outputs: whether their outputs for the test rows are kept, for further metrics.
+        weights, test_weights: of the rows; None: all count the same.
     """
 
     features: Array
@@ -42,12 +43,14 @@ class BaselineData:
     unit: float = 1.0
     is_sample: bool = False
     keeps_outputs: bool = False
+    weights: Array | None = None
+    test_weights: Array | None = None
 
     def save(self, path: Path) -> None:
         """Writes the data into a file. A reader never sees a part of it. Raises OSError if it cannot be written."""
         part = path.with_suffix(".part")
         with part.open("wb") as file:
-            np.savez(file, **asdict(self))
+            np.savez(file, **{name: each for name, each in asdict(self).items() if each is not None})
         part.replace(path)
 
     @classmethod
@@ -94,26 +97,27 @@ def score_baseline(model: Any, data: BaselineData, name: str, outputs: dict[str,
 
     from sklearn import metrics
 
-    true = data.test_targets
+    true, weights = data.test_targets, data.test_weights
     center = 0 if data.classes else data.targets.mean()  # the linear model rounds targets to the dtype of the features
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as of a fit that has not converged after its most iterations
-        model.fit(data.features, data.targets - center)
+        model.fit(data.features, data.targets - center, sample_weight=data.weights)
     if not data.classes:
         predicted = model.predict(data.test_features) + center
         outputs[name] = predicted.astype(np.float32)[:, None]
-        squared = float(metrics.mean_squared_error(true, predicted))
-        mae, r2 = metrics.mean_absolute_error(true, predicted), metrics.r2_score(true, predicted)
-        return {"loss": squared / data.unit**2, "mae": float(mae), "rmse": squared**0.5, "r2": float(r2)}
+        measures = metrics.mean_squared_error, metrics.mean_absolute_error, metrics.r2_score
+        squared, mae, r2 = (float(each(true, predicted, sample_weight=weights)) for each in measures)
+        return {"loss": squared / data.unit**2, "mae": mae, "rmse": squared**0.5, "r2": r2}
     shares = np.zeros((len(true), data.classes))
     shares[:, model.classes_] = model.predict_proba(data.test_features)
     logits = np.log(np.maximum(shares, 1e-9)).astype(np.float32)
     outputs[name] = logits[:, 1:] - logits[:, :1] if data.classes == 2 else logits
     with np.errstate(divide="ignore"):
-        loss = -np.log(shares[np.arange(len(true)), true]).mean()
+        found = {"loss": float(np.average(-np.log(shares[np.arange(len(true)), true]), weights=weights))}
     best = shares.argmax(axis=1)
-    found = [np.mean(best[true == each] == each) for each in np.unique(true)]
-    return {"loss": float(loss), "accuracy": float(np.mean(best == true)), "balanced_accuracy": float(np.mean(found))}
+    for measure in (metrics.accuracy_score, metrics.balanced_accuracy_score):
+        found[measure.__name__.removesuffix("_score")] = float(measure(true, best, sample_weight=weights))
+    return found
 
 
 def lower_priority() -> None:

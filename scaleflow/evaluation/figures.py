@@ -312,8 +312,8 @@ def find_chance_error(confidence: Array, weights: Array, count: int = 200) -> fl
     return float(np.percentile(errors, 95))
 
 
-def calibrate(data: Classes) -> Classes:
-    """Returns predictions whose probabilities are right on average, fitted on their own labels.
+def calibrate(data: Classes, weights: Array) -> Classes:
+    """Returns predictions whose probabilities are right on average, fitted on their own labels with weights [n].
 
     Weights of classes move probabilities, and so does a model that is too sure. A temperature and a factor for each
     class undo that: the mean probability of each class becomes its share of the labels.
@@ -322,26 +322,31 @@ def calibrate(data: Classes) -> Classes:
         return data
     chances = np.maximum(data.chances, LEAST_CHANCE).astype(np.float64)
     places = np.unique(np.linspace(0, len(chances) - 1, MOST_FITTED).astype(np.int64))
-    target, fitted, count = data.target[places], chances[places], len(data.names)
-    support = np.bincount(target, minlength=count)
+    target, fitted, shares, count = data.target[places], chances[places], weights[places], len(data.names)
+    if not shares.any():
+        return data
+    support = np.bincount(target, shares, count)
     best = math.inf, 1.0, np.ones(count)
     for power in POWERS:
         powered, factors = fitted**power, np.ones(count)
         for _ in range(FITTING_ROUNDS):
-            factors = divide_or(support, (1 / (powered @ factors)) @ powered)
+            factors = divide_or(support, (shares / (powered @ factors)) @ powered)
         of_target = (powered * factors)[np.arange(len(target)), target] / (powered @ factors)
-        best = min(best, (float(-np.log(of_target).mean()), power, factors), key=lambda each: each[0])
+        loss = float(-np.average(np.log(np.maximum(of_target, EPSILON)), weights=shares))
+        best = min(best, (loss, power, factors), key=lambda each: each[0])
     chances = chances ** best[1] * best[2]
     chances /= chances.sum(axis=1, keepdims=True)
     of_target, confidence = chances[np.arange(len(chances)), data.target], chances.max(axis=1)
     return replace(data, predicted=chances.argmax(axis=1), confidence=confidence, of_target=of_target, chances=chances)
 
 
-def find_gain(calibrated: Classes) -> float:
+def find_gain(calibrated: Classes, weights: Array) -> float:
     """Returns the share of a constant's log loss that the model saves; 0 if that may be chance."""
-    shares = np.bincount(calibrated.target) / max(1, len(calibrated.target))
+    if not weights.any():
+        return 0.0
+    shares = np.bincount(calibrated.target, weights) / weights.sum()
     constant = float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())
-    saved = constant - float(-np.log(np.maximum(calibrated.of_target, EPSILON)).mean())
+    saved = constant + float(np.average(np.log(np.maximum(calibrated.of_target, EPSILON)), weights=weights))
     return saved / constant if constant and saved * len(calibrated.target) > LEAST_SAVED else 0.0
 
 

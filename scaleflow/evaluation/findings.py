@@ -151,7 +151,7 @@ def judge_classes(analysis: OutputAnalysis) -> Iterator[Finding]:
 
 def judge_columns(analysis: OutputAnalysis, columns: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Judges the columns that the model takes."""
-    score = float(analysis.scores.mean()) if len(analysis.scores) else np.nan
+    score = analysis.figures.get(analysis.measure, Figure(np.nan)).value
     for row in columns:
         alone = row.get("alone", np.nan)
         behind = (alone - score) if analysis.is_error else (score - alone)

@@ -15,7 +15,7 @@ FEWEST_ROWS = 40
 Array = np.ndarray[Any, Any]
 
 
-def score_column(values: Array, target: Array, is_class: bool) -> tuple[float, float]:
+def score_column(values: Array, target: Array, is_class: bool, weights: Array | None = None) -> tuple[float, float]:
     """Returns how well a column predicts a target, and how well a constant does: accuracies, or mean absolute errors.
 
     The most frequent class, or the mean, of each range or value of the column is learned from one half of the examples
@@ -24,18 +24,20 @@ def score_column(values: Array, target: Array, is_class: bool) -> tuple[float, f
     Args:
         values: of the column, [n]: numbers, or texts.
         target: classes from 0, or values, [n].
+        weights: of the examples, [n]; None: 1 each.
     """
     if len(values) < FEWEST_ROWS:
         return float("nan"), float("nan")
-    bins = bin_column(values)
+    bins, weights = bin_column(values), np.ones(len(values)) if weights is None else weights
     is_first = np.random.default_rng(len(values)).permutation(len(values)) % 2 == 0
     scores, constants = np.zeros(len(values)), np.zeros(len(values))
     for is_learned in (is_first, ~is_first):
         tried = ~is_learned
         for scored, groups in ((scores, bins), (constants, np.zeros(len(values), np.int64))):
-            answers = answer_bins(groups[is_learned], target[is_learned], is_class)[groups[tried]]
+            known = groups[is_learned], target[is_learned], is_class, weights[is_learned]
+            answers = answer_bins(*known)[groups[tried]]
             scored[tried] = answers == target[tried] if is_class else np.abs(answers - target[tried])
-    return float(scores.mean()), float(constants.mean())
+    return float(np.average(scores, weights=weights)), float(np.average(constants, weights=weights))
 
 
 def bin_column(values: Array) -> Array:
@@ -55,13 +57,13 @@ def bin_column(values: Array) -> Array:
     return np.where(np.isfinite(numbers), bins, len(distinct) + 1)
 
 
-def answer_bins(bins: Array, target: Array, is_class: bool) -> Array:
+def answer_bins(bins: Array, target: Array, is_class: bool, weights: Array) -> Array:
     """Returns the answer for each range or value, [MOST_BINS + 2]; that of all examples for one without examples."""
     count = MOST_BINS + 2
     if not is_class:
-        totals, sums = np.bincount(bins, minlength=count), np.bincount(bins, target, count)
-        return np.where(totals > 0, sums / np.maximum(totals, 1), target.mean())
+        totals, sums = np.bincount(bins, weights, count), np.bincount(bins, target * weights, count)
+        return np.where(totals > 0, sums / np.where(totals > 0, totals, 1), np.average(target, weights=weights))
     classes = int(target.max()) + 1
-    counts = np.bincount(bins * classes + target, minlength=count * classes).reshape(count, classes)
-    whole = int(np.bincount(target).argmax())
+    counts = np.bincount(bins * classes + target, weights, count * classes).reshape(count, classes)
+    whole = int(np.bincount(target, weights).argmax())
     return np.where(counts.sum(axis=1) > 0, counts.argmax(axis=1), whole)

@@ -111,11 +111,11 @@ def analyse_classes(output: str, data: Classes, resample: Resample, miss_cost: f
     resamples = resample(data.rows)
     figures, rows = measure_classes(data, resamples)
     counts, weights = count_confusion(data, resamples.weights), resamples.weights
-    calibrated = calibrate(data)
+    calibrated = calibrate(data, weights)
     facts: dict[str, Any] = {
         "chance error": find_chance_error(data.confidence, weights) if len(data.rows) else np.nan,
         "confused": list_confused(counts, data.names),
-        "gain": find_gain(calibrated) if data.chances is not None else 0.0,
+        "gain": find_gain(calibrated, weights) if data.chances is not None else 0.0,
     }
     drawings = []
     if len(data.names) <= 200:
@@ -180,7 +180,7 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
     drawings = []
     for n, name in enumerate(names[:4]):
         errors = prediction[:, n] - target[:, n]
-        drawings += draw_errors(prediction[:, n], errors, "" if count == 1 else name)
+        drawings += draw_errors(prediction[:, n], errors, "" if count == 1 else name, resamples.weights)
     quantiles = find_error_quantiles(scores, resamples.weights)
     groups = {"target": target[:, 0]} if count == 1 else {}
     measure = "mae" if count == 1 else "error in standard deviations"
@@ -203,7 +203,8 @@ def analyse_positions(predictions: Predictions, output: str, described: Outputs,
             columns[name] = read_lists(predictions, name, output)[rows]
     names = described.names or tuple(map(str, range(described.shape[-1])))
     is_sequence = described.kind == "classification" and len(described.shape) == 2
-    figures, classes = measure_positions(columns, names, is_sequence, resample(rows))
+    resamples = resample(rows)
+    figures, classes = measure_positions(columns, names, is_sequence, resamples)
     drawings = []
     if classes:
         drawings.append(draw_weakest(classes, "iou", "Intersection over union of each class"))
@@ -214,7 +215,7 @@ def analyse_positions(predictions: Predictions, output: str, described: Outputs,
     is_error = main == "mean_error"
     scores = columns[main]
     title = "Mean error of the examples" if is_error else "Share of correct positions of the examples"
-    drawings.append(draw_histogram("examples", title, scores, title.lower()))
+    drawings.append(draw_histogram("examples", title, scores, title.lower(), resamples.weights))
     worst = np.argsort(-scores if is_error else scores, kind="stable")
     if is_sequence:
         worst = np.argsort(-columns["loss"], kind="stable")
@@ -281,7 +282,7 @@ def draw_weakest(rows: Sequence[Mapping[str, Any]], figure: str, title: str) -> 
     return Drawing(f"{figure}_of_classes", title, svg, f"{more}Lines are 95 % intervals.")
 
 
-def draw_errors(prediction: Array, errors: Array, name: str) -> list[Drawing]:
+def draw_errors(prediction: Array, errors: Array, name: str, weights: Array) -> list[Drawing]:
     """Draws the residuals of a value."""
     shown = np.unique(np.linspace(0, len(errors) - 1, MOST_DOTS).astype(int))
     label, suffix = (f" of {name}", f"_{name}") if name else ("", "")
@@ -289,12 +290,12 @@ def draw_errors(prediction: Array, errors: Array, name: str) -> list[Drawing]:
     ends = (float(x.min()), float(x.max())), (float(y.min()), float(y.max()))
     chart = Chart("residuals", *ends, ("prediction", "prediction - target")).add_line(ends[0], (0, 0), "rule")
     scatter = Drawing(f"residuals{suffix}", f"Residuals{label}", chart.add_points(x, y).to_svg())
-    return [scatter, draw_histogram(f"errors{suffix}", f"Errors{label}", errors, "prediction - target")]
+    return [scatter, draw_histogram(f"errors{suffix}", f"Errors{label}", errors, "prediction - target", weights)]
 
 
-def draw_histogram(name: str, title: str, values: Array, label: str) -> Drawing:
+def draw_histogram(name: str, title: str, values: Array, label: str, weights: Array) -> Drawing:
     low, high = np.quantile(values, (0.005, 0.995)) if len(values) > 1000 else (values.min(), values.max())
-    heights, edges = np.histogram(np.clip(values, low, high), HISTOGRAM_BARS)
+    heights, edges = np.histogram(np.clip(values, low, high), HISTOGRAM_BARS, weights=weights)
     chart = Chart(title, (float(edges[0]), float(edges[-1])), (0, float(heights.max())), (label, "examples"))
     return Drawing(name, title, chart.add_bars(edges, heights).to_svg())
 

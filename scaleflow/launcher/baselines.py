@@ -27,6 +27,7 @@ def fit_and_write(files: RunFolder) -> None:
         data, outputs = BaselineData.load(files.baseline_data), dict[str, Any]()
         values = fit_baselines(data, outputs)
         if data.keeps_outputs:
+            outputs |= {} if data.test_weights is None else {"weights": data.test_weights}
             np.savez(files.baseline_outputs, targets=data.test_targets, **outputs)
         part = files.baselines.with_suffix(".part")
         part.write_text(json.dumps(values), encoding="utf-8")

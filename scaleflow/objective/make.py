@@ -43,7 +43,7 @@ MOST_SHOWN = 10
 def find_class_weights(
     outputs: Described,
     option: ClassWeight | Mapping[str, ClassWeight] | None,
-    count: Callable[[list[str]], Mapping[str, list[int]]],
+    count: Callable[[list[str]], Mapping[str, list[float]]],
 ) -> dict[str, list[float]]:
     """Finds the weight of each class, by output; "" is the only one.
 
@@ -114,28 +114,29 @@ def list_class_weights(described: Outputs, given: Mapping[str, float]) -> list[f
     return weights
 
 
-def balance(counts: list[int]) -> list[float]:
+def balance(counts: list[float]) -> list[float]:
     """Returns examples / (classes x examples of the class); 0 for a class without examples, which does not count."""
     occurring = sum(count > 0 for count in counts)
     return [sum(counts) / (occurring * count) if count else 0.0 for count in counts]
 
 
-def count_classes(outputs: Described, names: Iterable[str], batches: Iterable[Any]) -> dict[str, list[int]]:
-    """Counts the targets of each class, without those that are ignored.
+def count_classes(outputs: Described, names: Iterable[str], batches: Iterable[Any]) -> dict[str, list[float]]:
+    """Counts the targets of each class, or sums their examples' weights, without those that are ignored.
 
     Args:
-        batches: batches of all targets of a split: arrays [b, ...], or dicts of them.
+        batches: batches (targets,) or (targets, weights) of a whole split: arrays [b, ...], or dicts of them.
     """
     named = outputs if isinstance(outputs, Mapping) else {"": outputs}
-    totals = {name: np.zeros(max(names_of_classes(named[name]).values()) + 1, np.int64) for name in names}
-    for batch in batches:
+    totals = {name: np.zeros(max(names_of_classes(named[name]).values()) + 1) for name in names}
+    for batch, *weights in batches:
         for name, total in totals.items():
-            targets = np.ravel(batch[name] if name else batch)
+            targets = np.asarray(batch[name] if name else batch)
+            shares = np.ones(targets.T.shape) * (weights[0] if weights else 1)  # the axis of examples is the last one
             if named[name].ignore is not None:
-                targets = targets[targets != named[name].ignore]
-            total += np.bincount(
-                (targets > 0.5 if named[name].kind == "binary" else targets).astype(np.int64), minlength=len(total)
-            )
+                is_counted = targets != named[name].ignore
+                targets, shares = targets * is_counted, shares * is_counted.T
+            classes = (targets > 0.5 if named[name].kind == "binary" else targets).astype(np.int64)
+            total += np.bincount(np.ravel(classes), np.ravel(shares.T), len(total))
     return {name: total.tolist() for name, total in totals.items()}
 
 

@@ -170,7 +170,7 @@ def open_table(
 
 
 def find_header(table: TableFiles, inputs: Collection[str], target: str | None) -> tuple[str, ...]:
-    """Returns the names of the columns of CSV files without a header line; the target may be left out of it.
+    """Returns the names of the columns of CSV files without a header line: all, all but the target, or the inputs.
 
     Empty if the first file has a header line. Raises ConfigError if the number of the fields is another one.
     """
@@ -178,10 +178,10 @@ def find_header(table: TableFiles, inputs: Collection[str], target: str | None) 
     fields = replace(table, csv=replace(table.csv, header=())).read_schema(file).names
     if set(inputs or header) <= set(fields):
         return ()
-    without_target = tuple(name for name in header if name != target)
-    for names in (header, without_target):
+    without_target, only_inputs = ([n for n in header if n != target], [n for n in header if n in inputs])
+    for names in (header, without_target, only_inputs):
         if len(names) == len(fields):
-            return names
+            return tuple(names)
     raise ConfigError(
         f"--input {file}: its rows have {len(fields)} fields, and the run's dataset.header names {len(header)}: "
         f"{', '.join(header)}; write a header line with the names"

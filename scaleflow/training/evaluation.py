@@ -82,7 +82,7 @@ class MetricSums:
         count = round(float(sums[0]))
         if count != expected:
             raise RunError(f"the dataset yielded {count} examples, but its source promised {expected}")
-        total = self._total(sums)
+        total = self.total(sums)
         values = [self.compute_mean_loss(sums)]
         first = 2
         for measure in self._measures:
@@ -93,14 +93,14 @@ class MetricSums:
 
     def compute_mean_loss(self, sums: np.ndarray[Any, Any]) -> float:
         """Returns the mean loss of the examples of sums [size]; NaN if there are none."""
-        total = self._total(sums)
+        total = self.total(sums)
         return float(sums[1]) / total + float(sums[-1] / sums[0]) if total else float("nan")
 
     def restore(self, sums: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Returns a copy of saved sums. Those of earlier versions have no extra loss."""
         return np.concatenate([sums, np.zeros(self.size - len(sums))])
 
-    def _total(self, sums: np.ndarray[Any, Any]) -> float:
+    def total(self, sums: np.ndarray[Any, Any]) -> float:
         """Returns the sum of the examples' weights."""
         return float(sums[-2] if self._is_weighted else sums[0])
 
@@ -156,7 +156,10 @@ class Evaluation:
         sums, *counts = self._functions[id(feed)](opened, tf.constant(steps, tf.int64))
         for count in counts:
             self._confusions[id(feed)] = np.reshape(count.numpy(), [self._classes or 0, -1]).astype(np.int64)
-        return self._metric_sums.means(sums.numpy(), feed.examples)
+        means = self._metric_sums.means(sums.numpy(), feed.examples)
+        if not self._metric_sums.total(sums.numpy()):
+            raise RunError(f"the weights of all {feed.examples} examples of a split are 0: they have no mean loss")
+        return means
 
     def profile(self, feed: Feed, tracer: Tracer) -> None:
         """Evaluates a split batch by batch, repeatedly, until the tracer has no window left."""

@@ -65,7 +65,8 @@ def write_baseline_data(splits: Splits, outputs: Any, most: int, files: RunFolde
     unit = 1.0 if outputs.scaling is None else outputs.scaling[1]
     try:
         is_sample = len(targets) < len(splits.train)
-        data = BaselineData(features, targets, *tested, classes, unit, is_sample, keeps_outputs)
+        weights = rows.weights, test_rows.weights
+        data = BaselineData(features, targets, *tested, classes, unit, is_sample, keeps_outputs, *weights)
         data.save(files.baseline_data)
     except OSError:  # a full disk, which the run itself will meet
         files.baseline_data.unlink(missing_ok=True)
@@ -129,10 +130,12 @@ def measure_kept_outputs(files: RunFolder, objective: Objective) -> dict[str, fl
 
     with np.load(files.baseline_outputs) as arrays:
         targets, *others = (arrays[name] for name in ("targets", BOOSTING, LINEAR))
+        weights = arrays.get("weights")
     if others[0].shape[1] == 1:
         targets = targets.astype(np.float32)[:, None]
     found = {
-        name: training.measure_outputs(objective, targets, each) for name, each in zip(FITTED, others, strict=True)
+        name: training.measure_outputs(objective, targets, each, weights)
+        for name, each in zip(FITTED, others, strict=True)
     }
     return {
         f"{model}/{name}": value

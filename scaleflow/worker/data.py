@@ -335,12 +335,12 @@ def make_run_objective(plan: Plan, splits: Splits, runtime: Runtime, emit: Emit)
     """
     from scaleflow import dataset, objective
 
-    def count(names: list[str]) -> dict[str, list[int]]:
+    def count(names: list[str]) -> dict[str, list[float]]:
         def count_here() -> str:
             targets = dataset.read_targets("train", splits.train)
             return json.dumps(objective.count_classes(splits.outputs, names, targets))
 
-        counts: dict[str, list[int]] = json.loads(runtime.worker_sync.from_chief(count_here))
+        counts: dict[str, list[float]] = json.loads(runtime.worker_sync.from_chief(count_here))
         return counts
 
     weights = objective.find_class_weights(splits.outputs, plan.objective.class_weight, count)

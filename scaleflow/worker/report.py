@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.errors import read_reason
 from scaleflow.interfaces import EvaluationOptions, Inputs, Outputs, map_named, name_leaves
 from scaleflow.interfaces.events import ArtifactWritten, Emit, EpochEnded, MetricsLogged, Note, StageBegan
+from scaleflow.interfaces.quantiles import weighted_quantiles
 from scaleflow.runs import EventReader, RunSpec
 from scaleflow.runs.run_name import make_run_name
 from scaleflow.runs.state import BASELINE
@@ -83,13 +84,16 @@ def measure_columns(
     name, described = next(iter(name_leaves(kept.outputs).items()))
     if not columns or not most or choose_form(described) == "positions":
         return []
-    places = predictions.column(EXAMPLE)
-    places = places if len(places) <= most else np.sort(np.random.default_rng(0).choice(places, most, replace=False))
+    places, weights = predictions.column(EXAMPLE), predictions.weights()
+    weights = np.ones(len(places)) if weights is None else weights
+    if len(places) > most:
+        chosen = np.sort(np.random.default_rng(0).choice(len(places), most, replace=False))
+        places, weights = places[chosen], weights[chosen]
     raw, targets = kept.reader.read_examples(places)
     target = name_leaves(targets)[name]
     if described.ignore is not None:
         rows = np.flatnonzero((target != described.ignore).reshape(len(target), -1).all(axis=1))
-        raw, target = map_named(lambda _, values: values[rows], raw), target[rows]
+        raw, target, weights = map_named(lambda _, values: values[rows], raw), target[rows], weights[rows]
     inputs = kept.reader.preprocess(raw)
     deadline = time.monotonic() + seconds
 
@@ -102,8 +106,8 @@ def measure_columns(
         for column, (key, place) in columns.items():
             if time.monotonic() < deadline:
                 losses[column].append(whole - score(permute(inputs, key, place, random.permutation(len(target)))))
-    resamples, is_class = Resamples(len(target), 200), described.is_one_class
-    measure, constant_loss = measure_constant(described, target)
+    resamples, is_class = Resamples(len(target), 200, weights), described.is_one_class
+    measure, constant_loss = measure_constant(described, target, weights)
     found = []
     for column, (key, place) in columns.items():
         importance = Figure(np.nan) if not losses[column] else resamples.mean(np.mean(losses[column], axis=0))
@@ -112,7 +116,8 @@ def measure_columns(
         if is_class or target.size == len(target):
             values, flat = name_leaves(raw)[key], target.reshape(len(target))
             answers = flat.astype(np.int64) if is_class else flat.astype(np.float64)
-            row["alone"], constant = score_column(values if place is None else values[:, place], answers, is_class)
+            values = values if place is None else values[:, place]
+            row["alone"], constant = score_column(values, answers, is_class, weights)
             gain = row["alone"] - constant if is_class else constant - row["alone"]
             row["tells"] = bool(gain > max(0.01 if is_class else 0.0, 0.03 * abs(constant)))
         found.append(row)
@@ -139,17 +144,19 @@ def score_outputs(described: Outputs, target: Array, outputs: Array) -> Array:
     return np.asarray(-losses.mean(axis=1))
 
 
-def measure_constant(described: Outputs, target: Array) -> tuple[str, float]:
-    """Returns the measure of an importance, and how much of it the best constant loses."""
+def measure_constant(described: Outputs, target: Array, weights: Array) -> tuple[str, float]:
+    """Returns the measure of an importance, and how much of it the best constant loses, by the weights [n]."""
     import numpy as np
 
     flat = target.reshape(len(target), -1)
     if described.kind == "regression":
-        return "mae", float(np.abs(flat - np.median(flat, axis=0)).mean())
+        middle = [weighted_quantiles(values, [0.5], weights)[0] for values in flat.T]
+        return "mae", float(np.average(np.abs(flat - middle).mean(axis=1), weights=weights))
     if described.kind == "classification":
-        shares = np.unique(flat, return_counts=True)[1] / len(flat)
+        sums = np.bincount(np.unique(flat, return_inverse=True)[1].ravel(), weights)
+        shares = sums[sums > 0] / sums.sum()
         return "log loss", float(-(shares * np.log(shares)).sum())
-    shares = np.clip((flat > 0.5).mean(axis=0), 1e-12, 1 - 1e-12)
+    shares = np.clip(np.average(flat > 0.5, axis=0, weights=weights), 1e-12, 1 - 1e-12)
     return "log loss", float(-(shares * np.log(shares) + (1 - shares) * np.log(1 - shares)).mean())
 
 

@@ -102,7 +102,7 @@ def test_a_refusal_says_what_to_type_and_that_composes(typed: str, capsys: pytes
     ("word", "expected"),
     [
         ("dataset.groups=customer", "type 'dataset.split={by: group, column: customer}'"),
-        ("dataset.weights=w", "dataset=npz has"),
+        ("dataset.weights=w", "dataset=table, huggingface"),
     ],
 )
 def test_a_refusal_says_what_there_is_in_place_of_what_is_absent(

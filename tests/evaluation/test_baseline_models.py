@@ -34,12 +34,20 @@ def draw(classes: int) -> BaselineData:
     return BaselineData(features[:200], targets[:200], features[200:], targets[200:], classes, unit=2.0)
 
 
-def test_metrics_are_those_of_scikit_learn() -> None:
-    data = draw(0)
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_metrics_are_those_of_scikit_learn(is_weighted: bool, tmp_path: Path) -> None:
+    data, shares = draw(0), np.arange(300) % 4 / 2
+    if is_weighted:
+        replace(draw(0), weights=shares[:200], test_weights=shares[200:]).save(tmp_path / "rows.npz")
+        data = BaselineData.load(tmp_path / "rows.npz")
     found = fit_baselines(data)
     for name, model in (("linear", Ridge()), ("boosting", HistGradientBoostingRegressor(random_state=0))):
-        predicted = model.fit(data.features, data.targets).predict(data.test_features)
-        rmse = np.sqrt(np.mean((predicted - data.test_targets) ** 2))
+        model.fit(data.features, data.targets, sample_weight=data.weights)
+        predicted = model.predict(data.test_features)
+        rmse = np.sqrt(np.average((predicted - data.test_targets) ** 2, weights=data.test_weights))
+        assert found[f"{name}/r2"] == pytest.approx(
+            model.score(data.test_features, data.test_targets, data.test_weights)
+        )
         assert found[f"{name}/rmse"] == pytest.approx(rmse)
         assert found[f"{name}/loss"] == pytest.approx((rmse / 2) ** 2)
     assert found["boosting/rmse"] < found["linear/rmse"]

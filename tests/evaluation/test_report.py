@@ -247,6 +247,10 @@ def test_a_column_that_tells_the_target_is_told_from_one_that_does_not() -> None
     error, constant = score_column(noise, price, is_class=False)
     assert error < 0.2 * constant
     assert np.isnan(score_column(noise[:20], price[:20], is_class=False)[0])
+    is_wrong = random.random(600) < 0.7  # and does not count
+    for is_class, answers in ((True, np.where(is_wrong, 0, target)), (False, np.where(is_wrong, 0, 9.0 * target))):
+        score, constant = score_column(word, answers, is_class, (~is_wrong).astype(float))
+        assert (score > 0.95, constant < 0.5) == (True, True) if is_class else score < 0.05 * constant
 
 
 def test_json_has_no_nan() -> None:

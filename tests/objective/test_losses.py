@@ -231,12 +231,13 @@ def balanced() -> dict[str, Any]:
     words = Outputs("classification", (4, 3), names=("a", "b", "c"), ignore=-1)
     sick = Outputs("binary", (1,), names=("no", "yes"))
     batches = [
-        {"words": np.array([[0, 0, 2, -1]], np.int8), "sick": np.array([[1.0]])},
-        {"words": np.array([[0, -1, -1, -1], [2, 0, 0, 0]], np.int8), "sick": np.array([[0.0], [0.0]])},
+        ({"words": np.array([[0, 0, 2, -1]], np.int8), "sick": np.array([[1.0]])},),
+        ({"words": np.array([[0, -1, -1, -1], [2, 0, 0, 0]], np.int8), "sick": np.array([[0.0], [0.0]])},),
     ]
+    weighted = [(targets, np.array(each)) for (targets,), each in zip(batches, ([0.5], [2.0, 3.0]), strict=True)]
     several = {"words": words, "sick": sick}
 
-    def count(names: list[str]) -> dict[str, list[int]]:
+    def count(names: list[str]) -> dict[str, list[float]]:
         return count_classes(several, names, batches)
 
     given = find_class_weights(words, {"b": 3.0, "2": 0.0}, lambda names: {})
@@ -245,6 +246,7 @@ def balanced() -> dict[str, Any]:
         "balanced": find_class_weights(several, {"words": "balanced", "sick": "balanced"}, count),
         "some": find_class_weights(several, {"sick": {"yes": 4.0}}, count),
         "none": find_class_weights(several, None, count),
+        "weighted": count_classes(several, ["words", "sick"], weighted),
     }
 
 
@@ -255,6 +257,7 @@ def test_balanced_weights_are_counted(isolated: Callable[..., Any]) -> None:
     assert found["balanced"] == {"words": [8 / 12, 0.0, 8 / 4], "sick": [3 / 4, 3 / 2]}
     assert found["some"] == {"sick": [1.0, 4.0]}
     assert found["none"] == {}
+    assert found["weighted"] == {"words": [2 * 0.5 + 2 + 3 * 3, 0.0, 0.5 + 3], "sick": [5.0, 0.5]}
 
 
 # Wrong uses -----------------------------------------------------------------------------------

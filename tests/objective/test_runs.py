@@ -162,7 +162,7 @@ def read_all_forms() -> list[list[int]]:
         Stream(records, 8, decode, at_once=3),
     ]
     batches = [list(read_targets("train", to_rows(form))) for form in forms]
-    return [np.concatenate([np.ravel(batch) for batch in each]).tolist() for each in batches]
+    return [np.concatenate([np.ravel(targets) for (targets,) in each]).tolist() for each in batches]
 
 
 def test_targets_are_read_of_every_form(isolated: Callable[..., Any]) -> None:

@@ -92,6 +92,7 @@ def test_a_delimiter_is_typed_or_that_of_the_run_or_follows_from_the_name(tmp_pa
 
 
 HEADERLESS = Reading(CsvForm(header=("area", "town", "price"), encoding="latin-1"), "price")
+WITH_WEIGHTS = Reading(CsvForm(header=("area", "weight", "town", "price"), encoding="latin-1"), "price")
 
 
 @pytest.mark.parametrize(
@@ -110,8 +111,9 @@ def test_the_header_and_the_encoding_are_those_of_the_run(tmp_path: Path, text: 
         with pytest.raises(ConfigError, match=expected):
             open_table(str(path), None, HEADERLESS, ["area", "town"])
         return
-    (rows,) = open_table(str(path), None, HEADERLESS, ["area", "town"]).read(["area", "town"], 10)
-    assert rows.table.to_pydict() == expected
+    for reading in (HEADERLESS, WITH_WEIGHTS)[: 2 if text == "3,Köln\n" else 1]:
+        (rows,) = open_table(str(path), None, reading, ["area", "town"]).read(["area", "town"], 10)
+        assert rows.table.to_pydict() == expected
 
 
 def test_text_of_another_encoding_is_named_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

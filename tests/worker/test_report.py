@@ -20,12 +20,14 @@ Array = np.ndarray[Any, Any]
 SEEDS, ROWS = 50, 1000
 
 
-def measure(outputs: Outputs, columns: dict[str, Array], target: Array, model: Any) -> tuple[list[dict[str, Any]], Any]:
+def measure(
+    outputs: Outputs, columns: dict[str, Array], target: Array, model: Any, weights: Array | None = None
+) -> tuple[list[dict[str, Any]], Any]:
     """What is measured of columns, and the analysis, for a model that is a function of columns."""
     inputs = {name: Inputs((), "float32") for name in columns}
     reader = SimpleNamespace(inputs=inputs, read_examples=lambda _: (columns, target), preprocess=lambda each: each)
     engine = SimpleNamespace(predict=lambda changed: model(**changed))
-    predictions = make_predictions(outputs, {"": {"target": target, "output": model(**columns)}})
+    predictions = make_predictions(outputs, {"": {"target": target, "output": model(**columns)}}, weights)
     kept = SimpleNamespace(reader=reader, outputs=outputs)
     found = measure_columns(cast(Any, engine), cast(Any, kept), predictions, 5000, 60.0)
     return found, analyse_output(predictions, "", outputs, 0)
@@ -59,8 +61,10 @@ def test_what_a_model_of_a_rare_class_uses_is_not_called_useless(shift: float) -
     assert len(told) == SEEDS
 
 
-def test_importance_is_the_growth_of_the_log_loss_or_of_the_error() -> None:
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_importance_is_the_growth_of_the_log_loss_or_of_the_error(is_weighted: bool) -> None:
     random = np.random.default_rng(0)
+    weights = np.arange(400) % 4 / 2 if is_weighted else None
     x, y = random.normal(size=(2, 400))
     cases = {
         "several": (CLASSES, random.integers(4, size=400), lambda x, y: np.stack([x, y, x * y, -x], axis=1)),
@@ -71,13 +75,14 @@ def test_importance_is_the_growth_of_the_log_loss_or_of_the_error() -> None:
     def compute_loss(outputs: Outputs, target: Array, given: Array) -> float:
         if outputs is CLASSES:
             chances = np.exp(given) / np.exp(given).sum(axis=1, keepdims=True)
-            return float(log_loss(target, chances, labels=range(4)))
+            return float(log_loss(target, chances, labels=range(4), sample_weight=weights))
         if outputs is LABELS:
-            return float(np.mean([log_loss(target[:, n], 1 / (1 + np.exp(-given[:, n]))) for n in range(3)]))
-        return float(np.abs(given - target).mean())
+            chances = 1 / (1 + np.exp(-given))
+            return float(np.mean([log_loss(target[:, n], chances[:, n], sample_weight=weights) for n in range(3)]))
+        return float(np.average(np.abs(given - target)[:, 0], weights=weights))
 
     for outputs, target, model in cases.values():
-        found, _ = measure(outputs, {"x": x, "y": y}, target, model)
+        found, _ = measure(outputs, {"x": x, "y": y}, target, model, weights)
         orders = np.random.default_rng(1)
         losses: dict[str, list[float]] = {"x": [], "y": []}
         for _ in range(5):

@@ -52,7 +52,7 @@ class RowReader(Protocol):
     Attributes:
         lengths: the number of rows of each block.
         paths: the file of each block.
-        spec: the specs (inputs, targets) of one row.
+        spec: the specs (inputs, targets) of one row, or with a weight.
         malformed: messages about rows that are in no block, because they cannot be divided into fields.
         faults: these, and messages about the first other rows that cannot be used.
         sampled: the indices of the rows to learn a preprocessing from: [n] int64.
@@ -60,7 +60,7 @@ class RowReader(Protocol):
 
     lengths: Sequence[int]
     paths: Sequence[str]
-    spec: tuple[Any, Any]
+    spec: tuple[Any, ...]
     malformed: Sequence[str]
     faults: Sequence[str]
     sampled: Array
@@ -268,7 +268,7 @@ class Blocks(StreamRows):
         return self.rows.recall(what, [options, is_used and hashlib.blake2b(is_used).hexdigest()], learn)
 
     def slabs(self) -> tf.data.Dataset:
-        """Returns (inputs [b, ...], targets [b, ...]) of all rows in their order."""
+        """Returns (inputs [b, ...], targets [b, ...]), or with weights [b], of all rows in their order."""
         order = BlockOrder(self, None)
 
         def read(first: int) -> Any:

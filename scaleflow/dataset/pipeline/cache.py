@@ -149,7 +149,7 @@ def preprocess_arrays(arrays: AnyArrays, transforms: Transforms) -> AnyArrays:
 
 
 def sample_rows(examples: Rows, count: int, transforms: Transforms) -> Arrays | None:
-    """Returns up to `count` examples that are spread over a split, after the preprocessing, without their weights.
+    """Returns up to `count` examples that are spread over a split, after the preprocessing.
 
     None, if they are neither in memory nor rows of a table.
     """
@@ -157,8 +157,8 @@ def sample_rows(examples: Rows, count: int, transforms: Transforms) -> Arrays | 
     if examples.place == "stream" and not is_raw:
         return None
     with refuse_unreadable("train", examples):
-        inputs, targets, *_ = examples.read_spread(count)
-    return preprocess_arrays(Arrays(inputs, targets), transforms if is_raw else {})
+        sample = Arrays(*examples.read_spread(count))
+    return preprocess_arrays(sample, transforms if is_raw else {})
 
 
 def allocate(shape: list[int], dtype: tf.DType, cache: str) -> np.ndarray[Any, Any]:

@@ -512,7 +512,8 @@ class BlockFeed(StreamFeed):
             return *rows.parts, (positions < len(order)).astype(np.float32)
 
         spec = *self._stream.rows.spec, tf.TensorSpec([], tf.float32)
-        return preprocess_batches(read_slabs(firsts, read, spec), self._transforms).rebatch(share, drop_remainder=True)
+        slabs = preprocess_batches(read_slabs(firsts, read, spec), self._transforms)
+        return slabs.map(lambda *parts: add_mask(parts[:-1], parts[-1])).rebatch(share, drop_remainder=True)
 
 
 def find_places(feed: Feed, step: int) -> np.ndarray[Any, Any]:

@@ -51,13 +51,13 @@ def find_original(source: Any) -> Any:
 
 
 def read_targets(split: str, examples: Rows) -> Iterator[Any]:
-    """Yields the targets of a split in batches, in their order: arrays [b, ...], or dicts of them.
+    """Yields (targets,) or (targets, weights) of a split in batches, in their order: arrays [b, ...], or dicts of them.
 
     Raises:
         ConfigError: if an example cannot be read.
     """
     with refuse_unreadable(split, examples):
-        yield from examples.iterate(lambda _, targets, *__: targets)
+        yield from examples.iterate(lambda _, *rest: rest)
 
 
 #: The most examples of unknown classes that a message names.
@@ -217,7 +217,7 @@ def refuse_unknown(split: str, examples: Rows, name: str, match: ClassMatch) -> 
     """Raises ConfigError, with their classes and places, if examples of a split have classes that are not known."""
     found: dict[int, list[int]] = {}
     first = 0
-    for batch in read_targets(split, examples):
+    for batch, *_ in read_targets(split, examples):
         targets = np.asarray(name_leaves(batch)[name])
         rows = targets.reshape(len(targets), -1)
         for unknown in match.unknown:

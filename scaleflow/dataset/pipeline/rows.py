@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.contract import check_cached_targets, check_ids, check_targets
+from scaleflow.dataset.pipeline.contract import check_cached_targets, check_ids, check_targets, check_weights
 from scaleflow.dataset.pipeline.records import DIGESTED, StreamRows, spread_evenly
 from scaleflow.interfaces import (
     Arrays,
@@ -106,6 +106,8 @@ class ArrayRows(Arrays, Rows):
     def check_cached(self, inputs: InputStructure, split: str) -> None:
         check_ids(inputs, split, self.inputs)
         check_cached_targets(split, self.targets)
+        if self.weights is not None:
+            check_weights(split, self.weights)
 
 
 def to_rows(examples: Examples | Rows) -> Rows:

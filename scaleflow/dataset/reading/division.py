@@ -67,9 +67,9 @@ class Division:
         return {"train": rest, "test": held_out}
 
 
-def find_keys(rule: Split) -> dict[str, str]:
-    """Returns the columns that a rule names, by the keys that name them."""
-    named = {"dataset.split.column": rule.column, "dataset.split.stratum": rule.stratum}
+def find_keys(rule: Split, weights: str | None = None) -> dict[str, str]:
+    """Returns the columns that a rule names, and that of the weights, by the keys that name them."""
+    named = {"dataset.split.column": rule.column, "dataset.split.stratum": rule.stratum, "dataset.weights": weights}
     return {key: name for key, name in named.items() if name is not None and name != TARGET}
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from scaleflow.dataset.reading.class_names import OneKind, describe_outputs
 from scaleflow.dataset.reading.spread import find_mean_and_deviation
 from scaleflow.dataset.tables.options import KEYS, MOST_NAMED, describe_left_out
-from scaleflow.dataset.tables.values import FEW, MOSTLY, Form, infer_dates, infer_type, to_classes
+from scaleflow.dataset.tables.values import FEW, MOSTLY, Form, infer_dates, infer_type, to_classes, to_weights
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState, Outputs, extend_classes
 from scaleflow.interfaces.formatting import join_first
@@ -78,6 +78,7 @@ class ColumnOptions:
     """What the options of a table say about its columns; conf/dataset/table.yaml describes them."""
 
     columns: Words | None
+    weights: str | None
     drop: Words | None
     numeric: Words | None
     categorical: Words | None
@@ -240,6 +241,13 @@ def check_column_types(rows: SampleColumns, given: Mapping[str, str]) -> None:
             )
 
 
+def check_weights_column(rows: SampleColumns, name: str | None) -> None:
+    """Rejects a column of weights without any weight; other rows are named one by one."""
+    if name is not None and to_weights(rows.columns[name])[1].all():
+        found = rows.columns[name][0].as_py()
+        raise ConfigError(f"dataset.weights={name}: no row has a number from 0 up in it, the first has {found!r}")
+
+
 def find_useless(sample: SampleColumns, names: Sequence[str], first: str, rows: Array) -> dict[str, str]:
     """Returns the columns that tell nothing, each with the reason; `first` is the first column of the files."""
     reasons = {
@@ -258,11 +266,12 @@ def divide_useless(found: Mapping[str, str], target: str) -> tuple[dict[str, str
     return kinds, useless
 
 
-def describe_columns(kinds: Mapping[str, str], target: str, kind: str) -> str:
+def describe_columns(kinds: Mapping[str, str], target: str, kind: str, weights: str | None) -> str:
     """Returns a line that says what the columns are taken for; `kind` is that of the target."""
     by_kind = {each: [name for name, found in kinds.items() if found == each] for each in EXPECTED}
     parts = [f"{each} {join_first(names, MOST_NAMED)}" for each, names in by_kind.items() if names]
-    return f"dataset=table: {'; '.join(parts)}; target {target} ({kind})"
+    role = f"; weights {weights}" if weights else ""
+    return f"dataset=table: {'; '.join(parts)}; target {target} ({kind}){role}"
 
 
 #: More different words than this share of the rows are no classes, by `kind: auto`.

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from scaleflow.dataset.reading.finite_targets import check_weights_name
 from scaleflow.errors import ConfigError, find_similar
 from scaleflow.interfaces import EarlierState
 from scaleflow.interfaces.formatting import join_first
@@ -37,7 +38,7 @@ def choose_columns(
 ) -> list[str]:
     """Returns the names of the input columns. Dropped columns may have any names, and so may those with a role.
 
-    `roles` has columns by the key of an option; they are inputs only if `columns` names them.
+    `roles` has columns by the key of an option; they are inputs only if `columns` names them, and weights never.
 
     An index, and a column with a / in its name, are no inputs, unless `columns` or the options of `kinds` name them.
     """
@@ -51,6 +52,7 @@ def choose_columns(
     left = [name for name in left if name in selected or name not in roles.values()]
     if target in selected:
         raise ConfigError(f"dataset.columns: {target} is the target, which cannot be an input; remove it")
+    check_weights_name(roles.get("dataset.weights"), selected, target, "dataset.columns")
     named = [
         *selected,
         *(name for value in kinds.values() for name in (value if isinstance(value, list | tuple) else ())),

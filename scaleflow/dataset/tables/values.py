@@ -112,6 +112,13 @@ def are_plain_numbers(column: Any) -> bool:
         return False
 
 
+def to_weights(column: Any) -> tuple[Array, Array, str]:
+    """Returns the weights of rows, [n] float32, which of them cannot be used, and what is expected."""
+    numbers, is_bad = to_numbers(column)
+    is_bad |= ~((numbers >= 0) & (numbers <= np.finfo(np.float32).max))  # also NaN
+    return np.where(is_bad, 0, numbers).astype(np.float32), is_bad, "a finite number from 0 up"
+
+
 def to_classes(column: Any) -> Any:
     """Converts a target to the names of its classes: strings, "" if missing."""
     from pyarrow import compute, types
