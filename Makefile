@@ -11,6 +11,7 @@
 # make pipeline-campaign  the same of CASES=40 pipelines
 # make random-chains  draws CASES=200 chains of two commands from SEED=0, and prints a table of the outcomes
 # make random  draws CASES=300 command lines from SEED=0, and prints what came of them as a table
+# make leaks   trains on targets drawn by a coin, with every dataset, model and validation, and prints which figures are not at chance
 # make table   makes docs/combinations.md
 # make bench-peers compares scaleflow with PyTorch, Lightning, JAX and Keras, which it installs in .venv-peers
 # make docs      builds the site of docs/ in site/; broken links are errors
@@ -30,7 +31,7 @@ SEED ?= 0
 # Images of containers often set it: each process would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all test-rest coverage check matrix campaign pipeline-campaign random random-chains table docs pictures lint bench bench-peers versions gpu ui clean
+.PHONY: run test test-all test-rest coverage check matrix campaign pipeline-campaign random random-chains leaks table docs pictures lint bench bench-peers versions gpu ui clean
 
 run: $(VENV)/installed
 	$(BIN)/scaleflow
@@ -77,6 +78,9 @@ random: $(VENV)/developed
 random-chains: CASES ?= 200
 random-chains: $(VENV)/developed
 	$(BIN)/python -m tests.chains --cases $(CASES) --seed $(SEED)
+
+leaks: $(VENV)/developed
+	$(BIN)/python -m tests.leaks
 
 table: $(VENV)/installed
 	$(BIN)/python -m tests.combinations > docs/combinations.new

@@ -367,7 +367,8 @@ def hold_out_examples(
             "fraction"
         )
     is_drawn = not examples.is_random_access
-    if is_drawn and keys == DivisionKeys() and rule.by in ("auto", "random", "column"):
+    has_keys = any(each is not None for each in vars(keys).values())
+    if is_drawn and not has_keys and rule.by in ("auto", "random", "column"):
         return *hold_out_of_stream(cast(StreamRows, examples), count, fraction, seed, emit), True
     rest, held_out = hold_out(rule, keys, len(examples), fraction, (seed, 1), examples.drawn_together)
     return examples.select(rest), examples.select(held_out), is_drawn
