@@ -60,7 +60,6 @@ WORKER_MODULES = {
     "scaleflow.export.keras_file",
     "scaleflow.export.litert",
     "scaleflow.predict.compute",
-    "scaleflow.predict.records",
     "scaleflow.profiler.tracer",
     "scaleflow.testing",
     "scaleflow.serving.loader",

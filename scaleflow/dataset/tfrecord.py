@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from scaleflow.dataset.reading.division import Division, find_keys, find_strata,
 from scaleflow.dataset.reading.files import ALL, RECORD_SUFFIXES, TEST_FRACTION, find_files, list_splits
 from scaleflow.dataset.reading.finite_targets import check_weights_name
 from scaleflow.dataset.reading.learned_cache import LearnedCache
-from scaleflow.errors import ConfigError, read_reason
+from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.interfaces import DivisionKeys, Inputs, Kind, Outputs, Split, Stream
 from scaleflow.interfaces.options import AtLeastTwo, Seed, Shape, TestFraction, Words, check_option, check_options
 
@@ -373,3 +373,31 @@ def describe_feature_outputs(kind: Kind, classes: Any, labels: Sequence[str], fe
     if labels and len(labels) != expected:
         raise ConfigError(f"dataset.names={labels}: has {len(labels)} names, expected {expected}")
     return Outputs(kind, shape, tuple(labels) or None)
+
+
+def read_inputs(
+    path: str, name: str, spec: Mapping[str, Any], compression: str, at_once: int
+) -> Iterator[np.ndarray[Any, Any]]:
+    """Yields the values [b, ...] of a feature of a file in order, at most `at_once`; a picture stays encoded.
+
+    Raises:
+        RunError: if the file is damaged, or a record is not as `spec` says.
+    """
+    feature = read_feature(f"dataset.features.{name}", spec)
+
+    def parse(record: tf.Tensor) -> tf.Tensor:
+        stored = tf.io.parse_single_example(record, {name: feature.stored})[name]
+        return stored if spec.get("kind") == "image" else feature.finish(stored)
+
+    records, intact = tf.data.TFRecordDataset(path, compression), 0
+    try:
+        values = records.map(parse, num_parallel_calls=tf.data.AUTOTUNE).batch(at_once).prefetch(1)
+        yield from values.as_numpy_iterator()
+    except tf.errors.OpError as error:
+        try:
+            for _ in records:
+                intact += 1
+        except tf.errors.OpError:
+            raise RunError(f"{path}: record {intact + 1} is damaged, or the file is cut off there") from error
+        reason = read_reason(error).rpartition("}} ")[2][:300]
+        raise RunError(f"{path}: a record is not as dataset.features says: {reason}") from error

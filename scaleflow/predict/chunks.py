@@ -3,8 +3,6 @@ the first chunk."""
 
 from __future__ import annotations
 
-import itertools
-import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +19,7 @@ from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.columns import Array
 from scaleflow.predict.language_model import LanguageModel
 from scaleflow.predict.reading import Reading
-from scaleflow.predict.table_source import FileRows, RowSource, name_row, take_chunks
+from scaleflow.predict.rows import RowBatch, RowSource, divide_rows
 
 if TYPE_CHECKING:
     from scaleflow.predict.compute import DistributedModel
@@ -153,25 +151,23 @@ class Chunk:
     """
 
     shard: int
-    rows: Sequence[FileRows]
+    rows: RowBatch
     inputs: dict[str, Array]
     is_good: Array
 
     def predict(self, task: Task, model: DistributedModel | PromptModel, report: RowReport) -> tuple[Any, int]:
         """Returns the rows of the output, and the number of predictions. Raises RunError if the model fails."""
-        places = np.flatnonzero(self.is_good)
+        places, is_good = np.flatnonzero(self.is_good), self.is_good
         if not len(places):
-            return make_rows(task, self.rows, self.is_good, task.predicted.make_empty(), report), 0
-        outputs = model.predict(self.inputs, lambda row: name_row(self.rows, int(places[row])))
+            return make_rows(task, self.rows, is_good, task.predicted.make_empty(), report), 0
+        outputs = model.predict(self.inputs, lambda row: self.rows.name(int(places[row])))
         failed = [find_failed(values).reshape(len(places), -1) for values in outputs.values()]
         is_failed = np.any([each.any(axis=1) for each in failed], axis=0)
-        is_good = self.is_good
         if is_failed.any():
             is_bad = np.zeros(len(is_good), bool)
             is_bad[places[is_failed]] = True
             faults = {int(places[row]): model.explain_failure(int(row)) for row in np.flatnonzero(is_failed)}
-            problem = Problem("prediction", is_bad, lambda row: faults[row])
-            report.add_problems([problem], lambda row: name_row(self.rows, row))
+            report.add_problems([Problem("prediction", is_bad, faults.__getitem__)], self.rows.name)
             is_good = is_good & ~is_bad
             outputs = {name: values[~is_failed] for name, values in outputs.items()}
         return make_rows(task, self.rows, is_good, task.predicted.convert(outputs), report), int(is_good.sum())
@@ -189,22 +185,11 @@ def read_chunks(task: Task, model: DistributedModel | PromptModel, report: RowRe
     from scaleflow.predict.compute import convert_rows
 
     largest = model.batch_size * max(1, min(CHUNK_BATCHES, CHUNK_ROWS // model.batch_size))
-    rows = task.source.read(task.read, largest, skip=first * (task.shard_rows or 0))
-    places = divide_shards(first, largest, task.shard_rows)
-    for (shard, _), chunk in take_chunks(rows, places):
-        parts = [convert_rows(model.inputs, task.columns, piece, task.reading, report, model.decode) for piece in chunk]
-        inputs = {name: np.concatenate([arrays[name] for arrays, _ in parts]) for name in model.inputs}
+    batches = task.source.read(task.read, largest, first * (task.shard_rows or 0))
+    for shard, rows in divide_rows(batches, first, largest, task.shard_rows):
+        inputs, is_good = convert_rows(model.inputs, task.columns, rows, task.reading, report, model.decode)
         report.watch.add(inputs)
-        yield Chunk(shard, chunk, inputs, np.concatenate([is_good for _, is_good in parts]))
-
-
-def divide_shards(first: int, largest: int, shard_rows: int | None) -> Iterator[tuple[int, int]]:
-    """Yields the shard and the number of rows of each chunk, without an end."""
-    for shard in itertools.count(first):
-        left = shard_rows or sys.maxsize
-        while left:
-            yield shard, min(left, largest)
-            left -= min(left, largest)
+        yield Chunk(shard, rows, inputs, is_good)
 
 
 def read_ahead(items: Iterator[T]) -> Iterator[T]:
@@ -216,9 +201,7 @@ def read_ahead(items: Iterator[T]) -> Iterator[T]:
             yield item
 
 
-def make_rows(
-    task: Task, rows: Sequence[FileRows], is_good: Array, predicted: Mapping[str, Any], report: RowReport
-) -> Any:
+def make_rows(task: Task, rows: RowBatch, is_good: Array, predicted: Mapping[str, Any], report: RowReport) -> Any:
     """Returns the kept columns and the predictions of some rows, as a table.
 
     Bad rows are left out, or have empty predictions.
@@ -231,7 +214,7 @@ def make_rows(
         report: says what is done with bad rows.
     """
     kept = pyarrow.schema([task.schema.field(name) for name in task.keep])
-    columns = pyarrow.concat_tables([piece.table.select(list(task.keep)).cast(kept) for piece in rows]).columns
+    columns = rows.table.select(list(task.keep)).cast(kept).columns
     arrays = list(predicted.values())
     if not is_good.all() and report.on_bad == "empty":
         places = pyarrow.array(np.cumsum(is_good) - 1, mask=~is_good)

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from scaleflow.predict.compute import DistributedModel
     from scaleflow.predict.output import Output
     from scaleflow.predict.reading import Reading
-    from scaleflow.predict.table_source import RowSource
+    from scaleflow.predict.rows import RowSource
     from scaleflow.tracking.saved_models import ModelDescription
 
 #: The overrides that this command uses.
@@ -180,8 +180,8 @@ def parse_positive(text: str) -> int:
 def predict(typed: argparse.Namespace, display: Display) -> int:
     """Checks the command, and computes and writes the predictions. Raises ConfigError before, RunError after."""
     sampling, plan = read_sampling(typed), make_prediction_plan(typed)
+    from scaleflow.predict.inputs import list_input_files
     from scaleflow.predict.output import open_output
-    from scaleflow.predict.table_source import list_input_files
 
     list_input_files(typed.input)
     output = open_output(typed.output, typed.overwrite, typed.resume)
@@ -221,7 +221,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
                 display.show_event(note)
             output.begin(manifest, first)
             began, skipped, report = time.monotonic(), output.count_rows(first), RowReport(typed.on_bad, watch)
-            progress = Progress(display, task.source.count_rows())
+            progress = Progress(display, task.source.rows)
             rows, bad = write_predictions(task, model, output, first, report, progress, stop.is_set)
             seconds = time.monotonic() - began
     values, new = {**answer_model(tracked), "output": str(output.path)}, task.list_new_columns()
@@ -282,9 +282,8 @@ def make_text_task(typed: argparse.Namespace, usual: Any, output: Output) -> Tas
     Raises ConfigError if there are none.
     """
     from scaleflow.predict.chunks import TextColumns, choose_prompt_column
-    from scaleflow.predict.inputs import open_text_files
+    from scaleflow.predict.inputs import open_table, open_text_files
     from scaleflow.predict.reading import Reading
-    from scaleflow.predict.table_source import open_table
 
     source: RowSource | None = open_text_files(typed.input)
     if source is not None:
@@ -343,7 +342,7 @@ def describe_task(typed: argparse.Namespace, tracked: TrackedRun, task: Task) ->
         "input": [[each if is_stored else str(Path(each).absolute()), *known[each]] for each in task.source.files],
         "columns": task.columns,
         "output columns": [[field.name, str(field.type)] for field in task.schema],
-        "delimiter": task.source.form.delimiter,
+        "delimiter": task.source.delimiter,
         "shard-rows": task.shard_rows,
         "on-bad": typed.on_bad,
     }

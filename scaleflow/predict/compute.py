@@ -19,7 +19,7 @@ from scaleflow.interfaces import name_leaves
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.columns import Array, is_list, is_picture
 from scaleflow.predict.reading import Reading
-from scaleflow.predict.table_source import FileRows, name_row
+from scaleflow.predict.rows import RowBatch
 from scaleflow.serving.cells import DATE
 
 #: From encoded pictures, [b] strings, to arrays [b, ...].
@@ -150,7 +150,7 @@ class OutputColumn(NamedTuple):
 def convert_rows(
     specs: Mapping[str, tf.TensorSpec],
     columns: Mapping[str, Sequence[str]],
-    rows: FileRows,
+    rows: RowBatch,
     reading: Reading,
     report: RowReport,
     decode: Decode | None = None,
@@ -171,8 +171,8 @@ def convert_rows(
     Raises:
         RunError: if a row is bad and the report does not allow it.
     """
-    is_malformed = np.isin(np.arange(len(rows.table)), list(rows.malformed))
-    problems = [Problem("fields", is_malformed, lambda row: rows.malformed[row])]
+    is_malformed = rows.faults != ""
+    problems = [Problem("fields", is_malformed, rows.faults.__getitem__)]
     found: dict[str, list[OutputColumn]] = {}
     for name, spec in specs.items():
         if is_picture(rows.table[columns[name][0]].type):
@@ -180,7 +180,7 @@ def convert_rows(
         else:
             found[name] = [convert_column(spec, column, rows, reading, name, problems) for column in columns[name]]
     problems[1:] = [each._replace(is_bad=each.is_bad & ~is_malformed) for each in problems[1:]]
-    report.add_problems(problems, lambda row: name_row([rows], row))
+    report.add_problems(problems, rows.name)
     is_good = ~np.any([each.is_bad for each in problems], axis=0)
     for name, parts in found.items():
         for part in parts:
@@ -232,7 +232,7 @@ def read_pictures(
 
 
 def convert_column(
-    spec: tf.TensorSpec, name: str, rows: FileRows, reading: Reading, input_name: str, problems: list[Problem]
+    spec: tf.TensorSpec, name: str, rows: RowBatch, reading: Reading, input_name: str, problems: list[Problem]
 ) -> OutputColumn:
     """Converts a column of an input, and appends the problems of its rows to `problems`."""
     column = rows.table[name]

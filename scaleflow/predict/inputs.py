@@ -6,24 +6,34 @@ No TensorFlow before the first record of a TFRecord file.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow
 
 from scaleflow.dataset.npz import open_arrays
-from scaleflow.dataset.reading.files import PICTURE_SUFFIXES, RECORD_SUFFIXES, TEXT_SUFFIXES, has_suffix
-from scaleflow.dataset.tables.files import open_file
+from scaleflow.dataset.reading.files import (
+    ALL,
+    PICTURE_SUFFIXES,
+    RECORD_SUFFIXES,
+    TEXT_SUFFIXES,
+    has_suffix,
+    match_files,
+)
+from scaleflow.dataset.reading.learned_cache import LearnedCache
+from scaleflow.dataset.reading.object_store import list_in_store
+from scaleflow.dataset.tables.files import TableFiles, open_file, prepare_tables
 from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.evaluation.columns import to_column
-from scaleflow.files.table_formats import CsvForm
+from scaleflow.files.object_store import is_store_address
+from scaleflow.files.table_formats import CsvForm, explain_arrow_error, find_format
 from scaleflow.predict.columns import format_columns
 from scaleflow.predict.reading import Reading
-from scaleflow.predict.table_source import FileRows, RowSource, list_input_files, open_table
+from scaleflow.predict.rows import RowBatch, RowSource, make_batch, read_places
 from scaleflow.tracking.saved_models import ModelInput
 
 #: Threads that read files of one row each.
@@ -42,7 +52,7 @@ SAVED_SPLIT, SAVED_SPLITS = "state.json", "dataset_dict.json"
 def open_input(
     path: str, delimiter: str | None, reading: Reading, inputs: Mapping[str, ModelInput], selected: Sequence[str] = ()
 ) -> RowSource:
-    """Opens what the user names: a table, or one of the containers of this module.
+    """Opens what the user names.
 
     Args:
         path: a file, a glob or a folder.
@@ -65,9 +75,9 @@ def open_input(
         for suffixes in (PICTURE_SUFFIXES, TEXT_SUFFIXES, RECORD_SUFFIXES, (".npz",))
     )
     if pictures and any(each.is_picture for each in inputs.values()):
-        return FileSource(tuple(pictures), PICTURE)
+        return open_files(pictures, PICTURE)
     if texts:
-        return FileSource(tuple(texts), TEXT)
+        return open_files(texts, TEXT)
     if pictures:
         raise ConfigError(
             f"--input {path}: has pictures, and the model was trained on arrays of pixels; use an .npz file"
@@ -79,61 +89,129 @@ def open_input(
     return open_table(path, delimiter, reading, [name for name in inputs if name])
 
 
-def open_text_files(path: str) -> FileSource | None:
-    """Opens files of prompts, each a row; returns None for other files. Raises ConfigError if there are none."""
-    files = list_input_files(path)
-    return FileSource(tuple(files), TEXT) if all(has_suffix(file, PROMPT_SUFFIXES) for file in files) else None
+def list_input_files(path: str) -> Sequence[str]:
+    """Returns the sorted files. In a folder, names that begin with `.` or `_` are left out."""
+    if is_store_address(path):
+        scheme = path.partition("://")[0]
+        return [f"{scheme}://{name}" for name in list_in_store("--input", path)[1] if "/_" not in name]
+    found = match_files(path, f"--input {path}")
+    if found is None:
+        files = (file for file in Path(path).rglob("*") if file.is_file())
+        found = sorted(str(file) for file in files if not any(p[0] in "._" for p in file.relative_to(path).parts))
+    if not found:
+        raise ConfigError(f"--input {path}: the folder has no files")
+    return found
 
 
-@dataclass(frozen=True)
-class Container:
-    """What the sources of this module have in common.
-
-    Attributes:
-        files: their paths.
-        schema: names and types of the columns.
-        values: the columns that have the values of a model's single input, if that is known.
-        labels: the columns that are copied to the output, unless the user names some.
-    """
-
-    files: tuple[str, ...]
-    schema: Any
-    values: tuple[str, ...] = ()
-    labels: ClassVar[Sequence[str]] = ()
-    form: ClassVar[CsvForm] = CsvForm()
-
-    def count_rows(self) -> int | None:
-        """Returns the number of rows; None: it is not known without reading them."""
-        return None
+# ---------------------------------------------------------------------------------------------
+# Tables
+# ---------------------------------------------------------------------------------------------
 
 
-class FileSource(Container):
-    """Files that are a row each: the path, and the bytes of a picture or the text in it.
+def open_table(
+    path: str, delimiter: str | None = None, reading: Reading | None = None, inputs: Collection[str] = ()
+) -> RowSource:
+    """Finds the files of a table and reads the names of their columns.
 
     Args:
-        files: their paths.
-        column: `picture` or `text`.
+        path: a file, a glob, or a folder with files of one format; also addresses in an object store. The names of
+            subfolders may be columns, such as `year=2024`.
+        delimiter: between the fields of a CSV file; None: that of the run.
+        reading: how the run read its own files; a delimiter that is a comma also means a tab in `.tsv` files.
+        inputs: the names of the model's inputs, by which a header line is recognised.
+
+    Raises:
+        ConfigError: if there is no such file, a file cannot be read, or formats or columns differ.
     """
+    if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
+        raise ConfigError(f"--delimiter {delimiter!r}: expected one character, such as ';'")
+    files, form, target = list_input_files(path), CsvForm(), None
+    if find_format(files[0], "--input") != "csv":
+        if delimiter is not None:
+            raise ConfigError(f"--delimiter {delimiter}: {files[0]} is no CSV file; leave it out")
+    elif reading is not None:
+        usual, target = reading.form.delimiter, reading.target
+        form = replace(reading.form, delimiter=delimiter or (usual if usual != "," else None))
+    else:
+        form = CsvForm(delimiter)
+    table = prepare_tables({ALL: [*files]}, path, form, LearnedCache(None, path), "--input")
+    if table.csv.header:
+        table.csv = replace(table.csv, header=find_header(table, inputs, target))
+    table.name_columns([table.read_schema(file) for file in files])
+    table.use(table.names)
+    counts = {file: table.count_rows(file) for file in files}
+    rows = None if None in counts.values() else sum(filter(None, counts.values()))
+    return RowSource(files, table.used, partial(read_table, table, counts), rows, delimiter=table.csv.delimiter)
 
-    labels = (FILE,)
 
-    def __init__(self, files: tuple[str, ...], column: str) -> None:
-        type_ = pyarrow.binary() if column == PICTURE else pyarrow.string()
-        super().__init__(files, pyarrow.schema([(FILE, pyarrow.string()), (column, type_)]), (column,))
+def read_table(
+    table: TableFiles, counts: Mapping[str, int | None], columns: Sequence[str], at_once: int, skip: int = 0
+) -> Iterator[RowBatch]:
+    """Yields the rows of a table as `RowSource.read` does; `counts` has those of each file, if they are known.
 
-    def count_rows(self) -> int:
-        return len(self.files)
+    Raises RunError if a file cannot be read.
+    """
+    for file, count in counts.items():
+        if skip and count is not None and skip >= count:
+            skip -= count
+            continue
+        first = 0
+        try:
+            for part, malformed in table.read_in_order(file, columns, at_once):
+                if len(part) > skip:
+                    yield make_batch(file, first, part, malformed).slice(skip)
+                first, skip = first + len(part), max(0, skip - len(part))
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError, ConfigError) as error:
+            reason = str(error) if isinstance(error, ConfigError) else explain_arrow_error(error)
+            raise RunError(f"{file}: cannot be read after row {first}: {reason}") from error
 
-    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[FileRows]:
-        """Yields the rows in order. A file that cannot be read, or a text that is no UTF-8, is malformed."""
-        (column,) = self.values
+
+def find_header(table: TableFiles, inputs: Collection[str], target: str | None) -> tuple[str, ...]:
+    """Returns the names of the columns of CSV files without a header line: all, all but the target, or the inputs.
+
+    Empty if the first file has a header line. Raises ConfigError if the number of the fields is another one.
+    """
+    header, file = table.csv.header, table.by_split[ALL][0]
+    fields = replace(table, csv=replace(table.csv, header=())).read_schema(file).names
+    if set(inputs or header) <= set(fields):
+        return ()
+    without_target, only_inputs = ([n for n in header if n != target], [n for n in header if n in inputs])
+    for names in (header, without_target, only_inputs):
+        if len(names) == len(fields):
+            return tuple(names)
+    raise ConfigError(
+        f"--input {file}: its rows have {len(fields)} fields, and the run's dataset.header names {len(header)}: "
+        f"{', '.join(header)}; write a header line with the names"
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# Other files
+# ---------------------------------------------------------------------------------------------
+
+
+def open_text_files(path: str) -> RowSource | None:
+    """Opens files of prompts, each a row; returns None for other files. Raises ConfigError if there are none."""
+    files = list_input_files(path)
+    return open_files(files, TEXT) if all(has_suffix(file, PROMPT_SUFFIXES) for file in files) else None
+
+
+def open_files(files: Sequence[str], column: str) -> RowSource:
+    """Opens files that are a row each: the path, and the bytes of a picture or the text in it, in `column`.
+
+    A file that cannot be read, or a text that is no UTF-8, is malformed.
+    """
+    type_ = pyarrow.binary() if column == PICTURE else pyarrow.string()
+    schema = pyarrow.schema([(FILE, pyarrow.string()), (column, type_)])
+
+    def read(columns: list[str], first: int, end: int) -> RowBatch:
         with ThreadPoolExecutor(THREADS) as pool:
-            for first in range(skip, len(self.files), at_once):
-                files = self.files[first : first + at_once]
-                found = list(pool.map(read_file, files, [column == TEXT] * len(files)))
-                values = pyarrow.array([content for content, _ in found], self.schema.field(column).type)
-                table = pyarrow.table({FILE: pyarrow.array(files), column: values}).select(list(columns))
-                yield FileRows(files[0], first, table, {n: why for n, (_, why) in enumerate(found) if why}, files)
+            values, faults = zip(*pool.map(lambda file: read_file(file, column == TEXT), files[first:end]), strict=True)
+        paths = np.array(files[first:end], object)
+        table = pyarrow.table([pyarrow.array(paths), pyarrow.array(values, type_)], schema=schema)
+        return RowBatch(table.select(columns), paths, np.zeros(len(paths), int), np.array(faults, object))
+
+    return RowSource(files, schema, read_places(len(files), read), len(files), (column,), (FILE,))
 
 
 def read_file(path: str, is_text: bool) -> tuple[bytes | str, str]:
@@ -148,28 +226,9 @@ def read_file(path: str, is_text: bool) -> tuple[bytes | str, str]:
         return "", "it is not UTF-8"
 
 
-@dataclass(frozen=True)
-class ArraySource(Container):
-    """Arrays of one length, by name; a value of a row may be a nested list.
-
-    Attributes:
-        arrays: those of one file; they may be mapped.
-    """
-
-    arrays: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
-
-    def count_rows(self) -> int:
-        return len(next(iter(self.arrays.values())))
-
-    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[FileRows]:
-        for first in range(skip, self.count_rows(), at_once):
-            chunk = {name: to_column(np.asarray(self.arrays[name][first : first + at_once])) for name in columns}
-            yield FileRows(self.files[0], first, pyarrow.table(chunk))
-
-
 def open_npz(
     path: str, files: Sequence[str], reading: Reading, inputs: Mapping[str, ModelInput], selected: Sequence[str]
-) -> ArraySource:
+) -> RowSource:
     """Opens an `.npz` file: the arrays of the model's inputs, and those of the same length."""
     if len(files) > 1:
         raise ConfigError(f"--input {path}: has {len(files)} .npz files; use one of them")
@@ -183,43 +242,23 @@ def open_npz(
         raise ConfigError(f"--input {path}: there is no array {format_columns(missing)}; {found}")
     if "" in inputs and len(names) != 1:
         raise ConfigError(f"--input {path}: {found}; name that of the model with --columns NAME")
-    rows = {len(arrays[name]) for name in names}
-    if len(rows) > 1:
+    (rows, *others) = {len(arrays[name]) for name in names}
+    if others:
         raise ConfigError(f"--input {path}: the arrays {format_columns(names)} have different lengths")
-    same = {name: each for name, each in arrays.items() if len(each) in rows}
-    schema = pyarrow.schema([(name, to_column(np.asarray(each[:0])).type) for name, each in same.items()])
-    return ArraySource((files[0],), schema, tuple(names) if "" in inputs else (), same)
+
+    def read(columns: Sequence[str], first: int, end: int) -> RowBatch:
+        table = pyarrow.table({name: to_column(np.asarray(arrays[name][first:end])) for name in columns})
+        return make_batch(files[0], first, table)
+
+    schema = read([name for name, each in arrays.items() if len(each) == rows], 0, 0).table.schema
+    return RowSource(files, schema, read_places(rows, read), rows, names if "" in inputs else ())
 
 
-@dataclass(frozen=True)
-class RecordSource(Container):
-    """TFRecord files of the run's features; the column of the input only.
+def open_records(path: str, files: Sequence[str], reading: Reading, inputs: Mapping[str, ModelInput]) -> RowSource:
+    """Opens TFRecord files of the run's features; the column of the input only.
 
-    Attributes:
-        spec: `dataset.features.INPUT` of the run.
-        compression: of the files, as TensorFlow names it.
+    Raises ConfigError if the run read no such files: it does not describe their features.
     """
-
-    spec: Mapping[str, Any] = field(default_factory=dict)
-    compression: str = ""
-
-    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[FileRows]:
-        from scaleflow.predict.records import read_records
-
-        (name,) = self.values
-        for path in self.files:
-            first = 0
-            for values, reason in read_records(path, name, self.spec, self.compression, at_once):
-                if reason:
-                    raise RunError(f"{path}: {reason}")
-                if len(values) > skip:
-                    column = pyarrow.array(values.tolist()) if values.dtype == object else to_column(values)
-                    yield FileRows(path, first, pyarrow.table({name: column})).slice(skip)
-                first, skip = first + len(values), max(0, skip - len(values))
-
-
-def open_records(path: str, files: Sequence[str], reading: Reading, inputs: Mapping[str, ModelInput]) -> RecordSource:
-    """Opens TFRecord files. Raises ConfigError if the run read no such files: it does not describe their features."""
     name = reading.input or ""
     if name not in reading.features or "" not in inputs:
         raise ConfigError(
@@ -233,40 +272,36 @@ def open_records(path: str, files: Sequence[str], reading: Reading, inputs: Mapp
         type_ = pyarrow.string()
     else:
         type_ = to_column(np.zeros((0, *described.shape), described.dtype)).type
-    schema = pyarrow.schema([(name, type_)])
-    return RecordSource(tuple(files), schema, (name,), reading.features[name], reading.compression)
+
+    def read(columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[RowBatch]:
+        from scaleflow.dataset.tfrecord import read_inputs
+
+        for file in files:
+            first = 0
+            for values in read_inputs(file, name, reading.features[name], reading.compression, at_once):
+                if len(values) > skip:
+                    column = pyarrow.array(values.tolist()) if values.dtype == object else to_column(values)
+                    yield make_batch(file, first, pyarrow.table({name: column})).slice(skip)
+                first, skip = first + len(values), max(0, skip - len(values))
+
+    return RowSource(files, pyarrow.schema([(name, type_)]), read, values=(name,))
 
 
-@dataclass(frozen=True)
-class SavedDataset(Container):
-    """The rows of a folder that `datasets.Dataset.save_to_disk` wrote.
-
-    Attributes:
-        rows: the dataset, in Arrow's format.
-    """
-
-    rows: Any = None
-
-    def count_rows(self) -> int:
-        return len(self.rows)
-
-    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[FileRows]:
-        chosen = self.rows.select_columns(list(columns))
-        for first in range(skip, len(chosen), at_once):
-            yield FileRows(self.files[0], first, chosen[first : first + at_once])
-
-
-def open_saved_dataset(path: str, reading: Reading) -> SavedDataset:
-    """Opens a folder of the library datasets. Raises ConfigError if it cannot be read."""
+def open_saved_dataset(path: str, reading: Reading) -> RowSource:
+    """Opens a folder that `datasets.Dataset.save_to_disk` wrote. Raises ConfigError if it cannot be read."""
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     try:
         import datasets
     except ImportError as error:
         raise ConfigError(f"--input {path}: datasets is not installed; pip install 'scaleflow[datasets]'") from error
     try:
-        rows = datasets.load_from_disk(path)
+        rows = datasets.load_from_disk(path).with_format("arrow")
     except Exception as error:  # of a file, or of what is in it
         raise ConfigError(f"--input {path}: cannot be read: {read_reason(error)}") from error
+
+    def read(columns: list[str], first: int, end: int) -> RowBatch:
+        return make_batch(path, first, rows.select_columns(columns)[first:end])
+
     schema = rows.features.arrow_schema
-    values = tuple(name for name in schema.names if name == reading.input)
-    return SavedDataset((path,), schema, values, rows.with_format("arrow"))
+    values = [name for name in schema.names if name == reading.input]
+    return RowSource((path,), schema, read_places(len(rows), read), len(rows), values)

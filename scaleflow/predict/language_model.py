@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +126,3 @@ def load_language_model(
         except ConfigError as refusal:
             refusals.append(refusal)
     raise refusals[0]
-
-
-def seed_of_row(sampling: Sampling, row: int) -> Sampling:
-    """Returns how the text of a row is generated: each row draws tokens of its own."""
-    return replace(sampling, seed=sampling.seed + row)

@@ -206,7 +206,7 @@ def test_wrong_uses_are_refused(tmp_path: Path) -> None:
         ),
         ("b.jsonl", '{"text": 5}\n', "line 1 has a value of type int, expected text"),
         ("c.jsonl", "{'text': 5}\n", "line 1: is not JSON"),
-        ("d.parquet", "none", "is no Parquet file"),
+        ("d.parquet", "none", "d.parquet cannot be read: Parquet file size is 4 bytes"),
         ("e.txt", b"a\xff b", "is not UTF-8 at byte 1"),
     ):
         path = tmp_path / name

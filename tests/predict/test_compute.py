@@ -20,13 +20,13 @@ def converted(cases: list[tuple[Any, str, tuple[int, ...], Any, str | None, bool
     from scaleflow.predict.bad_rows import RowReport
     from scaleflow.predict.compute import convert_rows
     from scaleflow.predict.reading import Reading
-    from scaleflow.predict.table_source import FileRows
+    from scaleflow.predict.rows import make_batch
 
     found: list[Any] = []
     for column, dtype, shape, missing, kind, is_filled in cases:
         reading = Reading(missing=missing, kinds={"x": kind} if kind else {}, filled={"x": True} if is_filled else {})
         specs = {"x": tf.TensorSpec([None, *shape], dtype)}
-        rows = FileRows("a.csv", 5, pyarrow.table({"x": column}))
+        rows = make_batch("a.csv", 5, pyarrow.table({"x": column}))
         results = []
         for on_bad in ("raise", "skip"):
             try:

@@ -14,7 +14,7 @@ import pytest
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.predict.inputs import open_input
 from scaleflow.predict.reading import Reading
-from scaleflow.predict.table_source import RowSource, name_row
+from scaleflow.predict.rows import RowSource
 from scaleflow.tracking.saved_models import ModelInput
 from tests.conftest import Command
 
@@ -32,12 +32,12 @@ def test_each_file_of_a_folder_of_texts_is_a_row(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     source = open_input(str(tmp_path), None, Reading(), TEXT)
-    assert (source.values, source.labels, source.count_rows()) == (("text",), ("file",), 3)
+    assert (source.values, source.labels, source.rows) == (("text",), ("file",), 3)
     files = [str(tmp_path / name) for name in ("a.txt", "b/1.txt", "c.txt")]
     assert read_all(source, ["file", "text"]) == {"file": files, "text": ["zwei ü", "one", ""]}
     assert read_all(source, ["text"], skip=2) == {"text": [""]}
     (*_, last) = source.read(["text"], 2)
-    assert (last.malformed, name_row([last], 0)) == ({0: "it is not UTF-8"}, files[2])
+    assert (last.faults.tolist(), last.name(0)) == (["it is not UTF-8"], files[2])
 
 
 def test_pictures_are_taken_from_among_other_files_if_the_model_takes_pictures(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_arrays_of_one_length_are_columns(tmp_path: Path) -> None:
         open_input(path, None, Reading(), ROW, ["points"]),
         open_input(path, None, Reading(input="points"), ROW),
     ):
-        assert source.values == ("points",)
+        assert source.values == ["points"]
         assert source.schema.names == ["points", "id"]
         assert read_all(source, ["id", "points"], skip=3) == {"id": [3, 4], "points": rows[3:].tolist()}
     named = {"points": ROW[""], "id": ModelInput((), "int32")}
@@ -81,7 +81,7 @@ def test_a_folder_of_the_library_datasets_is_read_in_its_order(tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"has the splits test, train; use --input .*saved/NAME"):
         open_input(str(tmp_path / "saved"), None, Reading(), TEXT)
     source = open_input(str(tmp_path / "saved" / "test"), None, Reading(input="text"), TEXT)
-    assert (source.values, source.count_rows()) == (("text",), 2)
+    assert (source.values, source.rows) == (["text"], 2)
     assert read_all(source, ["label", "text"]) == {"label": [1, 1], "text": ["c", "a"]}
 
 

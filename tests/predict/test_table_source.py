@@ -20,9 +20,10 @@ from scaleflow.interfaces import Inputs, LearnedPreprocessing, LearnedState, Out
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.chunks import Chunk, Task
 from scaleflow.predict.columns import match_columns
+from scaleflow.predict.inputs import open_table
 from scaleflow.predict.output import MANIFEST, open_output
 from scaleflow.predict.reading import Reading, describe_reading
-from scaleflow.predict.table_source import FileRows, name_row, open_table, take_chunks
+from scaleflow.predict.rows import divide_rows, join_batches, make_batch
 from scaleflow.tracking.saved_models import ModelInput, ModelOutput
 
 ROWS = pyarrow.table({"x": list(range(10)), "word": [f"w\n{n}" for n in range(10)]})
@@ -49,8 +50,8 @@ def test_every_format_is_read_in_pieces_from_any_row(tmp_path: Path, name: str) 
         pieces = list(source.read(["word", "x"], 3, skip))
         assert [int(x) for piece in pieces for x in piece.table["x"].to_pylist()] == list(range(skip, 10))
         assert [word for piece in pieces for word in piece.table["word"].to_pylist()] == ROWS["word"].to_pylist()[skip:]
-        assert [piece.first for piece in pieces][:1] == [skip][: len(pieces)]
-    assert source.count_rows() == (10 if name.endswith(("parquet", "feather")) else None)
+        assert [piece.numbers[0] for piece in pieces][:1] == [skip + 1][: len(pieces)]
+    assert source.rows == (10 if name.endswith(("parquet", "feather")) else None)
 
 
 @pytest.mark.parametrize("text", ["a,b", "a,b\n"])
@@ -65,12 +66,11 @@ def test_rows_of_several_files_form_chunks_that_know_their_rows(tmp_path: Path) 
     for name in ("b", "a"):
         write(tmp_path / f"{name}.parquet")
     source = open_table(f"{tmp_path}/*.parquet")
-    chunks = list(take_chunks(source.read(["x"], 4, 8), zip(itertools.count(), itertools.repeat(5), strict=False)))
-    assert [place for place, _ in chunks] == [(0, 5), (1, 5), (2, 5)]
-    values = [[x for piece in chunk for x in piece.table["x"].to_pylist()] for _, chunk in chunks]
-    assert values == [[8, 9, 0, 1, 2], [3, 4, 5, 6, 7], [8, 9]]
-    assert name_row(chunks[0][1], 1) == f"{tmp_path}/a.parquet, row 10"
-    assert name_row(chunks[0][1], 2) == f"{tmp_path}/b.parquet, row 1"
+    chunks = list(divide_rows(source.read(["x"], 4, 8), 2, 3, 5))
+    assert [shard for shard, _ in chunks] == [2, 2, 3, 3, 4]
+    assert [rows.table["x"].to_pylist() for _, rows in chunks] == [[8, 9, 0], [1, 2], [3, 4, 5], [6, 7], [8, 9]]
+    _, rows = next(divide_rows(source.read(["x"], 4, 8), 0, 5, None))
+    assert (rows.name(1), rows.name(2)) == (f"{tmp_path}/a.parquet, row 10", f"{tmp_path}/b.parquet, row 1")
 
 
 def test_a_delimiter_is_typed_or_that_of_the_run_or_follows_from_the_name(tmp_path: Path) -> None:
@@ -143,15 +143,11 @@ def test_rows_with_a_wrong_number_of_fields_keep_their_place(
         assert len(pieces) > 1
         found = [value for piece in pieces for value in piece.table["x"].to_pylist()]
         assert found == [None if n in wrong else str(n) for n in range(skip, 1000)]
-        assert {piece.first + row for piece in pieces for row in piece.malformed} == {n for n in wrong if n >= skip}
-    chunk, *_ = [chunk for _, chunk in take_chunks(source.read(["x"], 100, 395), itertools.repeat((0, 300)))]
-    assert [(name_row(chunk, row), rows.malformed[row - start]) for start, rows in number(chunk) for row in range(300)
-            if row - start in rows.malformed] == [(f"{path}, row 401", "it has 3 field(s), expected 2")]  # fmt: skip
-
-
-def number(chunk: list[FileRows]) -> list[tuple[int, FileRows]]:
-    """The pieces of a chunk, with the number of rows before each."""
-    return list(zip(itertools.accumulate((len(rows.table) for rows in chunk), initial=0), chunk, strict=False))
+        rows = join_batches(pieces)
+        assert {int(number) - 1 for number in rows.numbers[rows.faults != ""]} == {n for n in wrong if n >= skip}
+    _, rows = next(divide_rows(source.read(["x"], 100, 395), 0, 300, None))
+    (place,) = np.flatnonzero(rows.faults != "")
+    assert (rows.name(place), rows.faults[place]) == (f"{path}, row 401", "it has 3 field(s), expected 2")
 
 
 def test_the_names_of_subfolders_are_columns(tmp_path: Path) -> None:
@@ -161,7 +157,7 @@ def test_the_names_of_subfolders_are_columns(tmp_path: Path) -> None:
     source = open_table(str(tmp_path))
     tables = [piece.table.to_pydict() for piece in source.read(["town", "x"], 100)]
     assert [town for table in tables for town in table["town"]] == 10 * ["a"] + 10 * ["b"]
-    assert source.count_rows() == 20
+    assert source.rows == 20
 
 
 @pytest.mark.parametrize(
@@ -172,7 +168,7 @@ def test_the_names_of_subfolders_are_columns(tmp_path: Path) -> None:
         ([], "", "the folder has no files"),
         (["a.txt"], "a.txt", "does not end in .csv"),
         (["a.csv", "b.parquet"], "", "have different formats"),
-        (["a.csv", "wrong.csv"], "", "have different columns: word, y is in one of them only"),
+        (["a.csv", "wrong.csv"], "", "have different columns: word is in one of them only"),
         (["broken.parquet"], "broken.parquet", "cannot be read"),
         (["empty.csv"], "empty.csv", "empty.csv cannot be read: the file is empty"),
     ],
@@ -384,11 +380,11 @@ def test_a_row_for_which_the_model_computes_nan_is_bad(tmp_path: Path) -> None:
     schema = pyarrow.schema([("x", pyarrow.float64()), *predicted.make_schema()])
     source = open_table(write(tmp_path / "a.parquet"))
     task = Task(source, {"x": ["x"]}, ["x"], Reading(), predicted, schema, None)
-    rows = [
-        FileRows("a.csv", 4, pyarrow.table({"x": numbers[:2]})),
-        FileRows("b.csv", 0, pyarrow.table({"x": numbers[2:]})),
+    parts = [
+        make_batch("a.csv", 4, pyarrow.table({"x": numbers[:2]})),
+        make_batch("b.csv", 0, pyarrow.table({"x": numbers[2:]})),
     ]
-    chunk = Chunk(0, rows, {"x": np.array([1.0, -2.0, 3.0], np.float32)}, is_good)
+    chunk = Chunk(0, join_batches(parts), {"x": np.array([1.0, -2.0, 3.0], np.float32)}, is_good)
     model: Any = NanModel()
     with pytest.raises(RunError, match=r"b\.csv, row 1: the model computes NaN"):
         chunk.predict(task, model, RowReport("raise"))

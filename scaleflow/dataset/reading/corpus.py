@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from scaleflow.dataset.reading.files import ALL
+from scaleflow.dataset.reading.learned_cache import LearnedCache
+from scaleflow.dataset.tables.files import prepare_tables
 from scaleflow.errors import ConfigError
+from scaleflow.files.table_formats import CsvForm, refuse_unreadable_file
 
 TEXT_SUFFIXES, JSON_SUFFIXES, PARQUET_SUFFIXES = (".txt", ".md"), (".jsonl", ".ndjson"), (".parquet",)
 SUFFIXES = (*TEXT_SUFFIXES, *JSON_SUFFIXES, *PARQUET_SUFFIXES)
@@ -74,20 +78,15 @@ def read_json_lines(path: str, column: str) -> Iterator[str]:
 
 
 def read_parquet(path: str, column: str) -> Iterator[str]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
-        raise ConfigError(f"dataset.data_dir: {path} is no Parquet file ({error})") from error
-    with file:
-        names: Sequence[str] = file.schema_arrow.names
-        if column not in names:
-            raise ConfigError(f"dataset.column={column}: {path} has no such column; it has {', '.join(names)}")
-        number = 0
-        for batch in file.iter_batches(ROWS, columns=[column]):
-            for value in batch.column(0).to_pylist():
+    table = prepare_tables({ALL: [path]}, path, CsvForm(), LearnedCache(None, path))
+    table.name_columns([table.read_schema(path)])
+    if column not in table.names:
+        raise ConfigError(f"dataset.column={column}: {path} has no such column; it has {', '.join(table.names)}")
+    table.use([column])
+    number = 0
+    with refuse_unreadable_file(f"dataset.data_dir: {path}"):
+        for part, _ in table.read_in_order(path, [column], ROWS):
+            for value in part[column].to_pylist():
                 number += 1
                 yield check_text(value, column, f"{path}, row {number}")
 
