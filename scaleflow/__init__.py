@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from scaleflow.comparison.runs import compare_runs as compare_runs
     from scaleflow.convert import convert_model as convert_model
     from scaleflow.errors import ConfigError as ConfigError
+    from scaleflow.generate import generate_text as generate_text
     from scaleflow.pipeline.command import PipelineResult as PipelineResult
     from scaleflow.pipeline.command import run_pipeline as run_pipeline
-    from scaleflow.predict.texts import generate_text as generate_text
     from scaleflow.promote import PromotionResult as PromotionResult
     from scaleflow.promote import promote_model as promote_model
     from scaleflow.refit import refit_run as refit_run
@@ -43,8 +43,8 @@ _NAMES = {
     "scaleflow.comparison.runs": ("compare_runs",),
     "scaleflow.convert": ("convert_model",),
     "scaleflow.errors": ("ConfigError",),
+    "scaleflow.generate": ("generate_text",),
     "scaleflow.pipeline.command": ("PipelineResult", "run_pipeline"),
-    "scaleflow.predict.texts": ("generate_text",),
     "scaleflow.promote": ("PromotionResult", "promote_model"),
     "scaleflow.refit": ("refit_run",),
     "scaleflow.runs.user_metrics": ("log_metric",),

@@ -141,10 +141,10 @@ def open_table(
     table.use(table.names)
     counts = {file: table.count_rows(file) for file in files}
     rows = None if None in counts.values() else sum(filter(None, counts.values()))
-    return RowSource(files, table.used, partial(read_table, table, counts), rows, delimiter=table.csv.delimiter)
+    return RowSource(files, table.used, partial(read_table_rows, table, counts), rows, delimiter=table.csv.delimiter)
 
 
-def read_table(
+def read_table_rows(
     table: TableFiles, counts: Mapping[str, int | None], columns: Sequence[str], at_once: int, skip: int = 0
 ) -> Iterator[RowBatch]:
     """Yields the rows of a table as `RowSource.read` does; `counts` has those of each file, if they are known.
