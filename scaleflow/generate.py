@@ -23,8 +23,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scaleflow.__main__ import entry
 from scaleflow.commands.frame import CommandParser, run_command
+from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import add_run_id, answer_model, format_model_rows, load_learned_state
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options
 from scaleflow.config.words import make_override
@@ -161,4 +161,4 @@ def continue_text(
 
 
 if __name__ == "__main__":
-    entry("generate")
+    end_with(main)
