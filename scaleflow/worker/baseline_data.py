@@ -7,16 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.interfaces import (
-    BOOSTING,
-    FITTED,
-    LINEAR,
-    Arrays,
-    Inputs,
-    Objective,
-    Outputs,
-    name_leaves,
-)
+from scaleflow.interfaces import BOOSTING, FITTED, LINEAR, Arrays, Inputs, Objective, Outputs, name_leaves
 from scaleflow.interfaces.events import Emit, MetricsLogged, Note, StageBegan
 from scaleflow.runs import RunFolder
 

@@ -10,8 +10,7 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.contract import check_contract
-from scaleflow.dataset.pipeline.rows import to_rows
+from scaleflow.dataset.pipeline.rows import check_contract, to_rows
 from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
 from scaleflow.dataset.reading.class_names import show_classes
 from scaleflow.errors import ConfigError

@@ -1,28 +1,240 @@
-"""Arrays by the indices of their examples, and the rows of any split that a source gives."""
+"""Arrays by the indices of their examples; the rows of any split that a source gives, and what is refused of it."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.contract import check_cached_targets, check_ids, check_targets, check_weights
-from scaleflow.dataset.pipeline.records import DIGESTED, StreamRows, spread_evenly
+from scaleflow.dataset.column_kinds import KINDS
+from scaleflow.dataset.pipeline.records import DIGESTED, StreamRows, decode_records, largest_target, spread_evenly
+from scaleflow.dataset.reading.finite_targets import check_finite_targets
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     Arrays,
     Examples,
+    Inputs,
     InputStructure,
+    Kind,
+    Outputs,
     OutputStructure,
     Rows,
+    Source,
     Stream,
+    describe_keys,
+    label_leaf,
     map_leaves,
     name_leaves,
 )
+
+#: What a key of outputs may be: it becomes a part of the names of metrics and layers.
+OUTPUT_KEY = re.compile(r"[\w.\- ]+")
+
+#: What a key of inputs may be: any text, such as the name of a column; `/` joins the keys of nested dicts.
+INPUT_KEY = re.compile(r"[^/]+")
+
+
+class Spec(NamedTuple):
+    """The shape of one example's tensor, and the name of its dtype."""
+
+    shape: Any
+    dtype: str
+
+
+def check_contract(source: Any) -> None:
+    """Rejects an object that is not a `Source`; the error names what is missing."""
+    name = type(source).__name__
+    for attribute, kind in (("inputs", Inputs), ("outputs", Outputs)):
+        # Without getattr's default, an AttributeError inside a property is not mistaken for a missing property.
+        value = getattr(source, attribute) if hasattr(type(source), attribute) else getattr(source, attribute, None)
+        check_description(f"{name}.{attribute}", value, kind)
+    if "train" not in (getattr(source, "splits", None) or ()):
+        raise ConfigError(f"dataset: {name}.splits must name the splits, 'train' among them")
+    if not callable(getattr(source, "load", None)):
+        raise ConfigError(f"dataset: {name} needs a method load(split)")
+    for key, inputs in name_leaves(source.inputs).items():
+        if inputs.kind not in (None, *KINDS):
+            label = f"{name}.{label_leaf('inputs', key)}"
+            raise ConfigError(f"dataset: {label}.kind={inputs.kind}: expected one of {', '.join(KINDS)}")
+    for key, outputs in name_leaves(source.outputs).items():
+        label = f"{name}.{label_leaf('outputs', key)}"
+        if outputs.kind not in get_args(Kind):
+            raise ConfigError(f"dataset: {label}.kind={outputs.kind}: expected one of {', '.join(get_args(Kind))}")
+        if not outputs.shape:
+            raise ConfigError(f"dataset: {label}.shape=(): expected at least one dimension, such as (1,)")
+
+
+def check_description(label: str, value: Any, kind: type, is_nested: bool = False) -> None:
+    """Rejects what is neither a `kind` nor a dict of them. Only inputs may be nested deeper."""
+    if isinstance(value, kind):
+        return
+    can_be_dict = kind is Inputs or not is_nested
+    if not can_be_dict or not isinstance(value, Mapping) or not value:
+        or_dict = ", or a dict of them" if can_be_dict else ""
+        raise ConfigError(f"dataset: {label} must be a scaleflow.interfaces.{kind.__name__}{or_dict}")
+    for key, part in value.items():
+        if not isinstance(key, str) or not (INPUT_KEY if kind is Inputs else OUTPUT_KEY).fullmatch(key):
+            expected = "without /" if kind is Inputs else "of letters, digits, spaces, _, - and ."
+            raise ConfigError(f"dataset: {label} has the key {key!r}; expected a name {expected}")
+        check_description(f"{label}[{key!r}]", part, kind, is_nested=True)
+
+
+def check_examples(source: Source, split: str, examples: Examples) -> None:
+    """Rejects examples whose keys, shapes or dtypes differ from the source's description."""
+    inputs, targets = (
+        describe_arrays(split, examples) if isinstance(examples, Arrays) else describe_stream(split, examples)
+    )
+    wanted_inputs = map_leaves(lambda each: Spec(tuple(each.shape), each.dtype), source.inputs)
+    wanted_targets = map_leaves(lambda each: Spec(each.target_shape, ""), source.outputs)
+    for what, told, found, wanted in (
+        ("inputs", "inputs", inputs, wanted_inputs),
+        ("targets", "outputs", targets, wanted_targets),
+    ):
+        if list(name_leaves(found)) != list(name_leaves(wanted)):
+            raise ConfigError(
+                f"dataset: {what} of {split!r} {describe_keys(found)}, but the source's {told} {describe_keys(wanted)}"
+            )
+        for (name, spec), expected in zip(name_leaves(found).items(), name_leaves(wanted).values(), strict=True):
+            label = f"dataset: {label_leaf(what, name)} of {split!r}"
+            if what == "targets" and spec.dtype == "string":
+                raise ConfigError(
+                    f"{label} are texts, expected numbers; give the numbers of the classes, from 0, and their names in "
+                    "Outputs.names"
+                )
+            if spec.shape != expected.shape:
+                hint = "; it gives batches: unbatch it" if spec.shape[1:] == expected.shape else ""
+                raise ConfigError(f"{label} have shape {spec.shape}, but the source says {expected.shape}{hint}")
+            if expected.dtype and spec.dtype != expected.dtype:
+                raise ConfigError(f"{label} are {spec.dtype}, but the source says {expected.dtype}")
+
+
+def check_targets(outputs: Outputs, split: str, name: str, targets: np.ndarray[Any, Any]) -> None:
+    """Rejects targets in memory that are invalid for their kind."""
+    kind = outputs.kind
+    label = f"{kind} {label_leaf('targets', name)} of {split!r}"
+    if targets.dtype.kind not in ("iu" if kind == "classification" else "iufb"):
+        expected = "integers" if kind == "classification" else "numbers"
+        raise ConfigError(f"dataset: {label} are {targets.dtype.name}, expected {expected}")
+    check_finite_targets(label, targets)
+    counted = targets if outputs.ignore is None else targets[targets != outputs.ignore]
+    if not counted.size:
+        raise ConfigError(f"dataset: all {label} are {outputs.ignore}, which is ignored")
+    last = largest_target(outputs)
+    if last is None:
+        return
+    low, high = counted.min(), counted.max()
+    if low < 0 or high > last:
+        besides = "" if outputs.ignore is None else f" or {outputs.ignore}, which is ignored"
+        raise ConfigError(f"dataset: {label} range from {low} to {high}, expected 0 to {last}{besides}")
+
+
+def check_ids(inputs: InputStructure, split: str, examples: Any) -> None:
+    """Rejects numbers in memory that are not below `Inputs.vocabulary`. XLA would take others for the last one.
+
+    Args:
+        inputs: what the examples are.
+        split: names them.
+        examples: arrays [n, ...] of the structure of `inputs`; those that are mapped from a file are not read.
+    """
+    arrays = name_leaves(examples)
+    for name, each in name_leaves(inputs).items():
+        ids = arrays[name]
+        if each.vocabulary is None or ids.dtype.kind not in "iu" or isinstance(ids, np.memmap):
+            continue
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= each.vocabulary:
+            raise ConfigError(
+                f"dataset: {label_leaf('inputs', name)} of {split!r} range from {low} to {high}, expected 0 to "
+                f"{each.vocabulary - 1}, because their vocabulary is {each.vocabulary}"
+            )
+
+
+def check_cached_targets(split: str, targets: Any) -> None:
+    """Rejects targets of a stream, a structure of arrays, that are NaN or infinite, now that they are in memory."""
+    for name, each in name_leaves(targets).items():
+        check_finite_targets(f"{label_leaf('targets', name)} of {split!r}", each)
+
+
+def check_weights(split: str, weights: np.ndarray[Any, Any]) -> None:
+    """Rejects weights in memory that are no numbers from 0 up."""
+    is_valid = weights.dtype.kind in "iufb" and bool(np.isfinite(weights).all()) and weights.min() >= 0
+    if not is_valid or not weights.any():
+        problem = "are all 0" if is_valid else "contain values that are negative, infinite or NaN"
+        raise ConfigError(f"dataset: weights of {split!r} {problem}")
+
+
+def describe_arrays(split: str, examples: Arrays) -> tuple[Any, Any]:
+    """Returns the structures of specs (inputs, targets) of examples in memory."""
+    lengths = {}
+    for what, part in zip(("inputs", "targets", "weights"), examples.parts, strict=False):
+        for name, array in name_leaves(part).items():
+            if not isinstance(array, np.ndarray):
+                raise ConfigError(
+                    f"dataset: {label_leaf(what, name)} of {split!r} are a {type(array).__name__}, expected a numpy "
+                    "array"
+                )
+            if array.dtype == object and array.size and isinstance(array.flat[0], np.ndarray | list | tuple):
+                raise ConfigError(
+                    f"dataset: {label_leaf(what, name)} of {split!r} are arrays of several lengths; pad them, as "
+                    "keras.utils.pad_sequences does"
+                )
+            lengths[label_leaf(what, name)] = len(array)
+    if len(set(lengths.values())) > 1:
+        first, count = next(iter(lengths.items()))
+        other, others = next(item for item in lengths.items() if item[1] != count)
+        raise ConfigError(f"dataset: load({split!r}) returned {count} {first} and {others} {other}")
+    if examples.weights is not None and examples.weights.ndim != 1:
+        raise ConfigError(
+            f"dataset: weights of {split!r} have shape {examples.weights.shape}, expected one number each"
+        )
+    if examples.weights is not None:
+        check_weights(split, examples.weights)
+    inputs, targets = (map_leaves(to_spec, part) for part in examples.parts[:2])
+    return inputs, targets
+
+
+def to_spec(array: np.ndarray[Any, Any]) -> Spec:
+    return Spec(array.shape[1:], "string" if array.dtype.kind in "OSU" else array.dtype.name)
+
+
+def describe_stream(split: str, examples: Stream) -> tuple[Any, Any]:
+    """Returns the structures of specs (inputs, targets) of a stream."""
+    spec = decode_records(examples).element_spec
+    if not (isinstance(spec, tuple) and len(spec) in (2, 3) and all(is_tensor_structure(part) for part in spec)):
+        raise ConfigError(
+            f"dataset: the stream of {split!r} must yield (input, target), or (input, target, weight), but yields "
+            f"{spec}"
+        )
+    if len(spec) == 3 and (isinstance(spec[2], Mapping) or spec[2].shape.rank != 0 or not is_number(spec[2].dtype)):
+        raise ConfigError(f"dataset: the stream of {split!r} yields the weight {spec[2]}, expected one number")
+    count = int(examples.dataset.cardinality())
+    if count != examples.length and count >= 0:
+        raise ConfigError(
+            f"dataset: the stream of {split!r} holds {count} examples, but the source says {examples.length}"
+        )
+    inputs, targets = (
+        map_leaves(
+            lambda each: Spec(tuple(each.shape) if each.shape.rank is not None else "unknown", each.dtype.name), part
+        )
+        for part in spec[:2]
+    )
+    return inputs, targets
+
+
+def is_number(dtype: Any) -> bool:
+    return bool(dtype.is_floating or dtype.is_integer)
+
+
+def is_tensor_structure(spec: Any) -> bool:
+    """Returns whether an element's component is a tensor, or a dict of tensors."""
+    return all(hasattr(leaf, "shape") for leaf in name_leaves(spec).values()) and spec != {}
+
 
 #: Arrays are digested whole up to this size: a core takes 2 s for it. Of larger ones, so many bytes are a sample.
 WHOLE_BYTES = 2 << 30

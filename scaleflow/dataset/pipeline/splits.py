@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from scaleflow.dataset.pipeline.blocks import MEMORY_BYTES, Blocks
 from scaleflow.dataset.pipeline.cache import Transforms, cache_blocks, cache_split
-from scaleflow.dataset.pipeline.contract import check_contract, check_examples, check_ids
 from scaleflow.dataset.pipeline.folds import choose_validation, number_folds
 from scaleflow.dataset.pipeline.matched_source import find_original
 from scaleflow.dataset.pipeline.preprocessing import (
@@ -26,7 +25,14 @@ from scaleflow.dataset.pipeline.preprocessing import (
     make_transform,
 )
 from scaleflow.dataset.pipeline.records import StreamRows, cache_records, draw, record_bytes, to_mask
-from scaleflow.dataset.pipeline.rows import Fingerprint, fingerprint_split, to_rows
+from scaleflow.dataset.pipeline.rows import (
+    Fingerprint,
+    check_contract,
+    check_examples,
+    check_ids,
+    fingerprint_split,
+    to_rows,
+)
 from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
 from scaleflow.dataset.reading.division import encode_keys, find_strata, hold_out, hold_out_fold, is_by_target
 from scaleflow.dataset.reading.learned_cache import LearnedCache
