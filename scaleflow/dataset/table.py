@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.column_kinds import TABLE_KINDS
 from scaleflow.dataset.pipeline.blocks import Blocks, make_blocks
 from scaleflow.dataset.reading.class_names import OneKind
 from scaleflow.dataset.reading.division import Division, find_keys, find_strata, is_by_target, read_keys
@@ -19,7 +18,7 @@ from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, list_splits
 from scaleflow.dataset.reading.finite_targets import check_weights_name
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.dataset.reading.text import LOWER
-from scaleflow.dataset.tables.columns import make_preprocessing
+from scaleflow.dataset.tables.columns import check_embedding, describe_input_column, make_preprocessing
 from scaleflow.dataset.tables.files import TableFiles, open_tables
 from scaleflow.dataset.tables.kinds import (
     ColumnOptions,
@@ -59,7 +58,7 @@ from scaleflow.dataset.tables.values import (
 )
 from scaleflow.errors import ConfigError
 from scaleflow.files.table_formats import CsvForm
-from scaleflow.interfaces import Arrays, DivisionKeys, EarlierState, Inputs, Outputs, Split, Standardize
+from scaleflow.interfaces import Arrays, DivisionKeys, EarlierState, Outputs, Split, Standardize
 from scaleflow.interfaces.formatting import MAX_NAMED, join_first
 from scaleflow.interfaces.learned_state import parse_leaves
 from scaleflow.interfaces.options import AtLeastTwo, Positive, Seed, TestFraction, Words, at_least, check_options
@@ -132,10 +131,7 @@ class Table:
         earlier: EarlierState | None = None,
         split: Split | None = None,
     ) -> None:
-        if tokens is not None and not embed:
-            raise ConfigError(
-                f"dataset.tokens={tokens}: is for dataset.embed=true; without it all words of a text count"
-            )
+        check_embedding(tokens, embed)
         self._division, self._earlier = Division(split or Split("random"), test, split_seed), earlier
         self._target, self._weights = target, weights
         form = CsvForm(delimiter, tuple(header or ()), encoding, tuple(missing or ()))
@@ -143,11 +139,6 @@ class Table:
         self.learned_cache = LearnedCache(cache_dir, data_dir)
         self._files = open_tables(data_dir, form, self.learned_cache)
         self._past = {} if earlier is None else earlier.find_reading(self)  # how the earlier run read its table
-        if self._division.rule.by == "column" and ALL not in self._files.by_split:
-            raise ConfigError(
-                f"dataset.split={{by: column}}: the files are named after splits: {', '.join(self._files.by_split)}; "
-                "leave it out, or name the files otherwise"
-            )
         told = ColumnOptions(
             *(columns, weights, drop, numeric, categorical, text, decimal, thousands, dates),
             *(kind, most_values, rare, scale_target),
@@ -163,12 +154,8 @@ class Table:
         self._missing_words = types.missing_words
         self.unlabelled: dict[str, str] = {}  # by split, a text on the rows that `load` leaves out
         self.outputs: Outputs = parse_leaves([{"name": "", **types.outputs}], Outputs)
-        unused = [*(name for name in self._files.names if name not in (*names, target)), *useless]
-        self.reading = self._describe_reading(form, unused, types)
-        self.inputs = {
-            name: Inputs((), "float64" if each == NUMBER else "string", kind=TABLE_KINDS[each].name)
-            for name, each in self._kinds.items()
-        }
+        self.reading = self._describe_reading(form, names, useless, types)
+        self.inputs = {name: describe_input_column(each) for name, each in self._kinds.items()}
         self.preprocessing = {
             name: make_preprocessing(name, each, embed, vocabulary, tokens, standardize, most_values)
             for name, each in self._kinds.items()
@@ -181,6 +168,11 @@ class Table:
 
         If an earlier run is evaluated or resumed, both are those of that run.
         """
+        if self._division.rule.by == "column" and ALL not in self._files.by_split:
+            raise ConfigError(
+                f"dataset.split={{by: column}}: the files are named after splits: {', '.join(self._files.by_split)}; "
+                "leave it out, or name the files otherwise"
+            )
         known: Mapping[str, str] = self._past.get("columns", {})
         if known and self._earlier is not None and not self._earlier.extends:
             check_known_columns([*known], self._files.names, data_dir)
@@ -243,7 +235,10 @@ class Table:
         rows.forms, rows.missing_words = types.forms, types.missing_words
         return types
 
-    def _describe_reading(self, form: CsvForm, unused: Sequence[str], types: TableTypes) -> dict[str, Any]:
+    def _describe_reading(
+        self, form: CsvForm, names: Sequence[str], useless: Collection[str], types: TableTypes
+    ) -> dict[str, Any]:
+        unused = [*(name for name in self._files.names if name not in (*names, self._target)), *useless]
         many = {**self._past.get("many_words", {}), **types.many}
         found = {"columns": self._kinds, "target": self._target, "format": self._files.format, **asdict(form)}
         found |= {} if self._weights is None else {"weights": self._weights}

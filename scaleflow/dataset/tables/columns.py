@@ -14,6 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from scaleflow.dataset.column_kinds import TABLE_KINDS
 from scaleflow.dataset.reading.spread import find_mean_and_deviation
 from scaleflow.dataset.reading.text import LOWER, SPECIAL, Text, add_variants, add_words, find_split
 from scaleflow.errors import ConfigError
@@ -317,6 +318,15 @@ def count_days(year: keras.KerasTensor, month: keras.KerasTensor, day: keras.Ker
     leap_days = years // 4 - years // 100 + years // 400
     days = day + (153 * months + 2) // 5 + 365 * years + leap_days - 32045 - EPOCH_DAY
     return ops.cast(days, "float64")
+
+
+def check_embedding(tokens: int | None, embed: bool) -> None:
+    if tokens is not None and not embed:
+        raise ConfigError(f"dataset.tokens={tokens}: is for dataset.embed=true; without it all words of a text count")
+
+
+def describe_input_column(kind: str) -> Inputs:
+    return Inputs((), "float64" if kind == NUMBER else "string", kind=TABLE_KINDS[kind].name)
 
 
 def make_preprocessing(
