@@ -61,9 +61,10 @@ def cache_blocks(splits: Sequence[Blocks], cache: str, transforms: Transforms, w
     masks = [keep for keep in keeps if keep is not None]
     union = np.logical_or.reduce(masks) if len(masks) == len(keeps) else None
     together = make_blocks(splits[0].rows, union)
-    cached = cache_split("train", together, cache, transforms, workers)
-    if not isinstance(cached, ArrayRows):
+    examples = cache_split("train", together, cache, transforms, workers)
+    if examples.place == "stream":
         return list(splits)
+    cached = cast(ArrayRows, examples)
 
     def select(keep: np.ndarray[Any, Any]) -> ArrayRows:
         places = np.flatnonzero(keep if union is None else keep[union])

@@ -345,7 +345,7 @@ def find_division_keys(rule: Split, examples: Rows, outputs: OutputStructure) ->
     keys = encode_keys(rule, DivisionKeys.of(examples), len(examples))
     output = outputs if isinstance(outputs, Outputs) else None
     has_classes = output is not None and output.is_one_class
-    uses_classes = rule.by == "auto" and has_classes and isinstance(examples, Arrays)
+    uses_classes = rule.by == "auto" and has_classes and examples.place != "stream"
     if keys.strata is not None or not (is_by_target(rule) or uses_classes):
         return keys
     if output is None or not (has_classes or output.shape == (1,)):
