@@ -157,6 +157,7 @@ def draw_rows(seed: int, count: int) -> pd.DataFrame:
     return pd.DataFrame({"x": x, "z": z, "w": weights, "y": np.where((x > 0) != is_wrong, "yes", "no")})
 
 
+@pytest.mark.slow
 def test_the_weighted_metrics_are_the_same_by_every_door(command: Command) -> None:
     """In the run, whose members leave out folds, in its report, in `evaluate`, and of what `predict` returns."""
     folder, test = command.folder, draw_rows(1, 60)
