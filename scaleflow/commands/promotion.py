@@ -388,9 +388,9 @@ def compare_models(
     )
     gain, low, high = used.measure_gain(options.confidence)
     better, worse = int((used.gains > 0).sum()), int((used.gains < 0).sum())
-    return ScoreComparison(
-        pair.metric, pair.is_error, count, left_out, candidate_mean, champion_mean, gain, low, high, better, worse, on
-    )
+    means, counts = (candidate_mean, champion_mean), (better, worse, used.count_differing())
+    over = used.units.describe() if used.units else ""
+    return ScoreComparison(pair.metric, pair.is_error, count, left_out, *means, gain, low, high, *counts, on, over)
 
 
 def choose_pair(pairs: Sequence[PairedScores], metric: str | None) -> PairedScores:

@@ -9,8 +9,8 @@ import numpy as np
 from scaleflow.comparison.loading import ComparedRun
 from scaleflow.errors import ConfigError
 from scaleflow.evaluation.collector import EXAMPLE
-from scaleflow.evaluation.predictions import ID, PREDICTIONS, Predictions, load_predictions
-from scaleflow.evaluation.resampling import Resamples
+from scaleflow.evaluation.predictions import ID, PREDICTIONS, Predictions, find_units, load_predictions
+from scaleflow.evaluation.resampling import Resamples, Units
 from scaleflow.interfaces import Outputs, name_leaves
 
 #: The number of resamples.
@@ -49,12 +49,12 @@ class ExampleValues:
             return np.asarray(self.finish(sums / totals))
 
 
-def compare_examples(first: ExampleValues, second: ExampleValues) -> tuple[float, float]:
+def compare_examples(first: ExampleValues, second: ExampleValues, units: Units | None = None) -> tuple[float, float]:
     """Returns the bounds of the difference between two models' metrics (second - first) on the same examples.
 
     A paired bootstrap: each resample draws the same examples for both. The interval is one of 95 %.
     """
-    resamples = Resamples(len(first.values), RESAMPLES)
+    resamples = Resamples(len(first.values), RESAMPLES, units=units)
     before, now = (each.resample(resamples) for each in (first, second))
     found = resamples.figure(second.compute() - first.compute(), now - before)
     return found.low, found.high
@@ -66,10 +66,12 @@ class PairedPredictions:
     Attributes:
         reason: why there are none; empty if there are.
         split: `test` or `validation`.
+        units: which examples are drawn again together; None: each by itself.
     """
 
     def __init__(self, first: ComparedRun, second: ComparedRun, has_same_data: bool = False) -> None:
         self.reason, self.split, self.count = "", "", 0
+        self.units: Units | None = None
         self._runs: list[tuple[Predictions, Array]] = []
         paths = [run.files.evaluation / PREDICTIONS for run in (first, second)]
         if missing := [name for name, path in zip(("first", "second"), paths, strict=True) if not path.is_file()]:
@@ -87,7 +89,7 @@ class PairedPredictions:
         names = [each.column(key) for each in found]
         _, first_rows, second_rows = np.intersect1d(names[0], names[1], assume_unique=True, return_indices=True)
         self._runs = [(found[0], first_rows), (found[1], second_rows)]
-        self.split, self.count = found[0].split, len(first_rows)
+        self.split, self.count, self.units = found[0].split, len(first_rows), find_units(*self._runs)
         self.reason = "" if self.count else "the runs were tested on other examples"
 
     def find(self, metric: str, values: tuple[float, float]) -> tuple[ExampleValues, ExampleValues] | None:

@@ -86,7 +86,11 @@ def measure_examples(
     parts = pairs.find(metric, values)
     if parts is None:
         return None, None, f"{NOT_KNOWN}: kept predictions do not give this metric"
-    return *compare_examples(*parts), f"{pairs.count:,} {pairs.split} examples, resampled".replace(" all ", " ")
+    low, high = compare_examples(*parts, pairs.units)
+    over = f" in {pairs.units.describe()}" if pairs.units else ""
+    if math.isnan(low):
+        return None, None, f"{NOT_KNOWN}: all examples are{over}"
+    return low, high, f"{pairs.count:,} {pairs.split} examples{over}, resampled".replace(" all ", " ")
 
 
 def measure_repeats(first: ComparedRun, second: ComparedRun, name: str) -> tuple[float, float, str] | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import NormalDist
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +12,8 @@ from scaleflow.errors import ConfigError
 from scaleflow.evaluation.collector import EXAMPLE, choose_form
 from scaleflow.evaluation.findings import name_metric
 from scaleflow.evaluation.outputs import analyse_output
-from scaleflow.evaluation.predictions import Predictions
-from scaleflow.evaluation.resampling import Figure, Resamples
+from scaleflow.evaluation.predictions import Predictions, find_units
+from scaleflow.evaluation.resampling import Figure, Resamples, Units
 from scaleflow.interfaces import name_leaves
 
 Array = np.ndarray[Any, Any]
@@ -33,6 +31,7 @@ class PairedDifference:
         is_error: whether a smaller one is better.
         difference: from the other one, with the interval of a paired bootstrap.
         better, worse: the examples that it predicts better, or worse, than the other one.
+        over: the units that the intervals are of, such as `12 groups of customer`; empty if each example is one.
     """
 
     metric: str
@@ -42,11 +41,12 @@ class PairedDifference:
     difference: Figure
     better: int
     worse: int
+    over: str = ""
 
     @property
     def is_noise(self) -> bool:
-        """Whether the difference may be chance: its interval contains 0."""
-        return bool(self.difference.low <= 0 <= self.difference.high)
+        """Whether the difference may be chance: its interval contains 0, or there is none."""
+        return not (self.difference.low > 0 or self.difference.high < 0)
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class PairedScores:
         examples: their places in the split, [n].
         scores, others: of the model and of the other one, [n].
         weights: of the examples, [n]; None: 1 each.
+        units: which examples are drawn again together; None: each by itself.
     """
 
     metric: str
@@ -67,6 +68,7 @@ class PairedScores:
     scores: Array
     others: Array
     weights: Array | None
+    units: Units | None = None
 
     @property
     def gains(self) -> Array:
@@ -75,22 +77,22 @@ class PairedScores:
 
     def select(self, is_used: Array) -> PairedScores:
         """Returns the scores of some of the examples, [n] bool."""
-        weights = None if self.weights is None else self.weights[is_used]
-        scores, others = self.scores[is_used], self.others[is_used]
-        return PairedScores(self.metric, self.is_error, self.examples[is_used], scores, others, weights)
+        arrays: dict[str, Any] = {name: each for name, each in vars(self).items() if isinstance(each, np.ndarray)}
+        chosen = {name: each[is_used] for name, each in arrays.items()}
+        return replace(self, **chosen, units=self.units and self.units.take(is_used))
+
+    def count_differing(self) -> int:
+        """Returns on how many examples, or units of them, one model is better than the other one."""
+        sums = self.gains if self.units is None else np.bincount(self.units.numbers, self.gains)
+        return int(np.count_nonzero(sums))
+
+    def resample(self, count: int, **options: Any) -> Resamples:
+        """Returns resamples of the examples, with options of `Resamples`."""
+        return Resamples(len(self.scores), count, self.weights, self.units, **options)
 
     def measure_gain(self, confidence: float) -> Figure:
-        """Returns the mean gain of two or more examples with its interval, by the paired bootstrap.
-
-        The percentiles are expanded for few examples, as Hesterberg (2015, The American Statistician 69) says: the
-        usual ones are too narrow by the difference between Student's and the normal distribution, and by
-        sqrt((n - 1) / n).
-        """
-        count, normal = len(self.scores), NormalDist()
-        z = normal.inv_cdf((1 + confidence) / 2)
-        student = z + (z**3 + z) / (4 * (count - 1))
-        tail = 100 * normal.cdf(-student * math.sqrt(count / (count - 1)))
-        return Resamples(count, MOST_RESAMPLES, self.weights, (tail, 100 - tail)).mean(self.gains)
+        """Returns the mean gain of two or more examples with its interval, by the paired bootstrap."""
+        return self.resample(MOST_RESAMPLES, confidence=confidence, is_expanded=True).mean(self.gains)
 
 
 def pair_scores(model: Predictions, other: Predictions) -> list[PairedScores]:
@@ -104,24 +106,22 @@ def pair_scores(model: Predictions, other: Predictions) -> list[PairedScores]:
         raise ConfigError("the models have other outputs")
     found = []
     for name, described in outputs.items():
-        analysis, form = analyse_output(model, name, described, 0), choose_form(described)
-        if form in ("class", "best") and choose_form(known[name]) in ("class", "best"):
-            rows = other.column(EXAMPLE)
-            first = model.column(EXAMPLE)[analysis.rows]
-            _, mine, its = np.intersect1d(first, rows, assume_unique=True, return_indices=True)
-            targets = model.column("target", name)[analysis.rows][mine]
-            others = (targets == other.column("prediction", name)[its]).astype(np.float64)
-        elif form == choose_form(known[name]):
-            theirs = analyse_output(other, name, known[name], 0)
-            first, second = model.column(EXAMPLE)[analysis.rows], other.column(EXAMPLE)[theirs.rows]
-            _, mine, its = np.intersect1d(first, second, assume_unique=True, return_indices=True)
-            others = theirs.scores[its]
-        else:
+        own, kinds = analyse_output(model, name, described, 0), {choose_form(described), choose_form(known[name])}
+        has_classes = kinds <= {"class", "best"}
+        if len(kinds) > 1 and not has_classes:
             raise ConfigError("the models have other outputs")
-        weights = model.weights()
-        own = None if weights is None else weights[analysis.rows[mine]]
-        metric = name_metric(name, analysis.measure)
-        found.append(PairedScores(metric, analysis.is_error, first[mine], analysis.scores[mine], others, own))
+        theirs = None if has_classes else analyse_output(other, name, known[name], 0)
+        its_rows = np.arange(len(other.table)) if theirs is None else theirs.rows
+        pair = model.column(EXAMPLE)[own.rows], other.column(EXAMPLE)[its_rows]
+        examples, mine, its = np.intersect1d(*pair, assume_unique=True, return_indices=True)
+        rows, its_rows = own.rows[mine], its_rows[its]
+        if theirs is None:
+            is_right = model.column("target", name)[rows] == other.column("prediction", name)[its_rows]
+        others = is_right.astype(np.float64) if theirs is None else theirs.scores[its]
+        weights, units = model.weights(), find_units((model, rows), (other, its_rows))
+        of_rows = None if weights is None else weights[rows]
+        metric = name_metric(name, own.measure)
+        found.append(PairedScores(metric, own.is_error, examples, own.scores[mine], others, of_rows, units))
     return found
 
 
@@ -134,7 +134,7 @@ def compare_predictions(model: Predictions, other: Predictions, count: int = 100
         raise ConfigError(f"the predictions are of different examples: {describe_of(model)} and {describe_of(other)}")
     found = []
     for pair in pair_scores(model, other):
-        resamples = Resamples(len(pair.scores), count, pair.weights)
+        resamples = pair.resample(count)
         found.append(
             PairedDifference(
                 pair.metric,
@@ -144,6 +144,7 @@ def compare_predictions(model: Predictions, other: Predictions, count: int = 100
                 resamples.mean(pair.scores - pair.others),
                 int((pair.gains > 0).sum()),
                 int((pair.gains < 0).sum()),
+                pair.units.describe() if pair.units else "",
             )
         )
     return found
@@ -167,5 +168,5 @@ def list_differences(named: Sequence[tuple[str, Predictions]]) -> list[dict[str,
             if predictions is not named[0][1]:
                 row |= {"difference": each.difference, "better": each.better, "worse": each.worse}
                 row["more than noise"] = "no" if each.is_noise else "yes"
-            rows.append({**row, "examples": each.examples})
+            rows.append({**row, "examples": each.examples, **({"over": each.over} if each.over else {})})
     return rows

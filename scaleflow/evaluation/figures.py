@@ -22,6 +22,9 @@ BINS = 10
 #: Ranking figures take a sort and two running sums for each class: fewer resamples are enough for their intervals.
 RANKED_RESAMPLES = 200
 
+#: Where units are drawn, scores are rounded to so many steps.
+MOST_STEPS = 1000
+
 #: The powers of probabilities that a calibration tries, its rounds for each, the examples that it uses, and the least
 #: probability that it sees.
 POWERS, FITTING_ROUNDS, MOST_FITTED, LEAST_CHANCE = np.geomspace(0.1, 2, 8), 12, 10_000, 1e-9
@@ -105,14 +108,14 @@ def measure_classes(data: Classes, resamples: Resamples) -> tuple[dict[str, Figu
     count, weights = len(data.names), resamples.weights
     groups = (data.target, data.predicted, np.where(data.is_correct, data.target, count))
     exact = [np.bincount(group, weights, count + 1)[:count] for group in groups]
-    drawn = [resamples.sum_groups(group, count + 1)[:, :count] for group in groups]
+    drawn = [resamples.sum_classes(group, count + 1)[:, :count] for group in groups]
     figures = {
-        "accuracy": resamples.mean(data.is_correct.astype(np.float64)),
-        "balanced_accuracy": resamples.figure(mean_recall(*exact), mean_recall(*drawn)),
-        "macro_f1": resamples.figure(macro_f1(*exact), macro_f1(*drawn)),
+        "accuracy": resamples.mean(data.is_correct),
+        "balanced_accuracy": resamples.figure(mean_recall(*exact), mean_recall(*drawn), is_rate=True),
+        "macro_f1": resamples.figure(macro_f1(*exact), macro_f1(*drawn), is_rate=True),
         "log_loss": resamples.mean(-np.log(np.clip(data.of_target, EPSILON, 1 - EPSILON))),
     }
-    figures |= {f"top_{k}_accuracy": resamples.mean((data.rank <= k).astype(float)) for k in (3, 5) if count > 2 * k}
+    figures |= {f"top_{k}_accuracy": resamples.mean(data.rank <= k) for k in (3, 5) if count > 2 * k}
     figures["calibration_error"] = measure_calibration(data.confidence, data.is_correct, resamples)
     rows = make_class_rows(data.names, exact, drawn, resamples)
     if data.chances is not None:
@@ -148,7 +151,7 @@ def make_class_rows(
 ) -> list[dict[str, Any]]:
     """Returns a row for each class, from the sums (true, predicted, both), [classes] and [1 + resamples, classes]."""
     pairs = zip(rate(*exact).items(), rate(*drawn).values(), strict=True)
-    figures = {name: resamples.figures(values, resampled) for (name, values), resampled in pairs}
+    figures = {name: resamples.figures(values, resampled, is_rate=True) for (name, values), resampled in pairs}
     return [
         {
             "class": name,
@@ -211,10 +214,15 @@ def rank_all_classes(
 def rank_scores(scores: Array, is_positive: Array, resamples: Resamples) -> Ranking:
     """Returns how well scores [n] rank the positives [n] bool before the others."""
     thresholds, *curve = accumulate(scores, is_positive, resamples.weights[None])
-    values = areas(*curve)
-    draws = resamples.draws[: 1 + RANKED_RESAMPLES]
-    drawn = areas(*accumulate(resamples.take(scores), resamples.take(is_positive), draws)[1:])
-    auc, precision = (resamples.figure(float(v[0]), each) for v, each in zip(values, drawn, strict=True))
+    values, most = areas(*curve), 1 + RANKED_RESAMPLES
+    if resamples.members is None:
+        drawn = areas(*accumulate(resamples.take(scores), resamples.take(is_positive), resamples.draws[:most])[1:])
+    else:
+        steps = min(len(thresholds), MOST_STEPS)
+        step = np.searchsorted(-thresholds, -scores) * steps // max(1, len(thresholds))
+        sums = (resamples.sum_classes(step, steps, is_kind, most) for is_kind in (is_positive, ~is_positive))
+        drawn = areas(*(np.cumsum(each, axis=1, dtype=np.float64) for each in sums))
+    auc, precision = (resamples.figure(float(v[0]), each, is_rate=True) for v, each in zip(values, drawn, strict=True))
     true, false = (each[0] for each in curve)
     rates = divide_or(false, false[-1]), divide_or(true, true[-1])
     return Ranking(auc, precision, *rates, divide_or(true, true + false), thresholds)
@@ -292,22 +300,21 @@ def measure_calibration(confidence: Array, is_correct: Array, resamples: Resampl
     """Returns the expected calibration error: the mean distance of confidence and accuracy over the bins."""
     total, sure, right = sum_bins(confidence, is_correct, resamples.weights)
     value = float(np.abs(sure - right).sum() / total.sum()) if total.sum() else float("nan")
-    gaps = resamples.take(confidence - is_correct).astype(np.float32)
-    is_in_bin = resamples.take(bin_confidence(confidence))[:, None] == np.arange(BINS)
-    drawn = np.abs(resamples.draws @ (gaps[:, None] * is_in_bin)).sum(axis=1) / resamples.draws.sum(axis=1)
-    return resamples.figure(value, drawn)
+    gaps = resamples.sum_classes(bin_confidence(confidence), BINS, confidence - is_correct)
+    return resamples.figure(value, np.abs(gaps).sum(axis=1) / resamples.totals)
 
 
-def find_chance_error(confidence: Array, weights: Array, count: int = 200) -> float:
+def find_chance_error(confidence: Array, weights: Array, units: Array | None = None, count: int = 200) -> float:
     """Returns the calibration error that 95 % of models with this confidence stay below if they are well calibrated.
 
-    It is drawn (Broecker and Smith 2007): few examples alone make an error.
+    It is drawn (Broecker and Smith 2007): few examples, or units that are right or wrong as a whole, make an error.
     """
     random = np.random.default_rng([len(confidence), count])
     bins = bin_confidence(confidence)
     errors = []
     for _ in range(count):
-        gaps = weights * (confidence - (random.random(len(confidence)) < confidence))
+        chance = random.random(len(confidence))
+        gaps = weights * (confidence - ((chance if units is None else chance[units]) < confidence))
         errors.append(np.abs(np.bincount(bins, gaps, BINS)).sum() / weights.sum())
     return float(np.percentile(errors, 95))
 
@@ -431,8 +438,8 @@ def measure_labels(
     is_right = target == predicted
     figures = {
         "accuracy": resamples.mean(is_right.mean(axis=1)),
-        "exact_match": resamples.mean(is_right.all(axis=1).astype(np.float64)),
-        "macro_f1": resamples.figure(float(f1.mean()), drawn_f1.mean(axis=1)),
+        "exact_match": resamples.mean(is_right.all(axis=1)),
+        "macro_f1": resamples.figure(float(f1.mean()), drawn_f1.mean(axis=1), is_rate=True),
     }
     rows = make_class_rows(names, exact, drawn, resamples)
     for n, row in enumerate(rows):
@@ -469,7 +476,7 @@ def measure_positions(
     overlaps = [overlap_classes(*each)["iou"] for each in (exact, drawn)]
     with np.errstate(invalid="ignore"):
         means = [np.nanmean(each, axis=-1) for each in overlaps]
-    figures["mean_iou"] = resamples.figure(float(means[0]), means[1])
+    figures["mean_iou"] = resamples.figure(float(means[0]), means[1], is_rate=True)
     return figures, make_class_rows(names, exact, drawn, resamples, overlap_classes)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from scaleflow.evaluation.outputs import OutputAnalysis
-from scaleflow.evaluation.resampling import Figure
+from scaleflow.evaluation.resampling import FEWEST_UNITS, Figure, Units
 from scaleflow.interfaces.formatting import format_number, join_first
 
 #: Above this, probabilities are wrong by so much that decisions suffer.
@@ -89,6 +89,12 @@ def find_all(
         text = f"{len(weak) - MOST_NAMED} more slices are weak; slices.csv lists them"
         found.append(Finding("weak slice", text, "the same"))
     return found
+
+
+def judge_units(units: Units | None) -> Iterator[Finding]:
+    """Judges whether there are enough units for the intervals."""
+    if units is not None and units.effective < FEWEST_UNITS:
+        yield Finding("few groups", f"intervals are rough, over {units.describe()}", f"fewer than {FEWEST_UNITS}")
 
 
 def name_metric(output: str, metric: str) -> str:

@@ -1,5 +1,6 @@
 """Analyses the kept predictions of one output: its figures, its charts, and how wrong each example is."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -91,11 +92,7 @@ def analyse_output(
         resample_count: the number of resamples for the intervals; 0: none.
         miss_cost: the cost of a missed positive of two classes, if a false alarm costs 1.
     """
-    weights = predictions.weights()
-
-    def resample(rows: Array) -> Resamples:
-        return Resamples(len(rows), resample_count, None if weights is None else weights[rows])
-
+    resample = functools.partial(predictions.resample, resample_count)
     form = choose_form(described)
     if form in ("class", "best"):
         return analyse_classes(output, read_classes(predictions, output, described), resample, miss_cost)
@@ -113,7 +110,7 @@ def analyse_classes(output: str, data: Classes, resample: Resample, miss_cost: f
     counts, weights = count_confusion(data, resamples.weights), resamples.weights
     calibrated = calibrate(data, weights)
     facts: dict[str, Any] = {
-        "chance error": find_chance_error(data.confidence, weights) if len(data.rows) else np.nan,
+        "chance error": find_chance_error(data.confidence, weights, resamples.members) if len(data.rows) else np.nan,
         "confused": list_confused(counts, data.names),
         "gain": find_gain(calibrated, weights) if data.chances is not None else 0.0,
     }

@@ -5,6 +5,7 @@ A row for each example, in the order of the split. docs/predictions.md describes
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,6 +20,7 @@ from pyarrow import parquet
 from scaleflow.errors import ConfigError
 from scaleflow.evaluation.collector import EXAMPLE, ROWS_AT_ONCE, WEIGHT, PredictionCollector, choose_form
 from scaleflow.evaluation.columns import OutputColumns, convert_best, spread, to_column
+from scaleflow.evaluation.resampling import Resamples, Units, number_blocks
 from scaleflow.interfaces import Outputs, OutputStructure, name_leaves
 from scaleflow.interfaces.learned_state import parse_leaves
 
@@ -30,6 +32,9 @@ PREDICTIONS, METADATA = "predictions.parquet", b"scaleflow.predictions"
 
 #: The columns that say where an example comes from, besides its place in the split: its file, its row, the user's id.
 FILE, ROW, ID = "file", "row", "id"
+
+#: The columns by which `dataset.split` divided the examples: the number of the group, or the time.
+GROUP, TIME = "group", "time"
 
 Array = np.ndarray[Any, Any]
 
@@ -46,6 +51,8 @@ class Predictions:
         digest: of the split, as in the record of what the run learned; empty if it is not known.
         positions: of outputs for sequences, by name: the sum of the losses at each position (`loss`), and the number of
             targets there that count (`count`), over all examples of the split.
+        divided_by: the column of `dataset.split` that the groups or times of the examples are from; empty if it has no
+            name, or they have none.
     """
 
     table: Any
@@ -54,6 +61,7 @@ class Predictions:
     examples: int
     digest: str = ""
     positions: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    divided_by: str = ""
 
     @property
     def is_sample(self) -> bool:
@@ -72,6 +80,26 @@ class Predictions:
         """Returns the weights of the examples, [rows]; None if they have none."""
         return self.column(WEIGHT) if self.has(WEIGHT) else None
 
+    @functools.cached_property
+    def units(self) -> Units | None:
+        """Which examples are drawn again together: groups, or blocks of rows in time; None: each by itself."""
+        if self.has(GROUP):
+            numbers = np.unique(self.column(GROUP), return_inverse=True)[1]
+            return Units(numbers, "group", f" of {self.divided_by}" if self.divided_by else "")
+        if self.has(TIME):
+            return Units(number_blocks(self.column(TIME)), "block", f" in the order of {self.divided_by or 'time'}")
+        return None
+
+    def resample(self, count: int, rows: Array) -> Resamples:
+        """Returns resamples of some rows of the table."""
+        weights = self.weights()
+        return Resamples(len(rows), count, None if weights is None else weights[rows], find_units((self, rows)))
+
+
+def find_units(*tables: tuple[Predictions, Array]) -> Units | None:
+    """Returns the units of the same examples, rows of several tables, as the first one that has them says."""
+    return next((each.units.take(rows) for each, rows in tables if each.units is not None), None)
+
 
 def name_column(output: str, column: str) -> str:
     """Returns the name of a column of an output, which begins with the output's own name."""
@@ -87,6 +115,7 @@ def save_predictions(path: Path, predictions: Predictions) -> None:
         "examples": predictions.examples,
         "digest": predictions.digest,
         "positions": predictions.positions,
+        "divided_by": predictions.divided_by,
     }
     table = predictions.table.replace_schema_metadata({METADATA: json.dumps(record)})
     partial = path.with_suffix(".partial")
@@ -102,7 +131,9 @@ def load_predictions(path: Path, columns: Sequence[str] | None = None) -> Predic
         if record["version"] > VERSION:
             raise ValueError(f"it has the version {record['version']}, and this scaleflow reads up to {VERSION}")
         outputs = parse_leaves(record["outputs"], Outputs)
-        return Predictions(table, outputs, record["split"], record["examples"], record["digest"], record["positions"])
+        split, positions = record["split"], record["positions"]
+        divided_by = record.get("divided_by", "")  # not in records of earlier versions
+        return Predictions(table, outputs, split, record["examples"], record["digest"], positions, divided_by)
     except (OSError, pyarrow.ArrowException, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: these kept predictions cannot be read: {error}") from error
 

@@ -21,7 +21,7 @@ import numpy as np
 from scaleflow.evaluation import FINDINGS, REPORT
 from scaleflow.evaluation.charts import Chart, draw_rates, to_file
 from scaleflow.evaluation.collector import EXAMPLE
-from scaleflow.evaluation.findings import Finding, KnownOfRun, find_all, name_metric
+from scaleflow.evaluation.findings import Finding, KnownOfRun, find_all, judge_units, name_metric
 from scaleflow.evaluation.outputs import Drawing, OutputAnalysis, analyse_output
 from scaleflow.evaluation.page import compose_section, make_charts, make_findings, make_page, make_table
 from scaleflow.evaluation.predictions import FILE, ID, ROW, Predictions, name_column
@@ -244,12 +244,11 @@ def make_report(
     ]
     read = np.arange(min(len(predictions.table), MOST_READ))
     columns = reader.read_columns(predictions.column(EXAMPLE)[read])
-    weights = predictions.weights()
-    slices = [row for each in analyses for row in find_slices(each, columns, read, weights, options.intervals)]
+    slices = [row for each in analyses for row in find_slices(predictions, each, columns, read, options.intervals)]
     slices.sort(key=lambda row: not row["is_weak"])
     mistakes = [row for each in analyses for row in list_mistakes(predictions, each, options.worst)]
     pictures, _ = add_inputs(mistakes, reader)
-    findings = find_all(analyses, slices, context)
+    findings = [*judge_units(predictions.units), *find_all(analyses, slices, context)]
     curves = draw_learning_curves(context.curves, context.curve_unit)
     figures = {name_metric(each.name, name): figure for each in analyses for name, figure in each.figures.items()}
     classes = [{"output": each.name, **row} for each in analyses for row in each.classes]
@@ -288,7 +287,9 @@ def describe_examples_of(predictions: Predictions, options: EvaluationOptions) -
     kept, whole = f"{len(predictions.table):,}", f"{predictions.examples:,}"
     of = f"a fixed sample of {kept} of the {whole}" if predictions.is_sample else f"all {kept}"
     weighted = ", weighted" if predictions.weights() is not None else ""
-    interval = f" In brackets: 95 % bootstrap intervals, {options.intervals:,} resamples." if options.intervals else ""
+    over = f" over {predictions.units.describe()}" if predictions.units else ""
+    bootstrap = f" In brackets: 95 % bootstrap intervals{over}, {options.intervals:,} resamples."
+    interval = bootstrap if options.intervals else ""
     return f"The figures are of {of} examples of the {predictions.split} split{weighted}.{interval}"
 
 
@@ -408,6 +409,7 @@ def describe_metrics(
         "examples": predictions.examples,
         "kept": len(predictions.table),
         "resamples": options.intervals,
+        "resampled": predictions.units.describe() if predictions.units else "examples",
         "outputs": {
             each.name: {
                 "metrics": {name: figure._asdict() for name, figure in each.figures.items()},

@@ -1,6 +1,12 @@
-"""95 % intervals by the bootstrap (Efron 1979): figures of examples that are drawn again with replacement."""
+"""95 % intervals by the bootstrap (Efron 1979): figures of examples that are drawn again with replacement.
+
+Examples that belong together are drawn together: whole groups, or blocks of rows in time.
+"""
+
+from __future__ import annotations
 
 import math
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,13 +17,68 @@ MOST_ROWS = 10_000
 #: Draws are made for so many resamples at a time, so that they take little memory.
 AT_ONCE = 50
 
-#: The percentiles of the resampled figures that are the ends of an interval.
-ENDS = (2.5, 97.5)
+#: The share of intervals that contain the truth.
+CONFIDENCE = 0.95
 
-#: With at most so many groups, their sums are a product of matrices.
-FEW_GROUPS = 32
+#: With at most so many classes, their sums are a product of matrices.
+FEW_CLASSES = 32
+
+#: The blocks of consecutive rows in time. Few long ones: their sums hardly depend on each other (Schmeiser 1982).
+BLOCKS = 10
+
+#: Intervals of fewer units than this are rough.
+FEWEST_UNITS = 10
 
 Array = np.ndarray[Any, Any]
+
+
+class Units(NamedTuple):
+    """Examples that belong together and are drawn as a whole: the unit of each, from 0, [rows], and what they are."""
+
+    numbers: Array
+    kind: str  # `group` or `block`
+    origin: str  # such as ` of customer`
+
+    def take(self, rows: Array) -> Units:
+        """Returns those of some of the examples."""
+        return self._replace(numbers=self.numbers[rows])
+
+    @property
+    def effective(self) -> int:
+        """How many units of one size say as much."""
+        return round(count_effective(np.bincount(self.numbers)))
+
+    def describe(self) -> str:
+        """Returns how many they are: `12 groups of customer`; if their sizes differ much, also how few that is."""
+        count = len(np.unique(self.numbers))
+        unequal = f" (unequal: as {self.effective} of one size)" if self.effective < 0.8 * count else ""
+        return f"{count:,} {self.kind}{'' if count == 1 else 's'}{self.origin}{unequal}"
+
+
+def count_effective(sizes: Array) -> float:
+    """Returns how many units of one size say as much as units of these sizes (Kish 1965)."""
+    return float(sizes.sum() ** 2 / max(np.square(sizes.astype(np.float64)).sum(), 1e-300))
+
+
+def number_blocks(times: Array) -> Array:
+    """Returns the number of the block of consecutive rows that each row is in; rows of one time stay together."""
+    return np.asarray(np.searchsorted(np.sort(times), times) * min(BLOCKS, len(times)) // max(1, len(times)))
+
+
+def find_ends(confidence: float, count: float | None = None) -> tuple[float, float]:
+    """Returns the percentiles of the resampled figures that are the ends of an interval.
+
+    With a `count` of units they are expanded for few ones, as Hesterberg (2015, The American Statistician 69) says: the
+    usual ones are too narrow by the difference between Student's and the normal distribution, and by
+    sqrt((n - 1) / n).
+    """
+    tail = 50 - 50 * confidence
+    if count is not None:
+        normal = NormalDist()
+        z = normal.inv_cdf((1 + confidence) / 2)
+        student = z + (z**3 + z) / (4 * (count - 1))
+        tail = 100 * normal.cdf(-student * math.sqrt(count / (count - 1)))
+    return tail, 100 - tail
 
 
 class Figure(NamedTuple):
@@ -29,62 +90,102 @@ class Figure(NamedTuple):
 
 
 class Resamples:
-    """How often each example is in each resample, times its weight.
+    """How often each example, or unit of examples, is in each resample.
 
     Args:
         count: of resamples; 0: there are no intervals.
         weights: of the examples, [rows]; None: 1 each.
-        ends: the percentiles that are the ends of an interval.
+        units: what the examples belong to; None: each is drawn by itself.
+        confidence: the share of intervals that contain the truth.
+        is_expanded: whether the intervals are wider for few examples. Those of units always are.
 
     Attributes:
         weights: [rows].
-        draws: [1 + count, m] float32 for m of the examples; the first row has their weights, as if each was drawn once.
+        members: the number of the unit of each example, from 0, [rows]; None if each is drawn by itself.
+        totals: the weights of the draws, [1 + count].
+        draws: [1 + count, m] float32 for m of the examples, times their weights, or for m of the units; first
+            as if each was drawn once.
     """
 
-    def __init__(self, rows: int, count: int, weights: Array | None = None, ends: tuple[float, float] = ENDS) -> None:
-        self._ends = ends
+    def __init__(
+        self,
+        rows: int,
+        count: int,
+        weights: Array | None = None,
+        units: Units | None = None,
+        confidence: float = CONFIDENCE,
+        is_expanded: bool = False,
+    ) -> None:
         random = np.random.default_rng([rows, count])
-        size = min(rows, MOST_ROWS)
         self.weights = np.ones(rows) if weights is None else weights.astype(np.float64)
-        self._chosen = None if size == rows else np.sort(random.choice(rows, size, replace=False, shuffle=False))
-        self._scale = math.sqrt(size / rows) if rows else 1.0
+        self.members: Array | None = None
+        self._many, self._tail, total = float(rows), (1 - confidence) / 2, rows
+        if units is not None and len(np.unique(units.numbers)) < rows:
+            self.members = np.unique(units.numbers, return_inverse=True)[1] % MOST_ROWS  # many are drawn in bundles
+            self._many, total = count_effective(np.bincount(self.members, self.weights)), int(self.members.max()) + 1
+        is_expanded = self._many > 1 and (is_expanded or self.members is not None)
+        self._ends = find_ends(confidence, self._many if is_expanded else None)
+        size = min(total, MOST_ROWS)
+        self._chosen = None if size == total else np.sort(random.choice(total, size, replace=False, shuffle=False))
+        self._scale = math.sqrt(size / total) if total else 1.0
         self.draws = np.empty((1 + count, size), np.float32)
         self.draws[0] = 1
         for first in range(1, 1 + count, AT_ONCE):
             part = self.draws[first : first + AT_ONCE]
             places = random.integers(size, size=part.shape) + size * np.arange(len(part))[:, None]
             part[:] = np.bincount(places.ravel(), minlength=part.size).reshape(part.shape)
-        if weights is not None:
+        if weights is not None and self.members is None:
             self.draws *= self.take(weights)
+        self.totals = self.draws.sum(axis=1) if self.members is None else self.draw(np.ones(rows))
 
     def take(self, values: Array) -> Array:
         """Returns the values of the examples that are drawn from, [m, ...] of [rows, ...]."""
         return values if self._chosen is None else values[self._chosen]
 
-    def sum_groups(self, groups: Array, count: int) -> Array:
-        """Sums the draws of each group of examples, [1 + resamples, count], from their groups [rows]."""
-        taken = self.take(groups)
-        if count <= FEW_GROUPS:
-            return np.asarray(self.draws @ (taken[:, None] == np.arange(count)).astype(np.float32))
-        return np.stack([np.bincount(taken, row, count) for row in self.draws])
+    def draw(self, values: Array) -> Array:
+        """Returns the weighted sums of values [rows, ...] of the draws, [1 + resamples, ...]."""
+        if self.members is not None:
+            columns = (values.T * self.weights).reshape(-1, len(values))
+            sums = np.stack([np.bincount(self.members, column) for column in columns], axis=1)
+            values = sums.reshape(-1, *values.shape[1:])
+        return np.asarray(self.draws @ self.take(values).astype(np.float32))
+
+    def sum_classes(self, classes: Array, count: int, values: Array | None = None, most: int | None = None) -> Array:
+        """Sums values [rows], or 1 each, of each class of examples, from 0: [1 + resamples, count], or `most` draws."""
+        draws = self.draws[:most]
+        if self.members is not None:
+            weighted = self.weights if values is None else self.weights * values
+            sums = np.bincount(self.members * count + classes, weighted, draws.shape[1] * count)
+            return np.asarray(draws @ sums.astype(np.float32).reshape(-1, count))
+        taken, amounts = self.take(classes), np.float32(1) if values is None else self.take(values).astype(np.float32)
+        if count <= FEW_CLASSES:
+            return np.asarray(draws @ ((taken[:, None] == np.arange(count)) * np.reshape(amounts, (-1, 1))))
+        return np.stack([np.bincount(taken, row * amounts, count) for row in draws])
 
     def sum_columns(self, values: Array) -> tuple[Array, Array]:
         """Returns the weighted sums of values [rows, k]: of all examples [k], and of the draws [1 + resamples, k]."""
-        return self.weights @ values, self.draws @ self.take(values).astype(np.float32)
+        return self.weights @ values, self.draw(values)
 
     def mean(self, values: Array, finish: Any = None) -> Figure:
-        """Returns the weighted mean of values [rows] with its interval, or what `finish` makes of both."""
+        """Returns the weighted mean of values [rows] with its interval, or what `finish` makes of both.
+
+        The mean of bool is a rate.
+        """
         finish = finish or (lambda mean: mean)
         value = float(finish(np.average(values, weights=self.weights))) if len(values) else math.nan
-        return self.figure(value, finish(self.draws @ self.take(values).astype(np.float32) / self.draws.sum(axis=1)))
+        return self.figure(value, finish(self.draw(values) / self.totals), values.dtype == bool)
 
-    def figure(self, value: float, resampled: Array) -> Figure:
+    def figure(self, value: float, resampled: Array, is_rate: bool = False) -> Figure:
         """Returns a value with the interval of what the draws give, [1 + resamples]."""
-        return self.figures(np.array([value]), resampled[:, None])[0]
+        return self.figures(np.array([value]), resampled[:, None], is_rate)[0]
 
-    def figures(self, values: Array, resampled: Array) -> list[Figure]:
-        """Returns values [n] with the intervals of what the draws give, [1 + resamples, n]."""
-        if len(resampled) < 2:
+    def figures(self, values: Array, resampled: Array, is_rate: bool = False) -> list[Figure]:
+        """Returns values [n] with the intervals of what the draws give, [1 + resamples, n].
+
+        Rates are from 0 to 1. If a rate is 0 or 1 in each unit, no resample has another one: its interval is that of
+        Clopper and Pearson (1934) for so many units.
+        """
+        if len(resampled) < 2 or (self.members is not None and self._many <= 1):
             return [Figure(float(value)) for value in values]
         deviations = (resampled[1:] - resampled[0]) * self._scale
         with np.errstate(invalid="ignore"):
@@ -95,9 +196,8 @@ class Resamples:
             ends += resampled[0]
         else:
             ends += values
+        if is_rate and self.members is not None:
+            width = 1 - self._tail ** (1 / self._many)
+            ends[0, (ends == 1).all(axis=0)] = 1 - width
+            ends[1, (ends == 0).all(axis=0)] = width
         return [Figure(float(v), float(low), float(high)) for v, low, high in zip(values, *ends, strict=True)]
-
-
-def interval_of_mean(values: Array, weights: Array, count: int) -> Figure:
-    """Returns the weighted mean of some examples with the interval of resamples of these alone."""
-    return Resamples(len(values), count, None if (weights == 1).all() else weights).mean(values)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scaleflow.evaluation.resampling import interval_of_mean
 from scaleflow.interfaces.formatting import format_number
 
 if TYPE_CHECKING:
     from scaleflow.evaluation.outputs import OutputAnalysis
+    from scaleflow.evaluation.predictions import Predictions
 
 #: The fewest examples of a slice. TensorFlow Model Analysis has such a limit, too.
 FEWEST_EXAMPLES = 30
@@ -38,21 +38,20 @@ Row = dict[str, Any]
 
 
 def find_slices(
-    analysis: OutputAnalysis, columns: Mapping[str, Array], read: Array, weights: Array | None, count: int
+    predictions: Predictions, analysis: OutputAnalysis, columns: Mapping[str, Array], read: Array, count: int
 ) -> list[Row]:
     """Returns the slices of an output with enough examples, the weakest first.
 
     Args:
         columns: what divides the examples, by name: texts or numbers, [m].
         read: the rows of the table of predictions that the columns are of, ascending, [m].
-        weights: of all rows; None: 1 each.
         count: the number of resamples for the intervals.
 
     Returns:
         Rows with `output`, `column`, `slice`, `examples`, `share`, `metric`, `value`, `low`, `high`, `difference` from
         all examples and `is_weak`.
     """
-    scores = analysis.scores
+    scores, weights, units = analysis.scores, predictions.weights(), predictions.units
     own = np.ones(len(scores)) if weights is None else weights[analysis.rows].astype(np.float64)
     if not own.sum():
         return []
@@ -75,9 +74,14 @@ def find_slices(
     limit = NormalDist().inv_cdf(1 - ERROR / 2 / max(1, len(found)))
     for n, (worse, row, places) in enumerate(found):
         is_large = worse >= max(0.0 if analysis.is_error else GAP, SHARE * abs(overall))
-        row["is_weak"] = is_large and worse > limit * deviation / math.sqrt(len(places))
+        error = deviation / math.sqrt(len(places))
+        if units is not None:  # of the mean of the slice, if its units are like all others
+            sums = np.bincount(units.numbers[analysis.rows[places]], own[places] * (scores[places] - overall))
+            error = math.sqrt(float(np.square(sums).sum())) / float(own[places].sum())
+        row["is_weak"] = is_large and worse > limit * error
         if n < MOST_INTERVALS and count:
-            _, row["low"], row["high"] = interval_of_mean(scores[places], own[places], min(count, 200))
+            figure = predictions.resample(min(count, 200), analysis.rows[places]).mean(scores[places])
+            row |= {"low": figure.low, "high": figure.high}
     return [row for _, row, _ in found]
 
 

@@ -52,7 +52,9 @@ class ScoreComparison:
         left_out: the examples of the split that the champion was trained on.
         gain, low, high: how much better the candidate is, and the ends of the interval.
         better, worse: the examples that the candidate predicts better, or worse.
+        differ: the examples, or what the interval is `over`, on which one model is better.
         on: the file with the examples; empty for the candidate's test split. Then neither model was trained on them.
+        over: the units that the interval is of, such as `12 groups of customer`; empty if each example is one.
     """
 
     metric: str
@@ -66,7 +68,9 @@ class ScoreComparison:
     high: float
     better: int
     worse: int
+    differ: int
     on: str = ""
+    over: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,13 +109,14 @@ def describe_comparison(found: ScoreComparison, options: PromotionOptions) -> Co
         f"({interval}, {options.confidence:.0%} confidence) on {found.examples:,} examples"
     )
     text += f" of {found.on}" if found.on else ""
+    text += f" in {found.over}" if found.over else ""
     if found.left_out:
         text += f", without {found.left_out:,} that {'a model' if found.on else 'the champion'} was trained on"
-    if found.low <= options.tolerance:
+    if not found.low > options.tolerance:
         return Condition(f"{text}; the lower end is not above {options.tolerance:g}", False)
-    differ, least = found.better + found.worse, math.ceil(-math.log2(1 - options.confidence))
-    if differ < least and options.tolerance >= 0:
-        return Condition(f"{text}; only {differ} of them differ, and {least} are needed", False)
+    least = math.ceil(-math.log2(1 - options.confidence))
+    if found.differ < least and options.tolerance >= 0:
+        return Condition(f"{text}; only {found.differ} of them differ, and {least} are needed", False)
     return Condition(text, True)
 
 

@@ -330,7 +330,7 @@ def keep_outputs(
     if runtime.strategy_name == "tpu":
         emit(Note("strategy=tpu: predictions are not kept, and there is no report of them; evaluate the model later"))
         return None
-    kept = choose_kept_split(feeds, splits, source, plan.evaluation, plan.dataset.fold is not None)
+    kept = choose_kept_split(feeds, splits, source, plan)
     if kept is not None:
         engine.keep_outputs(kept.feed, kept.keeper)
     return kept

@@ -74,6 +74,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     emit(StageBegan(f"reading {describe_data_name(plan)}"))
     earlier = find_record(spec, emit)
     with hint_at_counting(spec):
+        rule = plan.dataset.split
         plan, source, is_whole = open_data(plan, spec, earlier)
         options = plan.dataset, plan.seed, runtime.worker_sync, emit
         folds = find_folds(plan, {} if earlier is None else earlier.state.sizes)
@@ -111,7 +112,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
     kept = None
     if plan.evaluation.name != "none":
-        kept = make_kept_split(split, feed, splits.raw[read_as], source, plan.evaluation)
+        kept = replace(make_kept_split(split, feed, splits.raw[read_as], source, plan), rule=rule)
         evaluate.keep_outputs(feed, kept.keeper)
     emit(StageBegan("evaluating all examples" if is_whole else f"evaluating the {split} split"))
     evaluate.trace(feed)

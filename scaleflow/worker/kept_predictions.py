@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     FOLD,
-    EvaluationOptions,
+    DivisionKeys,
     Feed,
     Inputs,
     InputStructure,
     OutputStructure,
+    Plan,
     Rows,
     Source,
+    Split,
     map_leaves,
     name_leaves,
 )
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-ID_KEY, SLICES_KEY = "evaluation.id", "evaluation.slices"
+ID_KEY, SLICES_KEY, DIVISION_KEY = "evaluation.id", "evaluation.slices", "dataset.split.column"
 
 
 class PredictionKeeper:
@@ -158,6 +162,7 @@ class KeptSplit:
     Attributes:
         name: `test`, `validation`, `train` or `all`.
         read_id: reads the column `evaluation.id` of examples; None if there is none.
+        rule: `dataset.split` of the run.
     """
 
     name: str
@@ -166,6 +171,7 @@ class KeptSplit:
     outputs: OutputStructure
     reader: ExampleReader
     read_id: Callable[[Array], Mapping[str, Any]] | None
+    rule: Split
 
     def collect(self, worker_sync: WorkerSync, worker: int, described: Mapping[str, Any]) -> Predictions | None:
         """Returns the predictions of the last evaluation, on the chief. All workers must call it.
@@ -180,40 +186,60 @@ class KeptSplit:
             return None
         for content in contents:
             collector.merge(content)
-        table = add_identity(make_predictions_table(self.outputs, collector), self.reader.raw, self.read_id)
+        table = add_identity(make_predictions_table(self.outputs, collector), self.reader.raw, self.read_id, self.rule)
         digest = described.get(self.name, {}).get("digest", "")
         positions = {
             name: {key: values.tolist() for key, values in sums.items()} for name, sums in collector.positions.items()
         }
-        return Predictions(table, self.outputs, self.name, self.feed.examples, digest, positions)
+        divided_by = self.rule.column or ""
+        return Predictions(table, self.outputs, self.name, self.feed.examples, digest, positions, divided_by)
 
 
-def choose_kept_split(
-    feeds: Feeds, splits: Splits, source: Source, options: EvaluationOptions, is_fold: bool = False
-) -> KeptSplit | None:
-    """Returns the test split, or the validation split without one or if it `is_fold`; None if there is neither, or if
+def choose_kept_split(feeds: Feeds, splits: Splits, source: Source, plan: Plan) -> KeptSplit | None:
+    """Returns the test split, or the validation split without one or if it is a fold; None if there is neither, or if
     its examples are not the raw ones, with `debug=overfit`.
 
-    Raises ConfigError if the data lacks a column that `options` name.
+    Raises ConfigError if the data lacks a column that `evaluation` names.
     """
-    name = "test" if feeds.test is not None and not is_fold else "validation"
+    name = "test" if feeds.test is not None and plan.dataset.fold is None else "validation"
     feed = feeds.validation if name == "validation" else feeds.test
     if feed is None or name not in splits.raw:
         return None
-    kept = make_kept_split(name, feed, splits.raw[name], source, options)
+    kept = make_kept_split(name, feed, splits.raw[name], source, plan)
     return replace(kept, reader=replace(kept.reader, transforms=splits.transforms, has_folds=splits.folds > 0))
 
 
-def make_kept_split(name: str, feed: Feed, raw: Rows, source: Source, options: EvaluationOptions) -> KeptSplit:
-    """Makes what keeps the predictions for a split. Raises ConfigError if the data lacks a column of `options`."""
+def make_kept_split(name: str, feed: Feed, raw: Rows, source: Source, plan: Plan) -> KeptSplit:
+    """Makes what keeps the predictions for a split. Raises ConfigError if the data lacks a column of `evaluation`."""
+    from scaleflow.dataset.reading.division import encode_keys
 
+    options, rule = plan.evaluation, plan.dataset.split
+    encode_keys(rule, DivisionKeys.of(raw), len(raw))  # raises an error if they are not those of the examples
     read_id = None if options.id is None else raw.open_columns([options.id], ID_KEY)
     read_slices = raw.open_columns(options.slices, SLICES_KEY) if options.slices else None
     reader = ExampleReader(raw, source.inputs, read_slices)
-    return KeptSplit(name, feed, PredictionKeeper(source.outputs, feed), source.outputs, reader, read_id)
+    return KeptSplit(name, feed, PredictionKeeper(source.outputs, feed), source.outputs, reader, read_id, rule)
 
 
-def add_identity(table: Any, raw: Rows, read_id: Callable[[Array], Mapping[str, Any]] | None) -> Any:
+def read_division(rule: Split, raw: Rows, places: Array) -> dict[str, Array]:
+    """Returns the groups or times of examples, as columns, if a rule divides by them and the data have them.
+
+    Of an evaluation of new data, which are not divided, they are in a column of the files.
+    """
+    from scaleflow.dataset.reading.division import read_keys
+    from scaleflow.evaluation.predictions import GROUP, TIME
+
+    if rule.by not in ("group", "hash", "time"):
+        return {}
+    keys = DivisionKeys.of(raw).select(places)
+    if keys.groups is None and keys.times is None and rule.column is not None:
+        with contextlib.suppress(ConfigError):  # new data need not have it
+            read = raw.open_columns([rule.column], DIVISION_KEY)
+            keys = read_keys(replace(rule, stratum=None), lambda name: read(places)[name], str)
+    return {name: each for name, each in ((GROUP, keys.groups), (TIME, keys.times)) if each is not None}
+
+
+def add_identity(table: Any, raw: Rows, read_id: Callable[[Array], Mapping[str, Any]] | None, rule: Split) -> Any:
     """Returns the table with columns that say where the examples come from, after the first one."""
     import numpy as np
     import pyarrow
@@ -231,6 +257,7 @@ def add_identity(table: Any, raw: Rows, read_id: Callable[[Array], Mapping[str, 
     if read_id is not None:
         (values,) = read_id(places).values()
         columns[ID] = pyarrow.array(values) if isinstance(values, np.ndarray) else values
+    columns |= {name: pyarrow.array(values) for name, values in read_division(rule, raw, places).items()}
     for place, (name, values) in enumerate(columns.items(), 1):
         table = table.add_column(place, name, values)
     return table

@@ -78,22 +78,20 @@ def measure_columns(
 
     from scaleflow.evaluation.collector import EXAMPLE, choose_form
     from scaleflow.evaluation.one_column import score_column
-    from scaleflow.evaluation.resampling import Figure, Resamples
+    from scaleflow.evaluation.resampling import Figure
 
     columns = list_permuted(kept.reader.inputs)
     name, described = next(iter(name_leaves(kept.outputs).items()))
     if not columns or not most or choose_form(described) == "positions":
         return []
-    places, weights = predictions.column(EXAMPLE), predictions.weights()
-    weights = np.ones(len(places)) if weights is None else weights
-    if len(places) > most:
-        chosen = np.sort(np.random.default_rng(0).choice(len(places), most, replace=False))
-        places, weights = places[chosen], weights[chosen]
+    count = len(predictions.table)
+    used = np.sort(np.random.default_rng(0).choice(count, min(count, most), replace=False))
+    places = predictions.column(EXAMPLE)[used]
     raw, targets = kept.reader.read_examples(places)
     target = name_leaves(targets)[name]
     if described.ignore is not None:
         rows = np.flatnonzero((target != described.ignore).reshape(len(target), -1).all(axis=1))
-        raw, target, weights = map_named(lambda _, values: values[rows], raw), target[rows], weights[rows]
+        raw, target, used = map_named(lambda _, values: values[rows], raw), target[rows], used[rows]
     inputs = kept.reader.preprocess(raw)
     deadline = time.monotonic() + seconds
 
@@ -106,7 +104,8 @@ def measure_columns(
         for column, (key, place) in columns.items():
             if time.monotonic() < deadline:
                 losses[column].append(whole - score(permute(inputs, key, place, random.permutation(len(target)))))
-    resamples, is_class = Resamples(len(target), 200, weights), described.is_one_class
+    resamples, is_class = predictions.resample(200, used), described.is_one_class
+    weights = resamples.weights
     measure, constant_loss = measure_constant(described, target, weights)
     found = []
     for column, (key, place) in columns.items():

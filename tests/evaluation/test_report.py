@@ -108,9 +108,10 @@ def slice_example(seed: int, is_planted: bool) -> list[dict[str, Any]]:
     if is_planted:
         bad = (town == "town 3") & (random.random(1200) < 0.4)
         values["output"][bad] = np.roll(values["output"][bad], 1, axis=1)
-    analysis = analyse_output(make_predictions(CLASSES, {"": values}), "", CLASSES, 0)
+    kept = make_predictions(CLASSES, {"": values})
+    analysis = analyse_output(kept, "", CLASSES, 0)
     columns = {"town": town, "size": random.normal(size=1200), "age": random.integers(5, size=1200)}
-    return find_slices(analysis, columns, np.arange(1200), None, 100)
+    return find_slices(kept, analysis, columns, np.arange(1200), 100)
 
 
 def test_a_planted_weak_slice_is_found_and_others_are_not() -> None:

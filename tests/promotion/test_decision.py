@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 from omegaconf import OmegaConf
 
@@ -14,7 +15,8 @@ from scaleflow.commands.promotion import compare_models
 from scaleflow.config.compose import check_job
 from scaleflow.errors import ConfigError
 from scaleflow.evaluation.comparison import PairedScores
-from scaleflow.evaluation.predictions import Predictions
+from scaleflow.evaluation.predictions import GROUP, Predictions
+from scaleflow.evaluation.resampling import Units
 from scaleflow.interfaces import PromotionOptions
 from scaleflow.promotion.decision import (
     Condition,
@@ -24,7 +26,7 @@ from scaleflow.promotion.decision import (
     describe_comparison,
     make_record,
 )
-from tests.evaluation.made import CLASSES, PRICE, draw_values, make_predictions
+from tests.evaluation.made import BINARY, CLASSES, PRICE, draw_values, make_predictions
 
 OPTIONS = PromotionOptions(name="champion", model="m")
 
@@ -91,12 +93,16 @@ def draw_noise(random: Any, count: int, kind: str) -> PairedScores:
     if kind == "error":
         scores, others = random.gamma(1.0, size=(2, count))
         return PairedScores("mae", True, np.arange(count), scores, others, None)
+    if kind == "customers":  # of 20 rows each
+        scores, others = np.repeat(random.random((2, count // 20)) < 0.6, 20, axis=1) * 1.0
+        units = Units(np.arange(count) // 20, "group", " of customer")
+        return PairedScores("accuracy", False, np.arange(count), scores, others, None, units)
     differs = random.random(count) < float(kind)  # examples on which one of them is right
     first = random.random(count) < 0.5
     return PairedScores("accuracy", False, np.arange(count), differs * first * 1.0, differs * ~first * 1.0, None)
 
 
-@pytest.mark.parametrize(("kind", "count"), [("0.2", 100), ("0.1", 40), ("error", 60)])
+@pytest.mark.parametrize(("kind", "count"), [("0.2", 100), ("0.1", 40), ("error", 60), ("customers", 240)])
 def test_of_a_hundred_candidates_that_are_no_better_at_most_five_are_promoted(kind: str, count: int) -> None:
     random, trials = np.random.default_rng(5), 200
     promoted = 0
@@ -104,16 +110,31 @@ def test_of_a_hundred_candidates_that_are_no_better_at_most_five_are_promoted(ki
         pair = draw_noise(random, count, kind)
         gain, low, high = pair.measure_gain(0.95)
         better, worse = int((pair.gains > 0).sum()), int((pair.gains < 0).sum())
-        found = ScoreComparison("m", pair.is_error, count, 0, 0.5, 0.5, gain, low, high, better, worse)
+        found = ScoreComparison(
+            "m", pair.is_error, count, 0, 0.5, 0.5, gain, low, high, better, worse, pair.count_differing()
+        )
         promoted += describe_comparison(found, OPTIONS).holds
     assert promoted <= 0.05 * trials
 
 
 def test_a_few_examples_that_differ_decide_nothing() -> None:
-    found = ScoreComparison("accuracy", False, 100, 0, 0.94, 0.9, 0.04, 0.01, 0.08, 4, 0)
+    found = ScoreComparison("accuracy", False, 100, 0, 0.94, 0.9, 0.04, 0.01, 0.08, 4, 0, 4)
     condition = describe_comparison(found, OPTIONS)
     assert (condition.holds, condition.text[-40:]) == (False, " only 4 of them differ, and 5 are needed")
-    assert describe_comparison(replace(found, better=5), OPTIONS).holds
+    assert describe_comparison(replace(found, differ=5), OPTIONS).holds
+
+
+def test_customers_that_differ_are_counted_not_their_rows() -> None:
+    right = np.repeat(np.arange(12) < 4, 20)[:, None]
+    values = {"target": np.ones((240, 1), np.float32), "output": np.where(right, 1.0, -1.0).astype(np.float32)}
+    worse = {**values, "output": -np.ones((240, 1), np.float32)}
+    first, second = (make_predictions(BINARY, {"": each}) for each in (values, worse))
+    table = first.table.append_column(GROUP, pyarrow.array(np.arange(240) // 20))
+    found = compare_models(replace(first, table=table, divided_by="customer"), second, np.zeros(240, bool), OPTIONS)
+    condition = describe_comparison(found, OPTIONS)
+    assert (condition.holds, found.better, found.differ) == (False, 80, 4)
+    assert "on 240 examples in 12 groups of customer" in condition.text
+    assert describe_comparison(compare_models(first, second, np.zeros(240, bool), OPTIONS), OPTIONS).holds
     assert describe_comparison(found, replace(OPTIONS, tolerance=-0.01)).holds  # a model may be slightly worse
 
 

@@ -112,10 +112,10 @@ def encode_keys(rule: Split, keys: DivisionKeys, count: int) -> DivisionKeys:
     """
     name, dtype = ENCODED.get(rule.by, ("strata", np.int64))
     given = getattr(keys, name)
+    if given is not None and len(given) != count:
+        raise ConfigError(f"dataset: there are {len(given)} {name} for {count} examples; give one for each")
     if given is None or given.dtype == dtype:
         return keys
-    if len(given) != count:
-        raise ConfigError(f"dataset: there are {len(given)} {name} for {count} examples; give one for each")
     column = read_column(name, lambda _: given, lambda row: f"example {row}")
     return replace(keys, **(READERS[rule.by](column) if rule.by in ENCODED else {"strata": to_strata(column)}))
 

@@ -1,0 +1,305 @@
+"""Intervals and comparisons of rows that belong together: whole groups, or blocks in time, are drawn."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import csv
+from scipy import stats
+from sklearn import metrics
+
+from scaleflow.evaluation.comparison import compare_predictions, list_differences, pair_scores
+from scaleflow.evaluation.figures import measure_one, rank_scores
+from scaleflow.evaluation.outputs import analyse_output
+from scaleflow.evaluation.predictions import GROUP, METADATA, TIME, Predictions, load_predictions, save_predictions
+from scaleflow.evaluation.resampling import BLOCKS, Figure, Resamples, Units, find_ends, number_blocks
+from scaleflow.evaluation.slices import find_slices
+from tests.conftest import Command
+from tests.evaluation.made import BINARY, CLASSES, Reader, draw_values, make_predictions, report_in
+
+Array = np.ndarray[Any, Any]
+
+
+def group(numbers: Array) -> Units:
+    return Units(numbers, "group", " of customer")
+
+
+def make_visits(is_right: Array, column: str = GROUP, keys: Array | None = None) -> Predictions:
+    """Predictions of two classes for 20 visits of each customer, all of them right or all wrong."""
+    random = np.random.default_rng(len(is_right))
+    right = np.repeat(is_right, 20)
+    target = random.integers(2, size=len(right)).astype(np.float32)[:, None]
+    output = np.where((target[:, 0] > 0) == right, 1.0, -1.0)[:, None].astype(np.float32)
+    made = make_predictions(BINARY, {"": {"target": target, "output": output}})
+    keys = np.repeat(np.arange(len(is_right)), 20) if keys is None else keys
+    table = made.table.append_column(column, pyarrow.array(keys))
+    return replace(made, table=table, digest="d", divided_by="customer")
+
+
+def test_whole_groups_are_drawn() -> None:
+    random = np.random.default_rng(5)
+    sizes = random.integers(1, 40, size=14)
+    members, rows = np.repeat(np.arange(14), sizes), int(sizes.sum())
+    weights = random.uniform(0.5, 2, rows)
+    scores, is_yes, errors = random.random(rows), random.random(rows) < 0.4, random.normal(size=rows)
+    resamples = Resamples(rows, 220, weights, group(members + 7))
+    effective = np.bincount(members, weights).sum() ** 2 / (np.bincount(members, weights) ** 2).sum()
+    samples = [np.repeat(np.arange(rows), draw[members]) for draw in resamples.draws[1:].astype(int)]
+
+    def compare(found: Figure, compute: Any, most: int = 220) -> None:
+        values = [compute(sample) for sample in samples[:most]]
+        wanted = np.percentile(values, find_ends(0.95, effective))
+        assert [found.low, found.high] == pytest.approx(wanted, rel=1e-4)
+
+    compare(resamples.mean(is_yes), lambda n: np.average(is_yes[n], weights=weights[n]))
+    found = measure_one(scores, errors, resamples)
+    compare(found["mae"], lambda n: np.average(abs(errors[n]), weights=weights[n]))
+    compare(found["rmse"], lambda n: np.average(errors[n] ** 2, weights=weights[n]) ** 0.5)
+    compare(found["r2"], lambda n: metrics.r2_score(scores[n], (scores + errors)[n], sample_weight=weights[n]))
+    ranking = rank_scores(scores, is_yes, resamples)
+    compare(ranking.auc, lambda n: metrics.roc_auc_score(is_yes[n], scores[n], sample_weight=weights[n]), 200)
+    ap = ranking.average_precision
+    compare(ap, lambda n: metrics.average_precision_score(is_yes[n], scores[n], sample_weight=weights[n]), 200)
+
+
+def test_many_groups_are_drawn_in_bundles(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    members, values = np.repeat(np.arange(3000), 3), np.repeat(random.normal(size=3000), 3)
+    whole = Resamples(9000, 1000, units=group(members)).mean(values)
+    monkeypatch.setattr("scaleflow.evaluation.resampling.MOST_ROWS", 200)
+    resamples = Resamples(9000, 1000, units=group(members))
+    found = resamples.mean(values)
+    assert resamples.draws.shape[1] == 200
+    assert found.high - found.low == pytest.approx(whole.high - whole.low, rel=0.2)
+    assert found.high - found.low == pytest.approx(2 * 1.96 / 3000**0.5, rel=0.2)
+
+
+def test_groups_of_one_row_are_rows() -> None:
+    values = np.random.default_rng(0).normal(size=100)
+    assert Resamples(100, 200, units=group(np.arange(100))).mean(values) == Resamples(100, 200).mean(values)
+
+
+def test_one_group_has_no_interval_and_a_rate_without_spread_has_that_of_its_groups() -> None:
+    right = np.ones(240, bool)
+    assert np.isnan(Resamples(240, 200, units=group(np.zeros(240, int))).mean(right).low)
+    twelve = Resamples(240, 200, units=group(np.repeat(np.arange(12), 20)))
+    low = stats.beta.ppf(0.025, 12, 1)
+    assert twelve.mean(right) == pytest.approx((1, low, 1))
+    assert twelve.mean(~right) == pytest.approx((0, 0, 1 - low))
+    assert twelve.mean(right.astype(float)) == (1, 1, 1), "a mean that is no rate"
+    assert rank_scores(np.repeat([0.1, 0.9], 120), np.repeat([False, True], 120), twelve).auc.low == pytest.approx(low)
+
+
+def test_rows_in_time_are_drawn_in_blocks_and_those_of_one_time_stay_together() -> None:
+    times = np.random.default_rng(0).permutation(1000)
+    blocks = number_blocks(times)
+    assert (np.bincount(blocks) == 1000 // BLOCKS).all()
+    assert all(np.ptp(times[blocks == n]) == 1000 // BLOCKS - 1 for n in range(BLOCKS))
+    days = np.repeat([1.0, 2.0, 3.0], [500, 10, 490])
+    assert [len(np.unique(number_blocks(days)[days == day])) for day in (1, 2, 3)] == [1, 1, 1]
+    made = make_visits(np.ones(5, bool), TIME, np.arange(100).astype("M8[D]"))
+    assert made.units is not None
+    assert made.units.describe() == "10 blocks in the order of customer"
+
+
+# ---------------------------------------------------------------------------------------------
+# Coverage
+# ---------------------------------------------------------------------------------------------
+
+
+def draw_sizes(how: str, count: int, random: np.random.Generator) -> Array:
+    if how == "equal":
+        return np.full(count, 20)
+    if how == "one half":
+        return np.array([20 * (count - 1), *[20] * (count - 1)])
+    return np.maximum(1, np.exp(random.normal(2.3, 1, count))).astype(int)
+
+
+def count_hits(kind: str, how: str, count: int, likeness: float, simulations: int = 100) -> int:
+    """Returns how many intervals hold the truth of new groups, whose rows are alike: fully with a likeness of 1."""
+    random, hits = np.random.default_rng(count), 0
+    for _ in range(simulations):
+        sizes = draw_sizes(how, count, random)
+        members, rows = np.repeat(np.arange(count), sizes), int(sizes.sum())
+        resamples = Resamples(rows, 600, units=group(members))
+        errors = likeness**0.5 * random.normal(size=count)[members] + (1 - likeness) ** 0.5 * random.normal(size=rows)
+        if kind == "accuracy":
+            truth, found = 0.7, resamples.mean(errors < NormalDist().inv_cdf(0.7))
+        elif kind == "auc":
+            is_yes = random.random(rows) < 0.5 if likeness < 1 else np.arange(count)[members] % 2 == 0
+            truth, found = NormalDist().cdf(0.5**0.5), rank_scores(errors + is_yes, is_yes, resamples).auc
+        else:
+            truth = 1.0 if kind == "rmse" else (2 / np.pi) ** 0.5
+            found = measure_one(random.normal(size=rows), errors, resamples)[kind]
+        hits += found.low <= truth <= found.high
+    return hits
+
+
+def test_the_interval_of_60_customers_with_20_visits_holds_the_accuracy_on_new_ones() -> None:
+    """The answer is the same for all visits of a customer; 12 of the customers are the test."""
+    hits = {"groups": 0, "rows": 0}
+    for seed in range(100):
+        made = make_visits(np.random.default_rng(seed).random(12) < 0.55)
+        for name, each in (("groups", made), ("rows", replace(made, table=made.table.drop_columns([GROUP])))):
+            found = analyse_output(each, "", BINARY, 300).figures["accuracy"]
+            hits[name] += found.low <= 0.55 <= found.high
+    assert hits["groups"] >= 90 > 60 > hits["rows"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["accuracy", "auc", "mae", "rmse"])
+def test_90_of_100_intervals_over_groups_hold_the_truth(kind: str) -> None:
+    few = {
+        (how, count, likeness): count_hits(kind, how, count, likeness)
+        for how in ("equal", "lognormal", "one half")
+        for count in (12, 20, 40)
+        for likeness in (0.3, 1.0)
+    }
+    assert min(few.values()) >= 87, few  # of 18 draws of a binomial with at least 0.92
+    assert np.mean(list(few.values())) >= 92, few
+
+
+@pytest.mark.slow
+def test_90_of_100_intervals_over_blocks_hold_the_truth_of_a_series_in_time() -> None:
+    hits, rows, random = {0.0: 0, 0.5: 0, 0.8: 0}, 1000, np.random.default_rng(0)
+    for likeness in hits:
+        for _ in range(100):
+            values = random.normal(size=rows)
+            for n in range(1, rows):
+                values[n] = likeness * values[n - 1] + (1 - likeness**2) ** 0.5 * values[n]
+            found = Resamples(rows, 600, units=Units(number_blocks(np.arange(rows)), "block", "")).mean(values)
+            hits[likeness] += found.low <= 0 <= found.high
+    assert min(hits.values()) >= 90, hits
+
+
+# ---------------------------------------------------------------------------------------------
+# Comparisons, reports, files
+# ---------------------------------------------------------------------------------------------
+
+
+def test_models_that_differ_by_the_luck_of_a_few_customers_do_not_differ() -> None:
+    noise, better = {"groups": 0, "rows": 0}, {"groups": 0, "rows": 0}
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        pair = [make_visits(random.random(12) < 0.6) for _ in range(2)]
+        plain = [replace(each, table=each.table.drop_columns([GROUP])) for each in pair]
+        for name, (first, second) in {"groups": pair, "rows": plain}.items():
+            (found,) = compare_predictions(first, second, 300)
+            noise[name] += found.is_noise
+            (scores,) = pair_scores(first, second)
+            better[name] += scores.measure_gain(0.95).low > 0
+    assert noise["groups"] >= 36 > 20 > noise["rows"]
+    assert better["groups"] <= 3 < 10 < better["rows"]
+
+
+def test_the_groups_of_either_model_count_and_so_do_customers_that_differ() -> None:
+    first, second = (make_visits(np.arange(12) < right) for right in (12, 9))
+    old = replace(second, table=second.table.drop_columns([GROUP]))
+    for pair in ((first, second), (first, old), (old, first)):
+        (scores,) = pair_scores(*pair)
+        assert scores.units is not None
+        assert (scores.count_differing(), len(scores.scores)) == (3, 240)
+        assert scores.select(np.arange(240) < 220).units.describe() == "11 groups of customer"  # type: ignore[union-attr]
+    rows = list_differences([("a", first), ("b", old)])
+    assert [row["over"] for row in rows] == ["12 groups of customer"] * 2
+    one = make_visits(np.array([True]))
+    (found,) = compare_predictions(one, make_visits(np.array([False])))
+    assert found.is_noise, "one customer shows nothing"
+
+
+def test_files_of_earlier_versions_have_no_groups(tmp_path: Path) -> None:
+    made = make_visits(np.arange(12) < 8)
+    path = tmp_path / "predictions.parquet"
+    save_predictions(path, made)
+    kept = load_predictions(path)
+    assert kept.units is not None
+    assert kept.units.describe() == "12 groups of customer"
+    save_predictions(path, replace(made, table=made.table.drop_columns([GROUP])))
+    table = pyarrow.parquet.read_table(path)
+    record = json.loads(table.schema.metadata[METADATA])
+    del record["divided_by"]
+    pyarrow.parquet.write_table(table.replace_schema_metadata({METADATA: json.dumps(record)}), path)
+    assert load_predictions(path).units is None
+
+
+def test_the_report_says_what_is_drawn_and_that_few_groups_are_rough(tmp_path: Path) -> None:
+    report = report_in(tmp_path, make_visits(np.arange(12) < 8), Reader())
+    page = (tmp_path / "report.html").read_text()
+    assert "intervals over 12 groups of customer, 1,000 resamples" in page
+    assert json.loads((tmp_path / "metrics.json").read_text())["resampled"] == "12 groups of customer"
+    assert "few groups" not in {each.rule for each in report.findings}
+    report = report_in(tmp_path, make_visits(np.arange(5) < 3), Reader())
+    assert next(each.text for each in report.findings) == "intervals are rough, over 5 groups of customer"
+    unequal = make_visits(np.arange(13) < 9, GROUP, np.repeat([0] * 12 + [1], 20))
+    assert unequal.units is not None
+    assert unequal.units.describe() == "2 groups of customer (unequal: as 1 of one size)"
+
+
+def test_a_customer_is_no_weak_slice() -> None:
+    """A slice of few customers that are all wrong may be chance; one of many is not."""
+    made = make_visits(np.arange(60) % 6 > 0)
+    analysis = analyse_output(made, "", BINARY, 0)
+    customers = np.repeat(np.arange(60), 20)
+    for column, is_weak in ((np.isin(customers, [0, 6]), False), (customers % 6 == 0, True)):
+        plain = replace(made, table=made.table.drop_columns([GROUP]))
+        columns, read = {"town": np.where(column, "b", "a")}, np.arange(1200)
+        found = {row["slice"]: row["is_weak"] for row in find_slices(made, analysis, columns, read, 50)}
+        assert found["b"] is is_weak
+        assert {row["slice"]: row["is_weak"] for row in find_slices(plain, analysis, columns, read, 50)}["b"]
+
+
+def test_chance_makes_a_larger_calibration_error_over_groups() -> None:
+    values = draw_values(CLASSES, 240, skill=0.0)
+    made = make_predictions(CLASSES, {"": values})
+    grouped = replace(made, table=made.table.append_column(GROUP, pyarrow.array(np.arange(240) // 20)))
+    errors = [analyse_output(each, "", CLASSES, 0).facts["chance error"] for each in (made, grouped)]
+    assert errors[1] > 2 * errors[0]
+
+
+def write_visits(folder: Path) -> tuple[str, ...]:
+    """Writes files of 60 customers with 4 visits each; returns the words of a run."""
+    random, customers = np.random.default_rng(0), np.repeat(np.arange(60), 4)
+    columns = {"customer": [f"c{n:02}" for n in customers], "age": random.normal(size=240), "day": np.arange(240)}
+    table = pyarrow.table({**columns, "bought": random.random(60)[customers] < 0.5})
+    csv.write_csv(table, folder / "visits.csv")
+    csv.write_csv(table.slice(0, 100), folder / "new.csv")
+    csv.write_csv(table.slice(0, 100).drop_columns(["customer"]), folder / "other.csv")
+    words = ("dataset=table", "dataset.data_dir=visits.csv", "dataset.target=bought", "training.max_steps=2")
+    return (*words, "model=mlp", "hardware=cpu", "evaluation.seconds=1", "hydra.run.dir=run")
+
+
+def test_a_run_keeps_the_groups_of_its_test(tmp_path: Path) -> None:
+    split = "dataset.split={by: group, column: customer}"
+    done = Command(tmp_path)(*write_visits(tmp_path), split, "tracking=none", "checkpoint=none")
+    assert done.returncode == 0, done.stderr
+    kept = load_predictions(tmp_path / "run" / "evaluation" / "predictions.parquet")
+    customers, groups = (kept.column("row") - 1) // 4, kept.column(GROUP)
+    assert len(np.unique(customers)) == len(np.unique(groups)) == 12
+    assert len(set(zip(customers.tolist(), groups.tolist(), strict=True))) == 12, "a number for each customer"
+    assert "over 12 groups of customer" in (tmp_path / "run" / "evaluation" / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("by", "column", "over"),
+    [("group", "customer", "25 groups of customer"), ("time", "day", "10 blocks in the order of day")],
+)
+def test_an_evaluation_of_new_data_draws_groups_if_they_have_the_column(
+    tmp_path: Path, by: str, column: str, over: str
+) -> None:
+    command = Command(tmp_path)
+    done = command(*write_visits(tmp_path), f"dataset.split={{by: {by}, column: {column}}}")
+    assert done.returncode == 0, done.stderr
+    command.module = "scaleflow.evaluate"
+    for name in ("new", "other") if by == "group" else ("new",):
+        done = command("run", f"dataset.data_dir={name}.csv")
+        assert done.returncode == 0, done.stderr
+        (page,) = tmp_path.glob("mlartifacts/*/*/artifacts/evaluate/table/report.html")
+        assert (f"over {over}, " in page.read_text()) == (name == "new")
