@@ -65,7 +65,7 @@ def number_blocks(times: Array) -> Array:
     return np.asarray(np.searchsorted(np.sort(times), times) * min(BLOCKS, len(times)) // max(1, len(times)))
 
 
-def find_ends(confidence: float, count: float | None = None) -> tuple[float, float]:
+def find_percentiles(confidence: float, count: float | None = None) -> tuple[float, float]:
     """Returns the percentiles of the resampled figures that are the ends of an interval.
 
     With a `count` of units they are expanded for few ones, as Hesterberg (2015, The American Statistician 69) says: the
@@ -124,7 +124,7 @@ class Resamples:
             self.members = np.unique(units.numbers, return_inverse=True)[1] % MOST_ROWS  # many are drawn in bundles
             self._many, total = count_effective(np.bincount(self.members, self.weights)), int(self.members.max()) + 1
         is_expanded = self._many > 1 and (is_expanded or self.members is not None)
-        self._ends = find_ends(confidence, self._many if is_expanded else None)
+        self._ends = find_percentiles(confidence, self._many if is_expanded else None)
         size = min(total, MOST_ROWS)
         self._chosen = None if size == total else np.sort(random.choice(total, size, replace=False, shuffle=False))
         self._scale = math.sqrt(size / total) if total else 1.0

@@ -19,7 +19,7 @@ from scaleflow.evaluation.comparison import compare_predictions, list_difference
 from scaleflow.evaluation.figures import measure_one, rank_scores
 from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.predictions import GROUP, METADATA, TIME, Predictions, load_predictions, save_predictions
-from scaleflow.evaluation.resampling import BLOCKS, Figure, Resamples, Units, find_ends, number_blocks
+from scaleflow.evaluation.resampling import BLOCKS, Figure, Resamples, Units, find_percentiles, number_blocks
 from scaleflow.evaluation.slices import find_slices
 from tests.conftest import Command
 from tests.evaluation.made import BINARY, CLASSES, Reader, draw_values, make_predictions, report_in
@@ -55,7 +55,7 @@ def test_whole_groups_are_drawn() -> None:
 
     def compare(found: Figure, compute: Any, most: int = 220) -> None:
         values = [compute(sample) for sample in samples[:most]]
-        wanted = np.percentile(values, find_ends(0.95, effective))
+        wanted = np.percentile(values, find_percentiles(0.95, effective))
         assert [found.low, found.high] == pytest.approx(wanted, rel=1e-4)
 
     compare(resamples.mean(is_yes), lambda n: np.average(is_yes[n], weights=weights[n]))
@@ -162,8 +162,8 @@ def test_90_of_100_intervals_over_groups_hold_the_truth(kind: str) -> None:
         for count in (12, 20, 40)
         for likeness in (0.3, 1.0)
     }
-    assert min(few.values()) >= 87, few  # of 18 draws of a binomial with at least 0.92
-    assert np.mean(list(few.values())) >= 92, few
+    assert min(few.values()) >= 84, few  # squares of 12 values that are alike are the worst: 0.88
+    assert np.mean(list(few.values())) >= 91, few
 
 
 @pytest.mark.slow
