@@ -12,10 +12,9 @@ Exit code: 0 there is a best job; 2 there is no such sweep, or no finished job h
 import os
 import shlex
 import sys
-from collections.abc import Sequence
 
 from scaleflow.__main__ import entry
-from scaleflow.commands.frame import CommandParser, run_command
+from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.secret_masking import register_resolver
 from scaleflow.launcher.answer import ANSWER, FINISHED
@@ -24,12 +23,8 @@ from scaleflow.sweep.report import choose_results, make_loading_row
 from scaleflow.sweeps import find_best_job
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
-    return run_command(print_best, argv)
-
-
-def print_best(words: list[str]) -> int:
+@make_main
+def main(words: list[str]) -> int:
     parser = CommandParser("best", __doc__)
     parser.add_argument("parent", metavar="PARENT", help="the id of a sweep's run in MLflow, or the folder of a sweep")
     parser.add_argument("--uri", help="the tracking store that has the run (default: as that of a run)")

@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scaleflow.commands.frame import CommandParser, check_page, run_command
+from scaleflow.commands.frame import CommandParser, check_page, make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import load_learned_state, make_one_process_plan, supervise_worker
 from scaleflow.config.compose import compose_config, parse_overrides, resolve_config
@@ -57,16 +57,8 @@ REPORT, EXAMPLES = "data_report.html", 20_000
 DEVICES = ("strategy=one_device", "hardware=cpu")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
-
-    Returns:
-        0 nothing was found, 1 something was found, 2 the data cannot be read, 130 or 143 interrupted.
-    """
-    return run_command(check_words, argv)
-
-
-def check_words(words: list[str]) -> int:
+@make_main
+def main(words: list[str]) -> int:
     parser = CommandParser("check", __doc__)
     parser.add_overrides("a word of the run")
     parser.add_argument("--against", metavar="RUN_ID", help=f"compare with what a run has learned: {FORMS}")

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scaleflow.commands.frame import CommandParser, run_command
+from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.commands.process import end_with
 from scaleflow.errors import ConfigError, RunDeleted, RunMissing
 from scaleflow.interfaces.formatting import format_duration, join_first
@@ -74,12 +74,8 @@ class FoundRun:
         return self.state in (RECORDED, DELETED) and self.bytes > 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
-    return run_command(clean, argv)
-
-
-def clean(words: list[str]) -> int:
+@make_main
+def main(words: list[str]) -> int:
     parser = CommandParser("clean", __doc__)
     parser.add_argument(
         "folders", nargs="*", type=Path, metavar="FOLDER", help="where runs are (default: outputs, multirun)"

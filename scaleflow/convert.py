@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from scaleflow.commands.frame import run_command
+from scaleflow.commands.frame import make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import (
     answer_model,
@@ -67,16 +67,8 @@ class Conversion:
     formats: Sequence[FormatExported]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
-
-    Returns:
-        0 all formats are good, 1 one is not, 2 refused, 130 or 143 interrupted.
-    """
-    return run_command(convert_words, argv)
-
-
-def convert_words(typed: list[str]) -> int:
+@make_main
+def main(typed: list[str]) -> int:
     words, _ = parse_command(make_run_parser("convert", __doc__), typed)
     with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:
         done = convert_tracked_model(words, display, stop)

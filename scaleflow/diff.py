@@ -17,12 +17,11 @@ import argparse
 import contextlib
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from scaleflow.commands.evaluation import make_evaluation_spec, make_plan_on, run_evaluation
-from scaleflow.commands.frame import CommandParser, check_page, run_command
+from scaleflow.commands.frame import CommandParser, check_page, make_main
 from scaleflow.commands.process import end_with
 from scaleflow.comparison.results import MetricDifference
 from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs
@@ -39,12 +38,8 @@ from scaleflow.worker.evaluate import ALL
 SECTIONS = ("dataset", "objective", "precision", "seed", "evaluation")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
-    return run_command(diff, argv)
-
-
-def diff(words: list[str]) -> int:
+@make_main
+def main(words: list[str]) -> int:
     parser = CommandParser("diff", __doc__)
     parser.add_argument("first", metavar="RUN_A", help="the first run")
     parser.add_argument("second", metavar="RUN_B", help="the second run")

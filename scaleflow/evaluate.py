@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.__main__ import entry
-from scaleflow.commands.frame import run_command
+from scaleflow.commands.frame import make_main
 from scaleflow.commands.tracked_run import (
     answer_model,
     format_model_rows,
@@ -73,16 +73,8 @@ SECTIONS = ("dataset", "objective", "precision", "seed")
 DATA_KEYS = ("_target_", "data_dir", "name", "config", "version")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
-
-    Returns:
-        0 the metrics are recorded, 1 failed, 2 refused, 130 or 143 interrupted.
-    """
-    return run_command(evaluate_words, argv)
-
-
-def evaluate_words(typed: list[str]) -> int:
+@make_main
+def main(typed: list[str]) -> int:
     parser = make_run_parser("evaluate", __doc__)
     parser.add_argument(
         "--split",

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from scaleflow.__main__ import entry
 from scaleflow.api import launch_config
-from scaleflow.commands.frame import CommandParser, run_command
+from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.config.compose import compose_config
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
@@ -33,12 +33,8 @@ from scaleflow.interfaces.trials import BatchSearch, RateTest, Trial
 MIN_STEPS = 20
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
-    return run_command(find_setting, argv)
-
-
-def find_setting(argv: list[str]) -> int:
+@make_main
+def main(argv: list[str]) -> int:
     typed = make_find_parser().parse_intermixed_args(split_overrides(argv))
     words, trial = list(typed.overrides), read_trial(typed)
     if isinstance(trial, BatchSearch):

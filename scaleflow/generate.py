@@ -20,10 +20,10 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from scaleflow.commands.frame import CommandParser, run_command
+from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import add_run_id, answer_model, format_model_rows, load_learned_state
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options
@@ -47,12 +47,8 @@ from scaleflow.tracking.tracked_runs import TrackedRun
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
-    return run_command(generate_words, argv)
-
-
-def generate_words(words: list[str]) -> int:
+@make_main
+def main(words: list[str]) -> int:
     parser = CommandParser("generate", __doc__)
     add_run_id(parser)
     parser.add_argument(

@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scaleflow.commands.frame import run_command
+from scaleflow.commands.frame import make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.promotion import Promotion, open_registry, promote
 from scaleflow.commands.tracked_run import answer_model, make_run_parser
@@ -72,16 +72,8 @@ class PromotionResult(Readable):
         return [*rows, *(("holds" if holds else "does not hold", text) for text, holds in self.conditions)]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
-
-    Returns:
-        0 promoted, 3 not promoted, 1 failed, 2 refused, 130 or 143 interrupted.
-    """
-    return run_command(promote_words, argv)
-
-
-def promote_words(typed: list[str]) -> int:
+@make_main
+def main(typed: list[str]) -> int:
     parser = make_run_parser("promote", __doc__)
     parser.add_argument("--model", metavar="NAME", help="the registered model (default: promotion.model of the run)")
     parser.add_argument("--on", metavar="FILE", help="compare on all rows of this data, in place of the test split")

@@ -30,7 +30,7 @@ from typing import Any
 
 from scaleflow.__main__ import entry
 from scaleflow.api import launch_config
-from scaleflow.commands.frame import run_command
+from scaleflow.commands.frame import make_main
 from scaleflow.commands.tracked_run import make_run_parser, parse_command
 from scaleflow.config.compose import ComposedConfig, resolve_config
 from scaleflow.config.from_mlflow import find_config_dirs, find_store_options, reuse_config
@@ -49,12 +49,8 @@ from scaleflow.runs.event_log import append_event
 TAG, REPRODUCES = "scaleflow.rerun_of", "scaleflow.reproduces"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code, which means the same as that of a run."""
-    return run_command(rerun, argv)
-
-
-def rerun(typed: list[str]) -> int:
+@make_main
+def main(typed: list[str]) -> int:
     parser = make_run_parser("rerun", __doc__)
     parser.add_argument("--exact", action="store_true", help="refuse what is not the same, and compare the results")
     parser.add_argument(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from scaleflow.__main__ import entry
-from scaleflow.commands.frame import CommandParser, run_command
+from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.interfaces.secret_masking import register_resolver
 from scaleflow.launcher.answer import ANSWER, print_refusal
 from scaleflow.launcher.display import Display
@@ -39,12 +39,8 @@ def find_run_folders(folder: Path) -> Iterator[Path]:
             yield files.path
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
-    return run_command(repair_folders, arguments)
-
-
-def repair_folders(words: list[str]) -> int:
+@make_main
+def main(words: list[str]) -> int:
     parser = CommandParser("sync", __doc__)
     parser.add_argument(
         "folders",

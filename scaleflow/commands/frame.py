@@ -1,6 +1,7 @@
 """The frame of every command: its parser, errors as exit codes, and the answer to `--json`."""
 
 import argparse
+import functools
 import json
 import math
 import re
@@ -48,6 +49,18 @@ def run_command(work: Callable[[list[str]], int], argv: Sequence[str] | None = N
         code = explain_exit(error)
     print_answer(code)
     return code
+
+
+def make_main(work: Callable[[list[str]], int]) -> Callable[..., int]:
+    """Makes the function `main` of a command's module: it takes the words of the command, None for those of `sys.argv`,
+    and returns the exit code.
+    """
+
+    @functools.wraps(work)
+    def main(argv: Sequence[str] | None = None) -> int:
+        return run_command(work, argv)
+
+    return main
 
 
 def work_in_words(work: Callable[[list[str]], int], words: list[str]) -> int:

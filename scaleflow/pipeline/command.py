@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scaleflow.commands.frame import CommandParser, run_command
+from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.config.compose import list_own_folders
 from scaleflow.config.parse import suggest
 from scaleflow.config.words import split_overrides
@@ -194,16 +194,8 @@ class Options:
     only: Sequence[str] = ()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
-
-    Returns:
-        0 finished, 1 failed, 2 refused, 130 or 143 interrupted.
-    """
-    return run_command(pipeline_words, argv)
-
-
-def pipeline_words(words: list[str]) -> int:
+@make_main
+def main(words: list[str]) -> int:
     parser = CommandParser("pipeline", __doc__)
     parser.add_argument("name", metavar="NAME", help="the file pipeline/NAME.yaml in a folder of --config-dir")
     parser.add_overrides("STAGE.KEY=VALUE adds an override to a stage; KEY=VALUE sets a key of yours in the file")

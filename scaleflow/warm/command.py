@@ -12,11 +12,10 @@ Exit code: 0 done; 1 a server cannot be started; 2 the command cannot work.
 """
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scaleflow.commands.frame import CommandParser, run_command
+from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.errors import RunError
 from scaleflow.interfaces.formatting import format_duration
 from scaleflow.launcher.answer import ANSWER
@@ -34,12 +33,8 @@ from scaleflow.launcher.processes.handover import (
 STOP_SECONDS = 10.0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
-    return run_command(manage_servers, argv)
-
-
-def manage_servers(argv: list[str]) -> int:
+@make_main
+def main(argv: list[str]) -> int:
     parser = CommandParser("warm", __doc__)
     parser.add_argument("action", choices=("start", "status", "stop"))
     action = parser.parse_args(argv).action
