@@ -28,6 +28,7 @@ from typing import Any
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.commands.process import end_with
 from scaleflow.errors import ConfigError, RunDeleted, RunMissing
+from scaleflow.interfaces import Tracker
 from scaleflow.interfaces.formatting import format_duration, join_first
 from scaleflow.interfaces.secret_masking import register_resolver
 from scaleflow.launcher.answer import ANSWER, FAILED
@@ -36,7 +37,7 @@ from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.folder import FolderBusy
 from scaleflow.sync import find_run_folders
-from scaleflow.tracking import NoTracker, make_tracker
+from scaleflow.tracking import make_tracker
 from scaleflow.tracking.connection import format_store_error
 from scaleflow.tracking.uri import sqlite_file
 
@@ -187,7 +188,7 @@ class StoreCheck:
 
     def check(self, folder: Path) -> str:
         """Returns `recorded`, `deleted in MLflow`, or why a finished run is left alone."""
-        transfer = EventTransfer(NoTracker(), RunFolder(folder).events)
+        transfer = EventTransfer(Tracker(), RunFolder(folder).events)
         uri = str(RunFolder(folder).read_record().get("uri"))
         if not transfer.has_run:
             return "not recorded"

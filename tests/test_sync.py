@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Tracking
+from scaleflow.interfaces import Tracker, Tracking
 from scaleflow.interfaces.events import Event, RunEnded
 from scaleflow.launcher.recording import recovery, store_transfer
 from scaleflow.launcher.recording.recorder import Recorder
@@ -20,7 +20,7 @@ from scaleflow.launcher.recording.recovery import LAUNCHER_DIED, finalize_run, f
 from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import EventReader, RunFolder
 from scaleflow.sync import main
-from scaleflow.tracking import NoTracker, store
+from scaleflow.tracking import store
 from scaleflow.tracking.store import DESCRIPTION, MlflowTracker
 from scaleflow.tracking.tracked_runs import find_run
 from scaleflow.tracking.uri import drop_credentials
@@ -254,7 +254,7 @@ def test_a_run_that_went_on_without_a_store_is_still_known_there_and_one_that_be
         for number, way in enumerate(ways):
             before = made.events.stat().st_size
             made.ready(**({"resumed": 10 * number} if number else {})).train(10 * number + 1, 10 * number + 10).end()
-            tracker = NoTracker() if way == "none" else MlflowTracker(find_tracking_options(made.folder, None))
+            tracker = Tracker() if way == "none" else MlflowTracker(find_tracking_options(made.folder, None))
             recorder = Recorder(tracker, made.events, before, is_resumed=number > 0)
             recorder.start()
             assert recorder.finish(10), recorder.reason

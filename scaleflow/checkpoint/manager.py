@@ -26,7 +26,7 @@ MAX_WAIT_SECONDS = 3600.0
 
 
 class CheckpointManager:
-    """Saves, loads and deletes the checkpoints of one run. Implements `Checkpoints`, which documents its methods.
+    """Decides when to save, and saves, loads and deletes the checkpoints of one run.
 
     If `checkpoint.folder` is the address of an object store, the worker that writes keeps checkpoints in its local
     folder and uploads them from there. A worker that does not write makes the same calls, and reads from the store.
@@ -63,20 +63,29 @@ class CheckpointManager:
         )
 
     def steps_left(self, step: int) -> int | None:
+        """Returns the number of steps until the next checkpoint is due; None if that is not known beforehand."""
         every = self._options.every_steps
         return None if every is None else every - step % every
 
     def is_due(self, step: int, seconds: float) -> bool:
+        """Returns whether one is due within an epoch, after `step` steps and `seconds` of training since the last."""
         options = self._options
         return (options.every_steps is not None and step % options.every_steps == 0) or (
             options.every_seconds is not None and seconds >= options.every_seconds
         )
 
     def is_due_after(self, epoch: int) -> bool:
+        """Returns whether one is due at the end of an epoch, counted from 1."""
         every = self._options.every_epochs
         return every is not None and epoch % every == 0
 
     def save(self, snapshot: Snapshot, is_best: bool = False) -> None:
+        """Hands a snapshot to a background writer.
+
+        A newer snapshot replaces one that is not being written yet, except the best one: the call waits for that.
+
+        Raises CheckpointError if this or an earlier one could not be written.
+        """
         held, self._held = self._held, None
         if is_best:
             self._best = snapshot.step
@@ -87,6 +96,11 @@ class CheckpointManager:
             self._report_slow_writing()
 
     def hold(self, snapshot: Snapshot) -> None:
+        """Keeps the best snapshot in memory, and writes it before the next one that is saved.
+
+        So a run whose epochs take less time than a checkpoint writes only what is due. If none will be due before the
+        end of the run, it is saved at once.
+        """
         options = self._options
         if options.every_epochs is options.every_steps is options.every_seconds is None:
             self.save(snapshot, is_best=True)
@@ -107,9 +121,14 @@ class CheckpointManager:
         )
 
     def wait(self) -> None:
+        """Waits until everything is written. Raises CheckpointError as `save`."""
         self._writer.wait()
 
     def publish(self) -> None:
+        """Waits until all workers can read what was saved, or emits a note if that takes too long.
+
+        Only the call of the worker that writes has an effect.
+        """
         if self._uploader is None or not self._has_readers:
             return
         self._uploader.request()
@@ -118,6 +137,7 @@ class CheckpointManager:
             self._emit(Note(f"{KEY}={self._options.folder}: the other workers cannot read the checkpoints: {failure}"))
 
     def finish(self) -> None:
+        """Waits, at the end of the run, until checkpoints are where they are kept, and emits a note if one is not."""
         if self._remote is not None and not self._writes:  # its process ends after that of the worker that uploads
             self._emit(UploadAwaited(self._options.write_seconds))
         if self._uploader is None or self._uploader.is_done:
@@ -135,6 +155,7 @@ class CheckpointManager:
             )
 
     def load_best(self) -> Snapshot | None:
+        """Returns the best snapshot that was saved; None if there is none, or if it is damaged (with a note)."""
         if self._best is None:
             return None
         try:
@@ -185,6 +206,7 @@ class CheckpointManager:
         return is_seen
 
     def drop_from(self, step: int) -> None:
+        """Deletes the snapshots at `step` and later: the run continues from an earlier one."""
         if self._held is not None and self._held.step >= step:
             self._held = None
         for later in [saved for saved in self._store.steps() if saved >= step] if self._writes else []:

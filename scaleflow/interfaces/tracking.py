@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces.events import DatasetDescribed, Status
 
 
@@ -29,28 +29,26 @@ class Point:
 IDENTITY = "scaleflow.id"
 
 
-class Tracker(Protocol):
+class Tracker:
     """One run in a store of runs. Every call can be repeated with the same arguments and then changes nothing.
 
-    Call `connect` first. All methods may raise the store's own errors; the recorder calls them again later.
+    Call `connect` first. All methods may raise the store's own errors; the recorder calls them again later. This class
+    itself is `tracking=none`: it has no store, and ignores every call. config.yaml and events.jsonl hold the same data.
 
     Attributes:
         adopted: the id of an existing run that `start` uses instead of creating one; None to create one.
+        run_id: the run's id in the store; None before `start` or `adopt`, or without a store.
+        uri: the store's address; None without a store.
     """
 
-    adopted: str | None
-
-    @property
-    def run_id(self) -> str | None:
-        """The run's id in the store; None before `start` or `adopt`, or without a store."""
-
-    @property
-    def uri(self) -> str | None:
-        """The store's address; None without a store."""
+    adopted: str | None = None
+    run_id: str | None = None
+    uri: str | None = None
 
     @property
     def model_uri(self) -> str | None:
         """The URI of the model that was logged last; None if this object has logged none."""
+        return None
 
     def connect(self) -> None:
         """Opens the store; creates no run.
@@ -68,6 +66,7 @@ class Tracker(Protocol):
 
         Raises ConfigError if the store has no such run of scaleflow's.
         """
+        raise ConfigError(f"tracking=none: there is no store with the run {run_id}")
 
     def adopt(self, run_id: str) -> None:
         """Uses an existing run, and changes nothing in it. Raises ConfigError if the store has no such run."""
@@ -128,3 +127,4 @@ class Tracker(Protocol):
 
     def describe_links(self) -> Sequence[tuple[str, str]]:
         """Returns lines (label, value) that show the user where to look at the run."""
+        return ()

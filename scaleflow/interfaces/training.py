@@ -7,7 +7,6 @@ A replica is one device's copy of the model. A step is one optimizer update. It 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -325,59 +324,6 @@ class Snapshot:
     host: Mapping[str, Any]
 
 
-class Checkpoints(Protocol):
-    """Decides when to save, and keeps the snapshots of one run."""
-
-    def steps_left(self, step: int) -> int | None:
-        """Returns the number of steps until the next checkpoint is due; None if that is not known beforehand."""
-
-    def is_due(self, step: int, seconds: float) -> bool:
-        """Returns whether one is due within an epoch, after `step` steps and `seconds` of training since the last."""
-
-    def is_due_after(self, epoch: int) -> bool:
-        """Returns whether one is due at the end of an epoch, counted from 1."""
-
-    def save(self, snapshot: Snapshot, is_best: bool = False) -> None:
-        """Hands a snapshot to a background writer.
-
-        A newer snapshot replaces one that is not being written yet, except the best one: the call waits for that.
-
-        Raises CheckpointError if this or an earlier one could not be written.
-        """
-
-    def hold(self, snapshot: Snapshot) -> None:
-        """Keeps the best snapshot in memory, and writes it before the next one that is saved.
-
-        So a run whose epochs take less time than a checkpoint writes only what is due. If none will be due before the
-        end of the run, it is saved at once.
-        """
-
-    def wait(self) -> None:
-        """Waits until everything is written. Raises CheckpointError as `save`."""
-
-    def publish(self) -> None:
-        """Waits until all workers can read what was saved, or emits a note if that takes too long.
-
-        Only the call of the worker that writes has an effect.
-        """
-
-    def finish(self) -> None:
-        """Waits, at the end of the run, until checkpoints are where they are kept, and emits a note if one is not."""
-
-    def load_best(self) -> Snapshot | None:
-        """Returns the best snapshot that was saved; None if there is none, or if it is damaged (with a note)."""
-
-    def load_newest(self, before: int | None = None) -> Snapshot | None:
-        """Returns the newest undamaged snapshot, or None.
-
-        Args:
-            before: only snapshots of earlier steps count; None: all.
-        """
-
-    def drop_from(self, step: int) -> None:
-        """Deletes the snapshots at `step` and later: the run continues from an earlier one."""
-
-
 #: Keys of what an ensemble returns in training: its outputs, those of its members [b, k, *Outputs.shape], and if there
 #: are folds the weight of each member's loss [b, k], and the outputs of the members that did not train on an example.
 PREDICTION, MEMBERS, SHARES, HELD_OUT = "prediction", "members", "shares", "held_out"
@@ -388,36 +334,3 @@ FITTED = BOOSTING, LINEAR = "boosting", "linear"
 #: Name scopes in the graphs of the loop and of `fit`: a whole step, reading its batch, the sum over replicas. The
 #: profiler finds by them which operations of a trace belong to what.
 STEP_SCOPE, READ_SCOPE, SUM_SCOPE = "train_step", "read_batch", "sum_over_replicas"
-
-
-class Tracer(Protocol):
-    """Traces windows of steps. All workers make the same calls; steps are counted from 1."""
-
-    def steps_left(self, step: int) -> int | None:
-        """Returns how many steps the call after `step` may take, so that no window starts within a call.
-
-        None: any number.
-        """
-
-    def trace_call(self, step: int) -> AbstractContextManager[bool]:
-        """Wraps the call that begins with `step`, and traces it if it is in a window.
-
-        Yields whether the call must take that step only.
-        """
-
-    def count_steps(self, step: int) -> None:
-        """Records that `step` steps were taken; writes the trace of a window that ends with this step."""
-
-    def report(self, usual_ms: float | None) -> None:
-        """Reports the traces that were written. Call it after all workers have written theirs.
-
-        Args:
-            usual_ms: the mean time of a step that is not traced, waiting for input included, in milliseconds; None if
-                it is not known.
-        """
-
-    def close(self) -> None:
-        """Writes the trace of a window that has begun and is not over."""
-
-    def finish(self, step: int) -> None:
-        """Reports the windows that begin after `step`, the run's last one: nothing of them was traced."""

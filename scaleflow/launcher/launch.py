@@ -39,7 +39,7 @@ from scaleflow.config.compose import (
 )
 from scaleflow.config.words import quote_override, split_flags
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Plan, name_command
+from scaleflow.interfaces import Plan, Tracker, name_command
 from scaleflow.interfaces.events import Event, SettingFound
 from scaleflow.interfaces.secret_masking import (
     find_environment_secrets,
@@ -67,7 +67,7 @@ from scaleflow.runs.folder_use import check_folder, create_folder, remove_create
 from scaleflow.runs.provenance.collect import LaunchFacts, record_provenance
 from scaleflow.runs.provenance.record import remove_launch_state
 from scaleflow.runs.state import RunHistory
-from scaleflow.tracking import RUN_ID, NoTracker, TensorBoardWriter, locate_weights, make_tracker
+from scaleflow.tracking import RUN_ID, TensorBoardWriter, locate_weights, make_tracker
 from scaleflow.tracking.connection import format_store_error
 
 #: The suffix that the name of the search's folder adds to that of the run's folder.
@@ -355,7 +355,7 @@ def make_host(monitor: RunMonitor) -> ProcessHost:
 def make_recorder(spec: RunSpec, is_resumed: bool, adopts: bool, wait_for_files: Callable[[], object]) -> Recorder:
     """Makes the recorder of the run. It has no store if the events of this process are not the run's."""
     plan = spec.plan
-    tracker = make_tracker(plan.tracking, adopts=adopts) if spec.records else NoTracker()
+    tracker = make_tracker(plan.tracking, adopts=adopts) if spec.records else Tracker()
     board = TensorBoardWriter(spec.files.tensorboard) if plan.tracking.tensorboard and spec.records else None
     offset = spec.events.stat().st_size if spec.events.exists() else 0
     offline = plan.tracking.offline

@@ -35,7 +35,9 @@ RETURN = b"\xc3"
 
 
 class StepTracer:
-    """A `Tracer` that writes each window's xplane file where TensorBoard looks for it.
+    """Traces windows of steps, and writes each window's xplane file where TensorBoard looks for it.
+
+    All workers make the same calls; steps are counted from 1.
 
     Args:
         folder: the run's folder for traces.
@@ -66,10 +68,18 @@ class StepTracer:
         self._last = 0
 
     def steps_left(self, step: int) -> int | None:
+        """Returns how many steps the call after `step` may take, so that no window starts within a call.
+
+        None: any number.
+        """
         return self._windows.steps_left(step)
 
     @contextlib.contextmanager
     def trace_call(self, step: int) -> Iterator[bool]:
+        """Wraps the call that begins with `step`, and traces it if it is in a window.
+
+        Yields whether the call must take that step only.
+        """
         if not self._windows.is_single(step):
             yield False
             return
@@ -84,11 +94,13 @@ class StepTracer:
             yield True
 
     def count_steps(self, step: int) -> None:
+        """Records that `step` steps were taken; writes the trace of a window that ends with this step."""
         self._last = step
         if self._under_way is not None and step >= self._under_way[0][1]:
             self.close()
 
     def close(self) -> None:
+        """Writes the trace of a window that has begun and is not over."""
         if self._under_way is None:
             return
         window, first, folder = self._under_way
@@ -107,6 +119,12 @@ class StepTracer:
             shutil.rmtree(folder, ignore_errors=True)
 
     def report(self, usual_ms: float | None) -> None:
+        """Reports the traces that were written. Call it after all workers have written theirs.
+
+        Args:
+            usual_ms: the mean time of a step that is not traced, waiting for input included, in milliseconds; None if
+                it is not known.
+        """
         written, self._written = self._written, []
         if self._emit is None:
             return
@@ -124,6 +142,7 @@ class StepTracer:
             )
 
     def finish(self, step: int) -> None:
+        """Reports the windows that begin after `step`, the run's last one: nothing of them was traced."""
         for first, last in self._windows.coming:
             if step < first:
                 self._note(f"profiler: steps {first} to {last} were not traced, because the run ended at step {step}")

@@ -4,11 +4,10 @@ import os
 
 from scaleflow.interfaces import Tracker, Tracking
 from scaleflow.tracking.model_uris import locate_weights
-from scaleflow.tracking.none import NoTracker
 from scaleflow.tracking.store import MlflowTracker
 from scaleflow.tracking.tensorboard import TensorBoardWriter
 
-__all__ = ["RUN_ID", "NoTracker", "TensorBoardWriter", "locate_weights", "make_tracker"]
+__all__ = ["RUN_ID", "TensorBoardWriter", "locate_weights", "make_tracker"]
 
 #: The environment variable in which `mlflow run` passes the ID of the run that it opened for a command.
 RUN_ID = "MLFLOW_RUN_ID"
@@ -20,6 +19,5 @@ def make_tracker(options: Tracking, adopts: bool = False) -> Tracker:
     If it `adopts`, it uses the run that MLFLOW_RUN_ID names instead of creating one.
     """
     if options.name == "none":
-        return NoTracker()
-
+        return Tracker()
     return MlflowTracker(options, os.environ.get(RUN_ID) if adopts else None)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from scaleflow.errors import ConfigError, RunDeleted, RunMissing
-from scaleflow.interfaces import IDENTITY, Point, Status, Tracking, find_console_script, name_command
+from scaleflow.interfaces import IDENTITY, Point, Status, Tracker, Tracking, find_console_script, name_command
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -81,13 +81,15 @@ MAX_RUN_NAME = 250
 T = TypeVar("T")
 
 
-class MlflowTracker:
-    """Implements `Tracker` for one run in an MLflow store; the `tracking` options have an absolute `uri`.
+class MlflowTracker(Tracker):
+    """One run in an MLflow store; the `tracking` options have an absolute `uri`.
 
     Attributes:
         adopted: ID of a run that was opened for this command and is used instead of a new one. `connect` checks it; the
             recorder also sets it later, unchecked, to a run that an earlier process of this command began to use.
     """
+
+    uri: str
 
     def __init__(self, options: Tracking, adopted: str | None = None) -> None:
         assert options.uri is not None

@@ -8,15 +8,18 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError, NotFinite, RunError
-from scaleflow.interfaces import Best, Checkpoints, EarlyStopping, Objective, Snapshot, Training
+from scaleflow.interfaces import Best, EarlyStopping, Objective, Snapshot, Training
 from scaleflow.training.evaluation import MetricSums
+
+if TYPE_CHECKING:
+    from scaleflow.checkpoint import CheckpointManager
 
 #: Bytes that `WorkerSync.gather` sends at once.
 GATHERED = 1 << 22
@@ -236,7 +239,7 @@ class Checkpointing:
 
     def __init__(
         self,
-        checkpoints: Checkpoints | None = None,
+        checkpoints: CheckpointManager | None = None,
         best: Best | None = None,
         ends_as_best: bool = False,
         modes: Mapping[str, str] | None = None,
@@ -342,7 +345,7 @@ class Rollbacks:
         """Returns `count` and `rate_factor` after one more rollback."""
         return self.count + 1, self.rate_factor * self._options.nan_rate_factor
 
-    def load_snapshot(self, error: NotFinite, checkpoints: Checkpoints | None, sync: WorkerSync) -> Snapshot:
+    def load_snapshot(self, error: NotFinite, checkpoints: CheckpointManager | None, sync: WorkerSync) -> Snapshot:
         """Loads the newest checkpoint from before an error, and deletes later ones. All workers must call it.
 
         Raises:

@@ -6,14 +6,17 @@ Metrics are sums over examples, from which their values are computed; those of t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import RunError
-from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, Feed, Objective, OutputKeeper, Tracer
+from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, Feed, Objective, OutputKeeper
 from scaleflow.training.graph import has_convolution, repeat_in_graph
+
+if TYPE_CHECKING:
+    from scaleflow.profiler.tracer import StepTracer
 
 #: The name of what the model adds to the loss of its outputs, among the values of training.
 EXTRA = "extra_loss"
@@ -161,7 +164,7 @@ class Evaluation:
             raise RunError(f"the weights of all {feed.examples} examples of a split are 0: they have no mean loss")
         return means
 
-    def profile(self, feed: Feed, tracer: Tracer) -> None:
+    def profile(self, feed: Feed, tracer: StepTracer) -> None:
         """Evaluates a split batch by batch, repeatedly, until the tracer has no window left."""
         steps, done = feed.batching.steps(feed.examples), 0
         one = self._compile_one(feed)

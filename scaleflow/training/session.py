@@ -1,20 +1,25 @@
 """The host side of training: decides how long a run and each call is, and validates, saves and reports it."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from scaleflow.errors import ConfigError, NotFinite
-from scaleflow.interfaces import BY_SIZE, Feed, Snapshot, Tracer, Training
+from scaleflow.interfaces import BY_SIZE, Feed, Snapshot, Training
 from scaleflow.interfaces.events import EpochEnded, MetricsLogged, Note, RolledBack, StageBegan
 from scaleflow.training.callbacks import Callbacks, to_keras_logs
 from scaleflow.training.decisions import Checkpointing, Patience, Rollbacks, WorkerSync, check_finite
 from scaleflow.training.engine import Engine
 from scaleflow.training.metrics_log import MetricsLog
+
+if TYPE_CHECKING:
+    from scaleflow.profiler.tracer import StepTracer
 
 TARGET_SECONDS = 0.5
 LARGEST_GROWTH = 64
@@ -68,7 +73,7 @@ class CallTracing:
         is_single: whether the current call takes a single, traced step.
     """
 
-    def __init__(self, tracer: Tracer | None) -> None:
+    def __init__(self, tracer: StepTracer | None) -> None:
         self.is_single = False
         self._tracer = tracer
         self._untraced_seconds = 0.0
@@ -193,7 +198,7 @@ class Session:
         *,
         checkpointing: Checkpointing | None = None,
         callbacks: Sequence[Any] = (),
-        tracer: Tracer | None = None,
+        tracer: StepTracer | None = None,
     ) -> None:
         self.epoch = 0
         self.step = 0

@@ -15,7 +15,7 @@ from scaleflow.cluster.tasks import count_synchronous_workers, process_names
 from scaleflow.config.parse import flatten_config
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address
-from scaleflow.interfaces import LearnedState, Plan, Tracer
+from scaleflow.interfaces import LearnedState, Plan
 from scaleflow.interfaces.events import (
     Emit,
     FaultReported,
@@ -56,6 +56,7 @@ from scaleflow.worker.trials import BatchSizeTrial, RateTrial, make_trial
 
 if TYPE_CHECKING:
     from scaleflow.checkpoint import CheckpointManager
+    from scaleflow.profiler.tracer import StepTracer
     from scaleflow.training import Session, WorkerSync
 
 
@@ -333,7 +334,7 @@ def check_shared_checkpoints(spec: RunSpec, manager: CheckpointManager, worker_s
     )
 
 
-def make_tracer(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> Tracer | None:
+def make_tracer(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> StepTracer | None:
     options = spec.plan.profiler
     if not options.windows or spec.plan.evaluator == "here":
         return None

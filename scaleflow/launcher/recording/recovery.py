@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow.config.parse import parse_section
 from scaleflow.errors import ConfigError, RunMissing
-from scaleflow.interfaces import Tracking, name_command
+from scaleflow.interfaces import Tracker, Tracking, name_command
 from scaleflow.interfaces.events import RunEnded, RunReady
 from scaleflow.interfaces.secret_masking import MASK
 from scaleflow.launcher.answer import write_error
@@ -22,7 +22,7 @@ from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
 from scaleflow.runs.folder import FolderBusy
 from scaleflow.runs.state import is_finished
-from scaleflow.tracking import NoTracker, make_tracker
+from scaleflow.tracking import make_tracker
 from scaleflow.tracking.connection import format_store_error
 from scaleflow.tracking.uri import drop_credentials, resolve_store
 
@@ -79,7 +79,7 @@ def repair(folder: Path, uri: str | None = None, tries: int = MAX_ATTEMPTS, agai
 
 def record_missing(status: SyncStatus, uri: str | None, tries: int, ready: RunReady | None) -> SyncStatus:
     """Sends what the store lacks of a run. With the event `ready`, a run that was deleted there is recorded again."""
-    transfer = EventTransfer(NoTracker(), RunFolder(status.folder).events)
+    transfer = EventTransfer(Tracker(), RunFolder(status.folder).events)
     is_complete = transfer.has_everything
     status = replace(status, result="complete" if is_complete else "not recorded", run_id=transfer.run_id)
     try:
@@ -116,7 +116,7 @@ def is_recorded(folder: Path) -> bool:
     """Whether a run is finished, and its store has all of it or it has none. Reads two small pieces of its files."""
     files = RunFolder(folder)
     is_tracked = files.read_record() != {"run_id": None}
-    return is_finished(folder) and (not is_tracked or EventTransfer(NoTracker(), files.events).has_everything)
+    return is_finished(folder) and (not is_tracked or EventTransfer(Tracker(), files.events).has_everything)
 
 
 def confirm_recorded(status: SyncStatus, tracking: Tracking, ready: RunReady | None) -> SyncStatus:
