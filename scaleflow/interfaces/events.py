@@ -12,7 +12,7 @@ from __future__ import annotations
 import time as clock
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, dataclass_transform
 
 #: How a run ended, in MLflow's words.
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -23,9 +23,10 @@ MASKED = {"is_masked": True}
 KINDS: dict[str, type[Event]] = {}
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 @dataclass(frozen=True)
 class Event:
-    """Something that happened in a run."""
+    """Something that happened in a run. Each class of events is a frozen dataclass."""
 
     event: ClassVar[str] = ""  # the name of the kind of event in `events.jsonl`
     #: When it happened, in milliseconds since the epoch
@@ -33,7 +34,7 @@ class Event:
 
     def __init_subclass__(cls, event: str) -> None:
         cls.event = event
-        KINDS[event] = cls
+        KINDS[event] = dataclass(frozen=True)(cls)
 
 
 #: Receives the events of a worker.
@@ -44,7 +45,6 @@ def ignore_event(event: Event) -> None:
     """An `Emit` that ignores all events."""
 
 
-@dataclass(frozen=True)
 class ProcessStarted(Event, event="started"):
     """A process of the run has started. `name` is `worker 0`, `coordinator` and so on."""
 
@@ -52,14 +52,12 @@ class ProcessStarted(Event, event="started"):
     pid: int
 
 
-@dataclass(frozen=True)
 class StageBegan(Event, event="stage"):
     """A part of the work before or after training begins, such as `reading house.csv`. The part before it has ended."""
 
     text: str = field(metadata=MASKED)
 
 
-@dataclass(frozen=True)
 class RunReady(Event, event="ready"):
     """The worker has built everything. From here on there is a run. Before it, an error is a refusal."""
 
@@ -78,7 +76,6 @@ class RunReady(Event, event="ready"):
     resumed: int | None = None  # the step at which the run continues; None if it begins
 
 
-@dataclass(frozen=True)
 class EvaluationReady(Event, event="evaluating"):
     """`scaleflow.evaluate` has loaded the model and a split of `examples` examples, or `all` examples."""
 
@@ -87,7 +84,6 @@ class EvaluationReady(Event, event="evaluating"):
     examples: int
 
 
-@dataclass(frozen=True)
 class DataChecked(Event, event="checked"):
     """`scaleflow.check` has looked at a dataset."""
 
@@ -95,21 +91,18 @@ class DataChecked(Event, event="checked"):
     splits: Mapping[str, Mapping[str, int]]  # by name, the number of `examples`, and of those that were `looked_at`
 
 
-@dataclass(frozen=True)
 class TagsSet(Event, event="tags"):
     """Tags of the run have new values."""
 
     values: Mapping[str, str]
 
 
-@dataclass(frozen=True)
 class DescriptionSet(Event, event="description"):
     """A sweep or a pipeline has a new description, in Markdown. The launcher itself describes a training."""
 
     text: str = field(metadata=MASKED)
 
 
-@dataclass(frozen=True)
 class CheckpointSaved(Event, event="checkpoint"):
     """A checkpoint was written and verified."""
 
@@ -117,14 +110,12 @@ class CheckpointSaved(Event, event="checkpoint"):
     path: str
 
 
-@dataclass(frozen=True)
 class UploadAwaited(Event, event="upload"):
     """The worker waits, at most `seconds`, until the last checkpoints are in the object store; 0: the wait is over."""
 
     seconds: float
 
 
-@dataclass(frozen=True)
 class Restarted(Event, event="restart"):
     """The launcher restarts processes."""
 
@@ -133,7 +124,6 @@ class Restarted(Event, event="restart"):
     worker: str | None = None  # the process that restarts while the others continue; None: all processes restart
 
 
-@dataclass(frozen=True)
 class RolledBack(Event, event="rollback"):
     """A value became NaN or infinite, and the run continues from an earlier checkpoint, for the `number`th time."""
 
@@ -141,7 +131,6 @@ class RolledBack(Event, event="rollback"):
     reason: str = field(metadata=MASKED)
 
 
-@dataclass(frozen=True)
 class Waiting(Event, event="waiting"):
     """The worker waits for others, at most `seconds`."""
 
@@ -151,19 +140,16 @@ class Waiting(Event, event="waiting"):
     vain: str | None = field(default=None, metadata=MASKED)
 
 
-@dataclass(frozen=True)
 class PeersMet(Event, event="met"):
     """The worker no longer waits: all peers answer."""
 
 
-@dataclass(frozen=True)
 class Note(Event, event="note"):
     """Something that the user should know."""
 
     text: str = field(metadata=MASKED)
 
 
-@dataclass(frozen=True)
 class MetricsLogged(Event, event="metrics"):
     """Values of metrics after `step` updates."""
 
@@ -174,7 +160,6 @@ class MetricsLogged(Event, event="metrics"):
     compiled: bool | None = None  # whether the training call of these values compiled its step
 
 
-@dataclass(frozen=True)
 class SystemMetrics(Event, event="system"):
     """System metrics that the launcher measured. `step` counts the measurements."""
 
@@ -182,7 +167,6 @@ class SystemMetrics(Event, event="system"):
     values: Mapping[str, float]
 
 
-@dataclass(frozen=True)
 class EpochEnded(Event, event="epoch"):
     """An epoch ended, `epoch` of `epochs`, with the values that the terminal shows."""
 
@@ -192,7 +176,6 @@ class EpochEnded(Event, event="epoch"):
     values: Mapping[str, float]
 
 
-@dataclass(frozen=True)
 class WeightHistograms(Event, event="weights"):
     """The distribution of each weight after `step` updates, for TensorBoard."""
 
@@ -200,7 +183,6 @@ class WeightHistograms(Event, event="weights"):
     values: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
 class ArtifactWritten(Event, event="artifact"):
     """A file to log with the run, in the artifact folder `folder`, or at the top level if that is None."""
 
@@ -208,7 +190,6 @@ class ArtifactWritten(Event, event="artifact"):
     folder: str | None = None
 
 
-@dataclass(frozen=True)
 class SettingFound(Event, event="found"):
     """A trial has found a value of a key. Its figures are in a CSV file."""
 
@@ -223,7 +204,6 @@ class SettingFound(Event, event="found"):
         return f"{self.key}={int(self.value) if float(self.value).is_integer() else self.value}"
 
 
-@dataclass(frozen=True)
 class DatasetDescribed(Event, event="data"):
     """The dataset."""
 
@@ -239,7 +219,6 @@ class DatasetDescribed(Event, event="data"):
     splits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
 class ConfusionWritten(Event, event="confusion"):
     """The confusion matrix of a split, as a CSV file for the artifact folder `folder`."""
 
@@ -248,7 +227,6 @@ class ConfusionWritten(Event, event="confusion"):
     split: str
 
 
-@dataclass(frozen=True)
 class StepsProfiled(Event, event="profile"):
     """The steps `first` to `last` were traced."""
 
@@ -261,7 +239,6 @@ class StepsProfiled(Event, event="profile"):
     facts: Mapping[str, Any] = field(default_factory=dict)  # values of the run that the analysis uses
 
 
-@dataclass(frozen=True)
 class ModelExported(Event, event="model"):
     """The model was exported to a folder, as it was after `step` updates."""
 
@@ -270,7 +247,6 @@ class ModelExported(Event, event="model"):
     weights: str = ""  # the digest of its weights, by which runs are compared
 
 
-@dataclass(frozen=True)
 class FormatExported(Event, event="format"):
     """The model was exported in a format of `export.formats`, and computed in its own runtime."""
 
@@ -283,7 +259,6 @@ class FormatExported(Event, event="format"):
     error: str = field(default="", metadata=MASKED)  # why the format is not good, and was removed; empty if it is
 
 
-@dataclass(frozen=True)
 class FaultReported(Event, event="fault"):
     """Training failed, or a peer was lost before it began. The launcher decides how the run ends."""
 
@@ -291,7 +266,6 @@ class FaultReported(Event, event="fault"):
     lost_peer: bool = False  # whether the cause is that another process is gone
 
 
-@dataclass(frozen=True)
 class RunEnded(Event, event="end"):
     """The run ended. `status` is FINISHED, FAILED or KILLED; `error` says why, unless it is FINISHED."""
 
@@ -299,7 +273,6 @@ class RunEnded(Event, event="end"):
     error: str = field(default="", metadata=MASKED)
 
 
-@dataclass(frozen=True)
 class RunRefused(Event, event="refused"):
     """There is no run: the command cannot work."""
 

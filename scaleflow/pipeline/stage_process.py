@@ -37,6 +37,7 @@ def call_function(words: list[str]) -> int:
     from hydra.utils import get_object
 
     from scaleflow.errors import ConfigError, RunError
+    from scaleflow.runs.folder import replace_text
 
     target, arguments, result, *config_dirs = words
     sys.path[1:1] = config_dirs  # after the current folder
@@ -55,9 +56,7 @@ def call_function(words: list[str]) -> int:
             f"target: {target}: returned a {type(returned).__name__}, which JSON cannot hold ({error}); return texts, "
             "numbers, lists and dicts of them, or nothing"
         ) from error
-    partial = Path(result).with_suffix(".partial")
-    partial.write_text(text)
-    partial.replace(result)
+    replace_text(Path(result), text)
     return FINISHED
 
 

@@ -4,7 +4,6 @@ The runs and models of finished stages are looked up in the store, as they may b
 """
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.formatting import join_first
-from scaleflow.runs.folder import hold_lock, read_json
+from scaleflow.runs.folder import hold_lock, read_json, replace_json
 from scaleflow.tracking.model_uris import resolve_reference
 from scaleflow.tracking.store import MlflowTracker
 
@@ -84,9 +83,7 @@ class PipelineState:
             "stages": {name: asdict(each) for name, each in self.records.items()},
             "composed": self.composed,
         }
-        partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps(content))
-        partial.replace(self._path)
+        replace_json(self._path, content)
 
     @contextlib.contextmanager
     def lock(self, may_create: bool) -> Iterator[None]:

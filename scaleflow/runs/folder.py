@@ -306,10 +306,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def replace_json(path: Path, content: Mapping[str, Any], is_vital: bool = False) -> None:
-    """Replaces a JSON file atomically. If it `is_vital`, waits until it is on the disk. Raises OSError."""
+    """Replaces a JSON file; see `replace_text`."""
+    replace_text(path, json.dumps(content), is_vital)
+
+
+def replace_text(path: Path, text: str, is_vital: bool = False) -> None:
+    """Replaces a file atomically. If it `is_vital`, waits until it is on the disk. Raises OSError."""
     partial = path.with_suffix(".partial")
     with partial.open("w") as file:
-        json.dump(content, file)
+        file.write(text)
         if is_vital:
             file.flush()
             os.fsync(file.fileno())

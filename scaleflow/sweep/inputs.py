@@ -21,6 +21,7 @@ from scaleflow.interfaces.formatting import join_first
 from scaleflow.runs import RunFolder
 from scaleflow.runs.code_digest import digest_code, list_digest_changes
 from scaleflow.runs.data_digest import digest_files, find_changed_files, find_data_files, group_by_folder
+from scaleflow.runs.folder import replace_json
 from scaleflow.sweep.ledger import LedgerEntry
 
 #: The tag of the sweep's run that says which results are older than the code or the data.
@@ -127,9 +128,7 @@ class SweepInputs:
 
     def _save(self) -> None:
         digests = {key: {"code": each.code, "data": each.data} for key, each in self._known.items()}
-        partial = self._path.with_name(f"{self._path.name}.partial")
-        partial.write_text(json.dumps(digests))
-        partial.replace(self._path)
+        replace_json(self._path, digests)
 
 
 def choose_jobs_to_restart(

@@ -20,6 +20,7 @@ from scaleflow.interfaces.events import Event, MetricsLogged, RunReady
 from scaleflow.interfaces.formatting import join_first
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import EventReader, RunFolder
+from scaleflow.runs.folder import replace_text
 from scaleflow.runs.state import RATE, RunHistory
 
 #: Sections and keys that do not change what a job computes: a job with other values of them is the same job.
@@ -98,10 +99,7 @@ class Ledger:
         """Writes the file atomically."""
         head = json.dumps({"base": self.base, "swept": self.swept}, default=str)
         jobs = ",\n".join(json.dumps(vars(entry)) for entry in self.entries)  # quick: it is written at each change
-        path = self.files.ledger
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_text(f'{head[:-1]}, "jobs": [\n{jobs}\n]}}\n')
-        partial.replace(path)
+        replace_text(self.files.ledger, f'{head[:-1]}, "jobs": [\n{jobs}\n]}}\n')
 
     def find_entry(self, identity: str, repeat: int) -> LedgerEntry | None:
         matches = (entry for entry in self.entries if (entry.identity, entry.repeat) == (identity, repeat))

@@ -14,7 +14,7 @@ from typing import Any
 
 from scaleflow.errors import ConfigError
 from scaleflow.runs.data_digest import find_changed_files, list_split_changes
-from scaleflow.runs.folder import RunFolder, read_json
+from scaleflow.runs.folder import RunFolder, read_json, replace_text
 
 #: The version of both files. A reader refuses newer ones.
 FORMAT = 1
@@ -102,9 +102,7 @@ def append_state(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def write_states(path: Path, states: Sequence[Mapping[str, Any]]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({"format": FORMAT, "states": states}, indent=1, default=str))
-    partial.replace(path)
+    replace_text(path, json.dumps({"format": FORMAT, "states": states}, indent=1, default=str))
 
 
 def read_states(files: RunFolder) -> list[Provenance]:
