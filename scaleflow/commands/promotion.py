@@ -38,9 +38,14 @@ from scaleflow.runs import RunFolder
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.sweep.ranking import guess_mode
 from scaleflow.tracking.registry import DECISION, ChampionRegistry
-from scaleflow.tracking.saved_models import find_model
 from scaleflow.tracking.store import MlflowTracker
-from scaleflow.tracking.tracked_runs import TrackedRun, choose_store, download_artifact, download_predictions
+from scaleflow.tracking.tracked_runs import (
+    TrackedRun,
+    choose_store,
+    download_artifact,
+    download_predictions,
+    find_model,
+)
 from scaleflow.tracking.uri import check_model_name
 from scaleflow.worker.evaluate import ALL
 

@@ -25,7 +25,7 @@ from scaleflow.launcher.recording.monitor import POLL_SECONDS
 from scaleflow.runs import EventReader, EventWriter, RunSpec
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.tracking.model_uris import FORMS
-from scaleflow.tracking.tracked_runs import TrackedRun
+from scaleflow.tracking.tracked_runs import TrackedRun, download_learned_state
 from scaleflow.worker.train import run_worker
 
 #: The strategies that run in one process.
@@ -95,8 +95,6 @@ def make_evaluation_plan(composed: ComposedConfig, store: Tracking, takes_all: b
 
 def load_learned_state(tracker: Any, tracked: TrackedRun, store: Tracking) -> LearnedState | None:
     """Returns what the run learned from its data; None if its model was logged before that was recorded."""
-    from scaleflow.tracking.saved_models import download_learned_state
-
     with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
         download_learned_state(tracker, tracked, store, Path(folder))
         return read_learned_state(Path(folder))

@@ -15,13 +15,10 @@ from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import LearnedState, Tracking, name_leaves
 from scaleflow.interfaces.events import FormatExported
 from scaleflow.tracking.store import MlflowTracker
-from scaleflow.tracking.tracked_runs import TrackedRun, download_artifact
+from scaleflow.tracking.tracked_runs import TrackedRun, download_artifact, find_model
 
 #: The SavedModel within a logged model.
 SAVED_MODEL = "data/saved_model"
-
-#: The record of what the run learned from its data.
-LEARNED_STATE = ("data/learned_state.json", "data/learned_state.npz")
 
 #: The splits that training logs as inputs of the run; an evaluation logs others.
 TRAINING_SPLITS = ("train", "validation", "test")
@@ -107,14 +104,6 @@ def describe_model(
     )
 
 
-def download_learned_state(tracker: MlflowTracker, run: TrackedRun, store: Tracking, folder: Path) -> None:
-    """Downloads what a run learned from its data, if its model has it: models of earlier versions do not."""
-    model = find_model(tracker, run)
-    for name in LEARNED_STATE:
-        if download_artifact(f"{model}/{name}", str(store.uri), folder) is None:
-            return
-
-
 def download_saved_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking, folder: Path) -> Path:
     """Downloads the SavedModel of the logged model of a run. Raises ConfigError if there is none."""
     path = download_artifact(f"{find_model(tracker, run)}/{SAVED_MODEL}", str(store.uri), folder)
@@ -123,16 +112,6 @@ def download_saved_model(tracker: MlflowTracker, run: TrackedRun, store: Trackin
             f"{run.run_id}: its model {run.model_id} has no {SAVED_MODEL}; it is not a model of scaleflow"
         )
     return path
-
-
-def find_model(tracker: MlflowTracker, run: TrackedRun) -> str:
-    """Returns the address of the logged model of a run. Raises ConfigError if it has none."""
-    if run.model_id is None:
-        raise ConfigError(
-            f"{run.run_id}: the run {run.name} has no model; a run logs its model when it finishes (resume=... "
-            "continues it)"
-        )
-    return tracker.find_artifacts(run.model_id).rstrip("/")
 
 
 def read_schema(schema: Any) -> list[tuple[str, tuple[int, ...], str | None]]:

@@ -18,7 +18,7 @@ from scaleflow.interfaces.events import ArtifactWritten, ConfusionWritten, Datas
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.tracking.connection import explain_unusable, use_store
 from scaleflow.tracking.keys import to_allowed_key
-from scaleflow.tracking.model_uris import KERAS_FILES, choose_result, resolve_reference
+from scaleflow.tracking.model_uris import KERAS_FILES, LEARNED_FILES, choose_result, resolve_reference
 from scaleflow.tracking.plot import draw_confusion
 from scaleflow.tracking.store import GENERATED_NAME, SWEPT, MlflowTracker
 from scaleflow.tracking.uri import resolve_store, sqlite_file
@@ -26,9 +26,6 @@ from scaleflow.tracking.uri import resolve_store, sqlite_file
 if TYPE_CHECKING:
     from scaleflow.profiler.analysis_process import Profile
 
-
-#: The files of the record of what a run learned from its data (`runs/learned_state.py`).
-RECORD_FILES = ("learned_state.json", "learned_state.npz")
 
 #: The record of the predictions for the test split (`evaluation/predictions.py`).
 KEPT_PREDICTIONS = "evaluation/predictions.parquet"
@@ -145,20 +142,33 @@ def download_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking, fol
 
     Raises ConfigError if the run has no logged model, or the model has no Keras file.
     """
-    subject = f"{run.run_id}: the run {run.name}"
-    if run.model_id is None:
-        raise ConfigError(f"{subject} has no model; a run logs its model when it finishes (resume=... continues it)")
-    data = f"{tracker.find_artifacts(run.model_id).rstrip('/')}/data"
-    path = download_artifact(f"{data}/{Path(KERAS_FILES[1]).name}", str(store.uri), folder)
+    path = download_artifact(f"{find_model(tracker, run)}/{KERAS_FILES[1]}", str(store.uri), folder)
     if path is None:
         raise ConfigError(
-            f"the model {run.model_id} of {subject} has no {KERAS_FILES[1]}, because Keras could not write it as a "
-            f".keras file or it is not a model of scaleflow; load it with "
+            f"the model {run.model_id} of {run.run_id}: the run {run.name} has no {KERAS_FILES[1]}, because Keras "
+            "could not write it as a .keras file or it is not a model of scaleflow; load it with "
             f"mlflow.pyfunc.load_model('models:/{run.model_id}')"
         )
-    for name in RECORD_FILES:
-        download_artifact(f"{data}/{name}", str(store.uri), path.parent)
+    download_learned_state(tracker, run, store, path.parent)
     return path
+
+
+def download_learned_state(tracker: MlflowTracker, run: TrackedRun, store: Tracking, folder: Path) -> None:
+    """Downloads what a run learned from its data, if its model has it: models of earlier versions do not."""
+    model = find_model(tracker, run)
+    for name in LEARNED_FILES:
+        if download_artifact(f"{model}/data/{name}", str(store.uri), folder) is None:
+            return
+
+
+def find_model(tracker: MlflowTracker, run: TrackedRun) -> str:
+    """Returns the address of the logged model of a run. Raises ConfigError if it has none."""
+    if run.model_id is None:
+        raise ConfigError(
+            f"{run.run_id}: the run {run.name} has no model; a run logs its model when it finishes (resume=... "
+            "continues it)"
+        )
+    return tracker.find_artifacts(run.model_id).rstrip("/")
 
 
 def download_predictions(run: TrackedRun, store: Tracking, folder: Path) -> Path | None:
