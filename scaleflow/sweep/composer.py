@@ -1,10 +1,11 @@
 """The jobs that a sweeper asks for, and their configs, composed without reading the config files again for each."""
 
 import functools
+import pickle
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,10 +32,10 @@ from scaleflow.config.compose import (
     read_typed_overrides,
     resolve_config,
 )
-from scaleflow.config.parse import flatten_config
+from scaleflow.config.parse import every_key, flatten_config
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import name_command
-from scaleflow.interfaces.secret_masking import find_secrets, mask_override, remember_secrets
+from scaleflow.interfaces.secret_masking import mask_override
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
 from scaleflow.sweep.ledger import FOLD, IGNORED_KEYS, LedgerEntry, compute_identity, is_under
 
@@ -176,7 +177,7 @@ def abbreviate_override(override: str, last: Mapping[str, int]) -> str:
     return f"{word if last[word] <= 1 else key}={value}"
 
 
-#: The most composed configs that are kept. Each takes about a megabyte.
+#: The most composed configs that are kept.
 MAX_TEMPLATES = 32
 
 #: A reference to another key, and not to an environment variable.
@@ -190,10 +191,22 @@ OVERRIDE_DIRNAME = re.compile(r"override_dirname\s*}")
 class Template:
     """What Hydra composed from some overrides, for all jobs that have these."""
 
-    config: DictConfig  # the composed config with Hydra's own part; each job changes it and restores it
-    plain: Mapping[str, Any]  # the config without Hydra's part, as plain containers with the interpolations
-    references: frozenset[str]  # the keys whose values refer to other keys
+    pickled: bytes  # the composed config with Hydra's own part, of which a copy takes a millisecond
+    keys: frozenset[str]  # the dotted keys of the config without Hydra's part
+    references: frozenset[str]  # those whose values refer to other keys
     names_overrides: bool  # whether an interpolation needs the text of all overrides
+
+    def make_config(self, values: Mapping[str, Any]) -> DictConfig | None:
+        """Returns the config with other values of some keys, as Hydra sets them; None if one cannot have its value."""
+        config: DictConfig = pickle.loads(self.pickled)
+        if not self.keys >= values.keys():
+            return None
+        try:
+            for key, value in values.items():
+                OmegaConf.update(config, key, value, merge=True)
+        except OmegaConfBaseException:
+            return None
+        return config
 
 
 class JobComposer:
@@ -224,7 +237,7 @@ class JobComposer:
         """
         try:
             with self._compose(words, number) as (config, template):
-                resolved = resolve_sections(config, template.plain)
+                resolved = resolve_config(drop_hydra(config))
                 environment = {str(k): str(v) for k, v in config.hydra.job.env_set.items()}
                 overrides = read_typed_overrides()
         except (ConfigError, HydraException, OmegaConfBaseException) as error:
@@ -288,8 +301,8 @@ class JobComposer:
 
     @contextmanager
     def _compose(self, words: Sequence[str], number: int) -> Iterator[tuple[DictConfig, Template]]:
-        """Yields the config of a job with Hydra's own part, valid during the block, and its template. One thread at a
-        time can be in a block.
+        """Yields the config of a job with Hydra's own part, and its template. During the block Hydra's global config is
+        this one, so one thread at a time can be in it.
         """
         with HYDRA_LOCK:
             parsed = [self._parse(word) for word in words]
@@ -297,17 +310,15 @@ class JobComposer:
             template = self._load_template(
                 tuple(str(each.input_line) for each in parsed if each.key_or_group not in values)
             )
-            before = find_values(template.plain, values)
             is_named = template.names_overrides or any(OVERRIDE_DIRNAME.search(word) for word in words)
-            if before is None or (values and is_named) or not try_values(template.config, values, before):
-                before, template = {}, self._load_template(tuple(words))  # Hydra explains what is wrong
-            try:
-                with use_hydra_config(template.config):
-                    overrides = [str(each.input_line) for each in parsed if not each.is_hydra_override()]
-                    set_job(template.config, overrides, number)
-                    yield template.config, template
-            finally:
-                set_values(template.config, before)
+            config = None if values and is_named else template.make_config(values)
+            if config is None:
+                template = self._load_template(tuple(words))  # Hydra explains what is wrong
+                config = template.make_config({})
+            assert config is not None
+            with use_hydra_config(config):
+                set_job(config, [str(each.input_line) for each in parsed if not each.is_hydra_override()], number)
+                yield config, template
 
     def _select_values(self, overrides: Sequence[Override]) -> dict[str, Any]:
         """Returns the values of the keys that some overrides only set. An override that adds or removes the same key
@@ -345,36 +356,8 @@ class JobComposer:
         plain: Any = OmegaConf.to_container(drop_hydra(config), resolve=False)
         everything = str(OmegaConf.to_container(config, resolve=False))
         references = frozenset(key for key, value in flatten_config(plain).items() if REFERENCE.search(str(value)))
-        return Template(config, plain, references, OVERRIDE_DIRNAME.search(everything) is not None)
-
-
-def find_values(plain: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any] | None:
-    """Returns the values that dotted keys have now; None if one of the keys does not exist as such."""
-    found: dict[str, Any] = {}
-    for key in keys:
-        value: Any = plain
-        for name in key.split("."):
-            if not isinstance(value, Mapping) or name not in value:
-                return None
-            value = value[name]
-        found[key] = value
-    return found
-
-
-def try_values(config: DictConfig, values: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    """Sets the values of dotted keys as Hydra does. Returns False, and restores those `before`, if that fails."""
-    try:
-        for key, value in values.items():
-            OmegaConf.update(config, key, value, merge=True)
-    except OmegaConfBaseException:
-        set_values(config, before)
-        return False
-    return True
-
-
-def set_values(config: DictConfig, values: Mapping[str, Any]) -> None:
-    for key, value in values.items():
-        OmegaConf.update(config, key, value, merge=False)
+        keys, is_named = frozenset(every_key(plain)), OVERRIDE_DIRNAME.search(everything) is not None
+        return Template(pickle.dumps(config), keys, references, is_named)
 
 
 def set_job(config: DictConfig, overrides: Sequence[str], number: int) -> None:
@@ -395,23 +378,6 @@ def use_hydra_config(config: DictConfig) -> Iterator[None]:
         yield
     finally:
         HydraConfig.instance().cfg = before
-
-
-def resolve_sections(config: DictConfig, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Does what `resolve_config` does for a config with Hydra's part; `raw` is one with the same interpolations."""
-    resolved: dict[str, Any] = {}
-    try:
-        for key in config:
-            if key != "hydra":
-                section = config[key]
-                is_container = OmegaConf.is_config(section)
-                resolved[str(key)] = (
-                    OmegaConf.to_container(section, resolve=True, throw_on_missing=True) if is_container else section
-                )
-    except OmegaConfBaseException:
-        return resolve_config(drop_hydra(config))  # names all keys without a value
-    remember_secrets(find_secrets(raw, resolved))
-    return resolved
 
 
 def drop_hydra(config: DictConfig) -> DictConfig:

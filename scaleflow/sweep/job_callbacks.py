@@ -1,6 +1,5 @@
 """Hydra's callbacks of the jobs of a sweep. Hydra calls those of single runs and of the sweep itself."""
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ class JobCallbacks:
         """Says that a job begins in its folder, which exists."""
         if self._callbacks.callbacks:
             with self._composer.compose_job(request, folder) as config:
-                self._begun[folder] = copy.deepcopy(config)
+                self._begun[folder] = config
                 self._callbacks.on_job_start(config=self._begun[folder], task_function=self._task)
 
     def end(self, request: JobRequest, folder: Path, status: str, reason: str) -> None:
