@@ -312,7 +312,6 @@ FORKING = SimpleNamespace(
 FORKERS = (
     "scaleflow.doctor.report",
     "scaleflow.export.runtime",
-    "scaleflow.launcher.run_end",
     "scaleflow.profiler.analysis_process",
     "scaleflow.worker.export",
 )

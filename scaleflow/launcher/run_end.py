@@ -1,31 +1,32 @@
 """The end of a run: promotes its model if `promotion=champion` asks for it, and prints the last lines.
 
-They say how the run ended, its results, and where they are. `scaleflow promote` runs in a process of its own.
+They say how the run ended, its results, and where they are.
 """
 
+import io
 import json
 import os
+import pkgutil
 import shlex
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
+from scaleflow.config.from_mlflow import RerunCommand
 from scaleflow.config.trust import list_own_modules
 from scaleflow.config.words import quote_override
+from scaleflow.errors import ScaleflowError, read_reason
 from scaleflow.evaluation import FINDINGS, REPORT
-from scaleflow.interfaces import Plan, name_command
+from scaleflow.interfaces import name_command
 from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.formatting import format_duration, format_number, format_with_interval
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.answer import FINISHED, JSON, NOT_PROMOTED
-from scaleflow.launcher.recording.monitor import POLL_SECONDS, RunMonitor
+from scaleflow.launcher.display import Display
+from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.runs import RunSpec, RunState
 
-MODULE = "scaleflow.promote"
+#: What decides about a promotion. The module is of a layer above this one, and imported only for a promotion.
+PROMOTE = "scaleflow.commands.promotion:promote"
 
 #: Why a run's model is not promoted, although it could be later.
 NOT_RECORDED = "the run is not recorded completely"
@@ -39,63 +40,31 @@ def promote_run(monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]
     spec, state = monitor.spec, monitor.state
     if spec.plan.promotion.name == "none" or not spec.records or spec.trial is not None or state.status != "FINISHED":
         return []
-    folder = os.path.relpath(spec.folder)
-    later = f"{name_command('promote')} {shlex.quote(folder)}"
+    later = f"{name_command('promote')} {shlex.quote(os.path.relpath(spec.folder))}"
     if not is_recorded:
         return [("promoted", f"no: {NOT_RECORDED}; afterwards: {later}")]
     monitor.display.begin_stage(f"deciding about the champion of {spec.plan.promotion.model}")
-    code, answer = run_command_promote(monitor, [str(spec.folder), *trust_own_code(spec.plan)])
-    if code not in (FINISHED, NOT_PROMOTED):
-        why = "stopped" if monitor.stop.is_set() else answer.get("error") or f"the command ended with exit code {code}"
-        return [("promoted", f"no: {mask_secrets(why)}; again: {later}")]
-    name, version = spec.plan.promotion.model, answer["version"]
-    if code == FINISHED:
-        before = "" if answer["champion"] in (None, version) else f", before it was version {answer['champion']}"
-        return [("promoted", f"models:/{name}/{version} is the champion{before}")]
-    reasons = [text for text, holds in answer["conditions"] if not holds]
-    rows = [("promoted", f"no: models:/{name}/{version} has the alias challenger")]
-    return rows + [("" if n else "because", reason) for n, reason in enumerate(reasons)]
-
-
-def trust_own_code(plan: Plan) -> list[str]:
-    """Returns the flags with which a command uses the code of the user that this run has just used."""
-    modules = list_own_modules(plan.config)
-    flags = [("--trust", each) for each in modules]
-    if modules:
-        flags += [("--config-dir", each) for each in plan.search if Path(each).is_dir()]
-    return [word for flag in flags for word in flag]
-
-
-def run_command_promote(monitor: RunMonitor, words: list[str]) -> tuple[int, Mapping[str, Any]]:
-    """Runs `scaleflow promote`, and ends it if the user asks for the end; returns its exit code and its answer."""
-    signals = monitor.stop.times
-    with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, *words, JSON],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.DEVNULL,  # the answer has the error
-        )
-        try:
-            is_over = False
-            while not is_over:
-                try:
-                    process.wait(POLL_SECONDS)
-                    is_over = True
-                except subprocess.TimeoutExpired:
-                    if monitor.stop.times > signals:
-                        signals = monitor.stop.times
-                        process.terminate()
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        output.seek(0)
-        lines = output.read().strip().splitlines()
     try:
-        return process.returncode, dict(json.loads(lines[-1]))
-    except (IndexError, ValueError):
-        return process.returncode or 1, {}
+        quiet = Display(io.StringIO(), shows_stages=False, breaks_silence=False)
+        done = pkgutil.resolve_name(PROMOTE)(trust_own_code(spec), None, False, quiet, monitor.stop)
+        why = "stopped"
+    except Exception as error:
+        done, why = None, str(error) if isinstance(error, ScaleflowError) else read_reason(error)
+    if done is None:
+        return [("promoted", f"no: {mask_secrets(why)}; again: {later}")]
+    model = f"models:/{done.name}/{done.version}"
+    if done.decision.is_promoted:
+        before = "" if done.champion in (None, done.version) else f", before it was version {done.champion}"
+        return [("promoted", f"{model} is the champion{before}")]
+    rows = [("promoted", f"no: {model} has the alias challenger")]
+    return rows + [("" if n else "because", reason) for n, reason in enumerate(done.decision.reasons)]
+
+
+def trust_own_code(spec: RunSpec) -> RerunCommand:
+    """Returns the command about a run that uses the code of the user which the run has just used."""
+    modules = list_own_modules(spec.plan.config)
+    folders = [each for each in spec.plan.search if Path(each).is_dir()] if modules else []
+    return RerunCommand(str(spec.folder), (), folders, modules, [*name_command("promote").split(), str(spec.folder)])
 
 
 #: The constant predictions, by the metric that is their baseline.

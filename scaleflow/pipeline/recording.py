@@ -99,7 +99,7 @@ VERSION = re.compile(r"models:/([^/@]+)/(\d+)")
 DIGEST = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}")
 
 
-class RecordedRun:
+class RecordedRun(CommandRun):
     """The run of a pipeline, or of a stage whose command records none.
 
     Args:
@@ -111,22 +111,21 @@ class RecordedRun:
 
     def __init__(self, folder: Path, what: str, tracking: Tracking) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.files = RunFolder(folder)
         self._before = RunState.read(folder)
+        super().__init__(RunFolder(folder), self._before.is_ready, what)
         self.began = 0
         self._tracking = tracking
         self._lock = contextlib.ExitStack()
         self._lock.enter_context(self.files.lock_recording())
         self._lock.enter_context(self.files.track_files())
-        self._run = CommandRun(self.files, self._before.is_ready, what)
 
-    def open(self, name: str, tags: Mapping[str, str], params: Mapping[str, str], parent: Path | None) -> None:
+    def begin(self, name: str, tags: Mapping[str, str], params: Mapping[str, str], parent: Path | None) -> None:
         """Opens the run in the store; `parent` is the folder of the pipeline's own run."""
         section = {"name": self._tracking.name, "uri": self._tracking.uri, "experiment": self._tracking.experiment}
         self.files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets({"tracking": section}))))
         began = int(time.time() * 1000)
         resumed = 0 if self._before.is_ready else None
-        self._run.open(
+        self.open(
             RunReady(name, tags, params, began, parent=None if parent is None else str(parent), resumed=resumed),
             self._tracking,
             "**RUNNING.** The results follow at the end.",
@@ -137,34 +136,30 @@ class RecordedRun:
     @property
     def refusal(self) -> Exception | None:
         """Why the store cannot be used; it waits until that is known."""
-        recorder = self._run.recorder
-        assert recorder is not None
-        recorder.is_settled.wait()
-        return recorder.refusal
+        assert self.recorder is not None
+        self.recorder.is_settled.wait()
+        return self.recorder.refusal
 
     def add(self, metrics: Mapping[str, Any], files: Sequence[Path], tags: Mapping[str, str], text: str = "") -> None:
         """Records values, files that exist, and the description."""
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         if numbers and numbers != self._before.metrics:  # a command that was killed then has recorded them
-            self._run.emit(MetricsLogged(0, numbers))
+            self.emit(MetricsLogged(0, numbers))
         for path in files:
             if path.is_file():
-                self._run.emit(ArtifactWritten(str(path)))
+                self.emit(ArtifactWritten(str(path)))
         if tags:
-            self._run.emit(TagsSet(dict(tags)))
+            self.emit(TagsSet(dict(tags)))
         if text:
-            self._run.emit(DescriptionSet(text))
+            self.emit(DescriptionSet(text))
 
     def end(self, status: Status, error: str = "") -> None:
-        self._run.emit(RunEnded(status, error))
+        self.emit(RunEnded(status, error))
 
     def close(self, should_stop: Any) -> bool:
         """Waits until everything is recorded; returns whether it is."""
         with self._lock:
-            return self._run.finish(should_stop)
-
-    def describe_links(self) -> Sequence[tuple[str, str]]:
-        return self._run.describe_links()
+            return self.finish(should_stop)
 
 
 def format_seconds(record: StageRecord | None) -> str:

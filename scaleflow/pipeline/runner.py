@@ -301,7 +301,7 @@ class PipelineRunner:
         if not stage.command.has_own_run:
             run = RecordedRun(folder, f"the run of the stage {stage.name}", self._tracking)
             params = {"command": shlex.join(["scaleflow", *words])[:6000]}
-            run.open(f"{self._pipeline.name} {stage.name}", tags, params, self._state.run_folder.absolute())
+            run.begin(f"{self._pipeline.name} {stage.name}", tags, params, self._state.run_folder.absolute())
         slot = self._slots.pop()
         environment = {**slot, STAGE_TAGS: json.dumps(tags)}
         if run is not None:
@@ -390,7 +390,7 @@ class PipelineRunner:
         self._state.save()
         (self._state.run_folder / "pipeline.yaml").write_text(str(mask_secrets(self._pipeline.text)))
         tags = {PIPELINE: str(self._state.run_folder.absolute()), "scaleflow.command": command_line(sys.orig_argv)}
-        self._run.open(self._pipeline.name, tags, {"pipeline": self._pipeline.name}, None)
+        self._run.begin(self._pipeline.name, tags, {"pipeline": self._pipeline.name}, None)
         if (refusal := self._run.refusal) is not None:
             raise ConfigError(str(refusal))
 

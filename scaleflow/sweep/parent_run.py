@@ -22,7 +22,6 @@ from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import FAILED, REFUSED, TERMINATED
 from scaleflow.launcher.launch import describe_outcome
 from scaleflow.launcher.prepare import read_stage_tags
-from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.recording.description import (
     LONGEST,
     cut_text,
@@ -208,27 +207,20 @@ def count_best_steps(folder: Path, job: RepeatedJob | None) -> int:
     return round(median([each.model_step for each in states if each.model_step] or [0]))
 
 
-class ParentRun:
+class ParentRun(CommandRun):
     """The run of a sweep, which an earlier command may have begun."""
 
     def __init__(self, files: RunFolder, ledger: Ledger, began: float, is_resumed: bool) -> None:
-        self._files = files
+        super().__init__(files, is_resumed, "the sweep's own run")
         self._ledger = ledger
         self._began = began
-        self._is_resumed = is_resumed
-        self._run = CommandRun(files, is_resumed, "the sweep's own run")
         self._told: tuple[Any, ...] = ()  # the job and the values that were recorded last as the best ones
         self._step = RunState.read(files.path).step  # of the values that earlier commands recorded
         self.tags: dict[str, str] = {}  # further tags of the run
         self.comparison = ""  # a line about the two best jobs
         self._options = EvaluationOptions()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether this command has opened the run."""
-        return self._run.recorder is not None
-
-    def open(self, plan: Plan, config: DictConfig, choices: Mapping[str, str], facts: LaunchFacts) -> None:
+    def begin(self, plan: Plan, config: DictConfig, choices: Mapping[str, str], facts: LaunchFacts) -> None:
         """Opens the run and starts to record it.
 
         Args:
@@ -241,8 +233,8 @@ class ParentRun:
         own_config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = OmegaConf.to_container(own_config, resolve=False)
         plain = keep_hydra_values(plain, plan.config)
-        self._files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(plain))))
-        write_run_tags(self._files.path, facts.make_run_tags() | read_stage_tags())
+        self.files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(plain))))
+        write_run_tags(self.files.path, facts.make_run_tags() | read_stage_tags())
         swept = ", ".join(self._ledger.swept)
         params = {key: value for key, value in choices.items() if not is_under(key, self._ledger.swept)}
         params |= {key: str(value) for key, value in self._ledger.base.items() if key not in params}
@@ -253,14 +245,14 @@ class ParentRun:
             began=int(self._began * 1000),
             resumed=0 if self._is_resumed else None,
         )
-        self._run.open(ready, tracking)
+        self.open(ready, tracking)
 
     def update(self, report: Report) -> None:
         """Writes the current report, and records it."""
-        for path in report.write(self._files.path):
-            self._run.emit(ArtifactWritten(str(path)))
-        self._run.emit(TagsSet({**report.tags(), **self._tag_best(report), **self.tags}))
-        self._run.emit(DescriptionSet(describe_sweep(report, self._files.path)))
+        for path in report.write(self.files.path):
+            self.emit(ArtifactWritten(str(path)))
+        self.emit(TagsSet({**report.tags(), **self._tag_best(report), **self.tags}))
+        self.emit(DescriptionSet(describe_sweep(report, self.files.path)))
 
     def _tag_best(self, report: Report) -> dict[str, str]:
         """Records the metrics of the best job, at the number of finished jobs; returns the tags that name the job."""
@@ -272,38 +264,28 @@ class ParentRun:
         self._step = max(self._step, sum(each.is_finished for each in self._ledger.entries))
         if (entry.number, self._step, values) != self._told:
             self._told = (entry.number, self._step, values)
-            self._run.emit(MetricsLogged(self._step, values))
+            self.emit(MetricsLogged(self._step, values))
         return {
             BEST: str(entry.number),
-            BEST_FOLDER: str((self._files.path / entry.folder).absolute()),
+            BEST_FOLDER: str((self.files.path / entry.folder).absolute()),
             BEST_METRIC: report.metric,
             BEST_OVERRIDES: shlex.join(entry.overrides),
-            BEST_STEPS: str(count_best_steps(self._files.path, report.best_job)),
+            BEST_STEPS: str(count_best_steps(self.files.path, report.best_job)),
         }
 
     def emit_tags(self) -> None:
         """Records the tags of a run that has ended."""
         if self.tags:
-            self._run.emit(TagsSet(self.tags))
+            self.emit(TagsSet(self.tags))
 
     def end(self, report: Report, status: Status, error: str) -> None:
         """Writes the final report, its plots and the comparison of the best jobs, and records the end of the run."""
         self.update(report)
-        for path in report.draw(self._files.path):
-            self._run.emit(ArtifactWritten(str(path), self._files.plots.name))
-        compared, self.comparison = write_comparison(self._files.path, report.list_best(MOST_COMPARED))
+        for path in report.draw(self.files.path):
+            self.emit(ArtifactWritten(str(path), self.files.plots.name))
+        compared, self.comparison = write_comparison(self.files.path, report.list_best(MOST_COMPARED))
         if report.best_job is not None and report.best_job.are_folds:
-            compared += write_pooled(self._files.path, report.best_job, self._options)
+            compared += write_pooled(self.files.path, report.best_job, self._options)
         for path in compared:
-            folder = path.parent.relative_to(self._files.path)
-            self._run.emit(ArtifactWritten(str(path), str(folder)))
-        self._run.emit(RunEnded(status, error))
-
-    def finish_recording(self, stop: StopRequest) -> bool:
-        """Waits at most `tracking.flush_seconds`, or until another signal; returns whether all is recorded."""
-        signals_before = stop.times
-        return self._run.finish(lambda: stop.times > signals_before)
-
-    def describe_links(self) -> Sequence[tuple[str, str]]:
-        """Returns rows of (label, value) that say where the recorded run can be seen."""
-        return self._run.describe_links()
+            self.emit(ArtifactWritten(str(path), str(path.parent.relative_to(self.files.path))))
+        self.emit(RunEnded(status, error))

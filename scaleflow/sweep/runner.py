@@ -379,7 +379,7 @@ class SweepRunner:
             job.entry.status, job.entry.reason = status, reason or (job.entry.reason if has_no_run else "")
             self._histories.pop(job.entry.number, None)
             self._ledger.save()
-            if status != "RUNNING" and self._parent.is_open and time.monotonic() >= self._next_update:
+            if status != "RUNNING" and self._parent.recorder and time.monotonic() >= self._next_update:
                 began = time.monotonic()
                 self._parent.update(self._make_report(self._ledger.entries))
                 self._next_update = time.monotonic() + (time.monotonic() - began) / REPORT_SHARE
@@ -414,9 +414,9 @@ class SweepRunner:
         """Opens the parent run when the first job is ready. If no job becomes ready, there is no parent run."""
         assert self._plan is not None
         with self._ledger_lock:
-            if not self._parent.is_open:
+            if not self._parent.recorder:
                 choices = self._composer.read_choices(job.request)
-                self._parent.open(self._plan, self._config, choices, self._facts)
+                self._parent.begin(self._plan, self._config, choices, self._facts)
 
     def _make_report(self, entries: Sequence[LedgerEntry]) -> Report:
         jobs = [(entry, self._read_history(entry)) for entry in entries]
@@ -442,10 +442,11 @@ class SweepRunner:
                     path.unlink(missing_ok=True)
                 remove_created(self._folder)
             return REFUSED
-        if self._parent.is_open:
+        if self._parent.recorder:
             report = self._end_parent()
             self._show(report)
-            is_recorded = self._parent.finish_recording(self._stop)
+            signals_before = self._stop.times
+            is_recorded = self._parent.finish(lambda: self._stop.times > signals_before)
         else:  # no job became ready, or all were finished before
             report = self._make_report([job.entry for job in self._jobs])
             self._show(report)
