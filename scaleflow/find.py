@@ -19,7 +19,6 @@ Exit code: 0 found; 1 nothing was found; 2 the command cannot work, nothing was 
 
 import argparse
 import re
-from collections.abc import Sequence
 
 from scaleflow.__main__ import entry
 from scaleflow.api import launch_config
@@ -38,7 +37,9 @@ def main(argv: list[str]) -> int:
     typed = make_find_parser().parse_intermixed_args(split_overrides(argv))
     words, trial = list(typed.overrides), read_trial(typed)
     if isinstance(trial, BatchSearch):
-        refuse_typed_batch_size(words)
+        for word in words:
+            if re.match(r"\+*training\.batch_size=(?!auto$)", word):
+                raise ConfigError(f"{word}: this command looks for it; leave it out")
         words.append(f"{trial.key}=auto")
     return launch_config(compose_config(words, typed.config_dir), words, trial=trial)[0]
 
@@ -67,12 +68,6 @@ def read_trial(typed: argparse.Namespace) -> Trial:
     if not MIN_STEPS <= test.steps <= 2**31 - 1:
         raise ConfigError(f"--steps {test.steps}: expected at least {MIN_STEPS}")
     return test
-
-
-def refuse_typed_batch_size(words: Sequence[str]) -> None:
-    for word in words:
-        if re.match(r"\+*training\.batch_size=(?!auto$)", word):
-            raise ConfigError(f"{word}: this command looks for it; leave it out")
 
 
 if __name__ == "__main__":

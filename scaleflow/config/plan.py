@@ -220,7 +220,8 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
         plan = set_batch_size(plan, choose_first_size(find_batch_multiple(plan), FIRST_BATCH_SIZE))
     check_averaged_weights(plan)
     check_checkpoint_address(plan.checkpoint.folder)
-    is_known = not has_batch_by_size(plan.training)  # else the worker rounds it to what replicas can share
+    # A batch by the number of training examples is not known yet: the worker rounds it to what replicas can share.
+    is_known = plan.training.global_batch_size is not None or plan.training.batch_size != BY_SIZE
     if plan.strategy.is_pipeline and is_known:
         check_pipeline_batch(plan.training, plan.strategy, is_resumed=plan.resume is not None)
     if plan.hardware.name == "cpu" and is_known:
@@ -238,11 +239,6 @@ def set_batch_size(plan: Plan, size: int) -> Plan:
     training = {**plan.config.get("training", {}), "batch_size": size}
     typed = dataclasses.replace(plan.training, batch_size=size)
     return dataclasses.replace(plan, training=typed, config={**plan.config, "training": training})
-
-
-def has_batch_by_size(training: Training) -> bool:
-    """Whether the global batch is known only after the training examples are counted."""
-    return training.global_batch_size is None and training.batch_size == BY_SIZE
 
 
 def find_batch_multiple(plan: Plan) -> int:

@@ -307,9 +307,8 @@ def make_key(
     return dict(zip(CATEGORIES, parts, strict=True))
 
 
-@cache
-def read_packages() -> Mapping[str, Any]:
-    return list_packages()
+#: The installed packages by name, and the names of those that have a module, read once.
+read_packages, list_distributions = cache(list_packages), cache(packages_distributions)
 
 
 def find_packages(modules: Iterable[str]) -> set[str]:
@@ -320,11 +319,6 @@ def find_packages(modules: Iterable[str]) -> set[str]:
     if unknown := {each for each in others if each.lower() not in known}:
         found |= {name.lower() for each in unknown for name in list_distributions().get(each, ())}
     return found
-
-
-@cache
-def list_distributions() -> Mapping[str, Any]:
-    return packages_distributions()
 
 
 def explain_change(before: Key, now: Key) -> str:

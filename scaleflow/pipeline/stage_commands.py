@@ -58,11 +58,6 @@ class StageCommand:
         own = ("overrides",) if self.composes or self.takes_run else ()
         return (*COMMON, *own, *(("run",) if self.takes_run else ()), *self.flags)
 
-    @property
-    def uses_code(self) -> bool:
-        """Whether the command runs code of the user's that a config names, so that it has `--config-dir`."""
-        return self.composes or "trust" in self.flags
-
 
 STAGE_COMMANDS = {
     each.name: each
@@ -131,7 +126,8 @@ def make_words(
     if command.name == "python":
         arguments = json.dumps(values.get("arguments") or {})
         return ["python", str(values["target"]), arguments, str(folder / "result.json"), *config_dirs]
-    dirs = config_dir_flags(config_dirs) if command.uses_code else []
+    runs_own_code = command.composes or "trust" in command.flags
+    dirs = config_dir_flags(config_dirs) if runs_own_code else []
     overrides = [str(each) for each in values.get("overrides") or ()]
     if command.name == "train":
         return [*dirs, *overrides, make_override("hydra.run.dir", folder)]
@@ -173,8 +169,9 @@ def read_outputs(
             known |= read_run(command, folder)
             known["metrics"] = known["best"].get("metrics", {})
         case "evaluate":
-            start = f"evaluate/{answer['name']}"
-            known["metrics"] = {**answer["metrics"], **shorten_names(answer["metrics"], start)}
+            start = f"evaluate/{answer['name']}"  # the same metric has a name without this, as in a run: `accuracy`
+            named = {name: value for name, value in answer["metrics"].items() if name.startswith(start)}
+            known["metrics"] = answer["metrics"] | {name.split("/", 2)[-1]: value for name, value in named.items()}
         case "predict":
             known["file"] = str(values.get("output") or folder / PREDICTIONS)
         case "convert":
@@ -213,11 +210,6 @@ def list_texts(value: Any) -> list[str]:
     if isinstance(value, Mapping | list):
         return [text for each in (value.values() if isinstance(value, Mapping) else value) for text in list_texts(each)]
     return [value] if isinstance(value, str) else []
-
-
-def shorten_names(metrics: Mapping[str, float], start: str) -> dict[str, float]:
-    """Returns the metrics of an evaluation by their names in a run: `accuracy` for `evaluate/week/accuracy`."""
-    return {name.split("/", 2)[-1]: value for name, value in metrics.items() if name.startswith(start)}
 
 
 def read_run(command: StageCommand, folder: Path) -> dict[str, Any]:

@@ -215,6 +215,7 @@ class Report:
 
     Attributes:
         best: the best run with its job; None if there is none.
+        choices: the keys that vary, whose values are columns.
         differences: a line for each job that starts with different losses.
         reason: why there is no efficiency; empty if there is one.
         rows: the cells of each row by column.
@@ -235,7 +236,7 @@ class Report:
         self._ranked = ranked = rank_jobs(self._jobs, metric, mode)
         has_best = mode is not None and bool(ranked) and ranked[0].score(metric) is not None
         self.best = ranked[0].find_best(metric, mode == "max") if has_best else None
-        self._choices = choose_report_columns([run for _, run in jobs], swept)
+        self.choices = choose_report_columns([run for _, run in jobs], swept)
         self._swept = swept
         self._are_repeated = any(len(each.jobs) > 1 for each in self._jobs)
         self._losses = LossCheck(jobs, lambda entry: make_label(entry, swept)) if same_losses else None
@@ -243,7 +244,7 @@ class Report:
         self._base, self.reason = self._one_replica()
         self.rows = [self._row(each, is_best=has_best and each is ranked[0]) for each in ranked]
         self.columns = [key for key in dict.fromkeys(k for row in self.rows for k in row) if self._has_values(key)]
-        self.seeds = summarize_seeds(ranked, self._choices, choose_results(self.columns, metric, MAX_SHOWN))
+        self.seeds = summarize_seeds(ranked, self.choices, choose_results(self.columns, metric, MAX_SHOWN))
 
     def _has_values(self, column: str) -> bool:
         """Whether a column has values. With several replicas a note explains why the efficiency is blank."""
@@ -260,7 +261,7 @@ class Report:
         numbers = [entry.number for entry, _ in jobs.jobs]
         row: dict[str, Cell] = {"best": BEST_MARK if is_best else ""}  # MLflow's table shows None as null
         row["job"] = numbers[0] if len(numbers) == 1 else " ".join(map(str, numbers))
-        row |= {key: jobs.find_value(key) for key in self._choices}
+        row |= {key: jobs.find_value(key) for key in self.choices}
         row["status"] = jobs.status
         if self._losses is not None:
             row["first losses"] = self._losses.worst_verdict([entry for entry, _ in jobs.jobs])
@@ -290,7 +291,7 @@ class Report:
 
     def _work(self, jobs: RepeatedJob) -> tuple[str, ...]:
         """Returns what identifies the work of a job: the values that vary, except those of `SCALE_SECTIONS`."""
-        return tuple(jobs.find_value(key) or "" for key in self._choices if not is_under(key, SCALE_SECTIONS))
+        return tuple(jobs.find_value(key) or "" for key in self.choices if not is_under(key, SCALE_SECTIONS))
 
     def _efficiency(self, jobs: RepeatedJob) -> float | None:
         """Returns examples/s per replica, divided by those of the same work on one replica; None if not known."""
@@ -314,10 +315,6 @@ class Report:
     def tags(self) -> Mapping[str, str]:
         """The tags with which MLflow's UI shows the table."""
         return {TABLES_TAG: json.dumps([{"path": TABLE, "type": "table"}])}
-
-    @property
-    def choices(self) -> Sequence[str]:
-        return self._choices
 
     @property
     def shown(self) -> list[str]:
@@ -409,7 +406,7 @@ class Report:
         width = measure_width(stream)
 
         def show_table(cells: list[list[str]], styles: Sequence[str | None]) -> None:
-            left = [name for name in cells[0] if name in TEXT_COLUMNS or name in self._choices]
+            left = [name for name in cells[0] if name in TEXT_COLUMNS or name in self.choices]
             head, rows = lay_out_table(cells, left, width, LESS_IMPORTANT)
             for lines, style in zip([head, *rows], ["bold", *styles], strict=True):
                 if lines:

@@ -45,6 +45,7 @@ from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.folder_use import SWEEP_DIR, check_writable, create_folder, refuse_others, remove_created
 from scaleflow.runs.provenance.collect import LaunchFacts
+from scaleflow.runs.provenance.machine import count_cores
 from scaleflow.runs.state import is_finished
 from scaleflow.sweep.composer import JobComposer, JobRequest, SweepJob, expand_repeats, find_swept_keys
 from scaleflow.sweep.inputs import (
@@ -73,11 +74,6 @@ def make_environments(count: int) -> list[dict[str, str]]:
     # Without growth the first of the jobs that share a GPU would take all of its memory.
     growth = {GROWTH: "true"} if len(gpus) < count else {}
     return [{**threads, **growth, CUDA_DEVICES: ",".join(share(gpus, n, count))} for n in range(count)]
-
-
-def count_cores() -> int:
-    """Counts the CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 #: Statuses after which a job does not change before it runs again.

@@ -299,13 +299,12 @@ class MlflowTracker(Tracker):
     def log_metrics(self, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric
 
-        metrics = (Metric(self._names[p.key], p.value, p.time, p.step) for p in points)
+        self.log_batch(Metric(self._names[p.key], p.value, p.time, p.step) for p in points)
+
+    def log_batch(self, metrics: Iterable[Metric]) -> None:
+        """Logs metrics, which may refer to a model and a dataset."""
         for batch in split_batches(metrics, METRICS_PER_BATCH):
             log_points(self._client, self._run, batch)
-
-    def log_batch(self, metrics: Sequence[Metric]) -> None:
-        """Logs metrics that refer to a model and a dataset."""
-        log_points(self._client, self._run, metrics)
 
     def set_tags(self, values: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
@@ -377,9 +376,7 @@ class MlflowTracker(Tracker):
 
         keys = [key for key in self.fetch_run().data.metrics if key.startswith(MODEL_METRICS)]
         points = [point for key in keys for point in self._client.get_metric_history(self._run, key)]
-        metrics = [Metric(p.key, p.value, p.timestamp, p.step, model_id=model_id) for p in points if p.step == step]
-        for batch in split_batches(metrics, METRICS_PER_BATCH):
-            log_points(self._client, self._run, batch)
+        self.log_batch(Metric(p.key, p.value, p.timestamp, p.step, model_id=model_id) for p in points if p.step == step)
 
     def _register_model(self, model_id: str) -> None:
         name = self._options.register_as

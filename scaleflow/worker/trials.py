@@ -142,7 +142,7 @@ class RateTrial(TrialHost):
                 f"training.step._target_={plan.training.step and plan.training.step.path}: its update applies its own "
                 "optimizers, whose rates the test cannot raise; set the rate by hand"
             )
-        self._sync = make_sync(spec, self.setup, should_stop)
+        self._sync = training.WorkerSync(self.setup.strategy, count_synchronous_workers(spec.plan), should_stop)
         super().__init__(training.compute_length(plan.training, self.setup.feeds.train), self._sync)
         self._engine: Loop = self.setup.engine  # type: ignore[assignment]  # the only one that is not refused
         self._spec, self._test, self._emit = spec, test, emit
@@ -233,7 +233,7 @@ class BatchSizeTrial:
     """
 
     def __init__(self, spec: RunSpec, emit: Emit, should_stop: Callable[[], bool], startup_timer: StartupTimer) -> None:
-        from scaleflow import model
+        from scaleflow import model, training
 
         self._spec, self._emit, self._timer = spec, emit, startup_timer
         self._emit_built = emit  # the notes of the first engine are those of all
@@ -252,7 +252,7 @@ class BatchSizeTrial:
         self._stopped = False
         self._has_measured = False
         self.setup = self._build()
-        self._sync = make_sync(spec, self.setup, should_stop)
+        self._sync = training.WorkerSync(self.setup.strategy, count_synchronous_workers(spec.plan), should_stop)
 
     def run(self) -> None:
         """Tries the sizes, and reports the one that is found and the end of the run."""
@@ -400,12 +400,6 @@ class MemoryWatch:
     def _watch(self) -> None:
         while not self._ended.wait(SAMPLE_SECONDS):
             self.peak = max(self.peak, self.measure())
-
-
-def make_sync(spec: RunSpec, setup: TrainingSetup, should_stop: Callable[[], bool]) -> WorkerSync:
-    from scaleflow import training
-
-    return training.WorkerSync(setup.strategy, count_synchronous_workers(spec.plan), should_stop)
 
 
 def drop_engine(setup: TrainingSetup) -> TrainingSetup:

@@ -55,11 +55,11 @@ def format_formats(state: RunState) -> str:
     if not state.formats:
         return ""
     names = list(dict.fromkeys(name for each in state.formats.values() for name in each.values))
-    rows = ["| " + " | ".join(["format", *names]) + " |", "|" + "---|" * (1 + len(names))]
+    rows = [["format", *names]]
     for name, each in state.formats.items():
-        cells = [format_number(each.values[key]) if key in each.values else "" for key in names]
-        rows.append("| " + " | ".join([f"{name}: {each.error}" if each.error else name, *cells]) + " |")
-    return "\n".join(rows)
+        cells = [format_optional(each.values.get(key)) for key in names]
+        rows.append([f"{name}: {each.error}" if each.error else name, *cells])
+    return format_table(rows)
 
 
 def describe_loading(store: str | None, model_uri: str | None, model: str = "the model") -> str:

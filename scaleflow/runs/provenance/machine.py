@@ -108,6 +108,11 @@ def describe_origin(origin: Mapping[str, Any]) -> tuple[str, str]:
     return (f"git+{remote}@{commit}" if "://" in remote else commit), str(folder)
 
 
+def count_cores() -> int:
+    """Counts the CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def describe_machine() -> dict[str, str]:
     """Returns what of this machine can change the bits of a result, by its name in messages."""
     try:
@@ -117,13 +122,12 @@ def describe_machine() -> dict[str, str]:
         info = ""
     model = re.search(r"^model name\s*: (.+)$", info, re.M)
     flags = re.search(r"^(?:flags|Features)\s*: (.+)$", info, re.M)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     facts = {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "CPU": model[1] if model else platform.processor(),
         "CPU features": " ".join(sorted(filter(CPU_FEATURES.fullmatch, flags[1].split()))) if flags else "",
-        "CPU cores": str(cores),
+        "CPU cores": str(count_cores()),
     }
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         rows, visible = query_nvidia_smi("index", "name", "driver_version"), visible_gpus()
