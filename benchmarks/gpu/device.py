@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from benchmarks.measure import ROOT
 from scaleflow.cluster.gpus import CUDA_DEVICES, query_nvidia_smi, visible_gpus
-from scaleflow.sweep.runner import count_cores
+from scaleflow.runs.provenance.machine import count_cores
 
 #: Memory of each logical GPU in MiB, at most: enough for the small models of the checks, and for what cuBLAS takes.
 LOGICAL_MB = 4096
