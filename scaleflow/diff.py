@@ -20,9 +20,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from scaleflow.commands.evaluation import make_evaluation_spec, make_plan_on, run_evaluation
 from scaleflow.commands.frame import CommandParser, check_page, make_main
 from scaleflow.commands.process import end_with
+from scaleflow.commands.tracked_run import make_evaluation_spec, make_plan_on, run_evaluation
 from scaleflow.comparison.results import MetricDifference
 from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs
 from scaleflow.interfaces import Tracking, name_command

@@ -9,8 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.commands.evaluation import make_evaluation_spec, make_plan_on, run_evaluation
-from scaleflow.commands.tracked_run import make_evaluation_plan
+from scaleflow.commands.tracked_run import (
+    Found,
+    make_evaluation_plan,
+    make_evaluation_spec,
+    make_plan_on,
+    run_evaluation,
+)
 from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_store_options, load_config, reuse_config
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunError
@@ -18,7 +23,7 @@ from scaleflow.evaluation.comparison import PairedScores, pair_scores
 from scaleflow.evaluation.page import compose_section, make_page, make_table
 from scaleflow.evaluation.predictions import FILE, PREDICTIONS, ROW, Predictions, load_predictions
 from scaleflow.evaluation.resampling import Figure
-from scaleflow.interfaces import LearnedState, Plan, PromotionOptions, Tracking, name_leaves
+from scaleflow.interfaces import LearnedState, Plan, PromotionOptions, name_leaves
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.launcher.processes.stop import StopRequest
@@ -181,7 +186,7 @@ class Candidate:
         self,
         words: RerunCommand,
         plan: Plan,
-        found: tuple[Tracking, MlflowTracker, TrackedRun],
+        found: Found,
         name: str,
         display: Display,
         stop: StopRequest,

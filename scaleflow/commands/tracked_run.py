@@ -2,15 +2,16 @@
 
 import argparse
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from scaleflow.commands.frame import CommandParser
 from scaleflow.config.compose import ComposedConfig, resolve_config
-from scaleflow.config.from_mlflow import RerunCommand
-from scaleflow.config.words import split_overrides
+from scaleflow.config.from_mlflow import RerunCommand, complete_command, load_config, reuse_config
+from scaleflow.config.words import quote_override, split_overrides
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import LearnedState, Plan, Tracking, name_command
 from scaleflow.interfaces.events import Event, FaultReported, Note, RunEnded, RunRefused, StageBegan
@@ -22,10 +23,12 @@ from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.processes.worker_process import start_workers
 from scaleflow.launcher.recording.monitor import POLL_SECONDS
-from scaleflow.runs import EventReader, EventWriter, RunSpec
+from scaleflow.runs import EvaluationSpec, EventReader, EventWriter, RunSpec
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.tracking.model_uris import FORMS
-from scaleflow.tracking.tracked_runs import TrackedRun, download_learned_state
+from scaleflow.tracking.store import MlflowTracker
+from scaleflow.tracking.tracked_runs import TrackedRun, download_learned_state, download_model
+from scaleflow.worker.evaluate import ALL
 from scaleflow.worker.train import run_worker
 
 #: The strategies that run in one process.
@@ -91,6 +94,45 @@ def make_evaluation_plan(composed: ComposedConfig, store: Tracking, takes_all: b
     if plan.training.batch_size == "auto":
         raise ConfigError("training.batch_size=auto: an evaluation needs a number, such as training.batch_size=32")
     return replace(plan, tracking=store)
+
+
+#: The store of a run, a tracker that is connected to the run, and the run.
+Found = tuple[Tracking, MlflowTracker, TrackedRun]
+
+
+def make_plan_on(file: str, found: Found, words: RerunCommand, sections: Sequence[str]) -> Plan:
+    """Makes the plan of an evaluation on all examples of a file or folder, which the user named with `--on`.
+
+    Raises ConfigError if it is not there, or if the run's dataset reads no file.
+    """
+    store, _, run = found
+    if "://" not in file and not Path(file).expanduser().exists():
+        raise ConfigError(f"--on {file}: there is no such file or folder")
+    dataset = load_config(run.config, run.run_id).get("dataset")
+    if not isinstance(dataset, dict) or "data_dir" not in dataset:
+        raise ConfigError(f"--on {file}: the dataset of {run.name} reads no file: it has no dataset.data_dir")
+    words = replace(words, overrides=[*words.overrides, quote_override("dataset.data_dir", file)])
+    return make_evaluation_plan(reuse_config(run.config, run.params, words, sections), store, takes_all=True)
+
+
+def make_evaluation_spec(
+    found: Found, words: RerunCommand, plan: Plan, folder: Path, named: TrackedRun
+) -> EvaluationSpec:
+    """Downloads the model of a run into a folder, and returns its evaluation on all examples of the plan's data.
+
+    The words are the command, of which a message says what to trust; `named` is the run that they name.
+    """
+    store, tracker, run = found
+    command = complete_command(load_config(named.config, named.run_id), plan.trusted_modules or (), words)
+    model = download_model(tracker, run, store, folder)
+    return EvaluationSpec(str(model), str(run.model_uri), ALL, False, command, True)
+
+
+def run_evaluation(plan: Plan, spec: EvaluationSpec, folder: Path, stop: StopRequest, display: Display) -> list[Event]:
+    """Evaluates a model in a folder, and keeps its predictions there, without a report."""
+    options = replace(plan.evaluation, name="default", slices=None, worst=0, intervals=0, importance=0)
+    run_spec = RunSpec(replace(plan, evaluation=options), folder, time.time(), evaluation=spec)
+    return supervise_worker(run_spec, stop, display)
 
 
 def load_learned_state(tracker: Any, tracked: TrackedRun, store: Tracking) -> LearnedState | None:

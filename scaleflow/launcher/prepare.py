@@ -71,66 +71,6 @@ TRAINED = ("model.freeze", "model.lora")
 Config = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class ResumedRun:
-    """A run that is resumed."""
-
-    files: RunFolder  # the run's folder
-    config: Config  # the saved config with the typed keys
-    choices: Mapping[str, str]  # the option chosen in each config group
-    search: Sequence[str]  # the folders in which the run's modules were looked for
-    changes: Sequence[str]  # the typed overrides, without `resume`
-    number: int  # how many commands have resumed the run, including this one
-    is_finished: bool  # whether the run is finished, and the command does not make it longer
-
-
-def find_resumed_run(named: str, composed: Config, choices: Mapping[str, str], overrides: Sequence[str]) -> ResumedRun:
-    """Finds a run and makes its config.
-
-    Args:
-        named: the value of `resume`: a folder, a run's id, or the URI of a model.
-        composed: this command's config, interpolations resolved.
-
-    Raises ConfigError if there is no such run, or if a typed key may not change.
-    """
-    folder = find_run_folder(named, composed)
-    files = RunFolder(folder)
-    state = RunState.read(folder)
-    if state.ready is None:
-        raise ConfigError(f"resume={named}: the run in {folder} ended before training began; start a new run")
-    if PARAM in state.params:
-        raise ConfigError(
-            f"resume={named}: this run looked for a setting and trained no model; repeat its command, "
-            f"{name_command('find')} {state.params[PARAM]}"
-        )
-    saved = load_saved_config(folder, composed)
-    saved_choices = {group: option for group, option in state.params.items() if group in choices}
-    typed = [override for override in parse_overrides(overrides) if override.key_or_group != "resume"]
-    keys = [override.key_or_group for override in typed]
-    config = merge_config(saved, composed, keys)
-    if config["training"].get("batch_size") == "auto":  # the run keeps the one that was found when it began
-        config["training"]["batch_size"] = saved["training"]["batch_size"]
-    check_changes(saved, config, keys, folder)
-    check_length(config, keys, state)
-    for each in (saved, config):
-        keep_sizes(each, state.params)
-    keep_batching(config, state.params)
-    keep_store(config, files)
-    config["resume"] = str(folder)
-    config |= {key: "same" for key in RESUME_KEYS[1:] if key not in keys}  # each command says it anew
-    chosen = {**saved_choices, **{o.key_or_group: choices[o.key_or_group] for o in typed if o.key_or_group in choices}}
-    changes = [str(override.input_line).removeprefix("++") for override in typed]
-    is_finished = state.last_status == "FINISHED" and not is_longer(saved, config)
-    had_checkpoints = state.checkpoint is not None and config["checkpoint"].get("folder") is None
-    is_longer_now = state.last_status == "FINISHED" and not is_finished
-    if had_checkpoints and is_longer_now and not any(files.checkpoints.glob("step-*")):
-        raise ConfigError(
-            f"resume={named}: its checkpoints were deleted, so it cannot be trained longer; start a new run with "
-            f"model.init_from={folder}"
-        )
-    return ResumedRun(files, config, chosen, state.ready.search, changes, 1 + files.count_resumes(), is_finished)
-
-
 def find_run_folder(named: str, composed: Config) -> Path:
     """Returns the folder of a run, given its path, its id in the store, or the URI of its model."""
     folder = Path(named).expanduser()
@@ -380,21 +320,66 @@ def check_dataset_files(plan: Plan, folder: Path) -> None:
         check_source_files(target, plan.dataset.split)
 
 
-def prepare_resume(command: RunCommand, config: dict[str, Any], resume: str) -> PreparedRun:
+def prepare_resume(command: RunCommand, config: Config, named: str) -> PreparedRun:
     """Prepares a run that continues in its own folder, with its own config.
+
+    Args:
+        config: that of the command, interpolations resolved.
+        named: the value of `resume`: a folder, a run's id, or the URI of a model.
 
     Raises ConfigError if there is no such run, or if an override may not change.
     """
-    composed = command.composed
-    run = find_resumed_run(resume, config, composed.choices, command.overrides)
-    plan = make_plan(run.config, run.choices, list(dict.fromkeys((*composed.search, *run.search))))
-    if not run.is_finished:
-        refuse_changed_code(plan, run.files)
-    is_saved = is_store_address(plan.checkpoint.folder) and RunState.read(run.files.path).checkpoint is not None
-    if is_saved or any(run.files.checkpoints.glob("step-*")):  # the weights are in the checkpoints
+    composed, files = command.composed, RunFolder(find_run_folder(named, config))
+    state = RunState.read(files.path)
+    if state.ready is None:
+        raise ConfigError(f"resume={named}: the run in {files.path} ended before training began; start a new run")
+    if PARAM in state.params:
+        raise ConfigError(
+            f"resume={named}: this run looked for a setting and trained no model; repeat its command, "
+            f"{name_command('find')} {state.params[PARAM]}"
+        )
+    typed = [override for override in parse_overrides(command.overrides) if override.key_or_group != "resume"]
+    saved = load_saved_config(files.path, config)
+    resumed = make_resumed_config(saved, config, [override.key_or_group for override in typed], state, files)
+    is_finished = state.last_status == "FINISHED" and not is_longer(saved, resumed)
+    had_checkpoints = state.checkpoint is not None and resumed["checkpoint"].get("folder") is None
+    has_checkpoints = any(files.checkpoints.glob("step-*"))
+    if had_checkpoints and not has_checkpoints and state.last_status == "FINISHED" and not is_finished:
+        raise ConfigError(
+            f"resume={named}: its checkpoints were deleted, so it cannot be trained longer; start a new run with "
+            f"model.init_from={files.path}"
+        )
+    choices = {group: option for group, option in state.params.items() if group in composed.choices}
+    choices |= {o.key_or_group: composed.choices[o.key_or_group] for o in typed if o.key_or_group in composed.choices}
+    plan = make_plan(resumed, choices, list(dict.fromkeys((*composed.search, *state.ready.search))))
+    if not is_finished:
+        refuse_changed_code(plan, files)
+    is_saved = is_store_address(plan.checkpoint.folder) and state.checkpoint is not None
+    if is_saved or has_checkpoints:  # the weights are in the checkpoints
         plan = replace(plan, model=replace(plan.model, init_from=None, init_from_preprocessing="extend"))
-    spec = make_spec(plan, run.files.path, command, read_overrides(run.files))
-    return PreparedRun(spec, run.config, run.changes, run.number, run.is_finished)
+    changes = [str(override.input_line).removeprefix("++") for override in typed]
+    spec = make_spec(plan, files.path, command, read_overrides(files))
+    return PreparedRun(spec, resumed, changes, 1 + files.count_resumes(), is_finished)
+
+
+def make_resumed_config(
+    saved: Config, composed: Config, keys: Sequence[str], state: RunState, files: RunFolder
+) -> Config:
+    """Returns the saved config of a run with the typed keys of a command that resumes it.
+
+    The sizes in `saved` become those that the run has. Raises ConfigError if a typed key may not change.
+    """
+    config = merge_config(saved, composed, keys)
+    if config["training"].get("batch_size") == "auto":  # the run keeps the one that was found when it began
+        config["training"]["batch_size"] = saved["training"]["batch_size"]
+    check_changes(saved, config, keys, files.path)
+    check_length(config, keys, state)
+    for each in (saved, config):
+        keep_sizes(each, state.params)
+    keep_batching(config, state.params)
+    keep_store(config, files)
+    # Each command says anew whether data and code may have changed.
+    return {**config, "resume": str(files.path), **{key: "same" for key in RESUME_KEYS[1:] if key not in keys}}
 
 
 def make_plan(

@@ -1,4 +1,7 @@
-"""The jobs that a sweeper asks for, and their configs, composed without reading the config files again for each."""
+"""The jobs that a sweeper asks for, and their configs, composed without reading the config files again for each.
+
+Hydra calls the callbacks of single runs and of a sweep itself; those of a sweep's jobs are called here.
+"""
 
 import functools
 import pickle
@@ -15,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -33,11 +37,11 @@ from scaleflow.config.compose import (
     resolve_config,
 )
 from scaleflow.config.parse import every_key, flatten_config
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.secret_masking import mask_override
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
-from scaleflow.sweep.ledger import FOLD, IGNORED_KEYS, LedgerEntry, compute_identity, is_under
+from scaleflow.sweep.ledger import FOLD, IGNORED_KEYS, JobHistory, LedgerEntry, compute_identity, is_under
 
 #: Config groups whose option appears in a run's name without the group.
 GROUPS_NAMED_BY_OPTION = ("dataset", "model", "strategy", "precision")
@@ -383,3 +387,43 @@ def use_hydra_config(config: DictConfig) -> Iterator[None]:
 def drop_hydra(config: DictConfig) -> DictConfig:
     """Returns a copy of a config without Hydra's own part."""
     return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+
+
+class JobCallbacks:
+    """Calls `on_job_start` and `on_job_end` around each run of a job, one at a time.
+
+    Args:
+        context: Hydra's context, with the callbacks.
+        composer: composes the configs that they get.
+        task: the task function that they get.
+    """
+
+    def __init__(self, context: HydraContext, composer: JobComposer, task: Any) -> None:
+        self._callbacks, self._composer, self._task = context.callbacks, composer, task
+        self._begun: dict[Path, Any] = {}
+
+    def begin(self, request: JobRequest, folder: Path) -> None:
+        """Says that a job begins in its folder, which exists."""
+        if self._callbacks.callbacks:
+            with self._composer.compose_job(request, folder) as config:
+                self._begun[folder] = config
+                self._callbacks.on_job_start(config=self._begun[folder], task_function=self._task)
+
+    def end(self, request: JobRequest, folder: Path, status: str, reason: str) -> None:
+        """Says how a job has ended; nothing if it has not begun."""
+        if (config := self._begun.pop(folder, None)) is None:
+            return
+        error, metrics = RunError(f"{status}: {reason}"), JobHistory.read(folder).metrics
+        value = metrics.get(request.metric) if status == "FINISHED" else error
+        returned = make_return(request.overrides, status == "FINISHED", value)
+        returned.cfg, returned.hydra_cfg = drop_hydra(config), config
+        with self._composer.compose_job(request, folder):
+            self._callbacks.on_job_end(config=config, job_return=returned)
+
+
+def make_return(overrides: Sequence[str], is_completed: bool, value: object) -> JobReturn:
+    """Returns what Hydra's launchers return for a job: its result, or the error with which it failed."""
+    returned = JobReturn(overrides, working_dir=str(Path.cwd()), task_name="scaleflow")
+    returned.return_value = value
+    returned.status = JobStatus.COMPLETED if is_completed else JobStatus.FAILED
+    return returned

@@ -47,7 +47,15 @@ from scaleflow.runs.folder_use import SWEEP_DIR, check_writable, create_folder, 
 from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.provenance.machine import count_cores
 from scaleflow.runs.state import is_finished
-from scaleflow.sweep.composer import JobComposer, JobRequest, SweepJob, expand_repeats, find_swept_keys
+from scaleflow.sweep.composer import (
+    JobCallbacks,
+    JobComposer,
+    JobRequest,
+    SweepJob,
+    expand_repeats,
+    find_swept_keys,
+    make_return,
+)
 from scaleflow.sweep.inputs import (
     CHANGED,
     SweepInputs,
@@ -56,7 +64,6 @@ from scaleflow.sweep.inputs import (
     describe_decisions,
     mark_changes,
 )
-from scaleflow.sweep.job_callbacks import JobCallbacks, make_return
 from scaleflow.sweep.ledger import JobHistory, Ledger, LedgerEntry, find_common_leaves
 from scaleflow.sweep.parent_run import ParentRun
 from scaleflow.sweep.ranking import choose_mode

@@ -21,7 +21,7 @@ from scaleflow import dataset
 from scaleflow.evaluation.baseline_models import BaselineData, fit_baselines
 from scaleflow.interfaces import Arrays, Inputs, ObjectiveOptions, Outputs
 from scaleflow.interfaces.events import Event, MetricsLogged, Note
-from scaleflow.launcher.baselines import fit_and_write
+from scaleflow.launcher.recording.monitor import fit_and_write
 from scaleflow.runs import RunFolder
 from scaleflow.worker.baseline_data import report_baselines, write_baseline_data
 

@@ -1,10 +1,15 @@
-"""Follows one run for its launcher: shows its events, keeps its state, and writes its end if no worker did."""
+"""Follows one run for its launcher: shows its events, keeps its state, and writes its end if no worker did.
 
+It also fits the baselines of the run while its workers train.
+"""
+
+import json
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from scaleflow.cluster.tasks import find_unreachable
 from scaleflow.errors import ConfigError
@@ -20,12 +25,11 @@ from scaleflow.interfaces.events import (
     SystemMetrics,
 )
 from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
-from scaleflow.launcher.baselines import begin_baselines
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.processes.worker_process import EndReason
 from scaleflow.launcher.recording.recorder import Recorder
-from scaleflow.runs import EventReader, RunSpec, RunState
+from scaleflow.runs import EventReader, RunFolder, RunSpec, RunState
 from scaleflow.runs.event_log import append_event
 from scaleflow.tracking.uri import drop_credentials
 
@@ -232,3 +236,34 @@ class RunMonitor:
     def refusal(self) -> ConfigError | None:
         """Why there is no run, if it was refused, by the store or by a worker."""
         return self.recorder.refusal or self.state.refusal
+
+
+def begin_baselines(files: RunFolder) -> None:
+    """Starts a thread that fits baselines to the rows that the worker has written, if there are some.
+
+    The worker reports the metrics when it ends the run.
+    """
+    if files.baseline_data.exists():
+        threading.Thread(target=fit_and_write, args=(files,), name="baselines", daemon=True).start()
+
+
+def fit_and_write(files: RunFolder) -> None:
+    """Fits the baselines, writes their metrics, and deletes the rows. A failure leaves the run without baselines."""
+    import numpy as np
+
+    from scaleflow.evaluation.baseline_models import BaselineData, fit_baselines, lower_priority
+
+    lower_priority()
+    try:
+        data, outputs = BaselineData.load(files.baseline_data), dict[str, Any]()
+        values = fit_baselines(data, outputs)
+        if data.keeps_outputs:
+            outputs |= {} if data.test_weights is None else {"weights": data.test_weights}
+            np.savez(files.baseline_outputs, targets=data.test_targets, **outputs)
+        part = files.baselines.with_suffix(".part")
+        part.write_text(json.dumps(values), encoding="utf-8")
+        part.replace(files.baselines)
+    except (OSError, ValueError):  # the folder is gone, the disk is full, or scikit-learn cannot fit this table
+        pass
+    finally:
+        files.baseline_data.unlink(missing_ok=True)
