@@ -14,10 +14,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from scaleflow.api import JobResult as JobResult
     from scaleflow.api import Result as Result
     from scaleflow.api import RunFailed as RunFailed
+    from scaleflow.api import SweepResult as SweepResult
+    from scaleflow.api import best_run as best_run
     from scaleflow.api import compose as compose
     from scaleflow.api import run as run
+    from scaleflow.api import run_sweep as run_sweep
     from scaleflow.check import check_data as check_data
     from scaleflow.comparison.runs import compare_runs as compare_runs
     from scaleflow.convert import convert_model as convert_model
@@ -29,16 +33,12 @@ if TYPE_CHECKING:
     from scaleflow.promote import promote_model as promote_model
     from scaleflow.refit import refit_run as refit_run
     from scaleflow.runs.user_metrics import log_metric as log_metric
-    from scaleflow.sweeps import JobResult as JobResult
-    from scaleflow.sweeps import SweepResult as SweepResult
-    from scaleflow.sweeps import best_run as best_run
-    from scaleflow.sweeps import run_sweep as run_sweep
 
 __version__ = "0.1.0"
 
 #: The public names, by the module that defines them.
 _NAMES = {
-    "scaleflow.api": ("Result", "RunFailed", "compose", "run"),
+    "scaleflow.api": ("JobResult", "Result", "RunFailed", "SweepResult", "best_run", "compose", "run", "run_sweep"),
     "scaleflow.check": ("check_data",),
     "scaleflow.comparison.runs": ("compare_runs",),
     "scaleflow.convert": ("convert_model",),
@@ -48,7 +48,6 @@ _NAMES = {
     "scaleflow.promote": ("PromotionResult", "promote_model"),
     "scaleflow.refit": ("refit_run",),
     "scaleflow.runs.user_metrics": ("log_metric",),
-    "scaleflow.sweeps": ("JobResult", "SweepResult", "best_run", "run_sweep"),
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names}
 

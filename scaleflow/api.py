@@ -1,16 +1,20 @@
-"""The Python API: runs from a script, a notebook, a thread or another Hydra app.
+"""The Python API: runs and sweeps from a script, a notebook, a thread or another Hydra app.
 
-    from scaleflow import compose, run
+    from scaleflow import best_run, compose, run, run_sweep
 
     config = compose("model=cnn", "training.epochs=3")    # what the command line would make of these words
     result = run("model=cnn", "training.epochs=3")        # or run(config)
     print(result.run_id, result.metrics["test/accuracy"])
+    sweep = run_sweep("model.units=32,128,512")           # a job for each value, as -m
+    print(sweep.best.overrides, sweep.best.result.model_uri)
+    best = best_run(sweep.run_id)                         # later: by the id of the sweep's run, or by its folder
 
 The worker is a separate process, as on the command line, except with `debug=inline`. So a script needs no
 `if __name__ == "__main__"`, and this process imports no TensorFlow. In the main thread, Ctrl-C stops the run, which is
 recorded as KILLED, and then raises KeyboardInterrupt. In other threads, signal handlers stay unchanged.
 """
 
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,27 +23,38 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from scaleflow.commands.hydra_task import HydraTask
 from scaleflow.config.compose import (
     ComposedConfig,
+    as_command,
     compose_config,
+    compose_sweep,
+    find_own_modules,
     read_app_choices,
     resolve_config,
     user_module_folders,
 )
+from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.interfaces import Plan, Status
+from scaleflow.interfaces import Plan, Status, Tracking
 from scaleflow.interfaces.formatting import Readable, list_metric_rows
 from scaleflow.interfaces.trials import Trial
-from scaleflow.launcher.answer import ANSWER, INTERRUPTED, TERMINATED
+from scaleflow.launcher.answer import ANSWER, FINISHED, INTERRUPTED, REFUSED, TERMINATED
 from scaleflow.launcher.data_frame import set_data_dir, to_arrow, write_feather
 from scaleflow.launcher.launch import describe_outcome, launch_run
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recording.recovery import repair_quietly
+from scaleflow.runs import RunFolder
 from scaleflow.runs.data_digest import Repetition
-from scaleflow.runs.folder_use import RUN_DIR, check_folder, create_folder
+from scaleflow.runs.folder_use import RUN_DIR, FolderRefused, check_folder, create_folder
 from scaleflow.runs.state import RunHistory
+from scaleflow.sweep.ledger import JobHistory, Ledger, LedgerEntry
+from scaleflow.sweep.ranking import read_sweep_tags
+from scaleflow.tracking.model_uris import RUN_OR_MODEL
+from scaleflow.tracking.tracked_runs import BEST, BEST_METRIC, BEST_OVERRIDES, check_sweep_tags, fetch_best_job
 
 Folders = str | Path | Sequence[str | Path]
 
@@ -72,6 +87,58 @@ class Result(Readable):
         places = {"error": self.error, "folder": self.folder, "run": self.run_id, "model": self.model_uri}
         rows = [("status", str(self.status)), *list_metric_rows(self.metrics)]
         return [*rows, *((label, str(value)) for label, value in places.items() if value is not None)]
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """A job of a sweep.
+
+    Attributes:
+        number: the number of the job in the sweep, from 0.
+        overrides: what makes the job, such as `model.units=128`, with secrets masked.
+        result: the result of its run, with the metrics of the exported model, as in the sweep's report. A job without a
+            run has the status FAILED, no metrics, and its reason.
+    """
+
+    number: int
+    overrides: tuple[str, ...]
+    result: Result
+
+
+@dataclass(frozen=True)
+class SweepResult(Readable):
+    """The result of a sweep.
+
+    Attributes:
+        status: FINISHED if all jobs are; otherwise FAILED.
+        run_id: the id of the sweep's own run in MLflow, the parent of the runs of its jobs; None if it is not tracked.
+        folder: the sweep's folder, with `report.csv`. `run_sweep(..., folder=folder)` continues the sweep.
+        jobs: all jobs in the folder.
+        best: the best job; None if no finished job has the metric.
+    """
+
+    status: Status
+    run_id: str | None
+    folder: Path
+    jobs: tuple[JobResult, ...]
+    best: JobResult | None
+
+    def list_rows(self) -> list[tuple[str, str]]:
+        rows = [("status", str(self.status))]
+        for job in self.jobs:
+            figures = (f"{name} {value}" for name, value in list_metric_rows(job.result.metrics))
+            shown = "  ".join([" ".join(job.overrides), job.result.status, *figures])
+            rows.append((f"#{job.number}{' (best)' if job is self.best else ''}", shown))
+        return [*rows, ("folder", str(self.folder)), *([("run", self.run_id)] if self.run_id else [])]
+
+
+@dataclass(frozen=True)
+class BestJob:
+    """The best job of a sweep, the metric that ranks the jobs, and the address of the store; None if it has none."""
+
+    job: JobResult
+    metric: str
+    store: str | None
 
 
 class RunFailed(RunError):
@@ -279,3 +346,102 @@ def to_override(word: Any) -> str:
     if not isinstance(word, str):
         raise ConfigError(f"run(..., {type(word).__name__}): expected overrides KEY=VALUE, or one config alone")
     return word
+
+
+def run_sweep(
+    *overrides: str, config_dir: Folders = (), folder: str | Path | None = None, n_jobs: int | None = None
+) -> SweepResult:
+    """Runs a job for each combination of values, as `scaleflow -m` does, and returns when all jobs are over.
+
+    Args:
+        overrides: as on the command line, such as `model.units=32,128` or `hydra/sweeper=optuna5`.
+        config_dir: one or more folders with your own config options, as `--config-dir`.
+        folder: the sweep's folder, as `hydra.sweep.dir`. In the folder of an earlier sweep, finished jobs are skipped.
+        n_jobs: how many jobs run at a time, as `hydra.launcher.n_jobs`; None: that of the launcher, 1.
+
+    Returns:
+        The result, also if jobs failed or were refused.
+
+    Raises:
+        ConfigError: if no job can run.
+        KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, when the jobs are recorded.
+    """
+    words = [to_override(word) for word in overrides]
+    words += [] if folder is None else [make_override("hydra.sweep.dir", folder)]
+    words += [] if n_jobs is None else [f"hydra.launcher.n_jobs={n_jobs}"]
+    task = HydraTask(time.time())
+    dirs = to_folders(config_dir)
+    with find_own_modules(dirs):
+        context, config = compose_sweep(words, dirs)
+    if not str(config.hydra.launcher.get("_target_")).startswith("hydra_plugins.scaleflow."):
+        name = config.hydra.runtime.choices["hydra/launcher"]
+        raise ConfigError(f"hydra/launcher={name}: run_sweep needs a launcher of scaleflow; use isolated or ray")
+    try:
+        context.callbacks.on_multirun_start(config=config, config_name="config")
+    except FolderRefused as refusal:
+        raise ConfigError(str(refusal)) from refusal
+    path = Path(str(config.hydra.sweep.dir)).absolute()
+    with as_command(words, dirs), find_own_modules(dirs), task:
+        sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=task, config=config)
+        sweeper.sweep(arguments=list(config.hydra.overrides.task))
+        context.callbacks.on_multirun_end(config=config, config_name="config")
+    raise_interruption(task.code, f"the sweep was stopped; its folder is {path}")
+    result = read_sweep(path, is_finished=task.code == FINISHED)
+    if task.code == REFUSED:
+        raise ConfigError(str(result.jobs[0].result.error))
+    return result
+
+
+def best_run(parent: str | Path, uri: str | None = None) -> JobResult:
+    """Returns the best job of a sweep by its `sweep.metric`. While the sweep runs, it is the best one so far.
+
+    Args:
+        parent: the sweep's folder, or the id of its run in MLflow.
+        uri: the address of the store that has the run; None: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db.
+
+    Returns:
+        The job. If its folder is not on this machine, the result is that of the store, without a history.
+
+    Raises:
+        ConfigError: if there is no such sweep, or no finished job has the metric.
+    """
+    return find_best_job(str(parent), uri).job
+
+
+def find_best_job(parent: str, uri: str | None = None) -> BestJob:
+    """Returns what `best_run` returns, with the metric. Raises as it does."""
+    folder = Path(parent).expanduser()
+    if RunFolder(folder).ledger.is_file():
+        tags = read_sweep_tags(folder)
+        check_sweep_tags(parent, tags)
+        entries = Ledger.load(RunFolder(folder)).entries
+        (entry,) = (entry for entry in entries if str(entry.number) == tags[BEST])
+        store = RunHistory.read(folder / entry.folder).store
+        return BestJob(read_job(folder, entry), tags[BEST_METRIC], store)
+    if folder.is_dir() or not RUN_OR_MODEL.fullmatch(parent) or parent.startswith("models:/"):
+        raise ConfigError(f"{parent}: expected the folder of a sweep, or the id of its run in MLflow")
+    found = fetch_best_job(parent.removeprefix("runs:/"), Tracking(uri=uri))
+    result = Result("FINISHED", found.run_id, found.folder, found.metrics, None, found.model_uri)
+    if RunFolder(found.folder).events.is_file():
+        result = replace(result, history=read_result(found.folder).history)
+    overrides = tuple(shlex.split(found.tags[BEST_OVERRIDES]))
+    return BestJob(JobResult(int(found.tags[BEST]), overrides, result), found.tags[BEST_METRIC], found.store)
+
+
+def read_sweep(folder: Path, is_finished: bool) -> SweepResult:
+    """Reads the result of the sweep in a folder."""
+    run, tags = RunHistory.read(folder), read_sweep_tags(folder)
+    jobs = tuple(read_job(folder, entry) for entry in Ledger.load(RunFolder(folder)).entries)
+    best = next((job for job in jobs if str(job.number) == tags.get(BEST)), None)
+    status: Status = "FINISHED" if is_finished else "FAILED"
+    return SweepResult(status, run.run_id, folder, jobs, best)
+
+
+def read_job(folder: Path, entry: LedgerEntry) -> JobResult:
+    """Reads the result of a job of the sweep in a folder."""
+    result, metrics = read_result(folder / entry.folder), JobHistory.read(folder / entry.folder).metrics
+    return JobResult(
+        entry.number,
+        tuple(entry.overrides),
+        replace(result, metrics=metrics, error=result.error or entry.reason or None),
+    )

@@ -14,13 +14,13 @@ import shlex
 import sys
 
 from scaleflow.__main__ import entry
+from scaleflow.api import find_best_job
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.secret_masking import register_resolver
 from scaleflow.launcher.answer import ANSWER, FINISHED
 from scaleflow.launcher.display import Display
 from scaleflow.sweep.report import choose_results, make_loading_row
-from scaleflow.sweeps import find_best_job
 
 
 @make_main

@@ -130,11 +130,11 @@ class ExactRerun:
 
     def judge(self, folder: Path) -> int:
         """Compares the results of the new run, records the verdict, and returns the exit code."""
-        from scaleflow.comparison import exact, loading, verdict
+        from scaleflow.comparison import exact, loading, results
 
         second = loading.load_folder(folder)
-        judged = verdict.judge_runs(self._run, second)
-        lines = [("reproduces", verdict.describe_verdict(judged))]
+        judged = results.judge_runs(self._run, second)
+        lines = [("reproduces", results.describe_verdict(judged))]
         if not judged.is_equal:
             lines += [("resolved", each) for each in exact.list_resolved_changes(self._run.params, second.params)]
         Display(sys.stdout).print_summary(lines)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.comparison.loading import ComparedRun, load_named_run
-from scaleflow.comparison.results import compare_metrics
+from scaleflow.comparison.results import compare_metrics, judge_runs
 from scaleflow.comparison.tables import Comparison
-from scaleflow.comparison.verdict import judge_runs
 from scaleflow.interfaces import Tracking
 from scaleflow.runs.folder import RunFolder
 from scaleflow.runs.provenance.record import compare_files, compare_launch, list_unknown, list_value_changes

@@ -10,8 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from scaleflow.comparison.results import NOT_KNOWN, MetricDifference
-from scaleflow.comparison.verdict import Reproduction, describe_verdict
+from scaleflow.comparison.results import NOT_KNOWN, MetricDifference, Reproduction, describe_verdict
 from scaleflow.interfaces.formatting import GENERATOR, format_number
 from scaleflow.launcher.answer import to_printable
 from scaleflow.runs.provenance.record import CATEGORIES, COMMIT, Difference

@@ -3,8 +3,8 @@
 Hydra calls the callbacks of single runs and of a sweep itself; those of a sweep's jobs are called here.
 """
 
+import copy
 import functools
-import pickle
 import re
 import time
 from collections import Counter
@@ -195,14 +195,14 @@ OVERRIDE_DIRNAME = re.compile(r"override_dirname\s*}")
 class Template:
     """What Hydra composed from some overrides, for all jobs that have these."""
 
-    pickled: bytes  # the composed config with Hydra's own part, of which a copy takes a millisecond
+    config: DictConfig  # the composed config with Hydra's own part
     keys: frozenset[str]  # the dotted keys of the config without Hydra's part
     references: frozenset[str]  # those whose values refer to other keys
     names_overrides: bool  # whether an interpolation needs the text of all overrides
 
     def make_config(self, values: Mapping[str, Any]) -> DictConfig | None:
         """Returns the config with other values of some keys, as Hydra sets them; None if one cannot have its value."""
-        config: DictConfig = pickle.loads(self.pickled)
+        config = copy.deepcopy(self.config)
         if not self.keys >= values.keys():
             return None
         try:
@@ -361,7 +361,7 @@ class JobComposer:
         everything = str(OmegaConf.to_container(config, resolve=False))
         references = frozenset(key for key, value in flatten_config(plain).items() if REFERENCE.search(str(value)))
         keys, is_named = frozenset(every_key(plain)), OVERRIDE_DIRNAME.search(everything) is not None
-        return Template(pickle.dumps(config), keys, references, is_named)
+        return Template(config, keys, references, is_named)
 
 
 def set_job(config: DictConfig, overrides: Sequence[str], number: int) -> None:

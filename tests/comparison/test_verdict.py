@@ -15,9 +15,8 @@ from sklearn.metrics import balanced_accuracy_score, log_loss
 
 from scaleflow.comparison.examples import PairedPredictions, compare_examples
 from scaleflow.comparison.loading import ComparedRun
-from scaleflow.comparison.results import compare_metrics, measure_repeats
+from scaleflow.comparison.results import compare_metrics, judge_runs, measure_repeats
 from scaleflow.comparison.runs import compare_loaded
-from scaleflow.comparison.verdict import judge_runs
 from scaleflow.evaluation.predictions import PREDICTIONS, Predictions, save_predictions
 from scaleflow.interfaces import Outputs
 from scaleflow.runs import RunFolder

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from scaleflow.api import Result
+from scaleflow.api import JobResult, Result, SweepResult
 from scaleflow.interfaces.formatting import format_duration, format_elapsed, format_number
 from scaleflow.promote import PromotionResult
-from scaleflow.sweeps import JobResult, SweepResult
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_sent_again_what_was_not_recorded_is(
     from mlflow import MlflowClient
 
     def die(sweep: runner.SweepRunner) -> None:
-        recorder = sweep._parent._run.recorder
+        recorder = sweep._parent.recorder
         assert recorder is not None
         wait_for(lambda: recorder.recorded > 0)
         recorder.stop()
