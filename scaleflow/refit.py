@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scaleflow.api import Folders, Result, check_result, launch_config, read_result, to_folders
-from scaleflow.commands.frame import run_command
+from scaleflow.commands.frame import make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import make_run_parser
 from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_store_options, load_config, reuse_config
@@ -36,12 +36,8 @@ from scaleflow.tracking.tracked_runs import BEST_FOLDER, BEST_STEPS, TrackedRun,
 TAG = "scaleflow.refit_of"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code, which means the same as that of a run."""
-    return run_command(refit, argv)
-
-
-def refit(typed: list[str]) -> int:
+@make_main
+def main(typed: list[str]) -> int:
     parser = make_run_parser("refit", __doc__)
     parser.add_argument("--all", action="store_true", help="train on the rows of the test split, too")
     words = split_overrides(typed)
