@@ -7,10 +7,11 @@
 Type the words of the run after it, as for `scaleflow`: the dataset is read as the run reads it. The last lines have the
 findings, each with the rule behind it; the report is a page with these, all columns, histograms by class and examples.
 
-fault: constant, duplicate and mostly missing columns, ids, a column that tells the target, a target of nearly one
-class, the same examples in several splits or classes, blank pictures, examples that cannot be read, missing columns.
+fault: rows that belong together on both sides of a split, constant, duplicate and mostly missing columns, ids, a column
+that tells the target, a target of nearly one class, the same examples in several splits or classes, blank pictures,
+examples that cannot be read, missing columns.
 drift: a split, or new data, that is distributed otherwise than the training split, or has other categories.
-hint: rare classes, outliers, numbers that mean missing, columns that say the same, spellings, dates in no order.
+hint: rare classes, outliers, numbers that mean missing, columns that say the same, spellings.
 
 With --against the data are compared with what a run has learned of its own: RUN_ID is the id of a run in MLflow, the
 folder of a run, or a model: models:/NAME/VERSION, models:/NAME@ALIAS or models:/m-... The run is looked up in

@@ -199,20 +199,23 @@ def read_spread_of(folder: Path) -> dict[str, Any]:
     }
     splits, found = {name: to_rows(each) for name, each in loaded.items()}, {}
     for name, examples in splits.items():
-        inputs = examples.read_spread(5)[0]
+        places, (inputs, *_) = examples.read_spread(5)
         numbers = inputs["x"] if isinstance(inputs, dict) else inputs
         found[name] = np.asarray(numbers).tolist(), examples.is_spread
-    found["whole stream"] = np.asarray(splits["stream"].read_spread(5, reads_all=True)[0]).tolist(), True
+        assert found[name][0] == places.tolist()
+    found["whole stream"] = np.asarray(splits["stream"].read_spread(5, reads_all=True)[1][0]).tolist(), True
     drawn = Table(str(folder / "long.csv"), "y", test=0.1, learn_on=10).load("test")
-    found["drawn"] = len(drawn.read_spread(200)[1]), len(drawn)
-    found["all"] = np.asarray(splits["table"].read_spread(500)[0]["x"]).tolist(), True
+    found["drawn"] = len(drawn.read_spread(200)[0]), len(drawn)
+    found["all"] = np.asarray(splits["table"].read_spread(500)[1][0]["x"]).tolist(), True
     return found
 
 
 def test_a_sample_is_spread_over_the_split(isolated: Callable[..., Any], tmp_path: Path) -> None:
     found = isolated(read_spread_of, tmp_path)
     for name in ("arrays", "table", "records", "whole stream"):
-        assert found[name] == ([0, 24, 49, 74, 99], True), name
+        assert found[name] == (found["arrays"][0], True), name
+    assert found["arrays"][0] == sorted(set(found["arrays"][0]))
+    assert found["arrays"][0][-1] > 50
     assert len(found["large table"][0]) == 5
     assert found["drawn"] == (200, 300)
     assert found["stream"] == ([0, 1, 2, 3, 4], False)
@@ -300,3 +303,45 @@ def look_twice() -> Any:
     later = (look(0, first), look(3, first), look(3, first, "none"))
     assert look(0, check="none")[0].schema == {}
     return dict(first.state.schema), *((dict(state.schema), notes) for state, notes in later)
+
+
+def look_for_groups(folder: Path) -> dict[str, Any]:
+    """In a child: what runs say and keep of visits of customers, whose column is dropped."""
+    from dataclasses import replace
+
+    from scaleflow import dataset
+    from scaleflow.check import make_check_plan
+    from scaleflow.dataset.pipeline.splits import SingleProcess
+    from scaleflow.dataset.table import Table
+    from scaleflow.interfaces import Split
+    from scaleflow.worker.data import make_look
+
+    random = np.random.default_rng(0)
+    of = random.permutation(np.repeat(np.arange(60), 20))
+    like, answers = random.normal(size=(60, 2)).round(3), random.integers(0, 2, 60)
+    rows = [f"K{n:03d},{like[n][0]},{like[n][1]},{random.normal():.3f},{answers[n]}\n" for n in of]
+    (folder / "visits.csv").write_text("customer,a,b,c,bought\n" + "".join(rows))
+    plan = make_check_plan((), (), 9)
+
+    def look(**options: Any) -> Any:
+        notes: list[Any] = []
+        rule = options.get("split", Split("auto"))
+        source = Table(str(folder / "visits.csv"), "bought", drop=["customer"], **options)
+        changed = replace(plan, dataset=replace(plan.dataset, validation=0.1, split=rule))
+        looking = make_look(changed, source, None, False, SingleProcess(), notes.append)
+        learned = dataset.prepare_splits(source, changed.dataset, 0, look=looking).learned
+        assert learned is not None
+        return [each.text for each in notes], learned.schema["together"]
+
+    by_group = look(split=Split("group", "customer"))
+    return {"whole": look(), "read while training": look(learn_on=100), "by group": by_group}
+
+
+def test_rows_of_a_dropped_column_are_found_by_each_run(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    found = isolated(look_for_groups, tmp_path)
+    for name in ("whole", "read while training"):
+        notes, (kept,) = found[name]
+        assert notes[0].startswith("dataset.check: rows of one customer are alike (20 each); test figures are too good")
+        assert "dataset.split='{by: group, column: customer}'" in notes[0]
+        assert kept["rule"] == "groups"
+    assert found["by group"][1] == []

@@ -24,6 +24,7 @@ from scaleflow.evaluation.page import compose_section, make_page, make_table
 from scaleflow.evaluation.predictions import FILE, PREDICTIONS, ROW, Predictions, load_predictions
 from scaleflow.evaluation.resampling import Figure
 from scaleflow.interfaces import LearnedState, Plan, PromotionOptions, name_leaves
+from scaleflow.interfaces.events import Note
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.launcher.processes.stop import StopRequest
@@ -211,6 +212,9 @@ class Candidate:
     def promote(self, is_dry: bool) -> Promotion:
         """Decides and, unless it is a dry run, carries the decision out; the alias moves last."""
         registry = self.tracker.open_registry(self.name)
+        learned = read_learned_state(self.logged / "data")
+        for each in () if self.on or learned is None else learned.schema.get("together", ()):
+            self.display.show_event(Note(f"the candidate's data: {each['text']}"))
         floors = self.check_floors()
         predictions: tuple[Predictions, Array] | None = None
         smoke: SmokeTest | None = None

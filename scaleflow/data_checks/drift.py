@@ -6,7 +6,7 @@ The schema says what each column looks like in the training split. It is kept wi
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -38,6 +38,7 @@ class SplitSample:
         columns: the inputs by name, [n, ...]: numbers, or `str` objects ("" is missing).
         targets: by the name of the output, [n]: the names of classes as `str` objects, or numbers. Outputs with several
             values for an example are left out.
+        others: columns that are no inputs, [n]: `str` objects, or numbers.
     """
 
     columns: Mapping[str, Array]
@@ -45,9 +46,20 @@ class SplitSample:
     targets: Mapping[str, Array]
     examples: int
     is_table: bool = field(default=False)
+    others: Mapping[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
+
+    def find(self, name: str) -> Array:
+        """Returns a column, an input or not; without values if there is none of this name."""
+        return {**self.others, **self.columns}.get(name, np.empty(0))
+
+    def select(self, chosen: Array) -> "SplitSample":
+        """Returns some of its examples, as a sample of its own."""
+        parts = (self.columns, self.targets, self.others)
+        columns, targets, others = ({name: values[chosen] for name, values in each.items()} for each in parts)
+        return replace(self, columns=columns, targets=targets, others=others)
 
     def list_kind(self, *kinds: ColumnKind) -> dict[str, Array]:
         """Returns the columns of some kinds."""

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -94,18 +95,21 @@ def find_mostly_missing(sample: SplitSample) -> Iterator[DataFinding]:
 def find_ids(sample: SplitSample) -> Iterator[DataFinding]:
     """Finds columns that number or name the rows: texts without spaces, or dense whole numbers, all different."""
     for name, values in sample.list_kind(NUMBER, CATEGORY, TEXT).items():
-        count = len(values)
-        if count < 5 * FEWEST_ROWS or is_absent(values).any() or len(set(values.tolist())) < count:
-            continue
-        if values.dtype == object:
-            is_id = all(0 < len(text) <= 40 and " " not in text for text in values)
-        else:
-            span = float(values.max()) - float(values.min()) + 1
-            is_id = bool((values == np.floor(values)).all()) and span <= 2 * max(count, sample.examples)
-        if is_id:
+        if is_id(values, sample.examples):
             first = values[0] if values.dtype == object else f"{values[0]:g}"
             text = f"{name}: a different value in each row, such as {first}; drop it"
             yield DataFinding("id column", FAULT, text, "all values differ", [name])
+
+
+def is_id(values: Array, examples: int) -> bool:
+    """Returns whether a column numbers or names the rows, of which these are a sample."""
+    count = len(values)
+    if values.ndim > 1 or count < 5 * FEWEST_ROWS or is_absent(values).any() or len(set(values.tolist())) < count:
+        return False
+    if values.dtype == object:
+        return all(0 < len(text) <= 40 and " " not in text for text in values)
+    span = float(values.max()) - float(values.min()) + 1
+    return bool((values == np.floor(values)).all()) and span <= 2 * max(count, examples)
 
 
 def find_leaks(sample: SplitSample) -> Iterator[DataFinding]:
@@ -228,21 +232,6 @@ def find_empty_texts(sample: SplitSample) -> Iterator[DataFinding]:
             yield DataFinding("empty texts", HINT, text, "more than 0.5 %", [name])
 
 
-def find_time_overlap(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
-    """Finds dates of the training split that are later than dates of the test split."""
-    train, test = splits.get("train"), splits.get("test")
-    if train is None or test is None:
-        return
-    for name, values in train.list_kind(DATE).items():
-        tested = test.columns.get(name)
-        if tested is None:
-            continue
-        before, after = (sorted({each for each in part.tolist() if each}) for part in (values, tested))
-        if len(before) > FEWEST_OF_CLASS and after and before[-1] > after[math.floor(0.05 * len(after))]:
-            text = f"{name}: the training split goes to {before[-1]}, and the test split begins at {after[0]}"
-            yield DataFinding("time order", HINT, text, "test rows that are earlier than training rows", [name])
-
-
 def find_unknown_words(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
     """Finds columns of texts in which a split has mostly words that the training split does not have.
 
@@ -310,11 +299,18 @@ def find_duplicates(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
     else:
         return
     what = "pictures" if pictures else "texts" if len(first.columns) == 1 else "rows"
+    nearly, likely, but = groups, chance, ""
+    ids = [name for name, each in first.columns.items() if first.kinds[name] == DATE or is_id(each, first.examples)]
+    if ids and first.is_table:
+        kept = [name for name in first.columns if name not in ids]
+        rest = [replace(each, columns={name: each.columns[name] for name in kept}) for each in splits.values()]
+        if is_telling(rest[0]):
+            (nearly, likely), but = group_rows(rest), f", but for {join_first(ids, MOST_NAMED)}"
     for a, b in combinations(range(len(names)), 2):
-        in_first = np.unique(groups[owner == a])
-        count = int(np.isin(groups[owner == b], in_first).sum())
-        if count >= max(1, ACROSS * lengths[b]) and count > allow_for(chance * lengths[a] * lengths[b]):
-            text = f"{count:,} of the {lengths[b]:,} {what} of {names[b]} are in {names[a]}, too"
+        in_first = np.unique(nearly[owner == a])
+        count = int(np.isin(nearly[owner == b], in_first).sum())
+        if count >= max(1, ACROSS * lengths[b]) and count > allow_for(likely * lengths[a] * lengths[b]):
+            text = f"{count:,} of the {lengths[b]:,} {what} of {names[b]} are in {names[a]}, too{but}"
             yield DataFinding("duplicates across splits", FAULT, text, "at least 1 %; of pictures nearly equal ones")
     own = groups[owner == 0]
     repeats = len(own) - len(np.unique(own))
@@ -427,18 +423,15 @@ def group_pictures(thumbnails: Array) -> Array:
 
     Two hashes that differ in at most three bits have one of four parts in common: only such pairs are compared.
     """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
     flat = thumbnails.reshape(len(thumbnails), -1)
     centred = flat - flat.mean(axis=1, keepdims=True)
     size = np.linalg.norm(centred, axis=1)
     unit = centred / np.maximum(size, 1e-6)[:, None]
     bits = hash_thumbnails(thumbnails)
-    groups: list[int] = list(range(len(thumbnails)))
-
-    def find(n: int) -> int:
-        while groups[n] != n:
-            n = groups[n]
-        return n
-
+    pairs: list[tuple[int, int]] = []
     for part in range(4):
         keys = np.packbits(bits[:, 16 * part : 16 * part + 16], axis=1).view(np.uint16).ravel()
         order = np.argsort(keys, kind="stable")
@@ -451,7 +444,8 @@ def group_pictures(thumbnails: Array) -> Array:
                 rest = members[place + 1 : place + 1001]
                 is_near = (bits[rest] != bits[a]).sum(axis=1) <= BITS
                 is_near[is_near] = unit[rest[is_near]] @ unit[a] >= ALIKE
-                for b in rest[is_near & (size[rest] > 1e-3) & (size[a] > 1e-3)]:
-                    low, high = sorted((find(int(a)), find(int(b))))
-                    groups[high] = low
-    return np.array([find(n) for n in range(len(groups))])
+                near = rest[is_near & (size[rest] > 1e-3) & (size[a] > 1e-3)]
+                pairs += [(int(a), int(b)) for b in near]
+    first, second = np.array(pairs, np.int64).reshape(-1, 2).T
+    links = csr_array((np.ones(len(pairs)), (first, second)), shape=(len(bits), len(bits)))
+    return np.asarray(connected_components(links, directed=False)[1], np.int64)

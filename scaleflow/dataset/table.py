@@ -487,7 +487,8 @@ class TableRows:
             chosen, parts = np.searchsorted(self._firsts, rows, side="right") - 1, []
             for block in np.unique(chosen):
                 places = rows[chosen == block] - self._firsts[block]
-                parts.append(files.read(self.blocks[block], names).take(pyarrow.array(places)))
+                read_rows = files.read(self.blocks[block], names, int(places[-1]) + 1)
+                parts.append(read_rows.take(pyarrow.array(places)))
             table = pyarrow.concat_tables(parts)
             return {name: clean_column(table[name], self._missing) for name in names}
 

@@ -37,6 +37,7 @@ class KnownOfRun:
 
     Attributes:
         train: the metrics of the training split, by the name of the metric: `accuracy`, `price/mae`.
+        together: findings about the data, of rows that belong together: the figures are too good.
         doubts: texts about the model by the rule that found them: BatchNorm, frozen layers.
         columns: a row for each input column: its `importance`, and how good it is `alone`; empty if not measured.
         mattered: what mattered in examples, by their index: a grid of shares of a picture, or the words of a text, each
@@ -46,6 +47,7 @@ class KnownOfRun:
 
     train: Mapping[str, float] = field(default_factory=dict)
     baseline: Mapping[str, float] = field(default_factory=dict)
+    together: Sequence[Mapping[str, str]] = ()
     doubts: Mapping[str, str] = field(default_factory=dict)
     columns: Sequence[Mapping[str, Any]] = ()
     mattered: Mapping[int, Any] = field(default_factory=dict)
@@ -70,8 +72,9 @@ class Finding:
 def find_all(
     analyses: Sequence[OutputAnalysis], slices: Sequence[Mapping[str, Any]], context: KnownOfRun
 ) -> list[Finding]:
-    """Returns all findings, those about the model as a whole first."""
-    found = [Finding(rule, text, "of the model, before its training") for rule, text in context.doubts.items()]
+    """Returns all findings, those about the data and about the model as a whole first."""
+    found = [Finding(each["rule"], each["text"], each["because"]) for each in context.together]
+    found += [Finding(rule, text, "of the model, before its training") for rule, text in context.doubts.items()]
     for analysis in analyses:
         found += compare_splits(analysis, context)
         found += judge_classes(analysis)

@@ -377,8 +377,8 @@ class Rows(Protocol):
     def read_first(self, count: int) -> Any:
         """Returns the inputs of the first examples, up to `count`."""
 
-    def read_spread(self, count: int, reads_all: bool = False) -> tuple[Any, ...]:
-        """Returns the parts of up to `count` examples that are spread evenly over the split.
+    def read_spread(self, count: int, reads_all: bool = False) -> tuple[np.ndarray[Any, Any], tuple[Any, ...]]:
+        """Returns the ascending indices, and the parts, of up to `count` examples that are drawn all over the split.
 
         Of a stream that is not in memory they are the first ones, unless the command `reads_all` of it.
         """

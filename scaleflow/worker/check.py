@@ -39,6 +39,7 @@ def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
     sys.path[:0] = [each for each in plan.search if each not in sys.path]
     from scaleflow import dataset
     from scaleflow.data_checks.report import make_data_page, sort_findings
+    from scaleflow.data_checks.together import find_together
 
     setup_runtime(plan, emit)
     name = describe_data_name(plan)
@@ -59,7 +60,9 @@ def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
     splits = dataset.prepare_splits(source, options, plan.seed, emit=listen, preprocesses=False)
     samples = sample_splits(name, source, splits, spec.examples)
     emit(StageBegan(f"looking at {name}"))
-    findings = sort_findings([*left_out, *find_in_samples(samples, spec.schema)])
+    together = find_together(samples, sum(map(len, splits.raw.values())), plan.dataset.split)
+    among = () if spec.schema is not None else together
+    findings = sort_findings([*among, *left_out, *find_in_samples(samples, spec.schema)])
     looked = ", ".join(f"{len(each):,} of {each.examples:,} examples of {split}" for split, each in samples.items())
     pictures = pick_pictures(source, samples["train"])
     Path(spec.report).write_text(make_data_page(f"Data: {name}", looked, findings, samples, pictures), encoding="utf-8")
@@ -102,7 +105,7 @@ def find_in_samples(samples: Mapping[str, SplitSample], schema: Mapping[str, Any
         schema: of the run with which the data are compared; None: other splits are compared with the training split.
     """
     from scaleflow.data_checks.drift import compare_sample, make_schema
-    from scaleflow.data_checks.rules import find_duplicates, find_faults, find_time_overlap, find_unknown_words
+    from scaleflow.data_checks.rules import find_duplicates, find_faults, find_unknown_words
 
     train = samples["train"]
     found: list[DataFinding] = []
@@ -110,7 +113,7 @@ def find_in_samples(samples: Mapping[str, SplitSample], schema: Mapping[str, Any
     for split, sample in samples.items():
         if schema is not None or split != "train":
             found += compare_sample(known, sample, f"{split}: " if len(samples) > 1 else "")
-    between = (find_duplicates, find_time_overlap, find_unknown_words)
+    between = (find_duplicates, find_unknown_words)
     return [*found, *find_faults(train), *(finding for rule in between for finding in rule(samples))]
 
 

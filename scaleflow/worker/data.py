@@ -5,6 +5,7 @@ A sample of it is checked before training: its schema, its faults, its differenc
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -32,6 +33,7 @@ from scaleflow.interfaces import (
     Plan,
     Rows,
     Source,
+    Split,
     Training,
     Workers,
     name_leaves,
@@ -47,12 +49,17 @@ if TYPE_CHECKING:
     from scaleflow.dataset import Splits
     from scaleflow.training import Feeds
 
-
 #: The most examples, and the most values of all of them, that a run looks at.
 MOST_EXAMPLES, MOST_VALUES = 2000, 1 << 20
 
 #: The fewest examples, however large they are.
 FEWEST_EXAMPLES = 32
+
+#: The most columns that are no inputs, of which rows may belong together.
+MOST_OTHERS = 50
+
+#: The rules whose findings say that the figures of the test are too good.
+TOGETHER = ("groups", "time drift", "duplicates across splits")
 
 #: The most findings that a run reports.
 MOST_TOLD = 5
@@ -64,7 +71,7 @@ def make_look(
     """Makes the function that looks at the raw splits of a run, and returns the schema that is kept.
 
     The data of a resumed run are compared with the schema of its first command, which is kept. The function tells what
-    it finds as `dataset.check` says.
+    it finds as `dataset.check` says. The schema has what was found about rows that belong together, as `together`.
     """
     known = earlier.state.schema if earlier is not None and is_resumed else {}
     check = plan.dataset.check
@@ -78,11 +85,13 @@ def make_look(
             from scaleflow.data_checks.drift import make_schema
 
             try:
-                sample = sample_split(source, splits.train, splits.sample)
-                found = (
-                    compare_split(known, source, splits.train, splits.sample) if known else find_told(splits, sample)
-                )
-                schema.update(known or make_schema(sample))
+                if known:
+                    found = compare_split(known, source, splits.train, splits.sample)
+                else:
+                    sample = sample_split(source, splits.train, splits.sample)
+                    found = find_told(source, splits, plan.dataset.split, sample)
+                    schema.update(make_schema(sample))
+                    schema["together"] = [asdict(each) for each in found if each.rule in TOGETHER]
             except Exception as error:  # strange data end no run, and an example that cannot be read has its own error
                 traceback.print_exc()
                 return json.dumps({"error": read_reason(error)})
@@ -94,12 +103,23 @@ def make_look(
     return look
 
 
-def find_told(splits: Splits, sample: SplitSample) -> list[DataFinding]:
-    """Returns the faults of the training split. The first examples of a stream may not be typical of the rest."""
-    from scaleflow.data_checks.drift import DRIFT, select_level
-    from scaleflow.data_checks.rules import find_faults
+def find_told(source: Source, splits: Splits, rule: Split, sample: SplitSample) -> list[DataFinding]:
+    """Returns the faults of the training split. The first examples of a stream may not be typical of the rest.
 
-    return select_level(find_faults(sample, with_hints=False), DRIFT) if splits.train.is_spread else []
+    `sample` is one of the training split. Of a table, the split that judges the model is read, too.
+    """
+    from scaleflow.data_checks.drift import DRIFT, select_level
+    from scaleflow.data_checks.rules import find_duplicates, find_faults
+    from scaleflow.data_checks.together import find_together
+
+    if not splits.train.is_spread:
+        return []
+    judge, samples = splits.test or splits.validation, {"train": sample}
+    if sample.is_table and judge is not None and judge is not splits.train:
+        samples["test" if splits.test else "validation"] = sample_split(source, judge, splits.sample)
+    rows = sum({id(each): len(each) for each in splits.by_name().values()}.values())
+    found = [*find_together(samples, rows, rule), *(find_duplicates(samples) if len(samples) > 1 else ())]
+    return select_level([*found, *find_faults(sample, with_hints=False)], DRIFT)
 
 
 def compare_split(schema: Mapping[str, Any], source: Source, examples: Rows, few: Any) -> list[DataFinding]:
@@ -178,8 +198,27 @@ def sample_split(
     leaves = name_leaves(few).values()
     values = sum(array.size for array in leaves) / max(1, max(map(len, leaves), default=1))
     count = min(most[0], max(FEWEST_EXAMPLES, int(most[1] / max(1.0, values))))
-    inputs, targets, *_ = examples.read_spread(count, reads_all)
-    return make_sample(source.inputs, source.outputs, (inputs, targets), len(examples))
+    places, (inputs, targets, *_) = examples.read_spread(count, reads_all)
+    sample = make_sample(source.inputs, source.outputs, (inputs, targets), len(examples))
+    return dataclasses.replace(sample, others=read_others(source, examples, places))
+
+
+def read_others(source: Source, examples: Rows, places: Any) -> dict[str, Any]:
+    """Returns what examples have besides inputs and targets: columns of a table's files, groups of an own dataset."""
+    from scaleflow.data_checks.together import GROUPS
+
+    others = {} if examples.groups is None else {GROUPS: examples.groups[places]}
+    reading = getattr(source, "reading", {})
+    if not (unused := reading.get("unused", [])[:MOST_OTHERS] if isinstance(reading, Mapping) else []):
+        return others
+    from pyarrow import ArrowException
+
+    from scaleflow.serving.cells import to_texts
+
+    with contextlib.suppress(ConfigError, ArrowException):  # a file lacks one, or values that are no texts
+        read = examples.open_columns(unused, "dataset.check")(places)
+        others |= {name: to_texts(column)[0] for name, column in read.items()}
+    return others
 
 
 #: A global batch of up to this many examples may be mostly padding.

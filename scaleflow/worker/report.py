@@ -362,6 +362,7 @@ def begin_report(
     context = KnownOfRun(
         train={name.removeprefix("train/"): value for name, value in result.train.items()},
         baseline={k.removeprefix(prefix): v for k, v in baseline.items() if k.startswith(prefix)},
+        together=facts.learned.schema.get("together", ()),
         doubts=facts.doubts,
         columns=columns,
         mattered=mattered,

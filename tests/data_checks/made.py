@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from scaleflow.data_checks.drift import DataFinding, SplitSample, compare_sample, make_schema
-from scaleflow.data_checks.rules import find_duplicates, find_faults, find_time_overlap
+from scaleflow.data_checks.rules import find_duplicates, find_faults
+from scaleflow.data_checks.together import find_together
 from scaleflow.dataset.column_kinds import CATEGORY, DATE, NUMBER, PICTURE, TEXT
+from scaleflow.interfaces import Split
 
 Array = np.ndarray[Any, Any]
 Splits = dict[str, SplitSample]
@@ -24,7 +26,8 @@ def find_everything(splits: Splits) -> list[DataFinding]:
     """What `scaleflow check` finds."""
     found = compare_sample(make_schema(splits["train"]), splits["test"], "test: ")
     if splits["train"].kinds == splits["test"].kinds:  # as the splits of one source are
-        found += [*find_faults(splits["train"]), *find_duplicates(splits), *find_time_overlap(splits)]
+        found += [*find_faults(splits["train"]), *find_duplicates(splits)]
+        found += find_together(splits, sum(map(len, splits.values())), Split("auto"))
     return found
 
 
@@ -77,9 +80,8 @@ def make_texts(seed: int, count: int = 900) -> Splits:
 
 
 def cut(sample: SplitSample, rows: Any) -> SplitSample:
-    columns = {name: values[rows] for name, values in sample.columns.items()}
-    targets = {name: values[rows] for name, values in sample.targets.items()}
-    return replace(sample, columns=columns, targets=targets, examples=len(next(iter(columns.values()))))
+    part = sample.select(rows)
+    return replace(part, examples=len(part))
 
 
 def put(splits: Splits, name: str, kind: str, make: Callable[[SplitSample], Array], *only: str) -> Splits:
@@ -156,10 +158,11 @@ def drop(splits: Splits, name: str) -> Splits:
 
 
 def shuffle(splits: Splits, random: np.random.Generator) -> Splits:
-    """Drawn at random, so that training rows are later than test rows."""
+    """Drawn at random, from rows of which the later ones are of older people."""
     names = ("train", "test")
     joined = {key: np.concatenate([splits[n].columns[key] for n in names]) for key in splits["train"].columns}
     targets = {"": np.concatenate([splits[n].targets[""] for n in names])}
+    joined["age"] = joined["age"] + 20 * (joined["date"] > "2023-04")
     whole = replace(splits["train"], columns=joined, targets=targets)
     order = random.permutation(len(whole))
     edge = len(splits["train"])
@@ -241,7 +244,7 @@ FAULTS: dict[str, tuple[str, Callable[[int], Splits], Plant]] = {
         make_table,
         lambda s, r: put_target(s, lambda t: replace_some(t, r, 0.2, "Yes")),
     ),
-    "drawn at random, with dates": ("time order", make_table, shuffle),
+    "drawn at random, with dates": ("time drift", make_table, shuffle),
     "test rows in train": (
         "duplicates across splits",
         make_table,

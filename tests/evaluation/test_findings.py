@@ -119,3 +119,19 @@ def test_labels_and_the_baseline_are_told_where_they_say_something(kind: str) ->
     counts = {rule: found.count(rule) for rule in (LABELS, BASELINE)}
     assert counts.pop(wanted, SEEDS) >= 0.9 * SEEDS
     assert sum(counts.values()) == 0
+
+
+def test_what_makes_figures_too_good_comes_first() -> None:
+    known = {
+        "rule": "groups",
+        "level": "fault",
+        "text": "rows are alike",
+        "because": "it is so",
+        "columns": ["customer"],
+    }
+    outputs, target, logits = draw_guesses(np.random.default_rng(0))
+    values = {"target": target, "output": logits.astype(np.float32)}
+    analysis = analyse_output(make_predictions(outputs, {"": values}), "", outputs, 0)
+    first, second, *_ = find_all([analysis], [], KnownOfRun(together=[known], doubts={"frozen": "of the model"}))
+    assert first == Finding("groups", "rows are alike", "it is so")
+    assert second.rule == "frozen"

@@ -157,3 +157,27 @@ def test_a_model_is_served_with_its_requirements_alone(command: Command) -> None
     done = command("--json", *words, "promotion.environment=clean", timeout=900)
     assert answer_of(done)["status"] == "FINISHED"
     assert "models:/digits/1 is the champion" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_candidate_whose_test_is_too_good_says_so_before_the_decision(command: Command) -> None:
+    random = np.random.default_rng(0)
+    of = random.permutation(np.repeat(np.arange(60), 20))
+    like, answers = random.normal(size=60).round(3), random.integers(0, 2, 60)
+    rows = [f"K{n:03d},{like[n]},{random.normal():.3f},{answers[n]}\n" for n in of]
+    (command.folder / "visits.csv").write_text("customer,a,b,bought\n" + "".join(rows))
+    data = (
+        "dataset=table",
+        "dataset.data_dir=visits.csv",
+        "dataset.target=bought",
+        "dataset.drop=[customer]",
+        "model=mlp",
+    )
+    run = answer_of(command("--json", *data, "training.max_steps=2", "evaluation.baselines=0"))
+    findings = json.loads((Path(run["folder"]) / "evaluation" / "findings.json").read_text())
+    done = command.python("-m", "scaleflow.promote", run["run_id"], "--model", "visits", "--dry-run")
+    text = "test figures are too good for new customers: dataset.split='{by: group, column: customer}'"
+    assert text in findings[0]["text"]
+    assert done.returncode == 0, done.stderr
+    lines = (done.stdout + done.stderr).splitlines()
+    assert any(line.startswith("note: the candidate's data: rows of one customer") and text in line for line in lines)

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.records import DIGESTED, StreamRows, to_mask
+from scaleflow.dataset.pipeline.records import DIGESTED, StreamRows, draw_places, to_mask
 from scaleflow.dataset.pipeline.rows import ALL_VALUES
 from scaleflow.dataset.pipeline.unreadable import UnreadableExample, UnusableRowError
 from scaleflow.dataset.reading.files import DRAWN_TOGETHER
@@ -147,20 +147,21 @@ class Blocks(StreamRows):
         sample = self.head(DIGESTED)
         return f"a sample of {len(sample)} examples", iter([sample.parts])
 
-    def read_spread(self, count: int, reads_all: bool = False) -> tuple[Any, ...]:
+    def read_spread(self, count: int, reads_all: bool = False) -> tuple[Array, tuple[Any, ...]]:
         # The first rows of blocks all over the files
         lengths = self.lengths()
         used = np.flatnonzero(lengths)
         chosen = used[np.unique(np.linspace(0, len(used) - 1, max(MOST_BLOCKS, count // SPREAD_ROWS)).astype(int))]
-        parts, left = [], min(count, len(self))
+        firsts, parts, left = np.cumsum([0, *lengths]), [], min(count, len(self))
         for n, block in enumerate(sorted(map(int, chosen), key=lengths.__getitem__)):  # long ones make up for short
             share = min(lengths[block], -(-left // (len(chosen) - n)))
             spread = self.rows.lengths[block] / lengths[block]  # of the rows, if only some are in the split
             loaded = self.load(block, None if self.has_read_all else int(2 * share * spread) + 64)
-            rows = np.unique(np.linspace(0, max(0, len(loaded) - 1), share).astype(int))[: len(loaded)]
-            parts.append((block, loaded.map(partial(gather, rows=rows))))
+            rows = draw_places(len(loaded), share)
+            parts.append((block, firsts[block] + rows, loaded.map(partial(gather, rows=rows))))
             left -= share
-        return concatenate([part for _, part in sorted(parts, key=lambda each: each[0])]).parts
+        parts.sort(key=lambda each: each[0])
+        return np.concatenate([rows for _, rows, _ in parts]), concatenate([part for *_, part in parts]).parts
 
     def locate(self, places: Array) -> tuple[list[str | None], Array]:
         paths, numbers = self.rows.locate(places if self.keep is None else np.flatnonzero(self.keep)[places])

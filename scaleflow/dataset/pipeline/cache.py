@@ -158,7 +158,7 @@ def sample_rows(examples: Rows, count: int, transforms: Transforms) -> Arrays | 
     if examples.place == "stream" and not is_raw:
         return None
     with refuse_unreadable("train", examples):
-        sample = Arrays(*examples.read_spread(count))
+        sample = Arrays(*examples.read_spread(count)[1])
     return preprocess_arrays(sample, transforms if is_raw else {})
 
 

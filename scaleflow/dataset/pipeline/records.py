@@ -318,9 +318,9 @@ class StreamRows(Stream, Rows):
 
         return map_leaves(stack, *first)
 
-    def read_spread(self, count: int, reads_all: bool = False) -> tuple[Any, ...]:
-        places = spread_evenly(len(self), count)
-        return self.read(places) if reads_all else self.limit(len(places)).read(np.arange(len(places)))
+    def read_spread(self, count: int, reads_all: bool = False) -> tuple[Array, tuple[Any, ...]]:
+        places = draw_places(len(self), count) if reads_all else np.arange(min(count, len(self)))
+        return places, (self if reads_all else self.limit(len(places))).read(places)
 
     def read_cheap_targets(self) -> tuple[Any, Array | None] | None:
         return None
@@ -437,8 +437,8 @@ class Records(StreamRows):
     def repeat(self, times: int) -> Records:
         return self.select(np.tile(np.arange(len(self)), times))
 
-    def read_spread(self, count: int, reads_all: bool = False) -> tuple[Any, ...]:
-        return self.read(spread_evenly(len(self), count))
+    def read_spread(self, count: int, reads_all: bool = False) -> tuple[Array, tuple[Any, ...]]:
+        return super().read_spread(count, reads_all=True)
 
     def read_cheap_targets(self) -> tuple[Any, Array | None] | None:
         deadline, found = time.monotonic() + TARGET_SECONDS, []
@@ -558,6 +558,11 @@ def empty_examples(spec: tf.TensorSpec) -> Array:
 def spread_evenly(length: int, count: int) -> Array:
     """Returns up to `count` indices, spread evenly from the first to the last."""
     return np.unique(np.linspace(0, length - 1, min(length, count)).astype(np.int64))
+
+
+def draw_places(length: int, count: int) -> Array:
+    """Returns up to `count` indices in ascending order, drawn at random, so that neighbours are among them."""
+    return np.sort(np.random.default_rng(0).choice(length, min(length, count), replace=False))
 
 
 def stack_values(values: Sequence[Any]) -> Array:

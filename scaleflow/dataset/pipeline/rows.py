@@ -13,7 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.column_kinds import KINDS
-from scaleflow.dataset.pipeline.records import DIGESTED, StreamRows, decode_records, largest_target, spread_evenly
+from scaleflow.dataset.pipeline.records import (
+    DIGESTED,
+    StreamRows,
+    decode_records,
+    draw_places,
+    largest_target,
+    spread_evenly,
+)
 from scaleflow.dataset.reading.finite_targets import check_finite_targets
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
@@ -287,8 +294,9 @@ class ArrayRows(Arrays, Rows):
     def read_first(self, count: int) -> Any:
         return map_leaves(lambda array: np.array(array[:count]), self.inputs)
 
-    def read_spread(self, count: int, reads_all: bool = False) -> tuple[Any, ...]:
-        return self.read(spread_evenly(len(self), count))
+    def read_spread(self, count: int, reads_all: bool = False) -> tuple[Array, tuple[Any, ...]]:
+        places = draw_places(len(self), count)
+        return places, self.read(places)
 
     def iterate(self, pick: Callable[..., Any]) -> Iterator[Any]:
         for first in range(0, len(self), BATCH):

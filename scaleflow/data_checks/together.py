@@ -1,0 +1,229 @@
+"""Finds rows that belong together: groups, such as the visits of a customer, and a drift along dates.
+
+A split that is drawn at random has such rows on both sides, so that its figures are too good.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from scaleflow.data_checks.drift import DRIFT, FAULT, MOST_NAMED, DataFinding, SplitSample, compare_sample, make_schema
+from scaleflow.data_checks.rules import FEWEST_ROWS
+from scaleflow.dataset.column_kinds import DATE, NUMBER, ColumnKind
+from scaleflow.interfaces import Split
+from scaleflow.interfaces.formatting import join_first
+
+#: The name of the groups that a dataset gives, among the columns that are no inputs.
+GROUPS = "group"
+
+#: Groups are looked for in columns with so many values that repeat, none of which more than a share of the rows has.
+FEWEST_GROUPS, LARGEST = 20, 0.1
+
+#: The chance that a table's columns look alike within groups that mean nothing, and the least that counts, from 0 to 1.
+CHANCE, LEAST = 1e-4, 0.1
+
+#: Rows of a group are alike if similar rows of other groups tell a target worse, by this share of the error of a guess
+#: and by so many standard errors of the groups.
+GAIN, ERRORS = 0.15, 3
+
+#: An input, or what one is a copy of, is usually a useful category. Its values number groups if they are codes, and if
+#: the other columns have so much in common within a group, from 0 to 1 on average.
+WHOLE = 0.5
+
+#: The most rows whose similar rows are sought, the most columns by which, and the most similar rows of each.
+MOST_SOUGHT, MOST_COMPARED, MOST_SIMILAR = 300, 8, 5
+
+#: The share of the rows that are the latest. A column with such a correlation with a date is one itself.
+LATEST, IS_DATE = 0.2, 0.9
+
+Array = np.ndarray[Any, Any]
+
+
+def find_together(splits: Mapping[str, SplitSample], rows: int, rule: Split) -> Iterator[DataFinding]:
+    """Finds rows that belong together, and that `dataset.split` divides.
+
+    Args:
+        splits: samples, that of the training split first.
+        rows: of all splits.
+    """
+    train = next(iter(splits.values()))
+    if len(train) >= FEWEST_ROWS and rule.by != "time":
+        yield from find_groups(splits, rows)
+    if len(train) >= FEWEST_ROWS and rule.by in ("auto", "random", "stratum"):
+        yield from find_time_drift(train)
+
+
+def find_groups(splits: Mapping[str, SplitSample], rows: int) -> Iterator[DataFinding]:
+    """Finds the column whose values number groups of rows that are alike, if groups are on both sides of a split.
+
+    A random split gives away a group if those rows that are most similar to a row, by other inputs, are of its own
+    group, and tell its target much better than similar rows of other groups do. Just that is measured. With a category
+    that only tells the target, similar rows are of any category.
+    """
+    sample = next(iter(splits.values()))
+    inputs = {name: values for name, values in sample.columns.items() if values.ndim == 1}
+    numbers = {name: number_values(each) for name, each in {**inputs, **sample.others}.items() if are_discrete(each)}
+    allowed = {name for name in numbers if sample.is_table or name in sample.others} - {*sample.list_kind(DATE)}
+    candidates = {name: codes for name, codes in numbers.items() if name in allowed and has_groups(codes)}
+    if not candidates or not inputs or not sample.targets:
+        return
+    values, targets = encode_columns(inputs, sample.kinds), encode_columns(sample.targets, {})
+    limit, found = NormalDist().inv_cdf(1 - CHANCE / (len(candidates) * len(inputs))), {}
+    for name, codes in candidates.items():
+        a, b = pair_rows(codes)
+        alike = measure_alike(values, a, b, limit)
+        is_copy = np.array([each in numbers and are_copies(numbers[each], codes) for each in inputs])
+        if not is_copy.any() or (is_code(sample.find(name)) and alike[~is_copy].sum() >= WHOLE * (~is_copy).sum() > 0):
+            weights = np.where([name == each for each in inputs], 0, alike)
+            found[name] = measure_gain(codes, np.append(a, b), values, weights, targets)
+    name = max(found, key=lambda each: found[each], default="")
+    if found.get(name, 0.0) >= GAIN and is_on_both_sides(name, splits):
+        counts = np.bincount(candidates[name] + 1)[1:].astype(float)
+        size = 1 + (counts * (counts - 1)).sum() / (counts.sum() * (counts.sum() - 1)) * (rows - 1)
+        rule = "{by: group}" if name == GROUPS else f"{{by: group, column: {name}}}"
+        text = (
+            f"rows of one {name} are alike ({size:,.0f} each); test figures are too good for new "
+            f"{name.removesuffix('s')}s: dataset.split='{rule}'"
+        )
+        because = f"without them, similar rows tell the target worse, by {found[name]:.0%} of the error of a guess"
+        yield DataFinding("groups", FAULT, text, because, [name])
+
+
+def has_groups(codes: Array) -> bool:
+    """Returns whether many values repeat, none of them too often."""
+    counts = np.bincount(codes + 1)[1:]
+    return bool((counts > 1).sum() >= FEWEST_GROUPS and counts.max() <= LARGEST * len(codes))
+
+
+def are_discrete(values: Array) -> bool:
+    """Returns whether values are words or whole numbers."""
+    return values.dtype == object or bool((np.isnan(values) | (values == np.floor(values))).all())
+
+
+def is_code(values: Array) -> bool:
+    """Returns whether values are numbers, or have digits, as names of customers have and those of towns do not."""
+    return values.dtype != object or bool(np.mean([any(map(str.isdigit, each)) for each in values]) > 0.9)
+
+
+def are_copies(own: Array, codes: Array) -> bool:
+    """Returns whether two columns divide rows into the same groups."""
+    count = codes.max() + 2
+    return bool(own.max() == codes.max()) and len(np.unique(own * count + codes)) <= count
+
+
+def is_on_both_sides(name: str, splits: Mapping[str, SplitSample]) -> bool:
+    """Returns whether the other splits have values of the training split, about as often as if drawn at random."""
+    train, *others = (each.find(name).astype(str) for each in splits.values())
+    _, places, counts = np.unique(train, return_inverse=True, return_counts=True)
+    return all(np.isin(each, train).mean() > (counts[places] > 1).mean() / 2 for each in others if len(each))
+
+
+def encode_columns(columns: Mapping[str, Array], kinds: Mapping[str, ColumnKind]) -> Array:
+    """Returns numbers of words, and ranks of numbers and dates from 0 to 1: [n, columns] float32."""
+    encoded = [
+        number_values(values) if values.dtype == object and kinds.get(name) != DATE else rank_numbers(values)
+        for name, values in columns.items()
+    ]
+    return np.stack(encoded, axis=1).astype(np.float32)
+
+
+def number_values(values: Array) -> Array:
+    """Returns a number for each value that equal ones share, from 0, -1 for a missing one: [n] int64."""
+    import pyarrow
+
+    column = pyarrow.array(values, mask=(values == "") if values.dtype == object else None, from_pandas=True)
+    return np.asarray(column.dictionary_encode().indices.fill_null(-1), np.int64)
+
+
+def rank_numbers(values: Array) -> Array:
+    """Returns the ranks of numbers or dates, from 0 to 1, of equal ones the mean: [n]. Missing numbers come last."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray(((np.cumsum(counts) - counts / 2) / len(values))[places.reshape(len(values))])
+
+
+def differ(values: Array, others: Array) -> Array:
+    """Returns how much encoded values differ, from 0 to 1."""
+    return np.asarray(np.minimum(np.abs(values - others), 1))
+
+
+def pair_rows(codes: Array) -> tuple[Array, Array]:
+    """Returns pairs of rows of a group. No row is in two of them: they are independent if groups mean nothing."""
+    order = np.random.default_rng(0).permutation(np.flatnonzero(codes >= 0))
+    order = order[np.argsort(codes[order], kind="stable")]
+    place = np.arange(len(order)) - np.searchsorted(codes[order], codes[order])
+    first = np.flatnonzero((place[:-1] % 2 == 0) & (place[1:] > 0))
+    return order[first], order[first + 1]
+
+
+def measure_alike(values: Array, a: Array, b: Array, limit: float) -> Array:
+    """Returns how much smaller the differences of pairs are than those of permuted pairs: [columns], from 0 to 1.
+
+    It is 0 where they are hardly smaller, or by less than `limit` standard errors. Each has a pair more: if few pairs
+    are equal by chance, their number is not distributed normally.
+    """
+    usual = differ(values[a], values[np.stack([np.random.default_rng(n).permutation(b) for n in range(3)])])
+    mean, own = usual.mean(axis=(0, 1)), differ(values[a], values[b]).mean(axis=0)
+    error = usual.std(axis=(0, 1)) * np.sqrt(4 / 3 / len(a)) + 1 / len(a)
+    return np.where(mean - own > np.maximum(limit * error, LEAST * mean), 1 - own / np.maximum(mean, 1e-9), 0)
+
+
+def measure_gain(codes: Array, paired: Array, values: Array, weights: Array, targets: Array) -> float:
+    """Returns how much worse similar rows tell a target if those of the same group are left out.
+
+    It is a share of the error of a guess; 0 if it may be chance.
+
+    Args:
+        paired: rows that are not alone in their group.
+        weights: of the columns of `values` by which rows are similar.
+    """
+    chosen = np.argsort(-weights)[: min(MOST_COMPARED, np.count_nonzero(weights))]
+    if not len(chosen):
+        return 0.0
+    rows = np.random.default_rng(0).permutation(paired)[:MOST_SOUGHT]
+    is_own = codes[rows][:, None] == codes
+    similar = int(np.clip(np.median(is_own.sum(axis=1)) - 1, 1, MOST_SIMILAR))
+    apart = np.random.default_rng(0).random(is_own.shape, np.float32) * 1e-3  # which of equal rows is chance
+    for column in chosen:
+        apart += weights[column] * differ(values[rows, column][:, None], values[:, column])
+    apart[np.arange(len(rows)), rows] = np.inf
+    errors = []
+    for distances in (apart, np.where(is_own, np.inf, apart)):
+        nearest = np.argpartition(distances, similar, axis=1)[:, :similar]
+        errors.append(differ(targets[rows][:, None], targets[nearest]).mean(axis=1))
+    groups = np.unique(codes[rows], return_inverse=True)[1]
+    lost = np.stack([np.bincount(groups, each) for each in (errors[1] - errors[0]).T]) / np.bincount(groups)
+    guess = differ(targets[paired], targets[np.random.default_rng(1).permutation(paired)]).mean(axis=0)
+    is_certain = lost.mean(axis=1) > ERRORS * lost.std(axis=1) / np.sqrt(lost.shape[1])
+    return float(np.where(is_certain, lost.mean(axis=1) / np.maximum(guess, 1e-9), 0).max())
+
+
+def find_time_drift(sample: SplitSample) -> Iterator[DataFinding]:
+    """Finds a date along which a target or an input drifts: the latest rows are not distributed as those before."""
+    found: dict[str, list[str]] = {}
+    for name, dates in {**sample.list_kind(DATE), **sample.others}.items():
+        known = sample.select(dates != "")
+        ranks = rank_numbers(known.find(name))
+        is_late = ranks > 1 - LATEST
+        if (
+            not all(map(re.compile(r"\d{4}-\d{2}-\d{2}([ T]|$)|$").match, map(str, dates[:100])))
+            or len(np.unique(ranks)) < FEWEST_GROUPS
+            or not is_late.any()
+        ):
+            continue
+        differences = compare_sample(make_schema(known.select(~is_late)), known.select(is_late))
+        drifting = {each.columns[0] for each in differences if each.rule == "drift"}
+        for column, values in known.list_kind(NUMBER).items():
+            if column in drifting and abs(np.corrcoef(ranks, rank_numbers(values))[0, 1]) > IS_DATE:
+                drifting.remove(column)
+        found[name] = sorted(drifting)
+    name = max(found, key=lambda each: len(found[each]), default="")
+    if found.get(name):
+        text = (
+            f"along {name}, there is a drift of {join_first(found[name], MOST_NAMED)}; a random split is too kind to "
+            f"later rows: dataset.split='{{by: time, column: {name}}}'"
+        )
+        because = "the latest fifth has a population stability index above 0.2, and above chance"
+        yield DataFinding("time drift", DRIFT, text, because, [name, *found[name]])
