@@ -204,14 +204,12 @@ def find_time_drift(sample: SplitSample) -> Iterator[DataFinding]:
     """Finds a date along which a target or an input drifts: the latest rows are not distributed as those before."""
     found: dict[str, list[str]] = {}
     for name, dates in {**sample.list_kind(DATE), **sample.others}.items():
+        if not all(re.match(r"$|\d{4}-\d{2}-\d{2}([ T]|$)", str(each)) for each in dates[:100]):
+            continue
         known = sample.select(dates != "")
         ranks = rank_numbers(known.find(name))
         is_late = ranks > 1 - LATEST
-        if (
-            not all(map(re.compile(r"\d{4}-\d{2}-\d{2}([ T]|$)|$").match, map(str, dates[:100])))
-            or len(np.unique(ranks)) < FEWEST_GROUPS
-            or not is_late.any()
-        ):
+        if len(np.unique(ranks)) < FEWEST_GROUPS or not is_late.any():
             continue
         differences = compare_sample(make_schema(known.select(~is_late)), known.select(is_late))
         drifting = {each.columns[0] for each in differences if each.rule == "drift"}
