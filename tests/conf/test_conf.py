@@ -27,6 +27,7 @@ from scaleflow.interfaces import (
     Precision,
     Profiler,
     PromotionOptions,
+    Split,
     Strategy,
     Target,
     Tracking,
@@ -220,6 +221,8 @@ def test_the_common_keys_of_a_group_with_targets_are_the_dataclass_s(compose: Co
     target = Target(group, "")
     made = make_plan(compose(), {}, look_outside=False)
     ours = WITH_TARGET[group](target)
+    if group == "dataset":
+        ours = dataclasses.replace(ours, split=Split("auto"))  # recorded configs without the key have drawn at random
     assert dataclasses.replace(getattr(made, group), target=target) == ours
     assert set(compose()[group]) >= {field.name for field in dataclasses.fields(ours)} - {"target"}
 

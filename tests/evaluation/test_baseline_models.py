@@ -96,6 +96,8 @@ def test_the_end_of_a_run_waits_for_them_however_long_it_takes(tmp_path: Path, m
 
 
 def test_they_get_the_rows_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scaleflow.dataset.pipeline.rows import to_rows
+
     files = RunFolder(tmp_path)
     monkeypatch.setattr(dataset, "sample_rows", lambda each, count, _: each.map(lambda x: x[:count]), raising=False)
 
@@ -103,7 +105,7 @@ def test_they_get_the_rows_of_the_model(tmp_path: Path, monkeypatch: pytest.Monk
         rows = {"a": np.arange(count, dtype="f")[:, None], "b": np.zeros(count, "i")}
         inputs = {"a": Inputs((1,)), "b": Inputs((), "int32", vocabulary=words)}
         outputs = Outputs("classification", (classes,)) if classes else Outputs("regression", (1,))
-        train = Arrays(rows, np.zeros(count, "i") if classes else np.zeros((count, 1), "f"))
+        train = to_rows(Arrays(rows, np.zeros(count, "i") if classes else np.zeros((count, 1), "f")))
         splits: Any = SimpleNamespace(train=train, test=train, inputs=inputs, transforms={})
         files.baseline_data.unlink(missing_ok=True)
         write_baseline_data(splits, outputs, most, files)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 import tempfile
@@ -18,7 +20,8 @@ def main() -> int:
         os.chdir(folder)
         for case in cases:
             try:
-                leaks += [(case, found) for found in find_leaks(case, folder)]
+                with contextlib.redirect_stdout(io.StringIO()):
+                    leaks += [(case, found) for found in find_leaks(case, folder)]
             except Exception as error:  # a case that cannot run is no proof
                 leaks.append((case, f"{type(error).__name__}: {error}"))
             print(".", end="", file=sys.stderr, flush=True)

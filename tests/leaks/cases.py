@@ -71,7 +71,8 @@ class Case:
     def words(self) -> list[str]:
         words = [*DATASETS[self.dataset], f"model={self.model}", *VALIDATIONS[self.validation], *EXTRAS[self.extra][1]]
         words = [word.replace("table/", "groups/") for word in words] if self.by_group else words
-        return [*words, "training.epochs=3", "tracking=none", "evaluation=none", "checkpoint=none", "export=default"]
+        length = ["training.epochs=12", "optimizer.learning_rate=0.02"] if self.by_group else ["training.epochs=3"]
+        return [*words, *length, "tracking=none", "evaluation=none", "checkpoint=none"]
 
     @property
     def is_possible(self) -> bool:
@@ -108,7 +109,7 @@ def write_datasets(folder: Path) -> None:
     days = np.datetime64("2024-01-01") + random.integers(0, 400, ROWS)
     columns |= {"g": groups, "day": days.astype(str), "w": random.uniform(0.1, 5, ROWS).round(3)}
     of_group = random.integers(0, 2, ROWS)[groups]
-    known = {"x0": groups % 20 + random.normal(size=ROWS) / 100, "x1": groups // 20 + random.normal(size=ROWS) / 100}
+    known = {"name": np.char.add("name", groups.astype(str))}  # what a model may know a group by
     made = {"table": columns | {"y": coins}, "groups": {**columns, **known, "y": of_group}}
     for name, values in made.items():
         (folder / name).mkdir(parents=True)

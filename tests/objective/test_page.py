@@ -29,7 +29,7 @@ def test_a_command_with_own_code_trains(
     ((code, printed),) = isolated(run_commands, str(tmp_path), [words])
     assert code == 0, printed
     events = Events.of(tmp_path / "run")
-    assert events.history("test/accuracy")[-1][1] > 0.8
+    assert events.history("test/accuracy")[-1][1] > 0.7
     if "Confidence" in line:
         assert 0.5 < events.history("test/confidence")[-1][1] < 1
 

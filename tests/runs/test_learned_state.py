@@ -91,9 +91,8 @@ def test_an_earlier_state_says_what_an_unknown_class_becomes() -> None:
     assert EarlierState(SEVERAL).find_outputs() is None
     assert EarlierState(SEVERAL).find_reading(SINGLE) == {}
     assert name_class(SINGLE) == "scaleflow.interfaces.learned_state.LearnedState"
-    assert to_plain({"a": (1, Inputs((2,)))}) == {
-        "a": [1, {"shape": [2], "dtype": "float32", "scale": None, "vocabulary": None, "quantiles": None}]
-    }
+    plain = {"shape": [2], "dtype": "float32", "scale": None, "vocabulary": None, "quantiles": None, "kind": None}
+    assert to_plain({"a": (1, Inputs((2,)))}) == {"a": [1, plain]}
 
 
 def test_preprocessing_classes_of_earlier_records_are_found_where_they_are_today() -> None:
