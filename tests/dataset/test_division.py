@@ -100,6 +100,12 @@ def test_a_split_that_cannot_be_is_refused(rule: Split, keys: DivisionKeys, word
         hold_out(rule, keys, 9, 0.2, (0, 1))
 
 
+@pytest.mark.parametrize("text", ["2024-13-01", "31/01/2024", "soon"])
+def test_times_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="cannot read the time"):
+        read_keys(Split("time", "day"), lambda _: np.array(["2024-01-31 10:00", text]), str)
+
+
 def test_missing_values_and_too_few_groups_are_refused() -> None:
     with pytest.raises(ConfigError, match="the column c has 1 missing values, the first in row 1"):
         read_keys(Split("group", "c"), lambda _: np.array(["a", None], object), lambda row: f"row {row}")

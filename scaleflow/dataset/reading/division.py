@@ -251,13 +251,17 @@ def parse_times(column: Any) -> Any:
     """Parses dates as texts, as in ISO 8601."""
     import pyarrow
 
-    for text in column.to_pylist():
-        if not re.match(r"\d{4}-\d{2}(-\d{2})?([ T]|$)", text):
-            raise ConfigError(
-                f"dataset.split: {{by: time}} cannot read the time {text!r}; write dates as 2024-01-31 or "
-                "2024-01-31T23:59:59, or numbers"
-            )
-    return pyarrow.array(np.array([text.replace(" ", "T").removesuffix("Z") for text in column.to_pylist()], "M8[us]"))
+    texts = column.to_pylist()
+    odd = next((text for text in texts if not re.match(r"\d{4}-\d{2}(-\d{2})?([ T]|$)", text)), None)
+    try:
+        if odd is None:
+            return pyarrow.array(np.array([text.replace(" ", "T").removesuffix("Z") for text in texts], "M8[us]"))
+    except ValueError as error:  # such as a month 13
+        odd = read_reason(error)
+    raise ConfigError(
+        f"dataset.split: {{by: time}} cannot read the time {odd!r}; write dates as 2024-01-31 or 2024-01-31T23:59:59, "
+        "or numbers"
+    )
 
 
 #: How a column is read, by `by`.
