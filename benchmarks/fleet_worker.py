@@ -50,6 +50,8 @@ def main() -> None:
 def work() -> NoReturn:
     """Runs a fake worker."""
     spec = RunSpec.from_line(sys.stdin.buffer.readline())
+    if not sys.stdin.buffer.readline():  # the launcher's word that the store can be used
+        os._exit(1)
     events, pause = json.loads(os.environ[WORK])
     emit = EventWriter(spec.events)
 

@@ -69,7 +69,7 @@ def test_float32_equals_one_device(
 ) -> None:
     one = (*CPU, "strategy=one_device", *(word for word in divisions[0] if "logical_devices" in word))
     (wanted, scores, _), *others = isolated(follow_all, [plan(*recipe, *way) for way in (one, *divisions)], STEPS)
-    assert wanted.losses[-1] < 0.7 * wanted.losses[0]
+    assert np.mean(wanted.losses[-10:]) < 0.9 * np.mean(wanted.losses[:10])
     for division, (found, found_scores, _) in zip(divisions, others, strict=True):
         np.testing.assert_allclose(found.losses, wanted.losses, rtol=0, atol=1e-5, err_msg=str(division))
         assert far(found.weights, wanted.weights) < 1e-4, division
