@@ -26,10 +26,11 @@ BATCH = "training.global_batch_size=48"
 SGD = ("optimizer=sgd", "optimizer.learning_rate=0.1", BATCH)  # and momentum 0.9
 MLP = ("model.units=[16,16]", *SGD)
 CNN = ("model=cnn", "model.filters=[8,8]", "model.units=16", *SGD)
-#: Adam's epsilon is such that it does not divide rounding by rounding.
+#: Adam's epsilon is such that it does not divide rounding by rounding. With the rows of another split, rounding grows
+#: to 6e-5 after 40 steps.
 RESNET = (
     *("model._target_=tests.strategy.models.resnet", "optimizer.learning_rate=0.01", "optimizer.epsilon=0.0001"),
-    *(BATCH, "training.accumulate=2", "training.clip_norm=0.3"),
+    *(BATCH, "training.accumulate=2", "training.clip_norm=0.3", "dataset.split=random"),
 )
 NORMALISED = ("model._target_=tests.strategy.models.normalised", *SGD)
 
