@@ -89,6 +89,7 @@ optimizer.scale=square | expected one of none, linear, sqrt
 optimizer.base_batch_size=0 | expected an integer, at least 1
 tracking.experiment=null | expected text
 tracking.tags=3 | expected keys and values
+tracking.notify=hooks.slack.com/services/1 | it is no address of the web; type https://HOST/PATH, or slack:
 tracking.flush_seconds=-1 | expected a number, at least 0.0
 +strategy.stages=1 | expected an integer, at least 2
 +strategy.micro_batches=0 | expected an integer, at least 1

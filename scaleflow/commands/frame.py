@@ -3,11 +3,10 @@
 import argparse
 import functools
 import json
-import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +22,7 @@ from scaleflow.launcher.answer import (
     REFUSED,
     TERMINATED,
     print_refusal,
+    to_json,
     to_printable,
     write_error,
 )
@@ -104,15 +104,6 @@ def print_answer(code: int) -> None:
         values = {"error": str(error)}
     answer |= {key: value for key, value in values.items() if key != "error" or (code and value)}
     print(json.dumps(to_json(answer), default=str), flush=True)
-
-
-def to_json(value: Any) -> Any:
-    """Returns a value with null in place of numbers that JSON does not have."""
-    if isinstance(value, Mapping):
-        return {str(key): to_json(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_json(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -1,6 +1,7 @@
 """The rules about debugging, profiling, training and data."""
 
 import itertools
+import re
 from collections.abc import Sequence
 
 from scaleflow.cluster.engines import find_engine
@@ -444,6 +445,12 @@ TRAINING_RULES: Sequence[Rule] = (
         has_monitor_without_validation,
         "there is no validation split",
         "set dataset.validation=0.1, or monitor train/loss",
+    ),
+    Rule(
+        ("tracking.notify",),
+        lambda p: p.tracking.notify is not None and not re.match(r"(slack:)?https?://[^/]", p.tracking.notify),
+        "it is no address of the web",
+        "type https://HOST/PATH, or slack:https://hooks.slack.com/... for Slack",
     ),
     Rule(
         ("promotion", "tracking"),

@@ -376,6 +376,7 @@ class Tracking:
     code: bool = True
     register_as: str | None = None
     alias: str | None = "newest"
+    notify: str | None = None
     tensorboard: bool = False
     histograms_every_epochs: int = field(default=1, metadata={"at_least": 1})
 

@@ -49,8 +49,9 @@ from scaleflow.interfaces.secret_masking import (
     remember_secrets,
 )
 from scaleflow.interfaces.trials import BatchSearch
-from scaleflow.launcher.answer import ANSWER, REFUSED, print_refusal, to_printable
+from scaleflow.launcher.answer import ANSWER, FINISHED, REFUSED, print_refusal, to_printable
 from scaleflow.launcher.display import Display, display_for
+from scaleflow.launcher.messages import notify
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, make_plan, note_copies, prepare_run
 from scaleflow.launcher.processes.local_host import InlineRun, LocalHost
 from scaleflow.launcher.processes.server_start import start_fork_server
@@ -330,6 +331,9 @@ def supervise_run(
         if collector.error:
             monitor.display.print_line(f"note: what the run is made of is not recorded: {collector.error}")
         finish_run(monitor)
+        if spec.records and spec.trial is None and not (spec.parent and code == FINISHED):
+            answer = {"exit_code": code, **describe_outcome(spec.folder)}
+            notify(spec.plan.tracking.notify, monitor.state.name, answer, monitor.display)
         return code
     message, folder = str(mask_secrets(str(monitor.refusal))), os.path.relpath(spec.folder)
     if (step := monitor.state.step) and spec.trial is None:

@@ -143,6 +143,10 @@ class RunState:
         return ConfigError(self.last.message) if isinstance(self.last, RunRefused) else None
 
     @property
+    def name(self) -> str:
+        return self.ready.name if self.ready else ""
+
+    @property
     def params(self) -> Mapping[str, str]:
         return self.ready.params if self.ready else {}
 

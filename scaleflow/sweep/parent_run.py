@@ -218,6 +218,7 @@ class ParentRun(CommandRun):
         self._step = RunState.read(files.path).step  # of the values that earlier commands recorded
         self.tags: dict[str, str] = {}  # further tags of the run
         self.comparison = ""  # a line about the two best jobs
+        self.address: str | None = None  # that gets a message at the end
         self._options = EvaluationOptions()
 
     def begin(self, plan: Plan, config: DictConfig, choices: Mapping[str, str], facts: LaunchFacts) -> None:
@@ -230,6 +231,7 @@ class ParentRun(CommandRun):
             facts: what all jobs are made of.
         """
         tracking, self._options = plan.tracking, plan.evaluation
+        self.address = tracking.notify
         own_config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = OmegaConf.to_container(own_config, resolve=False)
         plain = keep_hydra_values(plain, plan.config)

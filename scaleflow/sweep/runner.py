@@ -37,6 +37,7 @@ from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.display import Display, JobDisplay
 from scaleflow.launcher.launch import SweepContext, launch_run
+from scaleflow.launcher.messages import notify
 from scaleflow.launcher.prepare import note_copies
 from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
@@ -65,7 +66,7 @@ from scaleflow.sweep.inputs import (
     mark_changes,
 )
 from scaleflow.sweep.ledger import JobHistory, Ledger, LedgerEntry, find_common_leaves
-from scaleflow.sweep.parent_run import ParentRun
+from scaleflow.sweep.parent_run import ParentRun, describe_jobs
 from scaleflow.sweep.ranking import choose_mode
 from scaleflow.sweep.report import Report, make_loading_row
 
@@ -458,7 +459,10 @@ class SweepRunner:
         if is_recorded:  # the store answers: send what earlier commands could not record
             finished = [job for job in self._jobs if not job.is_waiting and job.is_finished]
             all(repair_quietly(self._folder / job.entry.folder) for job in finished)
-        return self._exit_code(report)
+        code = self._exit_code(report)
+        answer = {"exit_code": code, **describe_jobs(self._folder)}
+        notify(self._parent.address, RunState.read(self._folder).name, answer, Display(sys.stdout))
+        return code
 
     def _end_parent(self) -> Report:
         """Ends the parent run, and returns the final report."""

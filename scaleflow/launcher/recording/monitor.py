@@ -18,6 +18,7 @@ from scaleflow.interfaces.events import (
     Event,
     MetricsLogged,
     ModelExported,
+    Restarted,
     RunEnded,
     RunReady,
     RunRefused,
@@ -26,6 +27,7 @@ from scaleflow.interfaces.events import (
 )
 from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.display import Display
+from scaleflow.launcher.messages import notify_meanwhile
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.processes.worker_process import EndReason
 from scaleflow.launcher.recording.recorder import Recorder
@@ -116,6 +118,8 @@ class RunMonitor:
                 self._on_event(event)
             if isinstance(event, RunReady) and self.spec.records:
                 begin_baselines(self.spec.files)
+            if isinstance(event, Restarted) and self.spec.records:
+                notify_meanwhile(self.spec.plan.tracking.notify, self.state.name, event.reason, self.display)
 
     def _show_outage(self) -> None:
         """Shows once that the store takes nothing, and once that it does again, also for several jobs of a sweep."""
