@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from filelock import FileLock
 
 from scaleflow.dataset.reading.corpus import SUFFIXES, read_documents
 from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, find_files, list_splits
 from scaleflow.dataset.reading.tokenizer import BYTES, SPECIAL, make_tokenizer
 from scaleflow.errors import ConfigError
-from scaleflow.files.object_store import find_cache_folder, identify_file, name_entry, write_whole
+from scaleflow.files.cache import Cache, identify_file, name_entry
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs, Standardize
 from scaleflow.interfaces.options import Check, Positive, TestFraction, at_least, check_options
 
@@ -63,7 +62,7 @@ class Tokens:
         self._data_dir, self._column, self._separator = data_dir, column, separator.encode()
         self._files = find_files(data_dir, SUFFIXES)
         self._tokenizer = make_tokenizer(tokenizer, vocabulary, standardize)
-        self._cache = TokenCache(cache_dir)
+        self._cache = Cache(cache_dir, "tokens")
         self.reading: dict[str, Any] = {"tokenizer": self._tokenizer.name}
         if self._tokenizer.learns:
             self._restore(earlier)
@@ -104,7 +103,7 @@ class Tokens:
         def make() -> Iterator[bytes]:
             return (self._tokenizer.encode(block).astype(dtype).tobytes() for block in self._blocks(files))
 
-        path = self._cache.make(self._key(files), f".{dtype.name}", make)
+        path = self._keep(self._key(files), f".{dtype.name}", make)
         if not path.stat().st_size:
             return np.empty(0, dtype)
         return np.memmap(path, dtype, "r")
@@ -126,7 +125,19 @@ class Tokens:
         def make() -> Iterator[bytes]:
             yield self._tokenizer.learn(self._blocks(files)).encode()
 
-        return self._cache.make(f"{self._key(files)} learned", ".json", make).read_text("utf-8")
+        return self._keep(f"{self._key(files)} learned", ".json", make).read_text("utf-8")
+
+    def _keep(self, key: str, suffix: str, make: Callable[[], Iterator[bytes]]) -> Path:
+        """Returns the file of the cache for a key, with the bytes that `make()` yields."""
+        path = self._cache.place(key, suffix)
+        try:
+            self._cache.make(path, make)
+        except OSError as error:
+            raise ConfigError(
+                f"dataset.cache_dir={self._cache.folder}: the tokens cannot be kept there ({error.strerror or error}); "
+                "set it to another folder"
+            ) from error
+        return path
 
     def _blocks(self, files: list[str]) -> Iterator[bytes]:
         """Yields the text of the documents, with the separator between two."""
@@ -141,29 +152,3 @@ class Tokens:
     def _key(self, files: Any) -> str:
         """Names what the tokens of files depend on."""
         return repr([FORMAT, self._tokenizer.name, self._separator, self._column, *map(identify_file, files)])
-
-
-class TokenCache:
-    """A folder of files that are made once, by whichever process comes first.
-
-    Raises ConfigError if it cannot be written.
-    """
-
-    def __init__(self, cache_dir: Any) -> None:
-        self._folder = find_cache_folder(cache_dir, "tokens")
-
-    def make(self, key: str, suffix: str, parts: Any) -> Path:
-        """Returns the file for a key; if it is missing, writes the bytes that `parts()` yields."""
-        path = self._folder / f"{name_entry(key)}{suffix}"
-        try:
-            if not path.exists():
-                self._folder.mkdir(parents=True, exist_ok=True)
-                with FileLock(path.with_suffix(".lock")):
-                    if not path.exists():
-                        write_whole(path, parts())
-        except OSError as error:
-            raise ConfigError(
-                f"dataset.cache_dir={self._folder}: the tokens cannot be kept there ({error.strerror or error}); set "
-                "it to another folder"
-            ) from error
-        return path

@@ -4,15 +4,12 @@ Endpoints and credentials come from the environment, and from the files and serv
 pyarrow is imported inside the functions, because only addresses need it.
 """
 
-import contextlib
-import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 from scaleflow.errors import ConfigError
@@ -134,42 +131,3 @@ def connect(scheme: str) -> Any:
         )
     except (AttributeError, ImportError) as error:
         raise ConfigError(f"this pyarrow has no file system for {scheme}://") from error
-
-
-def find_cache_folder(cache_dir: Any, name: str) -> Path:
-    """Returns `dataset.cache_dir`, or the folder `name` of scaleflow in the user's cache folder if it is null.
-
-    It need not exist. Without a home folder it begins with `~`. Raises ConfigError if `cache_dir` is not a path.
-    """
-    if cache_dir is not None and (not isinstance(cache_dir, str) or not cache_dir.strip()):
-        raise ConfigError(f"dataset.cache_dir={cache_dir}: expected a path or null")
-    if is_store_address(cache_dir):
-        raise ConfigError(f"dataset.cache_dir={cache_dir}: expected the path of a folder, not an address")
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(cache_dir or f"{home}/scaleflow/{name}"))  # noqa: PTH111
-
-
-def identify_file(path: str) -> tuple[str, int, int]:
-    """Returns the resolved path of a file, its size in bytes, and the time of its last change in nanoseconds."""
-    status = Path(path).stat()
-    return str(Path(path).resolve()), status.st_size, status.st_mtime_ns
-
-
-def name_entry(key: str) -> str:
-    """Returns the name of the file for a key: 32 hexadecimal digits."""
-    return hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=16).hexdigest()
-
-
-def write_whole(path: Path, parts: Iterable[bytes]) -> None:
-    """Writes a file that appears when it is whole."""
-    part = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            for content in parts:
-                file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)

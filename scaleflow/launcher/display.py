@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TextIO
 
-from scaleflow.files.object_store import find_cache_folder
+from scaleflow.files.cache import find_cache_folder
 from scaleflow.interfaces.events import (
     EpochEnded,
     Event,

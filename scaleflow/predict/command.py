@@ -55,7 +55,8 @@ from scaleflow.config.compose import compose_config, parse_overrides, resolve_co
 from scaleflow.config.from_mlflow import RerunCommand, find_store_options, load_config
 from scaleflow.dataset.reading.object_store import identify_in_store
 from scaleflow.errors import ConfigError, read_reason
-from scaleflow.files.object_store import identify_file, is_store_address
+from scaleflow.files.cache import identify_file
+from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.events import Event, Note
 from scaleflow.interfaces.sampling import Sampling

@@ -9,14 +9,13 @@ import itertools
 import json
 import os
 import re
-import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scaleflow.files.object_store import find_cache_folder
+from scaleflow.files.cache import Cache, encode_entry
 from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.runs.event_log import EventReader
 from scaleflow.runs.folder import RunFolder
@@ -27,11 +26,11 @@ WHOLE_BYTES = 2 << 30
 #: Of more, each file is sampled: so many pieces of so many bytes, spread evenly, which take a few ms.
 PIECES, PIECE_BYTES = 64, 16 << 10
 
-#: No more files than this are listed and digested: opening them takes some 5 s.
+#: No more files than this are listed, digested and kept for one folder: opening them takes some 5 s.
 MAX_FILES = 100_000
 
-#: The most digests that are kept for later runs, about 200 bytes each.
-MAX_ENTRIES = 500_000
+#: The ending of the files of the cache, of which each has digests of the files below one folder.
+SUFFIX = ".digests.jsonl"
 
 #: A run's folder has the digests of up to so many files, and of more the digest of each folder.
 MAX_NAMED = 1000
@@ -66,52 +65,6 @@ class FileState(NamedTuple):
         return max(self.changed, self.status_changed) < (time.time() - SETTLED_SECONDS) * 1e9
 
 
-class DigestCache:
-    """Digests of files, in `scaleflow/digests/files.db` of the user's cache folder.
-
-    No problem with the cache is an error: the file is read then.
-    """
-
-    def __init__(self) -> None:
-        folder = find_cache_folder(None, "digests")
-        try:
-            if str(folder).startswith("~"):
-                raise OSError("there is no home folder")
-            folder.mkdir(parents=True, exist_ok=True)
-            self._open(str(folder / "files.db"))
-        except (OSError, sqlite3.Error):
-            self._open(":memory:")
-
-    def _open(self, path: str) -> None:
-        self._connection = sqlite3.connect(path, timeout=1.0)
-        self._connection.execute(
-            "CREATE TABLE IF NOT EXISTS digests (path, size, changed, status_changed, covers, digest, "
-            "PRIMARY KEY (path, covers))"
-        )
-
-    def find(self, state: FileState, covers: str) -> str | None:
-        with contextlib.suppress(sqlite3.Error, UnicodeEncodeError):
-            found = self._connection.execute(
-                "SELECT digest FROM digests WHERE path = ? AND size = ? AND changed = ? AND status_changed = ? "
-                "AND covers = ?",
-                (*state, covers),
-            ).fetchone()
-            return None if found is None else str(found[0])
-        return None
-
-    def keep(self, digests: Iterable[tuple[FileState, str, str]]) -> None:
-        """Keeps digests: (the file, what the digest covers, the digest). Deletes the oldest if there are too many."""
-        rows = [(*state, covers, digest) for state, covers, digest in digests]
-        with contextlib.suppress(sqlite3.Error, UnicodeEncodeError), self._connection:
-            self._connection.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?, ?)", rows)
-            self._connection.execute(
-                "DELETE FROM digests WHERE rowid <= (SELECT max(rowid) FROM digests) - ?", (MAX_ENTRIES,)
-            )
-
-    def close(self) -> None:
-        self._connection.close()
-
-
 def digest_files(paths: Iterable[str]) -> dict[str, str]:
     """Returns the digest of the content of each file, by its path as given.
 
@@ -126,17 +79,23 @@ def digest_files(paths: Iterable[str]) -> dict[str, str]:
     if not states:
         return {}
     limit = WHOLE_BYTES if sum(state.size for state in states.values()) <= WHOLE_BYTES else PIECES * PIECE_BYTES
+    cache, folder = Cache(None, "digests"), os.path.commonpath([state.path for state in states.values()])
+    path_of_entry, is_new = cache.place(folder, SUFFIX), False
+    entry = cache.load(path_of_entry)
+    kept: dict[str, Any] = {} if entry is None else entry.value
     found: dict[str, str] = {}
-    new: list[tuple[FileState, str, str]] = []
-    with contextlib.closing(DigestCache()) as cache:
-        for path, state in states.items():
-            covers = WHOLE if state.size <= limit else SAMPLED
-            with contextlib.suppress(OSError):
-                kept = cache.find(state, covers)
-                digest = found[path] = kept or f"{covers}:{hash_file(path, state.size, covers)}"
-                if kept is None and state.is_settled and FileState.read(path) == state:
-                    new.append((state, covers, digest))
-        cache.keep(new)
+    for path, state in states.items():
+        covers = WHOLE if state.size <= limit else SAMPLED
+        name, numbers = f"{covers}:{state.path}", list(state[1:])
+        with contextlib.suppress(OSError):
+            *known, digest = kept.get(name, [""])
+            found[path] = digest if known == numbers else f"{covers}:{hash_file(path, state.size, covers)}"
+            if known != numbers and state.is_settled and FileState.read(path) == state:
+                kept[name], is_new = [*numbers, found[path]], True
+    if is_new:
+        text = json.dumps(dict([*kept.items()][-MAX_FILES:]))
+        with contextlib.suppress(OSError):  # the files are read again then
+            cache.make(path_of_entry, lambda: [encode_entry(text, what="digests", of=folder)], lambda _: False)
     return found
 
 

@@ -209,7 +209,7 @@ def learn_together(base: Path) -> Any:
         values[name] = LearnedCache(str(base / "kept"), path).recall("rows", [path], 1, partial(learn, name))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scaleflow.dataset.reading.learned_cache.FileLock", Lock)
+        patch.setattr("scaleflow.files.cache.FileLock", Lock)
         threads = [threading.Thread(target=recall, args=(name,)) for name in ("first", "second")]
         threads[0].start()
         assert began.wait(60)
@@ -226,32 +226,29 @@ def test_jobs_that_run_at_once_learn_once(isolated: Callable[..., Any], tmp_path
     assert entries == 1
 
 
-def fill(base: Path) -> Any:
-    from scaleflow.dataset.reading.learned_cache import LearnedCache
+def test_files_that_were_not_used_for_long_are_deleted(tmp_path: Path) -> None:
+    from scaleflow.files.cache import KEPT_DAYS, Cache
 
-    path = str(write(base / "a.csv", "a"))
-    kept = base / "kept"
-    words = write(kept / "tokens.json", "[]")
+    cache = Cache(str(tmp_path), "tokens")
 
-    def recall(option: int) -> bool:
-        """Whether it was learned."""
-        learned = []
-        LearnedCache(str(kept), path).recall("rows", [path], option, lambda: learned.append(option))
-        for number, each in enumerate(sorted(kept.glob("*.jsonl"), key=lambda each: each.stat().st_mtime_ns)):
-            os.utime(each, (number, number))  # their order stays, whatever the clock's resolution
-        return bool(learned)
+    def make(key: str, suffix: str = ".uint8") -> Path:
+        path = cache.place(key, suffix)
+        cache.make(path, lambda: [key.encode()])
+        return path
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scaleflow.dataset.reading.learned_cache.MAX_ENTRIES", 3)
-        found = [recall(option) for option in (1, 2, 3, 1, 4, 3, 1, 2)]
-    return found, len(list(kept.glob("*.jsonl"))), words.exists()
-
-
-def test_entries_that_were_not_used_for_long_are_deleted(isolated: Callable[..., Any], tmp_path: Path) -> None:
-    found, entries, is_other_file_left = isolated(fill, tmp_path)
-    assert found == [True, True, True, False, True, False, False, True]
-    assert entries == 3
-    assert is_other_file_left
+    old, used, recent, other = make("a"), make("b"), make("c"), make("d", ".learned.jsonl")
+    for path in tmp_path.iterdir():
+        days = KEPT_DAYS + (-1 if path == recent else 1)
+        os.utime(path, (path.stat().st_mtime - days * 86_400,) * 2)
+    mine = write(tmp_path / "words.uint8", "mine")
+    os.utime(mine, (0, 0))
+    cache.make(used, lambda: [b"again"])
+    new = make("e")
+    assert {each.name for each in tmp_path.iterdir() if each.suffix != ".lock"} == {
+        each.name for each in (used, recent, other, mine, new)
+    }
+    assert not old.with_suffix(".lock").exists()
+    assert used.read_bytes() == b"b"
 
 
 def count_records(base: Path) -> Any:

@@ -28,7 +28,8 @@ def write_texts(folder: Path) -> Path:
     for number, text in enumerate(texts):
         (folder / "text").mkdir(parents=True, exist_ok=True)
         (folder / "text" / f"{number}.txt").write_text(text)
-    (folder / "lines.jsonl").write_text("".join(json.dumps({"id": 1, "body": text}) + "\n" for text in texts))
+    rows = [json.dumps({"id": number or "a", "body": text}) for number, text in enumerate(texts)]
+    (folder / "lines.jsonl").write_text("\n".join(rows))
     pyarrow.parquet.write_table(pyarrow.table({"body": texts}), folder / "rows.parquet")
     return folder
 
@@ -60,17 +61,25 @@ def test_documents_of_every_format_give_the_same_tokens(tmp_path: Path, place: s
     assert train.targets.ravel().tolist() == ids[1:]
 
 
+def test_json_lines_may_be_long(tmp_path: Path) -> None:
+    from scaleflow.dataset.reading.corpus import read_documents
+
+    texts = ["a", "b" * 3_000_000, "c"]  # pyarrow reads blocks of 1 MiB
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    assert [b"".join(each).decode() for each in read_documents(str(tmp_path / "a.jsonl"), "text", False)] == texts
+
+
 def test_tokens_are_made_once_and_shared(tmp_path: Path, cache: Path) -> None:
     from scaleflow.dataset.tokens import Tokens
 
     (tmp_path / "a.txt").write_text("abcdefgh")
     first = Tokens(str(tmp_path / "a.txt"), tokens=2).load("train").inputs
     (file,) = cache.glob("*.uint8")
-    made = file.stat().st_mtime_ns
+    made = file.stat().st_ino
     again = Tokens(str(tmp_path / "a.txt"), tokens=2).load("train").inputs
     assert isinstance(first, np.memmap)
     assert again.tolist() == first.tolist()
-    assert file.stat().st_mtime_ns == made  # read, not made again
+    assert file.stat().st_ino == made  # read, not made again
     Tokens(str(tmp_path / "a.txt"), tokens=3).load("train")
     assert len(list(cache.glob("*.uint8"))) == 1  # the length of a sequence is no part of it
     (tmp_path / "a.txt").write_text("other text")
@@ -201,11 +210,12 @@ def test_wrong_uses_are_refused(tmp_path: Path) -> None:
     for name, content, words in (
         (
             "a.jsonl",
-            '{"text": "a"}\n{"texts": 1}\n',
-            "column=text: .*, line 2 has no such column; it has texts",
+            '{"texts": "a"}\n{"texts": 1, "id": 2}\n',
+            "a.jsonl cannot be read: .* changed from string to number",
         ),
-        ("b.jsonl", '{"text": 5}\n', "line 1 has a value of type int, expected text"),
-        ("c.jsonl", "{'text': 5}\n", "line 1: is not JSON"),
+        ("b.jsonl", '{"texts": 1, "id": 2}\n', "column=text: .* has no such column; it has texts, id"),
+        ("c.jsonl", '{"text": 5}\n', "after row 0: .*expected rows with a text in the column text"),
+        ("f.jsonl", "{'text': 5}\n", "cannot be read after row 0: JSON parse error: Missing a name"),
         ("d.parquet", "none", "d.parquet cannot be read: Parquet file size is 4 bytes"),
         ("e.txt", b"a\xff b", "is not UTF-8 at byte 1"),
     ):

@@ -1,6 +1,6 @@
+import json
 import os
 import shutil
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(data_digest, "SETTLED_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "cache/scaleflow/digests/files.db"
+    return tmp_path / "cache/scaleflow/digests"
 
 
 def write(name: str, content: bytes) -> str:
@@ -63,17 +63,20 @@ def test_a_file_is_read_once_until_it_changes(monkeypatch: pytest.MonkeyPatch, c
     digest_files(["b.csv"])
     digest_files(["b.csv"])
     assert read[3:] == ["b.csv", "b.csv"]
-    shutil.rmtree(cache.parent)
-    write(str(cache), b"no database")
+    (kept,) = (each for each in cache.glob("*.jsonl") if b"a.csv" in each.read_bytes())
+    kept.write_bytes(kept.read_bytes()[:-3])
+    assert find_changed_files(first, digest_files(["a.csv", "b.csv"])) == {"a.csv": "changed", "b.csv": "changed"}
+    shutil.rmtree(cache)
+    write(str(cache), b"no folder")
     assert find_changed_files(first, digest_files(["a.csv", "b.csv"])) == {"a.csv": "changed", "b.csv": "changed"}
 
 
 def test_the_oldest_digests_are_deleted(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    monkeypatch.setattr(data_digest, "MAX_ENTRIES", 3)
-    for number in range(5):
-        digest_files([write(f"{number}.csv", b"")])
-    rows = sqlite3.connect(cache).execute("SELECT path FROM digests").fetchall()
-    assert [Path(path).name for (path,) in rows] == ["2.csv", "3.csv", "4.csv"]
+    monkeypatch.setattr(data_digest, "MAX_FILES", 3)
+    paths = [write(f"{number}.csv", b"") for number in range(5)]
+    digest_files(paths)
+    (kept,) = cache.glob("*.jsonl")
+    assert [Path(name).name for name in json.loads(kept.read_text().split("\n")[1])] == ["2.csv", "3.csv", "4.csv"]
 
 
 def test_large_files_are_sampled_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

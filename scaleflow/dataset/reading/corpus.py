@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,15 @@ from scaleflow.dataset.reading.files import ALL
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.dataset.tables.files import prepare_tables
 from scaleflow.errors import ConfigError
-from scaleflow.files.table_formats import CsvForm, refuse_unreadable_file
+from scaleflow.files.table_formats import CsvForm, explain_arrow_error
 
-TEXT_SUFFIXES, JSON_SUFFIXES, PARQUET_SUFFIXES = (".txt", ".md"), (".jsonl", ".ndjson"), (".parquet",)
-SUFFIXES = (*TEXT_SUFFIXES, *JSON_SUFFIXES, *PARQUET_SUFFIXES)
+TABLE_SUFFIXES = (".jsonl", ".ndjson", ".parquet")
+SUFFIXES = (".txt", ".md", *TABLE_SUFFIXES)
 
 #: A document comes in blocks of about so many bytes, which end at the end of a line.
 BLOCK_BYTES = 1 << 20
 
-#: Number of rows of a Parquet file that are read at a time.
+#: Rows that are read at a time.
 ROWS = 1024
 
 
@@ -32,16 +31,13 @@ def read_documents(path: str, column: str, is_bytes: bool) -> Iterator[Iterator[
         is_bytes: whether text files may be other than UTF-8.
 
     Raises:
-        ConfigError: if the file cannot be read, is not UTF-8, or a row has no text in the column.
+        ConfigError: if the file cannot be read, is not UTF-8, or has no such column of texts.
     """
-    suffix = Path(path).suffix.lower()
+    if Path(path).suffix.lower() in TABLE_SUFFIXES:
+        yield from (iter([text.encode()]) for text in read_rows(path, column))
+        return
     try:
-        if suffix in JSON_SUFFIXES:
-            yield from (iter([text.encode()]) for text in read_json_lines(path, column))
-        elif suffix in PARQUET_SUFFIXES:
-            yield from (iter([text.encode()]) for text in read_parquet(path, column))
-        else:
-            yield read_lines(path, is_bytes)
+        yield read_lines(path, is_bytes)
     except OSError as error:
         raise ConfigError(f"dataset.data_dir: {path}: {error.strerror or error}") from error
 
@@ -62,33 +58,34 @@ def read_lines(path: str, is_bytes: bool) -> Iterator[bytes]:
             yield block
 
 
-def read_json_lines(path: str, column: str) -> Iterator[str]:
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"dataset.data_dir: {path}, line {number}: is not JSON ({error})") from error
-            if not isinstance(row, dict) or column not in row:
-                has = f"it has {', '.join(map(str, row))}" if isinstance(row, dict) else "it is no object"
-                raise ConfigError(f"dataset.column={column}: {path}, line {number} has no such column; {has}")
-            yield check_text(row[column], column, f"{path}, line {number}")
+def read_rows(path: str, column: str) -> Iterator[str]:
+    """Yields a column of texts of JSON lines or of a Parquet file; "" for a missing one."""
+    import pyarrow
 
-
-def read_parquet(path: str, column: str) -> Iterator[str]:
-    table = prepare_tables({ALL: [path]}, path, CsvForm(), LearnedCache(None, path))
-    table.name_columns([table.read_schema(path)])
-    if column not in table.names:
-        raise ConfigError(f"dataset.column={column}: {path} has no such column; it has {', '.join(table.names)}")
-    table.use([column])
-    number = 0
-    with refuse_unreadable_file(f"dataset.data_dir: {path}"):
-        for part, _ in table.read_in_order(path, [column], ROWS):
+    files, number, has_text = prepare_tables({ALL: [path]}, path, CsvForm(), LearnedCache(None, path)), 0, False
+    try:
+        if files.format == "json":  # other fields may have values of any types
+            files.used = pyarrow.schema([(column, pyarrow.string())])
+        else:
+            files.name_columns([files.read_schema(path)])
+            check_text_column(path, column, files.names)
+            files.use([column])
+        for part, _ in files.read_in_order(path, [column], ROWS):
             for value in part[column].to_pylist():
-                number += 1
+                number, has_text = number + 1, has_text or value is not None
                 yield check_text(value, column, f"{path}, row {number}")
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ConfigError(
+            f"dataset.data_dir: {path} cannot be read after row {number}: {explain_arrow_error(error)}; expected rows "
+            f"with a text in the column {column}"
+        ) from error
+    if number and not has_text:
+        check_text_column(path, column, files.read_schema(path).names)
+
+
+def check_text_column(path: str, column: str, names: Sequence[str]) -> None:
+    if column not in names:
+        raise ConfigError(f"dataset.column={column}: {path} has no such column; it has {', '.join(names)}")
 
 
 def check_text(value: Any, column: str, where: str) -> str:

@@ -269,7 +269,7 @@ class TableFiles:
     def read_schema(self, path: str) -> Any:
         """Returns the names and the types of the columns of a file."""
         import pyarrow
-        from pyarrow import ipc, json, parquet
+        from pyarrow import ipc, parquet
 
         with refuse_unreadable_file(f"{self.key}: {path}"), open_file(path) as opened:
             if self.format == "parquet":
@@ -279,7 +279,7 @@ class TableFiles:
             if self.format == "json":
                 schema = pyarrow.schema([])
                 for place in self._divide_text(path):  # a key may come late, and its type may widen
-                    schema = unify_types(schema, json.read_json(read_text(Block(path, place, 0))).schema, self.format)
+                    schema = unify_types(schema, parse_lines(read_text(Block(path, place, 0))).schema, self.format)
                 return schema
             names = self.csv.read_first_fields(decompress(path, opened), path)
             has_header = set(self.csv.header) <= set(names)
@@ -412,7 +412,22 @@ class TableFiles:
         from pyarrow import json
 
         options = json.ParseOptions(explicit_schema=self.used, unexpected_field_behavior="ignore")
-        return json.read_json(text, parse_options=options).select(columns)
+        return parse_lines(text, options).select(columns)
+
+
+def parse_lines(text: Any, options: Any = None) -> Any:
+    """Reads JSON lines of any length: pyarrow's reader takes only those that fit in one of its blocks."""
+    import pyarrow
+    from pyarrow import json
+
+    content = text.read()
+    for read in (None, json.ReadOptions(block_size=len(content) + 1)):
+        try:
+            return json.read_json(io.BytesIO(content), read, options)
+        except pyarrow.ArrowInvalid as error:
+            if read is not None or "straddling" not in str(error):
+                raise
+    raise AssertionError
 
 
 def unify_types(first: Any, second: Any, format_name: str) -> Any:

@@ -1,0 +1,174 @@
+"""Files that are made once and kept for later runs, in the user's cache folder or in `dataset.cache_dir`."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock, Timeout
+
+from scaleflow.errors import ConfigError
+from scaleflow.files.object_store import is_store_address
+
+#: Files that were not used for so many days are deleted when another one is made.
+KEPT_DAYS = 90
+
+#: How long a process waits for another one that makes the same file. Then it makes it, too.
+WAIT_SECONDS = 3600.0
+
+
+class Entry(NamedTuple):
+    """A value of the cache, and the day on which it was learned, as ISO 8601."""
+
+    day: str
+    value: Any
+
+
+class Cache:
+    """A folder of files that are made once, by whichever process comes first.
+
+    The name of a file is a digest of its key: of all that its content depends on.
+
+    Args:
+        cache_dir: `dataset.cache_dir`; None: the folder `name` of scaleflow in the user's cache folder.
+        name: of the folder.
+
+    Attributes:
+        problems: what is wrong with entries, in words.
+
+    Raises:
+        ConfigError: if `cache_dir` is not a path.
+    """
+
+    def __init__(self, cache_dir: Any, name: str) -> None:
+        self.folder = find_cache_folder(cache_dir, name)
+        self.problems: list[str] = []
+
+    def place(self, key: str, suffix: str) -> Path:
+        return self.folder / f"{name_entry(key)}{suffix}"
+
+    def make(
+        self, path: Path, write: Callable[[], Iterable[bytes]], is_good: Callable[[Path], bool] | None = None
+    ) -> None:
+        """Writes the bytes that `write()` yields to a file of `place`, unless it is good. It appears when it is whole.
+
+        If several processes ask for the same file, one of them makes it. Raises OSError if it cannot be written.
+
+        Args:
+            path: of the file.
+            write: makes the content.
+            is_good: whether the file need not be made; None: it is there.
+        """
+        is_good = is_good or mark_used
+        if is_good(path):
+            return
+        if str(self.folder).startswith("~"):
+            raise OSError("there is no home folder")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock, has_waited = FileLock(path.with_suffix(".lock")), False
+        try:
+            with contextlib.suppress(OSError, NotImplementedError):  # nothing can be locked here: each process makes it
+                try:
+                    lock.acquire(timeout=0)
+                except Timeout:
+                    has_waited = True
+                    with contextlib.suppress(Timeout):
+                        lock.acquire(timeout=WAIT_SECONDS)
+            if is_good(path):  # of the process that had the lock before
+                return
+            if has_waited:  # that process has failed; those that waited do not fail one after the other
+                lock.release()
+            write_whole(path, write())
+            self._delete_old(path.name.partition(".")[2])
+        finally:
+            with contextlib.suppress(OSError):
+                lock.release()
+
+    def load(self, path: Path) -> Entry | None:
+        """Returns the value that `encode_entry` wrote; None if there is none, or it is damaged."""
+        try:
+            head, _, text = path.read_text("utf-8").partition("\n")
+            about = json.loads(head)
+            if about["digest"] != digest_text(text):
+                raise ValueError
+            entry = Entry(str(about["learned"]), json.loads(text))
+            mark_used(path)
+            return entry
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            self.problems.append(f"{path} cannot be read: {error.strerror or error}")
+        except (ValueError, KeyError, TypeError):
+            self.problems.append(f"{path} is damaged; what it says is learned again")
+        return None
+
+    def _delete_old(self, suffix: str) -> None:
+        oldest, own = time.time() - KEPT_DAYS * 86_400, re.compile(rf"[0-9a-f]{{32}}\..*({re.escape(suffix)}|lock)")
+        for path in self.folder.iterdir():
+            with contextlib.suppress(OSError):  # other processes delete, too
+                if own.fullmatch(path.name) and path.stat().st_mtime < oldest:
+                    path.unlink()
+
+
+def mark_used(path: Path) -> bool:
+    """Notes that a file was used, and returns whether it is there."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return path.exists()
+
+
+def encode_entry(text: str, **about: str) -> bytes:
+    """Returns a value, as JSON, with a first line that says what it is, the day, and its digest."""
+    head = {**about, "learned": datetime.date.today().isoformat(), "digest": digest_text(text)}
+    return f"{json.dumps(head)}\n{text}".encode()
+
+
+def digest_text(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def find_cache_folder(cache_dir: Any, name: str) -> Path:
+    """Returns `dataset.cache_dir`, or the folder `name` of scaleflow in the user's cache folder if it is null.
+
+    It need not exist. Without a home folder it begins with `~`. Raises ConfigError if `cache_dir` is not a path.
+    """
+    if cache_dir is not None and (not isinstance(cache_dir, str) or not cache_dir.strip()):
+        raise ConfigError(f"dataset.cache_dir={cache_dir}: expected a path or null")
+    if is_store_address(cache_dir):
+        raise ConfigError(f"dataset.cache_dir={cache_dir}: expected the path of a folder, not an address")
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(cache_dir or f"{home}/scaleflow/{name}"))  # noqa: PTH111
+
+
+def identify_file(path: str) -> tuple[str, int, int]:
+    """Returns the resolved path of a file, its size in bytes, and the time of its last change in nanoseconds."""
+    status = Path(path).stat()
+    return str(Path(path).resolve()), status.st_size, status.st_mtime_ns
+
+
+def name_entry(key: str) -> str:
+    """Returns the name of the file for a key: 32 hexadecimal digits."""
+    return hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+def write_whole(path: Path, parts: Iterable[bytes]) -> None:
+    """Writes a file that appears when it is whole."""
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            for content in parts:
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
