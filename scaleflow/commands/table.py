@@ -39,6 +39,10 @@ BEFORE, RUNS, MODELS = "before a run", "tracked runs", "tracked models"
 COMMANDS = {
     command.name: command
     for command in (
+        Command(
+            "init", "a new project: a dataset, a model, a recipe, a pipeline, a test: FOLDER", "scaleflow.init", BEFORE
+        ),
+        Command("schema", "a JSON schema of the config, or of a GROUP, for editors", "scaleflow.schema", BEFORE),
         Command("doctor", "what this machine has, and which strategies work on it", "scaleflow.doctor.report", BEFORE),
         Command("check", "faults of a dataset, and how it differs from that of a run", "scaleflow.check", BEFORE),
         Command("find", "a good learning rate (lr) or batch_size for a run", "scaleflow.find", BEFORE),

@@ -1,0 +1,136 @@
+"""Prints a JSON schema of configs, with which an editor completes and checks the keys of YAML files.
+
+    scaleflow schema > scaleflow.schema.json               # of recipes (experiment/NAME.yaml), which may set any key
+    scaleflow schema dataset > dataset.schema.json         # of the options of a group (dataset/NAME.yaml)
+
+The first line of a YAML file names the schema, with a path from that file's folder:
+
+    # yaml-language-server: $schema=../../dataset.schema.json
+
+Keys that all options of a group share have their types and limits. The others are those of scaleflow's own options; a
+class of yours may have more, which `scaleflow --cfg job` checks.
+
+Exit code: 0 printed; 2 there is no such group.
+"""
+
+import dataclasses
+import json
+import re
+import types
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from scaleflow.__main__ import entry
+from scaleflow.commands.frame import CommandParser, make_main
+from scaleflow.config.compose import CONF
+from scaleflow.config.parse import suggest, type_hints
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Plan, Split, Target
+
+#: Keys of a config that are read before it is parsed, or by Hydra.
+MORE_KEYS = ("seed", "resume", "resume_data", "resume_code", "trusted_modules", "hydra", "defaults")
+
+#: A value that is filled in later.
+LATER = {"type": "string", "pattern": r"\$\{|^\?\?\?$"}
+
+PLAIN = {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null"}
+LIMITS = {"at_least": "minimum", "above": "exclusiveMinimum", "at_most": "maximum", "below": "exclusiveMaximum"}
+
+#: A line with a key and a comment, and a line that continues the comment.
+COMMENTED = re.compile(r"(?P<indent> *)(?P<key>\w+):.*?\s# (?P<text>.*)$|\s{8,}# (?P<more>.*)$")
+
+FOLDER = Path(__file__).parent / CONF.rpartition(".")[2]
+
+
+@make_main
+def main(argv: list[str]) -> int:
+    parser = CommandParser("schema", __doc__)
+    parser.add_argument("group", nargs="?", help="a config group; without it: of the whole config")
+    print(json.dumps(make_schema(parser.parse_args(argv).group), indent=1))
+    return 0
+
+
+def make_schema(group: str | None = None) -> dict[str, Any]:
+    """Returns the schema of an option of a group, or of the whole config.
+
+    Raises ConfigError if there is no such group.
+    """
+    hints = type_hints(Plan)
+    groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint) and name in known_groups()}
+    if group is None:
+        sections: dict[str, Any] = {name: describe_section(name, hint) for name, hint in groups.items()}
+        schema = describe_keys(sections | dict.fromkeys(MORE_KEYS, True), others=False)
+    elif group in groups:
+        schema = describe_section(group, groups[group])
+        schema["properties"]["defaults"] = True
+    else:
+        raise ConfigError(f"{group}: there is no such group{suggest(group, groups, '')} ({', '.join(groups)})")
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
+
+
+def known_groups() -> list[str]:
+    return [*(path.name for path in FOLDER.iterdir() if path.is_dir()), "sweep"]
+
+
+def describe_section(group: str, cls: Any) -> dict[str, Any]:
+    """Describes a group: the keys of its dataclass, and those that scaleflow's options have besides."""
+    texts = {key: text for file in (FOLDER / group).glob("*.yaml") for key, text in read_comments(file.read_text())}
+    shared = re.search(rf"^{group}:.*\n((?:[ ].*\n|\n)*)", (FOLDER / "config.yaml").read_text(), re.M)
+    texts |= dict(read_comments(shared[1] if shared else ""))
+    schema = describe_class(cls, others="target" in {each.name for each in dataclasses.fields(cls)})
+    keys = {name: schema["properties"].get(name, {}) for name in (*schema["properties"], *texts)}
+    described = {name: {"description": texts[name], **key} if name in texts else key for name, key in keys.items()}
+    return {**schema, "properties": described}
+
+
+def read_comments(text: str) -> Iterator[tuple[str, str]]:
+    """Yields the keys of the first level of a YAML text with their comments."""
+    lines = [match for line in text.splitlines() if (match := COMMENTED.match(line))]
+    first, found = min((match["indent"] for match in lines if match["key"]), default=""), dict[str, str]()
+    name = ""
+    for match in lines:
+        if match["key"]:
+            name = match["key"] if match["indent"] == first else ""
+            found |= {name: match["text"]}
+        else:
+            found[name] = f"{found.get(name, '')} {match['more']}"
+    return ((key, text) for key, text in found.items() if key)
+
+
+def describe_class(cls: Any, others: bool = False) -> dict[str, Any]:
+    """Describes a dataclass; `others` lets it have further keys, which are arguments of a `_target_`."""
+    hints = type_hints(cls)
+    fields = {each.name: each.metadata for each in dataclasses.fields(cls) if each.name != "target"}
+    keys = {name: {"anyOf": [describe_hint(hints[name], limits), LATER]} for name, limits in fields.items()}
+    return describe_keys(keys | ({"_target_": {"type": "string"}} if others else {}), others)
+
+
+def describe_keys(keys: Mapping[str, Any], others: bool) -> dict[str, Any]:
+    return {"type": "object", "properties": dict(keys), "additionalProperties": others}
+
+
+def describe_hint(hint: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Describes the values of a type, as `scaleflow.config.parse.convert_value` takes them."""
+    origin, inner = get_origin(hint), get_args(hint)
+    describe = partial(describe_hint, limits=limits)
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [describe(each) for each in inner]}
+    if origin is Literal:
+        return {"enum": list(inner)}
+    if origin is list:
+        return {"type": "array", "items": describe(inner[0])}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": inner[1] is str or describe(inner[1])}
+    if hint is Target:
+        return {"type": "object", "required": ["_target_"]}
+    if dataclasses.is_dataclass(hint):
+        described = describe_class(hint)  # a split may also be its rule alone
+        return {"anyOf": [described, described["properties"]["by"]]} if hint is Split else described
+    bounds = {LIMITS[name]: bound for name, bound in limits.items() if name in LIMITS and hint in (int, float)}
+    return {"type": PLAIN[hint], **bounds}
+
+
+if __name__ == "__main__":
+    entry("schema")
