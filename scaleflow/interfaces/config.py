@@ -140,6 +140,14 @@ class Augment:
     resized_crop: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
     color_jitter: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
     erase: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
+    vertical_flip: bool = False
+    rotation: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 180.0})
+    zoom: float = field(default=0.0, metadata={"at_least": 0.0, "below": 1.0})
+    translation: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
+    contrast: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
+    randaugment: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 30.0})
+    cutmix: float = field(default=0.0, metadata={"at_least": 0.0})
+    word_dropout: float = field(default=0.0, metadata={"at_least": 0.0, "below": 1.0})
 
 
 @dataclass(frozen=True)

@@ -236,7 +236,7 @@ def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, 
             targets = to_one_hot(targets, outputs)
         elif is_shares(targets, outputs):
             raise ConfigError(
-                f"{target.describe()}: needs integer classes, but dataset.augment.mixup turns them "
+                f"{target.describe()}: needs integer classes, but dataset.augment.mixup (or cutmix) turns them "
                 "into shares of classes; use a loss such as categorical_crossentropy, or remove one of "
                 "the two"
             )

@@ -178,6 +178,7 @@ class TrainingSetup:
             the digest of its weights.
         explain: turns an error of the training into one that names the example that caused it, if one did.
         write_baseline_data: writes what baselines are fitted to into the run's folder.
+        write_sheet: writes augmented examples into a folder, and returns the files; none without `dataset.augment`.
         kept: the split whose predictions are kept; None if none are.
     """
 
@@ -190,6 +191,7 @@ class TrainingSetup:
     callbacks: Sequence[Any]
     explain: Callable[[Exception], Exception]
     write_baseline_data: Callable[[RunFolder], None]
+    write_sheet: Callable[[Path], Sequence[Path]]
     facts: RunFacts
     kept: KeptSplit | None = None
 
@@ -291,6 +293,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
 
     metadata = collect_metadata(plan, source.outputs, splits, engine.model, goal) if is_chief(plan) else None
     learned = complete_record(data.splits.learned, metadata, list_model_sizes(plan, data))
+    words = {name: each.learned for name, each in learned.preprocessing.items()}
     facts = RunFacts(
         resolved,
         dict(splits.counts()),
@@ -316,6 +319,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
             plan.evaluation.baselines,
             keeps_outputs=bool(plan.objective.metrics),
         ),
+        write_sheet=functools.partial(dataset.write_sheet, feeds.train, splits.train, splits.transforms, words),
         facts=facts,
         kept=kept,
     )

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.cluster.network import is_listening
 from scaleflow.cluster.tasks import count_synchronous_workers, process_names
 from scaleflow.config.parse import flatten_config
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, read_reason
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import LearnedState, Plan
 from scaleflow.interfaces.events import (
+    ArtifactWritten,
     Emit,
     FaultReported,
     ModelExported,
@@ -383,6 +384,17 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
         report_metadata(setup.facts.metadata, spec.files, emit)
         write_data_files(plan, spec.files, setup.facts.metadata.data, emit)
         report_other_data(spec.repeats.splits, setup.facts.metadata.data.splits, emit)
+        report_augmented(spec, setup, emit)
+
+
+def report_augmented(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> None:
+    """Logs some augmented examples, to look at. A fault there does not end the run."""
+    try:
+        for path in setup.write_sheet(spec.files.plots):
+            emit(ArtifactWritten(str(path), spec.files.plots.name))
+    except Exception as error:
+        traceback.print_exc()
+        emit(Note(f"dataset.augment: there is no sheet of augmented examples ({read_reason(error)})"))
 
 
 def train_and_export(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,8 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Augment, Batching, Dataset, Inputs, Outputs, Plan, Stream, Target
 from tests.dataset.reading import as_stream, spread_over
 from tests.strategy.test_structures import train_all
+from tests.training.interrupted import differences
+from tests.training.test_callback_state import BASE
 
 EXAMPLES, GLOBAL, SIDE = 53, 12, 4
 INPUTS = Inputs((SIDE, SIDE, 1), "uint8", scale=1 / 255)
@@ -55,6 +61,8 @@ def reader(strategy: Any, feed: Any) -> Callable[..., list[Any]]:
 
 
 MOVED, MIXED, ALL = Augment(flip=True, crop=1), Augment(mixup=0.4), Augment(True, 2, 1.0)
+TURNED = Augment(vertical_flip=True, rotation=20, zoom=0.2, translation=0.2, contrast=0.5, randaugment=9)
+EVERY = replace(TURNED, flip=True, crop=1, mixup=0.4, cutmix=1.0)
 
 
 def parts_of(form: str, options: Augment, replicas: int, accumulate: int) -> tuple[Any, Any, Any]:
@@ -78,7 +86,10 @@ def parts_of(form: str, options: Augment, replicas: int, accumulate: int) -> tup
 def course() -> dict[str, Any]:
     """Two epochs, the second also from step 3 on, both as fit has them, and the first one unchanged."""
     found = {}
-    for form, options in (("arrays", MOVED), ("arrays", MIXED), ("arrays", ALL), ("records", ALL), ("stream", ALL)):
+    for form, options in (
+        *(("arrays", MOVED), ("arrays", MIXED), ("arrays", ALL), ("records", ALL), ("stream", ALL)),
+        *(("arrays", EVERY), ("stream", EVERY)),
+    ):
         strategy, plain, feed = parts_of(form, options, 1, 1)
         fitted = [tuple(t.numpy() for t in batch) for batch in feed.batches(2, feed.batching.steps(EXAMPLES))]
         read = reader(strategy, feed)
@@ -89,9 +100,9 @@ def course() -> dict[str, Any]:
 def divided() -> dict[str, Any]:
     """The second epoch on two replicas with two micro-batches each."""
     found = {}
-    for form in ("arrays", "stream"):
-        strategy, _, feed = parts_of(form, ALL, 2, 2)
-        found[form] = reader(strategy, feed)(1)
+    for form, options in (("arrays", ALL), ("stream", ALL), ("arrays", EVERY), ("stream", EVERY)):
+        strategy, _, feed = parts_of(form, options, 2, 2)
+        found[form, options] = reader(strategy, feed)(1)
     return found
 
 
@@ -126,8 +137,8 @@ def test_draws_are_the_same_on_any_division_and_after_any_start(isolated: Callab
         assert_same(fitted, [*first, *second], name)
         assert not np.array_equal(first[0][0], second[0][0])
     assert_same(one["records", ALL][0], one["arrays", ALL][0], "one order, in memory or not")
-    for form, second in isolated(divided).items():
-        assert_same(second, one[form, ALL][1], form)
+    for key, second in isolated(divided).items():
+        assert_same(second, one[key][1], str(key))
 
     images, numbers = real(one["arrays", MOVED][0])
     plain, same = real(one["arrays", MOVED][4])
@@ -175,6 +186,13 @@ def refusals() -> list[str]:
         (Augment(mixup=0.2), {"a": picture, "b": picture}, classes),
         (Augment(mixup=0.2), picture, {"a": classes}),
         (Augment(mixup=0.2), picture, Outputs("classification", (3,), ignore=-1)),
+        (Augment(rotation=15), Inputs((8,)), classes),
+        (Augment(vertical_flip=True), {"a": picture}, {"mask": Outputs("classification", (4, 4, 2)), "b": classes}),
+        (Augment(cutmix=1.0), Inputs((8,)), classes),
+        (Augment(cutmix=1.0), picture, Outputs("classification", (8, 8, 2))),
+        (Augment(randaugment=9), picture, classes),
+        (Augment(word_dropout=0.1), picture, classes),
+        (Augment(word_dropout=0.1), Inputs((9,), "int32", vocabulary=9), Outputs("classification", (9, 9))),
     ]
     found = []
     for options, inputs, outputs in cases:
@@ -204,6 +222,19 @@ def test_augmentations_that_do_not_fit_the_inputs_are_refused(isolated: Callable
         "dataset.augment.mixup=0.2: mixes only examples of one tensor, and the dataset's targets have the key a; "
         "remove it",
         "dataset.augment.mixup=0.2: cannot mix targets of which -1 is ignored (Outputs.ignore); remove it",
+        "dataset.augment.rotation=15: needs images of shape (height, width, channels), and the dataset's inputs have "
+        "shape (8,); remove it",
+        "dataset.augment.vertical_flip=true: moves the pixels of images, but not the dataset's targets of shape "
+        "(4, 4); augment both in the dataset",
+        "dataset.augment.cutmix=1: needs images of shape (height, width, channels), and the dataset's inputs have "
+        "shape (8,); remove it",
+        "dataset.augment.cutmix=1: mixes one target of each image, and the dataset's have shape (8, 8); remove it",
+        "dataset.augment.randaugment=9: needs images of bytes (uint8) or with Inputs.scale, and the dataset's are "
+        "float32; use rotation, translation, contrast or color_jitter, or leave dataset.normalise false",
+        "dataset.augment.word_dropout=0.1: needs texts as numbers of words, and the dataset's inputs have shape (8, 8, "
+        "1); remove it",
+        "dataset.augment.word_dropout=0.1: leaves out words, and the dataset's targets of shape (9,) are for each "
+        "word; remove it",
     ]
 
 
@@ -229,7 +260,8 @@ COLOURED = Augment(flip=True, resized_crop=0.3, color_jitter=0.5, erase=0.7)
 
 
 def masks() -> Any:
-    return coloured(1, MOVING, 255), coloured(1, COLOURED, None), coloured(1, Augment(erase=1.0), 255)
+    turned = coloured(1, replace(TURNED, contrast=0.0, randaugment=0.0), None)
+    return coloured(1, MOVING, 255), coloured(1, COLOURED, None), coloured(1, Augment(erase=1.0), 255), turned
 
 
 def masks_divided() -> Any:
@@ -238,7 +270,10 @@ def masks_divided() -> Any:
 
 @pytest.mark.slow
 def test_masks_move_with_their_images_on_any_number_of_replicas(isolated: Callable[..., Any]) -> None:
-    (moved, later), whole, (erased, _) = isolated(masks)
+    (moved, later), whole, (erased, _), turned = isolated(masks)
+    for images, classes in turned:  # at the borders of fields, bilinear values lie between
+        assert np.isclose(images[..., 0], classes * 20.0, atol=1).mean() > 0.5
+        assert abs(images[..., 0] - classes * 20.0).mean() < 20
     for images, classes in (moved, later):
         # Between two fields of the image bilinear values lie between theirs; elsewhere they are the class's.
         counts = classes < 255
@@ -302,3 +337,153 @@ def test_both_engines_train_alike_on_what_is_augmented(isolated: Callable[..., A
     assert {name for _, name in loop} >= {"train/loss", "train/accuracy", "val/loss"}
     assert len({step for step, name in loop if name == "val/loss"}) == 2
     assert fit == pytest.approx(loop, rel=1e-3)
+
+
+def turned(images: Any) -> Any:
+    """What the moves by a matrix make of images, for the least and the greatest random numbers."""
+    import tensorflow as tf
+
+    from scaleflow.dataset.pipeline.augment import MATRICES, shift_and_flip, transform
+
+    found = {}
+    for name, strength in (("rotation", 30.0), ("zoom", 0.4), ("translation", 0.25)):
+        for number in (0.0, 0.75):
+            matrices = MATRICES[name](strength, tf.constant([[number], [0.5]]), images.shape[1:3])
+            found[name, number] = transform(tf.constant(images), matrices, is_mask=False).numpy()
+    flipped = shift_and_flip(tf.constant(images), 0, None, [tf.constant([True]), None])
+    return found, flipped.numpy()
+
+
+def test_images_are_turned_zoomed_and_shifted_as_by_scipy(isolated: Callable[..., Any]) -> None:
+    from scipy import ndimage
+
+    images = np.random.default_rng(0).uniform(0, 1, (1, 12, 17, 1)).astype(np.float32)
+    found, flipped = isolated(turned, images)
+    np.testing.assert_array_equal(flipped, images[:, ::-1])
+    down, across = np.mgrid[:12, :17] - np.array([5.5, 8.0])[:, None, None]
+    for (name, number), result in found.items():
+        share = 2 * number - 1
+        angle, size = np.radians(30 * share) * (name == "rotation"), 1 + 0.4 * share * (name == "zoom")
+        x = (across * np.cos(angle) - down * np.sin(angle)) / size
+        y = (across * np.sin(angle) + down * np.cos(angle)) / size + 12 * 0.25 * share * (name == "translation")
+        wanted = ndimage.map_coordinates(images[0, :, :, 0], [y + 5.5, x + 8], order=1, mode="reflect")
+        np.testing.assert_allclose(result[0, :, :, 0], wanted, atol=1e-4, err_msg=name)
+
+
+def changed_at_random(images: Any, names: list[str]) -> Any:
+    """What single operations of `randaugment` make of images, at a strength of 15 of 30."""
+    import tensorflow as tf
+
+    from scaleflow.dataset.pipeline.augment import OPERATIONS, change_at_random
+
+    found = {}
+    for name in names:
+        place = (OPERATIONS.index(name) + 0.5) / len(OPERATIONS)
+        drawn = tf.tile(tf.constant([[place], [0.0], [0.9], [0.9]]), [1, len(images)])  # and identity
+        found[name] = change_at_random(tf.constant(images), 15.0, drawn, 255.0).numpy()
+        part = change_at_random(tf.constant(images / 16, tf.float32), 15.0, drawn, 255 / 16).numpy()
+        np.testing.assert_allclose(part * 16, found[name], atol=0.51)
+    return found
+
+
+def test_operations_of_randaugment_are_those_of_pillow(isolated: Callable[..., Any]) -> None:
+    from PIL import Image, ImageEnhance, ImageOps
+
+    enhance = {"brightness": "Brightness", "color": "Color", "contrast": "Contrast", "sharpness": "Sharpness"}
+    images = np.random.default_rng(0).integers(20, 200, (2, 12, 9, 3)).astype(np.uint8)
+    found = isolated(changed_at_random, images, [*enhance, "posterize", "solarize", "autocontrast"])
+    for number, image in enumerate(map(Image.fromarray, images)):
+        wanted = {name: getattr(ImageEnhance, kind)(image).enhance(0.55) for name, kind in enhance.items()}
+        wanted |= {"posterize": ImageOps.posterize(image, 6), "solarize": ImageOps.solarize(image, 128)}
+        wanted["autocontrast"] = ImageOps.autocontrast(image)
+        for name, each in wanted.items():
+            inner = np.s_[1:-1, 1:-1]  # Pillow does not sharpen the border
+            difference = found[name][number][inner].astype(int) - np.asarray(each)[inner]
+            assert abs(difference).max() <= 2, name
+
+
+def cut_and_dropped() -> Any:
+    """An epoch of cut images whose pixels hold their number, and of texts of which words are left out."""
+    import tensorflow as tf
+
+    from scaleflow.dataset import augment_feed, make_feed
+
+    numbers = np.arange(EXAMPLES)
+    images = np.tile(numbers.astype(np.uint8).reshape(-1, 1, 1, 1), (1, 8, 10, 1))
+    words = np.where(np.arange(30) < 5 + numbers[:, None] // 3, 2 + np.arange(30), 0).astype(np.int32)
+    words[0, 1:] = 0  # a single word
+    strategy, found = tf.distribute.get_strategy(), []
+    for inputs, described, options in (
+        (images, Inputs((8, 10, 1), "uint8"), Augment(cutmix=1.0)),
+        (words, Inputs((30,), "int32", vocabulary=40), Augment(word_dropout=0.3)),
+    ):
+        arrays = Arrays(inputs, numbers.astype(np.int32))
+        feed = augment_feed(make_feed(arrays, Batching(GLOBAL, 1, 1), strategy, 5), options, 5, described, OUTPUTS)
+        read = reader(strategy, feed)
+        found.append((real(read(0)), real(read(1))))
+    return found, words
+
+
+def test_cutmix_mixes_targets_by_area_and_word_dropout_leaves_padding(isolated: Callable[..., Any]) -> None:
+    (cut, dropped), words = isolated(cut_and_dropped)
+    own = []
+    for images, targets in cut:
+        shares = np.stack([(images == number).mean(axis=(1, 2, 3)) for number in range(EXAMPLES)], axis=1)
+        np.testing.assert_allclose(targets, shares, atol=1e-6)
+        assert (shares > 0).sum(axis=1).max() == 2
+        own.append(shares.max(axis=1))
+    assert not np.array_equal(own[0], own[1])
+    assert 0.6 < np.mean(own) < 0.9  # the larger of two parts, one of which is uniform: 0.75
+    (texts, numbers), (later, others) = dropped
+    before = words[numbers]
+    assert ((texts == before) | (texts == 0)).all()
+    assert (texts > 0).any(axis=1).all()
+    assert 0.25 < (texts == 0)[before > 0].mean() < 0.35
+    order, again = np.argsort(numbers), np.argsort(others)
+    assert not np.array_equal(texts[order], later[again])
+
+
+def test_a_resumed_run_sees_the_same_augmented_examples(
+    isolated: Callable[..., Any], plan: Callable[..., Plan]
+) -> None:
+    words = "dataset.augment={rotation: 20, zoom: 0.2, randaugment: 9, cutmix: 1.0, mixup: 0.2, vertical_flip: true}"
+    assert isolated(differences, plan(*BASE, words), [3])[0] == []
+
+
+def sheets() -> Any:
+    import tensorflow as tf
+
+    from scaleflow import dataset
+    from scaleflow.dataset.pipeline.rows import to_rows
+
+    strategy, found = tf.distribute.get_strategy(), []
+    words = np.tile(np.array([2, 3, 4, 0], np.int32), (20, 1))
+    for inputs, described, options in (
+        (pictures().inputs[:20], INPUTS, Augment(vertical_flip=True, cutmix=1.0)),
+        (words, Inputs((4,), "int32", vocabulary=5), Augment(word_dropout=0.5)),
+        (words, Inputs((4,), "int32", vocabulary=5), None),
+    ):
+        arrays = Arrays(inputs, np.arange(20, dtype=np.int32))
+        plain = dataset.make_feed(arrays, Batching(GLOBAL, 1, 1), strategy, 5)
+        feed = dataset.augment_feed(plain, options, 5, described, OUTPUTS)
+        rows = to_rows(arrays)
+        with tempfile.TemporaryDirectory() as folder:
+            paths = dataset.write_sheet(feed, rows, {}, {"": ["good", "bad", "film"]}, Path(folder) / "plots")
+            found.append({path.name: path.read_bytes() for path in paths})
+    return found
+
+
+def test_a_sheet_shows_augmented_examples_beside_the_original(isolated: Callable[..., Any]) -> None:
+    from PIL import Image
+
+    pictured, texts, nothing = isolated(sheets)
+    sheet = np.asarray(Image.open(io.BytesIO(pictured["augmented.png"])))
+    assert list(pictured) == ["augmented.png"]
+    assert sheet.shape == (8 * 100, 5 * 100)  # 4 pixels become 96, and a margin of 4
+    first = sheet[12:96:24, 12:500:24].reshape(4, -1)[:, [0, 1, 2, 3, 4, 5, 6, 7]]
+    np.testing.assert_array_equal(first[1, :4], [5, 6, 7, 8])  # the original
+    rows = texts["augmented.txt"].decode().strip().split("\n\n")
+    assert len(rows) == 8
+    assert all(row.split("\n")[0] == "good bad film" and len(row.split("\n")) == 5 for row in rows)
+    assert "_" in texts["augmented.txt"].decode()
+    assert nothing == {}

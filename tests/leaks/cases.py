@@ -53,6 +53,8 @@ EXTRAS = {
     "time": (("table",), ("dataset.split={by: time, column: day}",)),
     "not cached": (("table", "texts", "pictures"), ("dataset.cache=none",)),
     "augment": (("pictures",), ("dataset.augment={flip: true}",)),
+    "turn": (("pictures",), ("dataset.augment={rotation: 20, contrast: 0.3, randaugment: 9, cutmix: 1.0}",)),
+    "word dropout": (("texts",), ("dataset.augment={word_dropout: 0.2}",)),
     "fine-tuned": (("table", "texts"), ("model.init_from=FIRST",)),
 }
 

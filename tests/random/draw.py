@@ -260,6 +260,13 @@ def draw_strategy(made: Drawing) -> None:
             made.special += ["strategy.partitioner.max_shards=2", "strategy.partitioner.min_shard_bytes=null"]
 
 
+#: What `dataset.augment` may have for images.
+AUGMENTATIONS = (
+    *("flip: true, crop: 1", "mixup: 0.2", "cutmix: 1.0", "mixup: 0.2, cutmix: 1.0", "rotation: 15, zoom: 0.2"),
+    *("translation: 0.1, contrast: 0.4", "randaugment: 9", "vertical_flip: true, resized_crop: 0.5, erase: 0.2"),
+)
+
+
 def draw_data(made: Drawing) -> None:
     name = made.draw.choices(list(DATASETS), [weight for weight, _, _ in DATASETS.values()])[0]
     _, made.log_dataset, words = DATASETS[name]
@@ -274,7 +281,9 @@ def draw_data(made: Drawing) -> None:
     if made.log_dataset != WORDS:
         made.maybe(0.1, "dataset.normalise=true")
     if made.log_dataset == IMAGES:
-        made.maybe(0.15, "dataset.augment={flip: true, crop: 1}", "dataset.augment={mixup: 0.2}")
+        made.maybe(0.25, *(f"dataset.augment={{{each}}}" for each in AUGMENTATIONS))
+    if made.log_dataset == WORDS:
+        made.maybe(0.15, "dataset.augment={word_dropout: 0.1}")
 
 
 def draw_model(made: Drawing) -> None:

@@ -1,4 +1,4 @@
-"""Data augmentation of the training split: changes of images and of the masks that belong to them, and mixup.
+"""Data augmentation of the training split: changes of images, of their masks and of texts, mixup and cutmix.
 
 All random numbers are a pure function of (seed, epoch, step). They are drawn for the whole global batch, and each
 replica takes its rows. So the number of replicas, the training engine and a resume do not change the result.
@@ -6,8 +6,10 @@ replica takes its rows. So the number of replicas, the training engine and a res
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ import tensorflow as tf
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
+    Arrays,
     Augment,
     Batching,
     Feed,
@@ -38,36 +41,61 @@ CROP_ASPECT = math.log(4 / 3)
 ERASED_AREA, ERASED_ASPECT = (0.02, 0.33), math.log(10 / 3)
 
 
-def flip(images: tf.Tensor, chosen: tf.Tensor) -> tf.Tensor:
-    """Mirrors the chosen images of [b, h, w, c] left to right."""
-    columns = mirror(tf.range(images.shape[2])[None], images.shape[2], chosen)
-    return tf.gather(images, columns, axis=2, batch_dims=1)
-
-
-def mirror(columns: tf.Tensor, width: int, chosen: tf.Tensor) -> tf.Tensor:
-    """Returns indices of columns [b, n] for images of this width, of which the chosen ones are read from the right.
-
-    Other indices for the same gather cost nothing; mirroring all images, and taking some, costs more than the rest.
-    """
-    return tf.where(chosen[:, None], width - 1 - columns, columns)
-
-
-def crop(
-    images: tf.Tensor, padding: int, down: tf.Tensor, across: tf.Tensor, flips: tf.Tensor | None = None, fill: int = 0
+def shift_and_flip(
+    images: tf.Tensor, padding: int, shifts: tf.Tensor | None, flips: Sequence[tf.Tensor | None], fill: int = 0
 ) -> tf.Tensor:
     """Pads images [b, h, w, c] of one size with `fill`, and cuts a window of the original size out of each.
 
-    `padding` pixels are added at each side; `down` and `across` are the [b] offsets of each window, 0 to 2 * padding.
-    The images of `flips` [b] are mirrored before.
+    `padding` pixels are added at each side; `shifts` [2, b] are the offsets of each window down and across, from 0 to
+    2 * padding. `flips` are which images [b] are mirrored before, top to bottom and left to right. One gather does
+    both: mirroring all images, and taking some, costs more than the rest.
+    """
+    size = images.shape[1:3]
+    if padding:
+        paddings = [[0, 0], [padding, padding], [padding, padding], [0, 0]]
+        images = tf.pad(images, paddings, constant_values=tf.constant(fill, images.dtype))
+    for axis, length, flip in zip((1, 2), size, flips, strict=True):
+        places = tf.range(length)[None]
+        if shifts is not None:
+            places += shifts[axis - 1][:, None]
+        if flip is not None:
+            places = tf.where(flip[:, None], length + 2 * padding - 1 - places, places)
+        if shifts is not None or flip is not None:
+            images = tf.gather(images, places, axis=axis, batch_dims=1)
+    return images
+
+
+def affine(
+    angle: Any = 0.0, scale: Any = 1.0, shears: Sequence[Any] = (0.0, 0.0), moves: Sequence[Any] = (0.0, 0.0)
+) -> tf.Tensor:
+    """Returns matrices [b, 3, 3] from a place (across, down, 1) in the result to the one that its pixel is read at.
+
+    Places count from the middle of the image. Each argument is a number or [b]: radians, a factor, and each down and
+    across the shear, and pixels.
+    """
+    cos, sin = tf.cos(angle) / scale, tf.sin(angle) / scale
+    rows = cos, shears[1] - sin, moves[1], shears[0] + sin, cos, moves[0], 0.0, 0.0, 1.0
+    like = sum(tf.zeros_like(each) for each in (cos, *shears, *moves))
+    return tf.reshape(tf.stack([each + like for each in rows], axis=-1), [-1, 3, 3])
+
+
+def transform(images: tf.Tensor, matrices: tf.Tensor, is_mask: bool) -> tf.Tensor:
+    """Reads each image [b, h, w, c] at the places of its matrix, as `affine` describes it.
+
+    Beyond its borders an image is mirrored. Values are bilinear; of a mask the nearest pixel's.
     """
     height, width = images.shape[1:3]
-    paddings = [[0, 0], [padding, padding], [padding, padding], [0, 0]]
-    padded = tf.pad(images, paddings, constant_values=tf.constant(fill, images.dtype))
-    rows = tf.gather(padded, down[:, None] + tf.range(height), axis=1, batch_dims=1)
-    columns = across[:, None] + tf.range(width)
-    if flips is not None:
-        columns = mirror(columns, width + 2 * padding, flips)
-    return tf.gather(rows, columns, axis=2, batch_dims=1)
+    middle = tf.constant([[1.0, 0, (width - 1) / 2], [0, 1, (height - 1) / 2], [0, 0, 1]])
+    whole = middle @ matrices @ tf.linalg.inv(middle)
+    moved = tf.raw_ops.ImageProjectiveTransformV3(
+        images=tf.cast(images, tf.float32),
+        transforms=tf.reshape(whole, [-1, 9])[:, :8],
+        output_shape=[height, width],
+        fill_value=0.0,
+        interpolation="NEAREST" if is_mask else "BILINEAR",
+        fill_mode="REFLECT",
+    )
+    return to_dtype(tf.ensure_shape(moved, images.shape), images.dtype)
 
 
 def crop_and_resize(images: tf.Tensor, least: float, drawn: tf.Tensor, is_mask: bool) -> tf.Tensor:
@@ -102,13 +130,83 @@ def jitter(images: tf.Tensor, strength: float, drawn: tf.Tensor) -> tf.Tensor:
     """
     b, c, s = (factor[:, None, None, None] for factor in tf.unstack(1 + strength * (2 * drawn - 1)))
     values = tf.cast(images, tf.float32)
-    if images.shape[-1] == 3:
-        grey = tf.tensordot(values, tf.constant(BRIGHTNESS), 1)[..., None]
-    else:
-        grey, s = tf.reduce_mean(values, axis=-1, keepdims=True), tf.ones_like(s)
-    mean = tf.reduce_mean(grey, axis=[1, 2, 3], keepdims=True)
+    grey, mean = find_brightness(values)
+    if images.shape[-1] != 3:
+        s = tf.ones_like(s)
     # All three are linear: v = b x; v = mean(v) + c (v - mean(v)); v = grey(v) + s (v - grey(v)).
     return to_dtype(values * (b * c * s) + grey * (b * c * (1 - s)) + mean * (b * (1 - c)), images.dtype)
+
+
+def find_brightness(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the brightness of each pixel of [b, h, w, c] images, [b, h, w, 1], and its mean, [b, 1, 1, 1]."""
+    shares = BRIGHTNESS if values.shape[-1] == 3 else [1 / values.shape[-1]] * values.shape[-1]
+    grey = tf.tensordot(values, tf.constant(shares), 1)[..., None]
+    return grey, tf.reduce_mean(grey, axis=[1, 2, 3], keepdims=True)
+
+
+#: What `randaugment` chooses from (Cubuk et al. 2019, arXiv:1909.13719, without equalize): moves, then changes.
+OPERATIONS = (
+    *("identity", "rotate", "shear_x", "shear_y", "translate_x", "translate_y"),
+    *("brightness", "color", "contrast", "sharpness", "posterize", "solarize", "autocontrast"),
+)
+
+#: How many operations `randaugment` applies to an image, and the strength at which they are strongest.
+CHOSEN, STRONGEST = 2, 30
+
+
+def choose_operations(drawn: tf.Tensor) -> Sequence[tuple[Callable[[str], tf.Tensor], tf.Tensor]]:
+    """Returns for each operation of `randaugment` a function that says which images have it, and signs [b], 1 or -1."""
+    chosen = []
+    for number, side in zip(tf.unstack(drawn[:CHOSEN]), tf.unstack(drawn[CHOSEN:]), strict=True):
+        index = to_integers(number, len(OPERATIONS))
+        chosen.append((functools.partial(is_operation, index), tf.where(side < 0.5, 1.0, -1.0)))
+    return chosen
+
+
+def is_operation(index: tf.Tensor, name: str) -> tf.Tensor:
+    return tf.equal(index, OPERATIONS.index(name))
+
+
+def move_at_random(strength: float, drawn: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
+    """Returns the matrices of the moves that `randaugment` chooses, as `affine` describes them."""
+    matrices = []
+    for has, sign in choose_operations(drawn):
+        amount = sign * strength / STRONGEST
+        shears, moves = (
+            [tf.where(has(f"{name}_{axis}"), amount * most, 0.0) for axis, most in (("y", mosts[0]), ("x", mosts[1]))]
+            for name, mosts in (("shear", (0.3, 0.3)), ("translate", (0.45 * size[0], 0.45 * size[1])))
+        )
+        matrices.append(affine(tf.where(has("rotate"), amount * math.pi / 6, 0.0), 1.0, shears, moves))
+    return functools.reduce(tf.matmul, matrices)
+
+
+def change_at_random(images: tf.Tensor, strength: float, drawn: tf.Tensor, white: float) -> tf.Tensor:
+    """Applies the changes that `randaugment` chooses to [b, h, w, c] images with values from 0 to `white`."""
+    values, share = tf.cast(images, tf.float32) * (255 / white), strength / STRONGEST
+    blur = tf.constant([[1.0, 1, 1], [1, 5, 1], [1, 1, 1]])[:, :, None, None] / 13
+    for has, sign in choose_operations(drawn):
+        grey, mean = find_brightness(values)
+        padded = tf.pad(values, [[0, 0], [1, 1], [1, 1], [0, 0]], "SYMMETRIC")
+        blurred = tf.nn.depthwise_conv2d(padded, tf.tile(blur, [1, 1, images.shape[-1], 1]), [1, 1, 1, 1], "VALID")
+        low, high = tf.reduce_min(values, [1, 2], keepdims=True), tf.reduce_max(values, [1, 2], keepdims=True)
+        factor, step = (1 + 0.9 * share * sign)[:, None, None, None], 2.0 ** round(4 * share)
+        others = {"brightness": tf.zeros_like(mean), "color": grey, "contrast": mean, "sharpness": blurred}
+        changed = {name: other + factor * (values - other) for name, other in others.items()} | {
+            "posterize": values - tf.math.floormod(values, step),
+            "solarize": tf.where(values >= 255 * (1 - share), 255 - values, values),
+            "autocontrast": tf.where(high > low, (values - low) * 255 / tf.maximum(high - low, 1), values),
+        }
+        for name, each in changed.items():
+            values = tf.where(has(name)[:, None, None, None], each, values)
+        values = tf.clip_by_value(values, 0, 255)
+    return to_dtype(values * (white / 255), images.dtype)
+
+
+def drop_words(words: tf.Tensor, probability: float, drawn: tf.Tensor) -> tf.Tensor:
+    """Makes some of the words [b, n] padding, but never all words of a text. `drawn` is [b, n] in [0, 1)."""
+    drawn = tf.where(words == 0, -1.0, drawn)
+    is_kept = (drawn >= probability) | (drawn == tf.reduce_max(drawn, axis=1, keepdims=True))
+    return tf.where(is_kept, words, tf.zeros_like(words))
 
 
 def erase(images: tf.Tensor, probability: float, drawn: tf.Tensor, fill: int = 0) -> tf.Tensor:
@@ -134,14 +232,58 @@ def to_dtype(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.saturate_cast(tf.round(values), dtype) if dtype.is_integer else tf.cast(values, dtype)
 
 
-#: Number of mixup weights that are drawn in advance. Each example uses one of them.
+def to_integers(drawn: tf.Tensor, most: int) -> tf.Tensor:
+    """Returns integers from 0 to less than `most`, for numbers in [0, 1)."""
+    return tf.minimum(tf.cast(drawn * most, tf.int32), most - 1)
+
+
+#: Number of the shares of mixtures that are drawn in advance. Each example uses one of them.
 MIX_WEIGHTS = 1 << 16
 
-#: Kinds of random numbers, each with its own seed. Those of a mixup partner are offset by `KIND_COUNT`.
-FLIP, DOWN, ACROSS, MIX_WEIGHT, PART, COLOR, ERASE, KIND_COUNT = 0, 1, 2, 3, 4, 8, 11, 16
+#: The first of the random numbers of an example that each option uses, and their count. Each has its own seed, so that
+#: a further option changes nothing about those before. Those of a partner in a mixture are offset by `PARTNER`.
+NUMBERS = {
+    "flip": (0, 1),
+    "crop": (1, 2),
+    "mixup": (3, 1),
+    "resized_crop": (4, 4),
+    "color_jitter": (8, 3),
+    "erase": (11, 5),
+    "vertical_flip": (32, 1),
+    "rotation": (33, 1),
+    "zoom": (34, 1),
+    "translation": (35, 2),
+    "contrast": (37, 1),
+    "randaugment": (38, 2 * CHOSEN),
+    "word_dropout": (42, 1),
+    "cutmix": (64, 4),
+}
+PARTNER = 16
 
-#: The options that move pixels, and those that change their values.
-MOVES, CHANGES = ("flip", "crop", "resized_crop"), ("color_jitter", "erase")
+#: Options that move pixels by a matrix: (strength, random numbers, height and width) -> what `affine` returns.
+MATRICES: Mapping[str, Callable[[float, tf.Tensor, Sequence[int]], tf.Tensor]] = {
+    "rotation": lambda most, drawn, size: affine(angle=most * math.pi / 180 * (2 * drawn[0] - 1)),
+    "zoom": lambda most, drawn, size: affine(scale=1 + most * (2 * drawn[0] - 1)),
+    "translation": lambda most, drawn, size: affine(
+        moves=[most * length * (2 * each - 1) for length, each in zip(size, tf.unstack(drawn), strict=True)]
+    ),
+    "randaugment": move_at_random,
+}
+
+#: Options that change the values of pixels, in this order: (images, strength, random numbers, white) -> images.
+CHANGES: Mapping[str, Callable[[tf.Tensor, float, tf.Tensor, float], tf.Tensor]] = {
+    "randaugment": change_at_random,
+    "color_jitter": lambda images, most, drawn, _: jitter(images, most, drawn),
+    "contrast": lambda images, most, drawn, _: jitter(
+        images, most, tf.pad(drawn, [[1, 1], [0, 0]], constant_values=0.5)
+    ),
+    "erase": lambda images, chance, drawn, _: erase(images, chance, drawn),
+}
+
+#: The options that move pixels, those that need an image, and those that mix two examples.
+MOVES = ("flip", "vertical_flip", "crop", "resized_crop", *MATRICES)
+IMAGE_OPTIONS = tuple(dict.fromkeys((*MOVES, *CHANGES, "cutmix")))
+MIXTURES = ("mixup", "cutmix")
 
 
 def augment_feed(
@@ -154,16 +296,20 @@ def augment_feed(
     """
     if options is None or options == Augment():
         return feed  # type: ignore[no-any-return]
-    if options.mixup:
-        check_mixup(options, inputs, outputs)
-    image = find_image(options, inputs, outputs)
-    changes = ImageChanges(options, image, find_masks(options, image, inputs, outputs))
-    return MixedFeed(feed, changes, seed, outputs) if options.mixup else AugmentedFeed(changes, seed, feed)
+    mixes = [key for key in MIXTURES if getattr(options, key)]
+    image = find_only(options, IMAGE_OPTIONS, "images of shape (height, width, channels)", is_image, inputs)
+    text = find_only(options, ("word_dropout",), "texts as numbers of words", is_numbered_text, inputs)
+    for key in mixes:
+        check_mixture(key, options, inputs, outputs)
+    check_targets(options, inputs, outputs, image, text)
+    white = None if image is None else find_range(name_leaves(inputs)[image])
+    changes = Changes(options, image, text, find_masks(options, image, inputs, outputs), white or 1.0)
+    return MixedFeed(feed, changes, seed, outputs) if mixes else AugmentedFeed(changes, seed, feed)
 
 
-def check_mixup(options: Augment, inputs: InputStructure, outputs: OutputStructure) -> None:
+def check_mixture(option: str, options: Augment, inputs: InputStructure, outputs: OutputStructure) -> None:
     """Rejects examples that cannot be mixed."""
-    key = f"dataset.augment.mixup={options.mixup:g}"
+    key = label_option(options, option)
     for what, structure in (("inputs", inputs), ("targets", outputs)):
         if isinstance(structure, Mapping):
             raise ConfigError(
@@ -176,28 +322,56 @@ def check_mixup(options: Augment, inputs: InputStructure, outputs: OutputStructu
         raise ConfigError(f"{key}: mixes only numbers, and the dataset's inputs are text; remove it")
     if outputs.ignore is not None:
         raise ConfigError(f"{key}: cannot mix targets of which {outputs.ignore} is ignored (Outputs.ignore); remove it")
+    if option == "cutmix" and len(outputs.shape) > 1:
+        raise ConfigError(
+            f"{key}: mixes one target of each image, and the dataset's have shape {outputs.target_shape}; remove it"
+        )
 
 
-def find_image(options: Augment, inputs: InputStructure, outputs: OutputStructure) -> str:
-    """Returns the name of the only input that is an image, "" if it is the only input.
+def check_targets(
+    options: Augment, inputs: InputStructure, outputs: OutputStructure, image: str | None, text: str | None
+) -> None:
+    """Rejects targets that would have to change with the words of a text, and images without a known range."""
+    named = name_leaves(inputs)
+    if options.randaugment and image is not None and find_range(named[image]) is None:
+        raise ConfigError(
+            f"{label_option(options, 'randaugment')}: needs images of bytes (uint8) or with Inputs.scale, and the "
+            f"dataset's are {named[image].dtype}; use rotation, translation, contrast or color_jitter, or leave "
+            "dataset.normalise false"
+        )
+    if options.word_dropout and text is not None:
+        for each in name_leaves(outputs).values():
+            if each.target_shape[:1] == named[text].shape[:1]:
+                raise ConfigError(
+                    f"{label_option(options, 'word_dropout')}: leaves out words, and the dataset's targets of shape "
+                    f"{each.target_shape} are for each word; remove it"
+                )
+
+
+def find_only(
+    options: Augment, keys: Sequence[str], needed: str, fits: Callable[[Inputs], bool], inputs: InputStructure
+) -> str | None:
+    """Returns the name of the only input that `fits`, "" if it is the only input; None without one.
 
     Raises:
-        ConfigError: if images are to be changed, and there is none, or there are several.
+        ConfigError: if one of the options `keys` is to change such an input, and there is none, or there are several.
     """
     leaves = name_leaves(inputs)
-    images = [name for name, each in leaves.items() if len(each.shape) == 3 and not is_text(each)]
-    for key in (*MOVES, *CHANGES):
-        if getattr(options, key) and len(images) != 1:
+    found = [name for name, each in leaves.items() if fits(each)]
+    for key in keys:
+        if getattr(options, key) and len(found) != 1:
             shapes = [f"{name} {each.shape}" for name, each in leaves.items()]
             has = f"have shape {leaves[''].shape}" if "" in leaves else f"are {', '.join(shapes)}"
             raise ConfigError(
-                f"{label_option(options, key)}: needs images of shape (height, width, channels), "
-                f"{'one in each example, ' if len(images) > 1 else ''}and the dataset's inputs {has}; remove it"
+                f"{label_option(options, key)}: needs {needed}, "
+                f"{'one in each example, ' if len(found) > 1 else ''}and the dataset's inputs {has}; remove it"
             )
-    return images[0] if images else ""
+    return found[0] if len(found) == 1 else None
 
 
-def find_masks(options: Augment, image: str, inputs: InputStructure, outputs: OutputStructure) -> Mapping[str, Outputs]:
+def find_masks(
+    options: Augment, image: str | None, inputs: InputStructure, outputs: OutputStructure
+) -> Mapping[str, Outputs]:
     """Returns the outputs whose targets have a value for each pixel of the image named `image`, by their names.
 
     Raises:
@@ -205,7 +379,7 @@ def find_masks(options: Augment, image: str, inputs: InputStructure, outputs: Ou
             them, or a border would need targets that mean nothing.
     """
     moves = [key for key in MOVES if getattr(options, key)]
-    if not moves and not options.erase:
+    if image is None or (not moves and not options.erase):
         return {}
     size = tuple(name_leaves(inputs)[image].shape[:2])
     masks = {name: each for name, each in name_leaves(outputs).items() if tuple(each.target_shape[:2]) == size}
@@ -225,65 +399,92 @@ def find_masks(options: Augment, image: str, inputs: InputStructure, outputs: Ou
 
 def label_option(options: Augment, key: str) -> str:
     value = getattr(options, key)
-    return f"dataset.augment.{key}={'true' if value is True else value}"
+    return f"dataset.augment.{key}={'true' if value is True else format(value, 'g')}"
 
 
 def is_text(inputs: Inputs) -> bool:
     return inputs.dtype == "string" or inputs.vocabulary is not None
 
 
+def is_image(inputs: Inputs) -> bool:
+    return len(inputs.shape) == 3 and not is_text(inputs)
+
+
+def find_range(inputs: Inputs) -> float | None:
+    """Returns the value of white in images whose black is 0; None if it is not known."""
+    return 255.0 if inputs.dtype == "uint8" else None if inputs.scale is None else 1 / inputs.scale
+
+
+def is_numbered_text(inputs: Inputs) -> bool:
+    return len(inputs.shape) == 1 and inputs.vocabulary is not None
+
+
 @dataclass(frozen=True)
-class ImageChanges:
-    """What is changed: the input named `image`, and the targets for its pixels."""
+class Changes:
+    """What is changed: the inputs named `image` and `text`, if there are such, and the targets for pixels.
+
+    `white` is the greatest value of the images, for `randaugment`.
+    """
 
     options: Augment
-    image: str
+    image: str | None
+    text: str | None
     masks: Mapping[str, Outputs]
+    white: float
 
-    def change(self, inputs: Any, targets: Any, draws: Draws, kinds: int = 0) -> tuple[Any, Any]:
-        """Returns a batch's inputs and targets, changed. `kinds` offsets the random numbers, for a mixup partner."""
-        changed = map_named(lambda name, x: self._change_image(x, draws, kinds) if name == self.image else x, inputs)
+    def change(self, inputs: Any, targets: Any, draws: Draws) -> tuple[Any, Any]:
+        """Returns a batch's inputs and targets, changed."""
+        changes = {self.image: self._change_image, self.text: self._change_text}
+        changed = map_named(lambda name, x: changes[name](x, draws) if name in changes else x, inputs)
         if not self.masks:
             return changed, targets
-        return changed, map_named(lambda name, y: self._change_mask(name, y, draws, kinds), targets)
+        return changed, map_named(lambda name, y: self._change_mask(name, y, draws), targets)
 
-    def _change_image(self, images: tf.Tensor, draws: Draws, kinds: int) -> tf.Tensor:
-        images, length = self._move(images, draws, kinds), batch_length(images)
-        if self.options.color_jitter:
-            images = jitter(images, self.options.color_jitter, draws.several(kinds + COLOR, 3, length))
-        if self.options.erase:
-            images = erase(images, self.options.erase, draws.several(kinds + ERASE, 5, length))
+    def _change_image(self, images: tf.Tensor, draws: Draws) -> tf.Tensor:
+        images = self._move(images, draws)
+        for key, change in CHANGES.items():
+            if strength := getattr(self.options, key):
+                images = change(images, strength, draws.of(key, batch_length(images)), self.white)
         return images
 
-    def _change_mask(self, name: str, targets: tf.Tensor, draws: Draws, kinds: int) -> tf.Tensor:
+    def _change_text(self, words: tf.Tensor, draws: Draws) -> tf.Tensor:
+        if not self.options.word_dropout:
+            return words
+        drawn = draws.of("word_dropout", *map(int, words.shape))
+        return drop_words(words, self.options.word_dropout, drawn[0])
+
+    def _change_mask(self, name: str, targets: tf.Tensor, draws: Draws) -> tf.Tensor:
         """Moves the targets of pixels with them. Those of erased pixels are ignored, if `Outputs.ignore` is set."""
         if name not in self.masks:
             return targets
         ignore = self.masks[name].ignore
         masks = targets[..., None] if targets.shape.rank == 3 else targets
-        masks = self._move(masks, draws, kinds, ignore or 0, is_mask=self.masks[name].kind != "regression")
+        masks = self._move(masks, draws, ignore or 0, is_mask=self.masks[name].kind != "regression")
         if self.options.erase and ignore is not None:
-            masks = erase(masks, self.options.erase, draws.several(kinds + ERASE, 5, batch_length(masks)), ignore)
+            masks = erase(masks, self.options.erase, draws.of("erase", batch_length(masks)), ignore)
         return masks[..., 0] if targets.shape.rank == 3 else masks
 
-    def _move(self, images: tf.Tensor, draws: Draws, kinds: int, fill: int = 0, is_mask: bool = False) -> tf.Tensor:
+    def _move(self, images: tf.Tensor, draws: Draws, fill: int = 0, is_mask: bool = False) -> tf.Tensor:
         """Moves the pixels of [b, h, w, c]; the same draws move an image and its mask alike."""
-        options, length = self.options, batch_length(images)
+        options, length, size = self.options, batch_length(images), images.shape[1:3]
         if options.resized_crop:
-            part = draws.several(kinds + PART, 4, length)
-            images = crop_and_resize(images, options.resized_crop, part, is_mask)
-        flips = draws.uniform(kinds + FLIP, length) < 0.5 if options.flip else None
-        if not options.crop:
-            return images if flips is None else flip(images, flips)
-        offsets = 2 * options.crop + 1
-        down, across = (draws.integers(kinds + kind, length, offsets) for kind in (DOWN, ACROSS))
-        return crop(images, options.crop, down, across, flips, fill)
+            images = crop_and_resize(images, options.resized_crop, draws.of("resized_crop", length), is_mask)
+        matrices = [
+            make(strength, draws.of(key, length), size)
+            for key, make in MATRICES.items()
+            if (strength := getattr(options, key))
+        ]
+        if matrices:
+            images = transform(images, functools.reduce(tf.matmul, matrices), is_mask)
+        flips = [draws.of(key, length)[0] < 0.5 if getattr(options, key) else None for key in ("vertical_flip", "flip")]
+        shifts = to_integers(draws.of("crop", length), 2 * options.crop + 1) if options.crop else None
+        return shift_and_flip(images, options.crop, shifts, flips, fill)
 
 
 class AugmentedFeed:
     """Changes the images of another feed, and the targets for their pixels."""
 
-    def __init__(self, changes: ImageChanges, seed: int, *feeds: Any) -> None:
+    def __init__(self, changes: Changes, seed: int, *feeds: Any) -> None:
         self.examples: int = feeds[0].examples
         self.batching: Batching = feeds[0].batching
         self.ahead: bool = feeds[0].ahead
@@ -319,36 +520,72 @@ class AugmentedFeed:
         batches = tf.data.Dataset.zip(tuple(feed.batches(epochs, steps_per_epoch) for feed in self._feeds))
         return batches.enumerate().map(change, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
+    @property
+    def changed(self) -> tuple[str | None, str | None]:
+        """The names of the image and of the text that change."""
+        options, image, text = self._changes.options, self._changes.image, self._changes.text
+        has_image = any(getattr(options, key) for key in (*IMAGE_OPTIONS, *MIXTURES))
+        return image if has_image else None, text if options.word_dropout else None
+
+    def change_examples(self, halves: Sequence[Arrays], epoch: int) -> Any:
+        """Returns the inputs of the first half as an epoch may change them; the second has partners of mixtures."""
+        batches = [
+            (*(tf.nest.map_structure(tf.constant, part) for part in each.parts), tf.ones([len(each)]))
+            for each in halves[: len(self._feeds)]
+        ]
+        place, first = tf.constant(epoch, tf.int64), tf.constant(0, tf.int64)
+        return self._change(batches, Draws(self._seed, place, first, len(halves[0]), first))[0]
+
     def _change(self, batches: Any, draws: Draws) -> tuple[Any, ...]:
-        """Augments one batch (inputs, ...) from each feed. Traced."""
+        """Augments one batch (inputs, ...) from each feed."""
         ((inputs, targets, *rest),) = batches
         return *self._changes.change(inputs, targets, draws), *rest
 
 
 class MixedFeed(AugmentedFeed):
-    """Mixes each example with a partner: mixup (Zhang et al. 2017, arXiv:1710.09412).
+    """Mixes each example with a partner: mixup (Zhang et al. 2017, arXiv:1710.09412), which averages them, and cutmix
+    (Yun et al. 2019, arXiv:1905.04899), which pastes a rectangle of the partner's image.
 
     The partner is the example at the same position of a second shuffled order of the same epoch, so pairs do not
-    depend on how a batch is divided. Targets are mixed, too; class targets become one-hot [b, classes] float32.
+    depend on how a batch is divided. Targets are mixed, too; class targets become one-hot [b, classes] float32. With
+    both options each example is mixed by one of them.
     """
 
-    def __init__(self, feed: Any, changes: ImageChanges, seed: int, outputs: Any) -> None:
+    def __init__(self, feed: Any, changes: Changes, seed: int, outputs: Any) -> None:
         partner_seed = int(np.random.default_rng([seed, 4]).integers(2**31))
         super().__init__(changes, seed, feed, feed.reorder(partner_seed))
         self._classes = outputs.shape[-1] if outputs.kind == "classification" else None
-        alpha = changes.options.mixup
-        self._shares = np.random.default_rng([seed, 3]).beta(alpha, alpha, MIX_WEIGHTS).astype(np.float32)
+        self._shares = {
+            key: np.random.default_rng([seed, number]).beta(alpha, alpha, MIX_WEIGHTS).astype(np.float32)
+            for key, number in zip(MIXTURES, (3, 6), strict=True)
+            if (alpha := getattr(changes.options, key))
+        }
 
     def _change(self, batches: Any, draws: Draws) -> tuple[Any, ...]:
         (inputs, targets, mask, *weights), (partner_inputs, partner_targets, _, *partner_weights) = batches
-        indices = draws.integers(MIX_WEIGHT, batch_length(inputs), MIX_WEIGHTS)
-        share = tf.gather(tf.constant(self._shares), indices)
         inputs, targets = self._changes.change(inputs, targets, draws)
-        partner_inputs, partner_targets = self._changes.change(partner_inputs, partner_targets, draws, KIND_COUNT)
-        mixed = mix_examples(inputs, partner_inputs, share)
+        partner_inputs, partner_targets = self._changes.change(partner_inputs, partner_targets, draws.of_partner())
+        pixels, share = self._find_shares(inputs, draws)
+        mixed = mix_examples(inputs, partner_inputs, pixels)
         mixed_targets = mix_examples(self._soft(targets), self._soft(partner_targets), share)
         mixed_weights = [mix_examples(*each, share) for each in zip(weights, partner_weights, strict=True)]
         return mixed, mixed_targets, mask, *mixed_weights
+
+    def _find_shares(self, inputs: tf.Tensor, draws: Draws) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the share of each example in its mixture: in its pixels, [b] or [b, h, w, 1], and in its target."""
+        length, found = batch_length(inputs), {}
+        for key, shares in self._shares.items():
+            drawn = draws.of(key, length)
+            found[key] = tf.gather(tf.constant(shares), to_integers(drawn[0], MIX_WEIGHTS))
+        if "cutmix" not in found:
+            return found["mixup"], found["mixup"]
+        kept = keep_outside(inputs.shape[1:3], found["cutmix"], drawn[1:3])
+        share = tf.reduce_mean(kept, axis=[1, 2, 3])
+        if "mixup" not in found:
+            return kept, share
+        is_cut = drawn[3] < 0.5
+        pixels = tf.where(is_cut[:, None, None, None], kept, found["mixup"][:, None, None, None])
+        return pixels, tf.where(is_cut, share, found["mixup"])
 
     def _soft(self, targets: tf.Tensor) -> tf.Tensor:
         """Returns values as they are; classes become one-hot."""
@@ -364,6 +601,8 @@ class Draws:
     the index in it of the part's first example.
     """
 
+    _offset = 0
+
     def __init__(self, seed: int, epoch: tf.Tensor, step: tf.Tensor, size: int, first: tf.Tensor) -> None:
         start = tf.constant([seed, 2], tf.int64)  # other draws from the run's seed use other second numbers
         folded = tf.random.experimental.stateless_fold_in(start, tf.cast(epoch, tf.int64), alg="philox")
@@ -371,25 +610,44 @@ class Draws:
         self._size = size
         self._first = first
 
-    def uniform(self, kind: int, count: int) -> tf.Tensor:
-        """Returns [count] float32 in [0, 1)."""
+    def of_partner(self) -> Draws:
+        """Returns the numbers for the partners in mixtures."""
+        other = copy.copy(self)
+        other._offset = PARTNER
+        return other
+
+    def of(self, option: str, *shape: int) -> tf.Tensor:
+        """Returns the numbers of an option for each example, [numbers, *shape] float32 in [0, 1)."""
+        first, count = NUMBERS[option]
+        return tf.stack([self._draw(first + self._offset + number, *shape) for number in range(count)])
+
+    def _draw(self, kind: int, count: int, *shape: int) -> tf.Tensor:
         seed = tf.random.experimental.stateless_fold_in(self._seed, tf.constant(kind, tf.int64), alg="philox")
-        numbers = tf.random.stateless_uniform([self._size], seed, alg="philox")
-        return tf.slice(numbers, [self._first], [count])
+        numbers = tf.random.stateless_uniform([self._size, *shape], seed, alg="philox")
+        return tf.slice(numbers, [self._first, *[0] * len(shape)], [count, *shape])
 
-    def several(self, kind: int, kinds: int, count: int) -> tf.Tensor:
-        """Returns [kinds, count] float32 in [0, 1), of this kind and those that follow."""
-        return tf.stack([self.uniform(kind + each, count) for each in range(kinds)])
 
-    def integers(self, kind: int, count: int, most: int) -> tf.Tensor:
-        """Returns [count] int32 in [0, most)."""
-        return tf.minimum(tf.cast(self.uniform(kind, count) * most, tf.int32), most - 1)
+def keep_outside(size: Sequence[int], share: tf.Tensor, drawn: tf.Tensor) -> tf.Tensor:
+    """Returns 0 in a rectangle of whole pixels of each image and 1 elsewhere, [b, h, w, 1].
+
+    The rectangle has nearly the area 1 - share [b], and the image's aspect ratio. `drawn` [2, b] says where it is.
+    """
+    inside = []
+    for length, place in zip(size, tf.unstack(drawn), strict=True):
+        extent = tf.round(tf.sqrt(1 - share) * length)
+        first = tf.floor(place * (length - extent + 1))[:, None]
+        places = tf.range(length, dtype=tf.float32)
+        inside.append((places >= first) & (places < first + extent[:, None]))
+    return tf.cast(~(inside[0][:, :, None] & inside[1][:, None, :]), tf.float32)[..., None]
 
 
 def mix_examples(values: tf.Tensor, others: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-    """Returns share * values + (1 - share) * others, [b, ...] of the dtype of `values`; rounds integers."""
+    """Returns share * values + (1 - share) * others, [b, ...] of the dtype of `values`; rounds integers.
+
+    `share` is [b], or has a number for each pixel.
+    """
     dtype = tf.float64 if values.dtype == tf.float64 else tf.float32
-    shares = tf.cast(tf.reshape(share, [-1, *[1] * (values.shape.rank - 1)]), dtype)
+    shares = tf.cast(tf.reshape(share, [*share.shape, *[1] * (values.shape.rank - share.shape.rank)]), dtype)
     mixed = shares * tf.cast(values, dtype) + (1 - shares) * tf.cast(others, dtype)
     return tf.cast(tf.round(mixed) if values.dtype.is_integer else mixed, values.dtype)
 
