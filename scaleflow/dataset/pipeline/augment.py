@@ -158,7 +158,7 @@ def choose_operations(drawn: tf.Tensor) -> Sequence[tuple[Callable[[str], tf.Ten
     """Returns for each operation of `randaugment` a function that says which images have it, and signs [b], 1 or -1."""
     chosen = []
     for number, side in zip(tf.unstack(drawn[:CHOSEN]), tf.unstack(drawn[CHOSEN:]), strict=True):
-        index = to_integers(number, len(OPERATIONS))
+        index = scale_to_integers(number, len(OPERATIONS))
         chosen.append((functools.partial(is_operation, index), tf.where(side < 0.5, 1.0, -1.0)))
     return chosen
 
@@ -232,7 +232,7 @@ def to_dtype(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.saturate_cast(tf.round(values), dtype) if dtype.is_integer else tf.cast(values, dtype)
 
 
-def to_integers(drawn: tf.Tensor, most: int) -> tf.Tensor:
+def scale_to_integers(drawn: tf.Tensor, most: int) -> tf.Tensor:
     """Returns integers from 0 to less than `most`, for numbers in [0, 1)."""
     return tf.minimum(tf.cast(drawn * most, tf.int32), most - 1)
 
@@ -297,11 +297,11 @@ def augment_feed(
     if options is None or options == Augment():
         return feed  # type: ignore[no-any-return]
     mixes = [key for key in MIXTURES if getattr(options, key)]
-    image = find_only(options, IMAGE_OPTIONS, "images of shape (height, width, channels)", is_image, inputs)
+    image = find_only(options, IMAGE_OPTIONS, "images of shape (height, width, channels)", is_single_image, inputs)
     text = find_only(options, ("word_dropout",), "texts as numbers of words", is_numbered_text, inputs)
     for key in mixes:
         check_mixture(key, options, inputs, outputs)
-    check_targets(options, inputs, outputs, image, text)
+    check_changed_values(options, inputs, outputs, image, text)
     white = None if image is None else find_range(name_leaves(inputs)[image])
     changes = Changes(options, image, text, find_masks(options, image, inputs, outputs), white or 1.0)
     return MixedFeed(feed, changes, seed, outputs) if mixes else AugmentedFeed(changes, seed, feed)
@@ -328,7 +328,7 @@ def check_mixture(option: str, options: Augment, inputs: InputStructure, outputs
         )
 
 
-def check_targets(
+def check_changed_values(
     options: Augment, inputs: InputStructure, outputs: OutputStructure, image: str | None, text: str | None
 ) -> None:
     """Rejects targets that would have to change with the words of a text, and images without a known range."""
@@ -406,7 +406,7 @@ def is_text(inputs: Inputs) -> bool:
     return inputs.dtype == "string" or inputs.vocabulary is not None
 
 
-def is_image(inputs: Inputs) -> bool:
+def is_single_image(inputs: Inputs) -> bool:
     return len(inputs.shape) == 3 and not is_text(inputs)
 
 
@@ -477,7 +477,7 @@ class Changes:
         if matrices:
             images = transform(images, functools.reduce(tf.matmul, matrices), is_mask)
         flips = [draws.of(key, length)[0] < 0.5 if getattr(options, key) else None for key in ("vertical_flip", "flip")]
-        shifts = to_integers(draws.of("crop", length), 2 * options.crop + 1) if options.crop else None
+        shifts = scale_to_integers(draws.of("crop", length), 2 * options.crop + 1) if options.crop else None
         return shift_and_flip(images, options.crop, shifts, flips, fill)
 
 
@@ -576,7 +576,7 @@ class MixedFeed(AugmentedFeed):
         length, found = batch_length(inputs), {}
         for key, shares in self._shares.items():
             drawn = draws.of(key, length)
-            found[key] = tf.gather(tf.constant(shares), to_integers(drawn[0], MIX_WEIGHTS))
+            found[key] = tf.gather(tf.constant(shares), scale_to_integers(drawn[0], MIX_WEIGHTS))
         if "cutmix" not in found:
             return found["mixup"], found["mixup"]
         kept = keep_outside(inputs.shape[1:3], found["cutmix"], drawn[1:3])
