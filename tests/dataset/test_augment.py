@@ -299,7 +299,7 @@ def test_masks_move_with_their_images_on_any_number_of_replicas(isolated: Callab
 def jittered() -> Any:
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.augment import jitter
+    from scaleflow.dataset.pipeline.image_changes import jitter
 
     images = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3)).astype(np.uint8)
     cases = {"brightness": (0, 0.25), "contrast": (1, 0.25), "saturation": (2, 0.0)}
@@ -343,7 +343,8 @@ def turned(images: Any) -> Any:
     """What the moves by a matrix make of images, for the least and the greatest random numbers."""
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.augment import MATRICES, shift_and_flip, transform
+    from scaleflow.dataset.pipeline.augment import MATRICES
+    from scaleflow.dataset.pipeline.image_changes import shift_and_flip, transform
 
     found = {}
     for name, strength in (("rotation", 30.0), ("zoom", 0.4), ("translation", 0.25)):
@@ -374,7 +375,7 @@ def changed_at_random(images: Any, names: list[str]) -> Any:
     """What single operations of `randaugment` make of images, at a strength of 15 of 30."""
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.augment import OPERATIONS, change_at_random
+    from scaleflow.dataset.pipeline.image_changes import OPERATIONS, change_at_random
 
     found = {}
     for name in names:

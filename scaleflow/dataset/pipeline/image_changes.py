@@ -1,0 +1,215 @@
+"""What augmentation does to pixels and words. All random numbers are arguments."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+#: The shares of each colour in the brightness of a pixel (ITU-R BT.601).
+BRIGHTNESS = (0.299, 0.587, 0.114)
+
+#: Bounds of the logarithm of the aspect ratio of the part that `resized_crop` cuts out.
+CROP_ASPECT = math.log(4 / 3)
+
+#: Bounds of the area of an erased rectangle, as fractions of the image, and of the logarithm of its aspect ratio.
+ERASED_AREA, ERASED_ASPECT = (0.02, 0.33), math.log(10 / 3)
+
+
+def shift_and_flip(
+    images: tf.Tensor, padding: int, shifts: tf.Tensor | None, flips: Sequence[tf.Tensor | None], fill: int = 0
+) -> tf.Tensor:
+    """Pads images [b, h, w, c] of one size with `fill`, and cuts a window of the original size out of each.
+
+    `padding` pixels are added at each side; `shifts` [2, b] are the offsets of each window down and across, from 0 to
+    2 * padding. `flips` are which images [b] are mirrored before, top to bottom and left to right. One gather does
+    both: mirroring all images, and taking some, costs more than the rest.
+    """
+    size = images.shape[1:3]
+    if padding:
+        paddings = [[0, 0], [padding, padding], [padding, padding], [0, 0]]
+        images = tf.pad(images, paddings, constant_values=tf.constant(fill, images.dtype))
+    for axis, length, flip in zip((1, 2), size, flips, strict=True):
+        places = tf.range(length)[None]
+        if shifts is not None:
+            places += shifts[axis - 1][:, None]
+        if flip is not None:
+            places = tf.where(flip[:, None], length + 2 * padding - 1 - places, places)
+        if shifts is not None or flip is not None:
+            images = tf.gather(images, places, axis=axis, batch_dims=1)
+    return images
+
+
+def affine(
+    angle: Any = 0.0, scale: Any = 1.0, shears: Sequence[Any] = (0.0, 0.0), moves: Sequence[Any] = (0.0, 0.0)
+) -> tf.Tensor:
+    """Returns matrices [b, 3, 3] from a place (across, down, 1) in the result to the one that its pixel is read at.
+
+    Places count from the middle of the image. Each argument is a number or [b]: radians, a factor, and each down and
+    across the shear, and pixels.
+    """
+    cos, sin = tf.cos(angle) / scale, tf.sin(angle) / scale
+    rows = cos, shears[1] - sin, moves[1], shears[0] + sin, cos, moves[0], 0.0, 0.0, 1.0
+    like = sum(tf.zeros_like(each) for each in (cos, *shears, *moves))
+    return tf.reshape(tf.stack([each + like for each in rows], axis=-1), [-1, 3, 3])
+
+
+def transform(images: tf.Tensor, matrices: tf.Tensor, is_mask: bool) -> tf.Tensor:
+    """Reads each image [b, h, w, c] at the places of its matrix, as `affine` describes it.
+
+    Beyond its borders an image is mirrored. Values are bilinear; of a mask the nearest pixel's.
+    """
+    height, width = images.shape[1:3]
+    middle = tf.constant([[1.0, 0, (width - 1) / 2], [0, 1, (height - 1) / 2], [0, 0, 1]])
+    whole = middle @ matrices @ tf.linalg.inv(middle)
+    moved = tf.raw_ops.ImageProjectiveTransformV3(
+        images=tf.cast(images, tf.float32),
+        transforms=tf.reshape(whole, [-1, 9])[:, :8],
+        output_shape=[height, width],
+        fill_value=0.0,
+        interpolation="NEAREST" if is_mask else "BILINEAR",
+        fill_mode="REFLECT",
+    )
+    return to_dtype(tf.ensure_shape(moved, images.shape), images.dtype)
+
+
+def crop_and_resize(images: tf.Tensor, least: float, drawn: tf.Tensor, is_mask: bool) -> tf.Tensor:
+    """Cuts a part out of each image of [b, h, w, c], and resizes it to [h, w].
+
+    Args:
+        images: of any number dtype.
+        least: the least fraction of the area.
+        drawn: [4, b] float32 in [0, 1): area, aspect ratio, place down and across.
+        is_mask: take the nearest pixel, in place of bilinear values.
+    """
+    area = least + (1 - least) * drawn[0]
+    height, width = rectangle(area, CROP_ASPECT, drawn[1])
+    top, left = drawn[2] * (1 - height), drawn[3] * (1 - width)
+    # A little smaller: a pixel that rounding places beyond the last one would be black.
+    boxes = tf.stack([top, left, top + height * (1 - 1e-5), left + width * (1 - 1e-5)], axis=1)
+    method = "nearest" if is_mask else "bilinear"
+    parts = tf.image.crop_and_resize(images, boxes, tf.range(images.shape[0]), images.shape[1:3], method)
+    return to_dtype(parts, images.dtype)
+
+
+def rectangle(area: tf.Tensor, log_aspect: float, drawn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns [b] heights and widths, as fractions of the image, at most 1; `drawn` [b] chooses the aspect ratios."""
+    aspect = tf.exp(log_aspect * (2 * drawn - 1))
+    return tf.minimum(tf.sqrt(area / aspect), 1.0), tf.minimum(tf.sqrt(area * aspect), 1.0)
+
+
+def jitter(images: tf.Tensor, strength: float, drawn: tf.Tensor) -> tf.Tensor:
+    """Changes brightness, contrast and saturation of [b, h, w, c] images, in this order; integers stay in their range.
+
+    `drawn` is [3, b] float32 in [0, 1). An image that has not three channels has no saturation.
+    """
+    b, c, s = (factor[:, None, None, None] for factor in tf.unstack(1 + strength * (2 * drawn - 1)))
+    values = tf.cast(images, tf.float32)
+    grey, mean = find_brightness(values)
+    if images.shape[-1] != 3:
+        s = tf.ones_like(s)
+    # All three are linear: v = b x; v = mean(v) + c (v - mean(v)); v = grey(v) + s (v - grey(v)).
+    return to_dtype(values * (b * c * s) + grey * (b * c * (1 - s)) + mean * (b * (1 - c)), images.dtype)
+
+
+def find_brightness(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the brightness of each pixel of [b, h, w, c] images, [b, h, w, 1], and its mean, [b, 1, 1, 1]."""
+    shares = BRIGHTNESS if values.shape[-1] == 3 else [1 / values.shape[-1]] * values.shape[-1]
+    grey = tf.tensordot(values, tf.constant(shares), 1)[..., None]
+    return grey, tf.reduce_mean(grey, axis=[1, 2, 3], keepdims=True)
+
+
+#: What `randaugment` chooses from (Cubuk et al. 2019, arXiv:1909.13719, without equalize): moves, then changes.
+OPERATIONS = (
+    *("identity", "rotate", "shear_x", "shear_y", "translate_x", "translate_y"),
+    *("brightness", "color", "contrast", "sharpness", "posterize", "solarize", "autocontrast"),
+)
+
+#: How many operations `randaugment` applies to an image, and the strength at which they are strongest.
+CHOSEN, STRONGEST = 2, 30
+
+
+def choose_operations(drawn: tf.Tensor) -> Sequence[tuple[Callable[[str], tf.Tensor], tf.Tensor]]:
+    """Returns for each operation of `randaugment` a function that says which images have it, and signs [b], 1 or -1."""
+    chosen = []
+    for number, side in zip(tf.unstack(drawn[:CHOSEN]), tf.unstack(drawn[CHOSEN:]), strict=True):
+        index = scale_to_integers(number, len(OPERATIONS))
+        chosen.append((functools.partial(is_operation, index), tf.where(side < 0.5, 1.0, -1.0)))
+    return chosen
+
+
+def is_operation(index: tf.Tensor, name: str) -> tf.Tensor:
+    return tf.equal(index, OPERATIONS.index(name))
+
+
+def move_at_random(strength: float, drawn: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
+    """Returns the matrices of the moves that `randaugment` chooses, as `affine` describes them."""
+    matrices = []
+    for has, sign in choose_operations(drawn):
+        amount = sign * strength / STRONGEST
+        shears, moves = (
+            [tf.where(has(f"{name}_{axis}"), amount * most, 0.0) for axis, most in (("y", mosts[0]), ("x", mosts[1]))]
+            for name, mosts in (("shear", (0.3, 0.3)), ("translate", (0.45 * size[0], 0.45 * size[1])))
+        )
+        matrices.append(affine(tf.where(has("rotate"), amount * math.pi / 6, 0.0), 1.0, shears, moves))
+    return functools.reduce(tf.matmul, matrices)
+
+
+def change_at_random(images: tf.Tensor, strength: float, drawn: tf.Tensor, white: float) -> tf.Tensor:
+    """Applies the changes that `randaugment` chooses to [b, h, w, c] images with values from 0 to `white`."""
+    values, share = tf.cast(images, tf.float32) * (255 / white), strength / STRONGEST
+    blur = tf.constant([[1.0, 1, 1], [1, 5, 1], [1, 1, 1]])[:, :, None, None] / 13
+    for has, sign in choose_operations(drawn):
+        grey, mean = find_brightness(values)
+        padded = tf.pad(values, [[0, 0], [1, 1], [1, 1], [0, 0]], "SYMMETRIC")
+        blurred = tf.nn.depthwise_conv2d(padded, tf.tile(blur, [1, 1, images.shape[-1], 1]), [1, 1, 1, 1], "VALID")
+        low, high = tf.reduce_min(values, [1, 2], keepdims=True), tf.reduce_max(values, [1, 2], keepdims=True)
+        factor, step = (1 + 0.9 * share * sign)[:, None, None, None], 2.0 ** round(4 * share)
+        others = {"brightness": tf.zeros_like(mean), "color": grey, "contrast": mean, "sharpness": blurred}
+        changed = {name: other + factor * (values - other) for name, other in others.items()} | {
+            "posterize": values - tf.math.floormod(values, step),
+            "solarize": tf.where(values >= 255 * (1 - share), 255 - values, values),
+            "autocontrast": tf.where(high > low, (values - low) * 255 / tf.maximum(high - low, 1), values),
+        }
+        for name, each in changed.items():
+            values = tf.where(has(name)[:, None, None, None], each, values)
+        values = tf.clip_by_value(values, 0, 255)
+    return to_dtype(values * (white / 255), images.dtype)
+
+
+def drop_words(words: tf.Tensor, probability: float, drawn: tf.Tensor) -> tf.Tensor:
+    """Makes some of the words [b, n] padding, but never all words of a text. `drawn` is [b, n] in [0, 1)."""
+    drawn = tf.where(words == 0, -1.0, drawn)
+    is_kept = (drawn >= probability) | (drawn == tf.reduce_max(drawn, axis=1, keepdims=True))
+    return tf.where(is_kept, words, tf.zeros_like(words))
+
+
+def erase(images: tf.Tensor, probability: float, drawn: tf.Tensor, fill: int = 0) -> tf.Tensor:
+    """Fills a rectangle of some of the images [b, h, w, c].
+
+    `drawn` is [5, b] float32 in [0, 1): whether, area, aspect ratio, place down and across.
+    """
+    least, most = ERASED_AREA
+    height, width = rectangle(least + (most - least) * drawn[1], ERASED_ASPECT, drawn[2])
+    inside = []
+    for size, start, extent in zip(images.shape[1:3], tf.unstack(drawn[3:]), (height, width), strict=True):
+        first = start * (1 - extent)
+        places = (tf.range(size, dtype=tf.float32) + 0.5) / size
+        inside.append((places >= first[:, None]) & (places < (first + extent)[:, None]))
+    is_erased = (
+        inside[0][:, :, None, None] & inside[1][:, None, :, None] & (drawn[0] < probability)[:, None, None, None]
+    )
+    return tf.where(is_erased, tf.constant(fill, images.dtype), images)
+
+
+def to_dtype(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Converts float32 to the dtype; for an integer one it rounds, and keeps the range."""
+    return tf.saturate_cast(tf.round(values), dtype) if dtype.is_integer else tf.cast(values, dtype)
+
+
+def scale_to_integers(drawn: tf.Tensor, most: int) -> tf.Tensor:
+    """Returns integers from 0 to less than `most`, for numbers in [0, 1)."""
+    return tf.minimum(tf.cast(drawn * most, tf.int32), most - 1)
