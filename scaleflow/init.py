@@ -17,7 +17,7 @@ from pathlib import Path
 from scaleflow.__main__ import entry
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.errors import ConfigError
-from scaleflow.schema import make_schema
+from scaleflow.schema import describe_config
 
 STARTER = Path(__file__).parent / "starter"
 
@@ -54,7 +54,7 @@ def make_project(folder: Path) -> None:
             place = str(path.relative_to(STARTER)).replace(PYTHON, ".py")
             write(folder / place, path.read_text().replace(NAME, name))
         for group in (None, "dataset", "model"):
-            write(folder / "schema" / f"{group or 'config'}.json", json.dumps(make_schema(group), indent=1) + "\n")
+            write(folder / "schema" / f"{group or 'config'}.json", json.dumps(describe_config(group), indent=1) + "\n")
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {os.strerror(error.errno or 0)}") from error
 

@@ -48,11 +48,11 @@ FOLDER = Path(__file__).parent / CONF.rpartition(".")[2]
 def main(argv: list[str]) -> int:
     parser = CommandParser("schema", __doc__)
     parser.add_argument("group", nargs="?", help="a config group; without it: of the whole config")
-    print(json.dumps(make_schema(parser.parse_args(argv).group), indent=1))
+    print(json.dumps(describe_config(parser.parse_args(argv).group), indent=1))
     return 0
 
 
-def make_schema(group: str | None = None) -> dict[str, Any]:
+def describe_config(group: str | None = None) -> dict[str, Any]:
     """Returns the schema of an option of a group, or of the whole config.
 
     Raises ConfigError if there is no such group.
@@ -61,7 +61,7 @@ def make_schema(group: str | None = None) -> dict[str, Any]:
     groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint) and name in known_groups()}
     if group is None:
         sections: dict[str, Any] = {name: describe_section(name, hint) for name, hint in groups.items()}
-        schema = describe_keys(sections | dict.fromkeys(MORE_KEYS, True), others=False)
+        schema = describe_object(sections | dict.fromkeys(MORE_KEYS, True), others=False)
     elif group in groups:
         schema = describe_section(group, groups[group])
         schema["properties"]["defaults"] = True
@@ -77,8 +77,9 @@ def known_groups() -> list[str]:
 def describe_section(group: str, cls: Any) -> dict[str, Any]:
     """Describes a group: the keys of its dataclass, and those that scaleflow's options have besides."""
     texts = {key: text for file in (FOLDER / group).glob("*.yaml") for key, text in read_comments(file.read_text())}
-    shared = re.search(rf"^{group}:.*\n((?:[ ].*\n|\n)*)", (FOLDER / "config.yaml").read_text(), re.M)
-    texts |= dict(read_comments(shared[1] if shared else ""))
+    for shared in FOLDER.glob("*.yaml"):
+        part = re.search(rf"^{group}:.*\n((?:[ ].*\n|\n)*)", shared.read_text(), re.M)
+        texts |= dict(read_comments(part[1] if part else ""))
     schema = describe_class(cls, others="target" in {each.name for each in dataclasses.fields(cls)})
     keys = {name: schema["properties"].get(name, {}) for name in (*schema["properties"], *texts)}
     described = {name: {"description": texts[name], **key} if name in texts else key for name, key in keys.items()}
@@ -104,10 +105,10 @@ def describe_class(cls: Any, others: bool = False) -> dict[str, Any]:
     hints = type_hints(cls)
     fields = {each.name: each.metadata for each in dataclasses.fields(cls) if each.name != "target"}
     keys = {name: {"anyOf": [describe_hint(hints[name], limits), LATER]} for name, limits in fields.items()}
-    return describe_keys(keys | ({"_target_": {"type": "string"}} if others else {}), others)
+    return describe_object(keys | ({"_target_": {"type": "string"}} if others else {}), others)
 
 
-def describe_keys(keys: Mapping[str, Any], others: bool) -> dict[str, Any]:
+def describe_object(keys: Mapping[str, Any], others: bool) -> dict[str, Any]:
     return {"type": "object", "properties": dict(keys), "additionalProperties": others}
 
 

@@ -22,7 +22,7 @@ WITHOUT_SCHEMA, RECIPES = ("hydra", "pipeline"), "experiment"
 @pytest.fixture(scope="module")
 def schemas() -> dict[str, Any]:
     groups = [path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name not in WITHOUT_SCHEMA]
-    return {group: schema.make_schema(None if group == RECIPES else group) for group in groups if group[0] != "_"}
+    return {group: schema.describe_config(None if group == RECIPES else group) for group in groups if group[0] != "_"}
 
 
 def find_faults(schemas: dict[str, Any], group: str, text: str) -> list[str]:
@@ -70,7 +70,7 @@ def test_what_a_run_takes_is_none(schemas: dict[str, Any], group: str, text: str
 
 def test_the_command_prints_the_schema_of_a_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert schema.main(["model"]) == 0
-    assert json.loads(capsys.readouterr().out) == schema.make_schema("model")
+    assert json.loads(capsys.readouterr().out) == schema.describe_config("model")
     assert schema.main(["modle"]) == 2
     assert "modle: there is no such group; did you mean model?" in capsys.readouterr().err
 

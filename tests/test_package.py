@@ -91,7 +91,8 @@ def test_the_wheel_holds_every_module_and_every_config_and_nothing_else(wheel: P
     }
     folders = (ROOT / "scaleflow", ROOT / "hydra_plugins")
     code = {str(path.relative_to(ROOT)) for folder in folders for path in folder.rglob("*.py")}
-    assert names == conf | code | {"scaleflow/py.typed"}
+    starter = {str(path.relative_to(ROOT)) for path in (ROOT / "scaleflow" / "starter").rglob("*") if path.is_file()}
+    assert names == conf | code | starter | {"scaleflow/py.typed"}
 
 
 @pytest.mark.slow
