@@ -12,6 +12,7 @@ strategy and precision, before `ready`.
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -25,7 +26,7 @@ from scaleflow.config.training_rules import TRAINING_RULES, is_fit_mirrored
 from scaleflow.config.trust import check_trusted_targets
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address, split_address
-from scaleflow.interfaces import BY_SIZE, Batching, Cluster, Plan, Rule, Strategy, Training, name_command
+from scaleflow.interfaces import BY_SIZE, Batching, Cluster, Plan, Rule, Strategy, Target, Training, name_command
 from scaleflow.interfaces.trials import FIRST_BATCH_SIZE, RateTest, Trial, choose_first_size
 from scaleflow.interfaces.versions import to_series
 
@@ -201,6 +202,17 @@ DERIVED_FIELDS = ("choices", "config", "search", "evaluator", "chief", "task", "
 #: The arguments of a Keras optimizer that control a moving average of the weights.
 AVERAGED_WEIGHTS = ("use_ema", "ema_momentum", "ema_overwrite_frequency")
 
+#: The types and limits of arguments of Keras's optimizers, by a pattern of their names. Keras checks few of them.
+OPTIMIZER_ARGUMENTS: tuple[tuple[str, Any, Mapping[str, Any]], ...] = (
+    (r"(adam_)?beta_[12]|rho", float, {"at_least": 0.0, "below": 1.0}),
+    (r"momentum", float, {"at_least": 0.0, "at_most": 1.0}),
+    (r"epsilon(_[12])?|initial_accumulator_value|l[12]_.*strength", float, {"at_least": 0.0}),
+    (r"(adam_)?weight_decay", float | None, {"at_least": 0.0}),
+    (r"amsgrad|nesterov|centered|relative_step|exclude_embeddings", bool, {}),
+    (r"ns_steps", int, {"at_least": 1}),
+    (r"clip_threshold|adam_lr_ratio", float, {"above": 0.0}),
+)
+
 #: The most numbers that a message suggests.
 MAX_SHOWN = 4
 
@@ -219,6 +231,7 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
     if plan.training.batch_size == "auto":  # every size that is tried is a multiple of the first one, or a divisor
         plan = set_batch_size(plan, choose_first_size(find_batch_multiple(plan), FIRST_BATCH_SIZE))
     check_averaged_weights(plan)
+    check_optimizer_arguments(plan.optimizer.target)
     check_checkpoint_address(plan.checkpoint.folder)
     # A batch by the number of training examples is not known yet: the worker rounds it to what replicas can share.
     is_known = plan.training.global_batch_size is not None or plan.training.batch_size != BY_SIZE
@@ -232,6 +245,14 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
             f"cluster.submit={plan.cluster.submit}: works only in a command that starts one new run, not with a "
             "sweep, resume or the Python API; leave it null"
         )
+
+
+def check_optimizer_arguments(target: Target) -> None:
+    """Raises ConfigError for an argument of an optimizer of Keras's with a wrong type, or out of its range."""
+    if re.match(r"(tensorflow\.)?keras\.optimizers\.|scaleflow\.", target.path):
+        for pattern, hint, limits in OPTIMIZER_ARGUMENTS:
+            for name in filter(re.compile(pattern).fullmatch, target.arguments):
+                parse_value(target.arguments[name], hint, f"optimizer.{name}", limits)
 
 
 def set_batch_size(plan: Plan, size: int) -> Plan:

@@ -2,7 +2,8 @@
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from scaleflow.cluster.engines import find_engine
 from scaleflow.cluster.tasks import process_names
@@ -72,6 +73,12 @@ def has_useless_split_key(plan: Plan) -> bool:
 def has_monitor_without_validation(plan: Plan) -> bool:
     stopping = plan.training.early_stopping
     return stopping is not None and stopping.monitor.startswith("val/") and not plan.dataset.validation
+
+
+def find_weight_decay(arguments: Mapping[str, Any]) -> Any:
+    """Returns a weight decay of an optimizer; what does not name one may have a default."""
+    values = [arguments[name] for name in ("weight_decay", "adam_weight_decay") if name in arguments]
+    return next(filter(None, values), None) if values else True
 
 
 def is_fit_mirrored(plan: Plan) -> bool:
@@ -355,6 +362,24 @@ TRAINING_RULES: Sequence[Rule] = (
         lambda p: p.optimizer.schedule == "step" and p.optimizer.step_every is None,
         "the schedule needs the number of updates after which the rate is multiplied by optimizer.step_factor",
         "set optimizer.step_every",
+    ),
+    Rule(
+        ("optimizer.no_decay",),
+        lambda p: bool(p.optimizer.no_decay) and not find_weight_decay(p.optimizer.target.arguments),
+        "there is no weight decay to leave them out of",
+        "set optimizer.weight_decay=0.01, or use optimizer=adamw",
+    ),
+    Rule(
+        ("optimizer._target_", "strategy"),
+        lambda p: p.optimizer.target.path.endswith(".Muon") and p.strategy.has_coordinator,
+        "it needs whole matrices, and parameter servers hold parts of them",
+        "use optimizer=adamw, or another strategy",
+    ),
+    Rule(
+        ("optimizer._target_",),
+        lambda p: p.optimizer.target.path.endswith(".ScheduleFreeAdamW"),
+        "its model has to be averaged before it is evaluated, which Keras leaves to the user",
+        "use optimizer=adamw optimizer.ema=0.99",
     ),
     Rule(
         ("model.init_from_preprocessing", "model.init_from"),

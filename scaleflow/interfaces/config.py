@@ -229,6 +229,8 @@ class Optimizer:
     scale: Literal["none", "linear", "sqrt"] = "none"
     base_batch_size: int = field(default=256, metadata={"at_least": 1})
     rate_factors: dict[str, float] | None = field(default=None, metadata={"at_least": 0.0})
+    no_decay: list[str] | None = None
+    clip_value: float | None = field(default=None, metadata={"above": 0.0})
     ema: float | None = field(default=None, metadata={"above": 0.0, "below": 1.0})
 
 

@@ -2,6 +2,7 @@
 
 from scaleflow.model.export import TOLERANCE, RawInputs, digest_weights, keras_file_fault, write_model
 from scaleflow.model.fine_tuning import (
+    find_decayed,
     find_freeze_warning,
     find_layers,
     find_rate_factors,

@@ -251,6 +251,27 @@ def list_lora_matrices(layer: keras.Layer) -> tuple[Any, Any, Any]:
     return weights, first, second
 
 
+def find_decayed(model: keras.Model, excluded: Sequence[str]) -> list[bool]:
+    """Returns whether each trainable variable has weight decay.
+
+    `excluded` is `optimizer.no_decay`: `bias`, `norm`, or patterns of layers.
+
+    Raises ConfigError if a pattern matches no layer.
+    """
+    setting, left_out = f"optimizer.no_decay=[{', '.join(excluded)}]", set[int]()
+    layers = [layer for _, layer in walk_layers(model)]
+    for name in excluded:
+        if name == "bias":
+            found = [v for v in model.trainable_variables if v.name.endswith("bias")]
+        elif name == "norm":  # without what a wrapper normalizes
+            norms = [layer for layer in layers if "norm" in type(layer).__name__.lower()]
+            found = [v for layer in norms for v in layer._trainable_variables]
+        else:
+            found = [v for layer in find_layers(model, name, setting) for v in layer.variables]
+        left_out |= {id(v) for v in found}
+    return [id(v) not in left_out for v in model.trainable_variables]
+
+
 def find_rate_factors(model: keras.Model, factors: Mapping[str, float]) -> list[float]:
     """Returns the learning rate's factor of each trainable variable. If several patterns match, the last one counts.
 

@@ -1,6 +1,7 @@
 """Creates the configured Keras optimizer and its learning rate schedule."""
 
 from scaleflow.optimizer.make import (
+    clip_values,
     count_from_own_start,
     create_optimizer,
     find_dense_cause,

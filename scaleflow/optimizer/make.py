@@ -112,38 +112,60 @@ def count_from_own_start(optimizer: keras.optimizers.Optimizer, find_start: Call
     inner.update_step = update_step
 
 
-def scale_rates(optimizer: keras.optimizers.Optimizer, factors: Sequence[float]) -> None:
+def scale_rates(
+    optimizer: keras.optimizers.Optimizer, factors: Sequence[float], are_decayed: Sequence[bool] | None = None
+) -> None:
     """Makes an optimizer use a factor of the learning rate for each variable, also in its weight decay.
 
     Args:
         optimizer: not built yet.
         factors: one for each variable that the optimizer will be built for, in their order.
+        are_decayed: whether each of these variables has weight decay; None for all.
+
+    Raises ConfigError if variables are to have no weight decay, and there is none.
     """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    update, amounts = inner.update_step, (inner.weight_decay, getattr(inner, "adam_weight_decay", None))
+    if are_decayed is not None and not any(amounts):
+        raise ConfigError(f"optimizer.no_decay: {type(inner).__name__} has no weight decay; set optimizer.weight_decay")
+
+    def find_amounts(variable: Any) -> tuple[float, float]:
+        """Returns the weight decay and the factor of the rate."""
+        index = inner._get_variable_index(variable)
+        is_adam = amounts[1] is not None and inner._should_use_adamw(variable)  # Muon has a decay for these
+        is_decayed = (are_decayed is None or are_decayed[index]) and inner._use_weight_decay(variable)
+        return (amounts[is_adam] or 0.0) * is_decayed, float(factors[index])
+
+    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+        update(gradient, variable, learning_rate * float(factors[inner._get_variable_index(variable)]))
+
+    def decay(distribution: tf.distribute.Strategy, decayed: Sequence[tuple[Any, tuple[float, float]]]) -> None:
+        for variable, arguments in decayed:
+            distribution.extended.update(variable, decay_one, args=arguments, group=False)
+
+    def decay_one(variable: Any, amount: float, factor: float) -> None:
+        rate = tf.cast(inner.learning_rate, variable.dtype) * factor
+        variable.assign_sub(variable * tf.cast(amount, variable.dtype) * rate)
+
+    def apply_weight_decay(variables: Sequence[Any]) -> None:
+        found = [(to_tf_variable(variable), find_amounts(variable)) for variable in variables]
+        decayed = [pair for pair in found if pair[1][0]]
+        tf.__internal__.distribute.interim.maybe_merge_call(decay, inner._distribution_strategy, decayed)
+
+    if any(factor != 1 for factor in factors):
+        inner.update_step = update_step
+    inner._apply_weight_decay = apply_weight_decay
+
+
+def clip_values(optimizer: keras.optimizers.Optimizer, largest: float) -> None:
+    """Makes an optimizer clip each element of the gradients that it has summed, and for float16 unscaled."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     update = inner.update_step
 
-    def factor_of(variable: Any) -> float:
-        return float(factors[inner._get_variable_index(variable)])
-
     def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
-        update(gradient, variable, learning_rate * factor_of(variable))
-
-    def decay(distribution: tf.distribute.Strategy, variables: Sequence[Any]) -> None:
-        for variable in variables:
-            distribution.extended.update(variable, decay_one, args=(factor_of(variable),), group=False)
-
-    def decay_one(variable: Any, factor: float) -> None:
-        rate = tf.cast(inner.learning_rate, variable.dtype) * factor
-        variable.assign_sub(variable * tf.cast(inner.weight_decay, variable.dtype) * rate)
-
-    def apply_weight_decay(variables: Sequence[Any]) -> None:
-        if inner.weight_decay is None:
-            return
-        decayed = [to_tf_variable(variable) for variable in variables if inner._use_weight_decay(variable)]
-        tf.__internal__.distribute.interim.maybe_merge_call(decay, inner._distribution_strategy, decayed)
+        update(tf.clip_by_value(gradient, -largest, largest), variable, learning_rate)
 
     inner.update_step = update_step
-    inner._apply_weight_decay = apply_weight_decay
 
 
 def average_weights(optimizer: keras.optimizers.Optimizer, momentum: float) -> None:
@@ -191,7 +213,7 @@ def keep_values(variables: Sequence[Any]) -> None:
 INSTEAD = {
     "clipnorm": "training.clip_norm",
     "global_clipnorm": "training.clip_norm",
-    "clipvalue": "training.clip_norm",
+    "clipvalue": "optimizer.clip_value",
     "gradient_accumulation_steps": "training.accumulate",
     "loss_scale_factor": "precision=mixed_float16",
 }

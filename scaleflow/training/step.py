@@ -172,6 +172,7 @@ def check_own_updates(options: Training, optimizer: Optimizer, policy: str, xla:
         f"training.on_nan={options.on_nan}": options.on_nan != "stop",
     }
     updates = {
+        "optimizer.no_decay": bool(optimizer.no_decay),
         "optimizer.rate_factors": optimizer.rate_factors is not None,
         f"optimizer.ema={optimizer.ema}": optimizer.ema is not None,
     }

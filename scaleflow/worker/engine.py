@@ -336,11 +336,20 @@ def make_optimizer(
     )
     if takes_rows and can_update_by_rows(net, new_optimizer):
         optimizer.update_by_rows(new_optimizer)  # before the factors, which are to scale these updates, too
-    if options.rate_factors is not None:
-        factors = model.find_rate_factors(net, options.rate_factors)
-        shards = zip(factors, net.trainable_variables, strict=True)
-        optimizer.scale_rates(new_optimizer, [f for f, v in shards for _ in training.list_shards([v])])
+    if options.rate_factors or options.no_decay or options.target.path.endswith(".Muon"):  # Keras's decay of Muon
+        factors = model.find_rate_factors(net, options.rate_factors or {})  # works in one replica only
+        are_decayed = model.find_decayed(net, options.no_decay) if options.no_decay else None
+        counts = [len(training.list_shards([v])) for v in net.trainable_variables]
+        optimizer.scale_rates(
+            new_optimizer, repeat_each(factors, counts), are_decayed and repeat_each(are_decayed, counts)
+        )
+    if options.clip_value is not None:
+        optimizer.clip_values(new_optimizer, options.clip_value)
     return new_optimizer
+
+
+def repeat_each(values: Sequence[Any], counts: Sequence[int]) -> list[Any]:
+    return [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
 
 
 def make_optimizer_maker(plan: Plan, runtime: Runtime, steps: int, net: keras.Model) -> MakeOptimizer:
@@ -354,6 +363,8 @@ def make_optimizer_maker(plan: Plan, runtime: Runtime, steps: int, net: keras.Mo
             bind_target(plan.optimizer.target), rate, loss_scaling=False, takes_summed=False
         )
         optimizer.mark_tables(new_optimizer, [id(each) in model.list_table_variables(net) for each in variables])
+        if options.clip_value is not None:
+            optimizer.clip_values(new_optimizer, options.clip_value)
         new_optimizer.build(list(variables))
         return new_optimizer
 

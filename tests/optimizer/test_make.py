@@ -90,7 +90,7 @@ def test_keras_is_refused_the_work_of_the_loop(isolated: Callable[..., Any]) -> 
         "LossScaleOptimizer of Adam",
         "optimizer.clipnorm=1.0: use training.clip_norm, which is correct on every strategy",
         "optimizer.global_clipnorm=0.5: use training.clip_norm, which is correct on every strategy",
-        "optimizer.clipvalue=2.0: use training.clip_norm, which is correct on every strategy",
+        "optimizer.clipvalue=2.0: use optimizer.clip_value, which is correct on every strategy",
         "optimizer.gradient_accumulation_steps=4: use training.accumulate, which is correct on every strategy",
         "optimizer.loss_scale_factor=128.0: use precision=mixed_float16, which is correct on every strategy",
         "optimizer: Adam has use_ema=True, and Keras's moving average of the weights would be neither evaluated nor "

@@ -321,8 +321,11 @@ def draw_precision(made: Drawing) -> None:
         made.common.append(f"precision={made.precision}")
 
 
+OPTIMIZERS = ("lion", "rmsprop", "nadam", "lamb", "adagrad", "adafactor", "adamax", "adadelta", "ftrl", "muon")
+
+
 def draw_optimizer(made: Drawing) -> None:
-    name = made.draw.choice(["adam", "adam", "adamw", "sgd", "sgd", "lion", "rmsprop", "nadam", "lamb", "adagrad"])
+    name = made.draw.choice([*("adam", "adamw", "sgd") * 2, *OPTIMIZERS])
     made.common.append(f"optimizer={name}")
     if name == "lion":  # it steps by the sign of a gradient, and rounding changes the sign of one that should be 0
         made.is_equal = False
@@ -330,6 +333,9 @@ def draw_optimizer(made: Drawing) -> None:
     made.maybe(0.3, "optimizer.schedule=cosine", "optimizer.schedule=cosine")
     made.maybe(0.2, "optimizer.warmup_steps=2")
     made.maybe(0.1, "optimizer.scale=linear", "optimizer.scale=sqrt")
+    made.maybe(0.1, "optimizer.clip_value=0.01")
+    if name in ("adamw", "muon"):
+        made.maybe(0.3, "optimizer.no_decay=[bias]", "optimizer.no_decay=[bias, norm]")
     if name == "sgd":
         made.maybe(0.3, "optimizer.nesterov=true", "optimizer.momentum=0")
 
