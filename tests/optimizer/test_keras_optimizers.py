@@ -186,10 +186,9 @@ def test_biases_norms_and_named_layers_are_left_out_of_weight_decay(
     spread = ("strategy=mirrored", leaves)
     found = isolated(decay_only, [plan(*words, ONE), plan(*words, ONE, leaves, rates), plan(*words, *spread)])
     assert found[0] == pytest.approx([0.05] * len(found[0]), rel=1e-4)
-    kernel, *others = found[1]
-    assert kernel == pytest.approx(0.025, rel=1e-4)
-    assert others == pytest.approx([0.0] * len(others))
-    assert found[2] == pytest.approx([0.05, *others], rel=1e-4)
+    wanted = [0.05, 0, 0, 0.05, 0, 0, 0.05, 0, 0, 0, 0]  # three kernels, each with a norm, and the last layer
+    assert found[1] == pytest.approx([0.025, *wanted[1:]], rel=1e-4)
+    assert found[2] == pytest.approx(wanted, rel=1e-4)
 
 
 def refuse(plans: list[Any]) -> list[str]:
