@@ -43,8 +43,8 @@ from scaleflow.interfaces import Plan, Status, Tracking
 from scaleflow.interfaces.formatting import Readable, list_metric_rows
 from scaleflow.interfaces.trials import Trial
 from scaleflow.launcher.answer import ANSWER, FINISHED, INTERRUPTED, REFUSED, TERMINATED
-from scaleflow.launcher.data_frame import set_data_dir, to_arrow, write_feather
 from scaleflow.launcher.launch import describe_outcome, launch_run
+from scaleflow.launcher.objects import add_options, place_file, plan_data_file, plan_model_file, use_function
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder
@@ -171,6 +171,7 @@ def run(
     config_dir: Folders = (),
     folder: str | Path | None = None,
     data: Any = None,
+    model: Any = None,
 ) -> Result:
     """Trains, as `scaleflow` does, and returns when the run is over.
 
@@ -179,9 +180,12 @@ def run(
             scaleflow's config groups.
         config_dir: one or more folders with your own config options, as `--config-dir`.
         folder: the run's folder, as `hydra.run.dir`.
-        data: with `dataset=table`, the rows: a pandas DataFrame or a pyarrow Table, in place of `dataset.data_dir`.
-            A DataFrame's index is left out. The run reads a copy, a Feather file in its folder, whose name contains a
-            hash of the table.
+        data: the rows of `dataset=table`, a pandas DataFrame (its index is left out) or a pyarrow Table; or the arrays
+            of `dataset=npz`, (x, y), (x, y, weights) or arrays by name such as x_train. The run reads a copy, a file in
+            its folder, whose name contains a hash of the content.
+        model: a Keras model, which trains on from its weights; or a function of a module, which gets `inputs` and
+            `outputs` and returns a Keras model, or `functools.partial` of one. What the model is compiled with is not
+            used: the run has its own loss, metrics and optimizer.
 
     Returns:
         The result. A run that `checkpoint.max_seconds` stopped has the status KILLED and raises nothing.
@@ -192,22 +196,32 @@ def run(
         RunFailed: if the run began and failed.
         KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, when the run is recorded.
     """
+    objects = [None if data is None else plan_data_file(data), plan_model_file(model)]
+    files = [each for each in objects if each is not None]
     if len(what) == 1 and not isinstance(what[0], str):
         composed, overrides = normalize_config(what[0], to_folders(config_dir)), []
     else:
-        overrides = [to_override(word) for word in what]
+        overrides = add_options([to_override(word) for word in what], files)
         composed = compose_config(overrides, to_folders(config_dir))
     if folder is not None:
         composed = replace(composed, folder=Path(folder))
-    if data is None:
-        return run_config(composed, overrides)
-    table = to_arrow(data)
-    composed, file = set_data_dir(composed, table)
+    if model is not None and objects[1] is None:
+        composed = use_function(composed, model)
+    written: dict[Path, Callable[[Path], object]] = {}
+    for each in files:
+        composed, path = place_file(composed, each)
+        written[path] = each.write
     try:
-        return run_config(composed, overrides, lambda: write_feather(table, file))
+        return run_config(composed, overrides, lambda: write_files(written))
     except ConfigError:
-        file.unlink(missing_ok=True)  # there is no run that could read it
+        for path in written:
+            path.unlink(missing_ok=True)  # there is no run that could read it
         raise
+
+
+def write_files(written: Mapping[Path, Callable[[Path], object]]) -> None:
+    for path, write in written.items():
+        write(path)
 
 
 def run_config(

@@ -33,9 +33,19 @@ def read_weights(path: str, origin: str, grown: Collection[str] = ()) -> SavedWe
 
     Raises ConfigError if it is missing, damaged or no Keras model.
     """
+    with tf.device("CPU:0"):
+        model = load_keras_file(path, f"model.init_from={origin}")
+    network = find_network(model)
+    prefix = "" if network is model else f"{network.name}/"
+    segments = {f"{prefix}{name}": each for name, each in find_segments(network, label_inputs(grown)).items()}
+    weights = {name: [np.asarray(w) for w in layer.weights] for name, layer in list_layers(model)}
+    return SavedWeights(origin, weights, segments)
+
+
+def load_keras_file(path: str, key: str) -> keras.Model:
+    """Loads a model. Raises ConfigError, which begins with the `key`, if it is missing, damaged or no Keras model."""
     try:
-        with tf.device("CPU:0"):
-            model = keras.models.load_model(path, compile=False)
+        return keras.models.load_model(path, compile=False)
     except Exception as error:  # zipfile, h5py and Keras raise many types
         reason = explain_load_error(error)
         if path.endswith(".keras") and not zipfile.is_zipfile(path):  # Keras reports such a file as missing
@@ -43,14 +53,9 @@ def read_weights(path: str, origin: str, grown: Collection[str] = ()) -> SavedWe
         elif newer := find_newer_keras(path):
             reason = f"Keras {newer} wrote it, and this is the older Keras {keras.__version__}; install that version"
         raise ConfigError(
-            f"model.init_from={origin}: cannot be read as a Keras model ({reason}); use a file that keras.Model.save "
+            f"{key}: cannot be read as a Keras model ({reason}); use a file that keras.Model.save "
             "wrote, or a model that scaleflow logged"
         ) from error
-    network = find_network(model)
-    prefix = "" if network is model else f"{network.name}/"
-    segments = {f"{prefix}{name}": each for name, each in find_segments(network, label_inputs(grown)).items()}
-    weights = {name: [np.asarray(w) for w in layer.weights] for name, layer in list_layers(model)}
-    return SavedWeights(origin, weights, segments)
 
 
 def find_newer_keras(path: str) -> str | None:

@@ -1,0 +1,230 @@
+"""Objects of a program as the data and the model of a run: `scaleflow.run(..., data=frame, model=network)`.
+
+The worker is another process, and a resumed run needs them again. So tables, arrays and Keras models are written to
+files in the run's folder, whose names contain a hash of the content. pyarrow and NumPy are imported inside the
+functions, because only runs with such objects need them.
+"""
+
+import functools
+import hashlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf, open_dict
+
+from scaleflow.config.compose import ComposedConfig
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces.config import Model
+
+TABLE, NPZ, KERAS_FILE = (
+    "scaleflow.dataset.table.Table",
+    "scaleflow.dataset.npz.Npz",
+    "scaleflow.model.keras_file.build",
+)
+
+#: The names of arrays in a tuple.
+ARRAYS = ("x", "y", "w")
+
+#: The number of rows in a record batch, which is read at once.
+BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class ObjectFile:
+    """An object that a run reads from a file in its folder.
+
+    Attributes:
+        argument: of `scaleflow.run`.
+        option: the config group and its option that reads such a file.
+        target: what that option names.
+        key: the key of the group that names the file.
+        name: the name of the file.
+        write: writes it to a path.
+        more: further keys of the group, with their values.
+    """
+
+    argument: str
+    option: tuple[str, str]
+    target: str
+    key: str
+    name: str
+    write: Callable[[Path], object]
+    more: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan_data_file(data: Any) -> ObjectFile:
+    """Returns the file of `run(data=...)`. Raises ConfigError for an object that is neither a table nor arrays."""
+    if isinstance(data, tuple | Mapping):
+        arrays = name_arrays(data)
+        digest = hash_parts(part for name, each in arrays.items() for part in (f"{name}{each.dtype}{each.shape}", each))
+        more = {"weights": "w"} if isinstance(data, tuple) and "w" in arrays else {}
+        save = functools.partial(save_arrays, arrays)
+        return ObjectFile("data", ("dataset", "npz"), NPZ, "data_dir", f"data-{digest}.npz", save, more)
+    table = to_arrow(data)
+    name = f"data-{hash_table(table)}.feather"
+    return ObjectFile("data", ("dataset", "table"), TABLE, "data_dir", name, functools.partial(write_feather, table))
+
+
+def name_arrays(data: tuple[Any, ...] | Mapping[Any, Any]) -> dict[str, Any]:
+    """Returns arrays by their names in a file of `dataset=npz`. Raises ConfigError if they cannot be written there."""
+    import numpy as np
+
+    if isinstance(data, tuple) and len(data) not in (2, 3):
+        raise ConfigError(f"run(data=...): a tuple of {len(data)}; give (x, y), or (x, y, weights)")
+    named = zip(ARRAYS, data, strict=False) if isinstance(data, tuple) else data.items()
+    arrays = {str(name): np.asarray(each) for name, each in named}
+    for name, each in arrays.items():
+        if each.dtype == object:
+            raise ConfigError(f"run(data=...): {name} is no array of numbers or texts of one shape; convert it to one")
+    return arrays
+
+
+def save_arrays(arrays: Mapping[str, Any], path: Path) -> None:
+    import numpy as np
+
+    np.savez(path, **arrays)
+
+
+def plan_model_file(model: Any) -> ObjectFile | None:
+    """Returns the file of a Keras model; None for anything else. Raises ConfigError if it has no weights."""
+    keras = sys.modules.get("keras")
+    if keras is None or not isinstance(model, keras.Model):
+        return None
+    if not model.built:
+        raise ConfigError("run(model=...): the model has no weights yet; begin it with keras.Input, or call it once")
+    digest = hash_parts((model.to_json(), *(each for each in model.get_weights())))
+    return ObjectFile("model", ("model", "keras_file"), KERAS_FILE, "path", f"model-{digest}.keras", model.save)
+
+
+def use_function(composed: ComposedConfig, model: Any) -> ComposedConfig:
+    """Returns the config of a run whose model a function builds, with the keys that all models share.
+
+    Raises ConfigError if the worker, another process, could not import the function.
+    """
+    is_partial = isinstance(model, functools.partial)
+    function, arguments = (model.func, model.keywords) if is_partial else (model, {})
+    path = f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', '<none>')}"
+    if not callable(function) or "<" in path or (is_partial and model.args):
+        raise ConfigError(
+            f"run(model={type(model).__name__}): expected a Keras model, or a function of a module that builds one, or "
+            "functools.partial of it with arguments by name"
+        )
+    config = composed.config.copy()
+    shared = {each.name for each in fields(Model)}
+    with open_dict(config):
+        kept = {key: value for key, value in config.model.items_ex(resolve=False) if key in shared}
+        config.model = {"_target_": path, **arguments, **kept}
+    return replace(composed, config=config, choices={**composed.choices, "model": function.__name__})
+
+
+def hash_parts(parts: Any) -> str:
+    """Returns 16 hexadecimal digits that depend on texts and arrays."""
+    import numpy as np
+
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()
+
+
+def add_options(words: Sequence[str], files: Sequence[ObjectFile]) -> list[str]:
+    """Returns the words of a run, with the options that read the files where no other is typed."""
+    typed = {word.partition("=")[0] for word in words}
+    if "resume" in typed:
+        return list(words)
+    return [*(f"{file.option[0]}={file.option[1]}" for file in files if file.option[0] not in typed), *words]
+
+
+def place_file(composed: ComposedConfig, file: ObjectFile) -> tuple[ComposedConfig, Path]:
+    """Returns the config of a run that reads a file in its folder, and the path of the file.
+
+    Raises ConfigError if the config has something else there.
+    """
+    (group, option), said = file.option, f"run({file.argument}=...)"
+    section = composed.config.get(group) or OmegaConf.create({})
+    if composed.config.get("resume"):
+        raise ConfigError(f"{said}: a resumed run reads what is in its folder; leave out {file.argument}")
+    if section.get("_target_") != file.target:
+        raise ConfigError(f"{said}: the {group} is {section.get('_target_')}; add {group}={option}")
+    if not OmegaConf.is_missing(section, file.key):
+        value = section[file.key]
+        raise ConfigError(f"{said}: there is also {group}.{file.key}={value}; leave out one of the two")
+    path = composed.folder.absolute() / file.name
+    config = composed.config.copy()
+    with open_dict(config):
+        config[group].update({**file.more, file.key: str(path)})
+    return replace(composed, config=config), path
+
+
+def to_arrow(data: Any) -> Any:
+    """Converts a pandas DataFrame to a `pyarrow.Table`, without its index; returns a `pyarrow.Table` as it is.
+
+    Raises ConfigError for other types, and for columns whose values have no common type.
+    """
+    import pyarrow
+
+    if isinstance(data, pyarrow.Table):
+        return data
+    module, name = type(data).__module__, type(data).__qualname__
+    if name != "DataFrame" or module.partition(".")[0] != "pandas":
+        raise ConfigError(f"run(data={name}): expected a pandas DataFrame or a pyarrow Table; convert it to one")
+    if other := next((each for each in data.columns if not isinstance(each, str)), None):
+        raise ConfigError(f"run(data=DataFrame): the column {other!r} needs a name that is a string; rename it")
+    try:
+        return pyarrow.Table.from_pandas(data, preserve_index=False)
+    except pyarrow.ArrowException as error:
+        raise ConfigError(
+            f"run(data=DataFrame): a column has values of several types: {'; '.join(map(str, error.args))}; give it "
+            "one type, or drop it"
+        ) from error
+
+
+def write_feather(table: Any, path: Path) -> None:
+    """Writes a table as a Feather file in batches."""
+    import pyarrow
+
+    try:
+        with pyarrow.OSFile(str(path), "wb") as file:
+            write_batches(table, pyarrow.ipc.new_file(file, table.schema))
+    except OSError as error:
+        raise ConfigError(f"run(data=...): the table cannot be written to {path}: {error}") from error
+
+
+def write_batches(table: Any, writer: Any) -> None:
+    with writer:
+        writer.write_table(table.unify_dictionaries(), max_chunksize=BATCH_ROWS)
+
+
+class HashFile:
+    """A file whose contents are hashed."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.digest = hashlib.blake2b(digest_size=8)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def hash_table(table: Any) -> str:
+    """Returns 16 hexadecimal digits that depend on the names, types and values of a table."""
+    import pyarrow
+
+    file = HashFile()
+    plain = table.replace_schema_metadata(None).combine_chunks()
+    write_batches(plain, pyarrow.ipc.new_stream(pyarrow.PythonFile(file, "w"), plain.schema))
+    return file.digest.hexdigest()

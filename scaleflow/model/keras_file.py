@@ -1,0 +1,44 @@
+"""A Keras model that `keras.Model.save` wrote, with its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import InputStructure, OutputStructure, map_leaves
+from scaleflow.interfaces.options import check_options
+from scaleflow.model.initial import load_keras_file
+
+
+@check_options("model")
+def build(inputs: InputStructure, outputs: OutputStructure, path: str) -> keras.Model:
+    """Loads the model; it trains on from its weights, with the loss, metrics and optimizer of the run.
+
+    Args:
+        inputs: numbers of the shapes that the model takes.
+        outputs: what the dataset needs, for which the model returns logits or values.
+
+    conf/model/keras_file.yaml describes the other arguments.
+
+    Raises:
+        ConfigError: if the file cannot be loaded, or takes inputs of other shapes.
+    """
+    if not Path(path).is_file():
+        raise ConfigError(f"model.path={path}: there is no such file; use a file that keras.Model.save wrote")
+    model = load_keras_file(path, f"model.path={path}")
+    model.trainable = True
+    expected = map_leaves(lambda each: (None, *each.shape), inputs)
+    if not isinstance(expected, dict) and not fits(model.input_shape, expected):
+        raise ConfigError(
+            f"model.path={path}: the model takes inputs of the shape {model.input_shape}, and the dataset gives "
+            f"{expected}"
+        )
+    return model
+
+
+def fits(taken: object, given: tuple[int | None, ...]) -> bool:
+    if not isinstance(taken, tuple) or len(taken) != len(given):
+        return False
+    return all(None in pair or pair[0] == pair[1] for pair in zip(taken, given, strict=True))
