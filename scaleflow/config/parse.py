@@ -21,6 +21,7 @@ from scaleflow.interfaces.secret_masking import mask_secrets
 #: Keys that are null by default, and otherwise a mapping.
 EMPTY_MAPPINGS = (
     "dataset.augment",
+    "dataset.balance",
     "model.freeze",
     "model.lora",
     "objective.loss",

@@ -412,6 +412,36 @@ TRAINING_RULES: Sequence[Rule] = (
         "leave it out, and use model.freeze=[PATTERN]",
     ),
     Rule(
+        ("dataset.balance",),
+        lambda p: isinstance(p.dataset.balance, dict) and sum(p.dataset.balance.values()) > 1 + 1e-9,
+        "the shares sum to more than 1",
+        "give some classes their share of the examples: {positive: 0.3}; the others divide the rest",
+    ),
+    Rule(
+        ("dataset.balance", "objective.class_weight"),
+        lambda p: p.dataset.balance is not None and p.objective.class_weight is not None,
+        "rare classes would count twice",
+        "use only one of the two",
+    ),
+    Rule(
+        ("dataset.balance", "dataset.prior_correction", "training.step._target_"),
+        lambda p: p.dataset.balance is not None and p.dataset.prior_correction and p.training.step is not None,
+        "a custom step computes its loss from outputs that are corrected already",
+        "use dataset.prior_correction=false",
+    ),
+    Rule(
+        ("dataset.prior_correction", "dataset.balance"),
+        lambda p: p.dataset.balance is None and not p.dataset.prior_correction,
+        "examples are drawn as they are, so that there is nothing to correct",
+        "leave dataset.prior_correction out",
+    ),
+    Rule(
+        ("dataset.balance", "debug.overfit"),
+        lambda p: p.dataset.balance is not None and p.debug.overfit,
+        "debug.overfit trains on the first batch only",
+        "use only one of the two",
+    ),
+    Rule(
         ("dataset.validation",),
         has_invalid_fraction,
         "this is not a fraction of the training split",

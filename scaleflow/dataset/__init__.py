@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.matched_source import WholeSource as WholeSource
     from scaleflow.dataset.pipeline.matched_source import match_source as match_source
     from scaleflow.dataset.pipeline.matched_source import read_targets as read_targets
+    from scaleflow.dataset.pipeline.orders import ClassOrder as ClassOrder
+    from scaleflow.dataset.pipeline.orders import count_drawn as count_drawn
+    from scaleflow.dataset.pipeline.orders import find_shifts as find_shifts
     from scaleflow.dataset.pipeline.records import decode_records as decode_records
     from scaleflow.dataset.pipeline.splits import LEFT_OUT as LEFT_OUT
     from scaleflow.dataset.pipeline.splits import UNLABELLED as UNLABELLED
@@ -34,6 +37,7 @@ NAMES = {
     "own": ("make_source",),
     "pipeline.augment": ("augment_feed",),
     "pipeline.augmented_sheet": ("write_sheet",),
+    "pipeline.orders": ("ClassOrder", "count_drawn", "find_shifts"),
     "pipeline.blocks": ("check_shards", "describe_shards"),
     "pipeline.cache": ("preprocess_inputs", "sample_rows"),
     "pipeline.feed_factory": ("make_feed",),

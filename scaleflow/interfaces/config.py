@@ -177,6 +177,10 @@ class Dataset:
     on_bad_example: Literal["auto", "raise", "skip"] = "auto"
     normalise: bool = False
     augment: Augment | None = None
+    balance: Literal["oversample", "undersample"] | dict[str, float] | None = field(
+        default=None, metadata={"above": 0.0, "at_most": 1.0}
+    )
+    prior_correction: bool = True
     check: Literal["warn", "refuse", "none"] = "warn"
 
     @property

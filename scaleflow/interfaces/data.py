@@ -131,6 +131,8 @@ class Outputs:
             deviation 1, and a last layer without weights returns them in the unit of the targets. The loss of the kind
             is computed on such values, when it is minimised and when it is reported. Metrics such as `mae` and `rmse`
             are in the unit of the targets. None: no scaling.
+        logit_shift: for one class of each example: what a last layer without weights adds to the logits. The loss that
+            is minimised is that of the logits before it. None: nothing.
         limits: for `regression`: the least and the greatest target of the training split, for a model that predicts
             nothing beyond them. None: they are not known.
     """
@@ -141,6 +143,7 @@ class Outputs:
     ignore: int | None = None
     scaling: tuple[float, float] | None = None
     limits: tuple[float, float] | None = None
+    logit_shift: tuple[float, ...] | None = field(default=None, compare=False)
 
     @property
     def target_shape(self) -> tuple[int, ...]:

@@ -59,7 +59,7 @@ def make_model(
     factory: Callable[..., Any], inputs: InputStructure, outputs: OutputStructure, has_step: bool = False
 ) -> keras.Model:
     """Returns the factory's model after checking its inputs and outputs; adds a cast to outputs that are not float32,
-    and their scaling (`Outputs.scaling`).
+    and their scaling or shift (`Outputs.scaling`, `Outputs.logit_shift`).
 
     Call it in the strategy's scope, because it creates the variables.
 
@@ -89,7 +89,7 @@ def make_model(
             f"model: does not accept inputs of shape {', '.join(shapes)}: {read_reason(error)}"
         ) from error
     check_outputs(returned, outputs)
-    if any(each.scaling is not None for each in name_leaves(outputs).values()):
+    if any(each.scaling or each.logit_shift for each in name_leaves(outputs).values()):
         return scale_outputs(model, model_inputs, returned, outputs)
     if any(tensor.dtype != "float32" for tensor in name_leaves(returned).values()):
         model = keras.Model(model_inputs, map_named(cast_to_float32, returned), name=model.name)
@@ -214,7 +214,11 @@ def scale_outputs(model: keras.Model, inputs: Any, returned: Any, outputs: Outpu
 
 
 def scale_output(name: str, tensor: keras.KerasTensor, described: Outputs) -> keras.KerasTensor:
-    """Converts an output, or that of each member of an ensemble, to `Outputs.dtype` in the unit of the targets."""
+    """Converts an output, or that of each member of an ensemble, to `Outputs.dtype` in the unit of the targets, or
+    adds `Outputs.logit_shift`.
+    """
+    if described.logit_shift is not None:
+        return keras.layers.Rescaling(1.0, offset=list(described.logit_shift), dtype="float32")(tensor)
     if described.scaling is None:
         return cast_to_float32(name, tensor)
     mean, deviation = described.scaling

@@ -2,7 +2,14 @@
 
 from scaleflow.objective.kinds import rank_classes, sum_positions
 from scaleflow.objective.losses import Loader
-from scaleflow.objective.make import count_classes, describe_class_weights, find_class_weights, make_objective
+from scaleflow.objective.make import (
+    check_classes,
+    count_classes,
+    describe_class_weights,
+    find_class_weights,
+    make_objective,
+    names_of_classes,
+)
 from scaleflow.objective.variants import (
     add_unknown_count,
     average_losses,

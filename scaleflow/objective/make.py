@@ -88,7 +88,7 @@ def check_classes(described: Outputs, key: str, given: Any) -> None:
             f"{key}: works only with classification and binary targets, and the dataset's are {described.kind}; "
             "leave it null"
         )
-    if given == "balanced":
+    if isinstance(given, str):
         return
     known = names_of_classes(described)
     for name in given:
@@ -332,8 +332,9 @@ def make_output_objective(
     loss = choose_loss(described, parts, target, smoothing, loader, weights is not None)
     if described.scaling is not None and is_free_of_unit(target):
         loss = standardise_loss(loss, *described.scaling)
-    plain = example_loss(described, loss)
-    minimised = plain if weights is None else example_loss(described, loss, weights)
+    plain = minimised = example_loss(described, loss)
+    if weights is not None or described.logit_shift is not None:
+        minimised = example_loss(described, unshift_loss(loss, described.logit_shift), weights)
     return Objective(
         minimised,
         parts.measures,
@@ -360,6 +361,11 @@ def example_loss(described: Outputs, loss: Loss, weights: Sequence[float] | None
         return average_positions(values, counted)
 
     return losses
+
+
+def unshift_loss(loss: Loss, shift: Sequence[float] | None) -> Loss:
+    """Returns the loss of the logits before `Outputs.logit_shift` was added to them."""
+    return loss if shift is None else lambda targets, outputs: loss(targets, outputs - tf.constant(shift))
 
 
 def standardise_loss(loss: Loss, mean: float, deviation: float) -> Loss:

@@ -24,6 +24,7 @@ from scaleflow.interfaces.config import Best
 from scaleflow.interfaces.events import Emit, Note, StageBegan
 from scaleflow.runs import RunFolder
 from scaleflow.runs.learned_state import write_learned_state
+from scaleflow.worker.balance import balance_classes
 from scaleflow.worker.baseline_data import write_baseline_data
 from scaleflow.worker.data import (
     PreparedData,
@@ -222,22 +223,23 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     if plan.evaluator != "here":  # it does not train, and its batch is not the run's
         dataset.check_shards(plan.dataset, plan.training, data.splits.train, runtime.batching.global_size)
     splits = apply_debug_subset(data.splits, plan, runtime)
-    feeds = make_feeds(splits, runtime, plan)
+    balance = balance_classes(plan, splits)
+    feeds = make_feeds(splits, runtime, plan, None if balance is None else balance.order)
+    outputs = source.outputs if balance is None else balance.outputs
     startup_timer.end_part("data")
 
     emit(StageBegan("building the model"))
     length = training.compute_length(plan.training, feeds.train)
     model.check_preset_words(plan.model.target, source.inputs, getattr(source, "reading", None) or {})
-    goal = objective.refuse_probabilities(make_run_objective(plan, splits, runtime, emit), splits.outputs)
+    goal = make_run_objective(plan, replace(splits, outputs=outputs), runtime, emit)
+    goal = objective.refuse_probabilities(goal, splits.outputs)
     validates = feeds.validation is not None and plan.evaluator != "elsewhere"
     plan = choose_best_checkpoint(plan, validates)
     monitors = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
     for key, monitor in monitors.items():
         training.check_monitor(key, monitor, goal, validates, bool(plan.training.callbacks))
-    make_model = make_model_maker(plan, splits.inputs, source.outputs, emit, data.changes)
-    engine, stage_notes = make_engine(
-        plan, runtime, make_model, source.outputs, goal, length, feeds.train, splits.folds
-    )
+    make_model = make_model_maker(plan, splits.inputs, outputs, emit, data.changes)
+    engine, stage_notes = make_engine(plan, runtime, make_model, outputs, goal, length, feeds.train, splits.folds)
     if plan.hardware.xla is True:
         training.check_xla(engine.model, splits.inputs, runtime.strategy)
     kept = keep_outputs(plan, runtime, engine, feeds, source, splits, emit)
@@ -248,6 +250,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     engine.end_phase()
     startup_timer.end_part("trace")
     doubts = find_weight_doubts(plan, engine.model, length, runtime.batching)
+    doubts |= {} if balance is None else {"balance": balance.text}
     warnings = (
         *stage_notes,
         model.keras_file_doubt(engine.model),

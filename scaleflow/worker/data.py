@@ -46,7 +46,7 @@ from scaleflow.worker.runtime import Runtime, StartupTimer, divide_evaluation, s
 
 if TYPE_CHECKING:
     from scaleflow.data_checks.drift import DataFinding, SplitSample
-    from scaleflow.dataset import Splits
+    from scaleflow.dataset import ClassOrder, Splits
     from scaleflow.training import Feeds
 
 #: The most examples, and the most values of all of them, that a run looks at.
@@ -310,8 +310,10 @@ def apply_debug_subset(splits: Splits, plan: Plan, runtime: Runtime) -> Splits:
     return splits
 
 
-def make_feeds(splits: Splits, runtime: Runtime, plan: Plan) -> Feeds:
-    """Makes the feeds: training shuffled by the seed, validation and test in order and without micro-batches."""
+def make_feeds(splits: Splits, runtime: Runtime, plan: Plan, order: ClassOrder | None = None) -> Feeds:
+    """Makes the feeds: training shuffled by the seed, or in an order of its own; validation and test in order and
+    without micro-batches.
+    """
     from scaleflow import dataset, training
 
     batching = runtime.read_batching(runtime.batching)
@@ -329,7 +331,8 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan) -> Feeds:
         return None if examples is None else read(examples, evaluation_batching, runtime.evaluation_strategy)
 
     seed = None if plan.debug.overfit else plan.seed  # all its batches are the same
-    train = read(splits.train, batching, runtime.strategy, seed, buffer=plan.dataset.shuffle)
+    drawn: Any = read(splits.train, batching, runtime.strategy, seed, buffer=plan.dataset.shuffle)
+    train = drawn if order is None else drawn.draw(order)
     train = dataset.augment_feed(train, plan.dataset.augment, plan.seed, splits.inputs, splits.outputs)
     validation = in_order(splits.validation)
     test = validation if splits.test is splits.validation else in_order(splits.test)

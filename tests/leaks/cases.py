@@ -56,6 +56,8 @@ EXTRAS = {
     "turn": (("pictures",), ("dataset.augment={rotation: 20, contrast: 0.3, randaugment: 9, cutmix: 1.0}",)),
     "word dropout": (("texts",), ("dataset.augment={word_dropout: 0.2}",)),
     "fine-tuned": (("table", "texts"), ("model.init_from=FIRST",)),
+    "balance": (DATASETS, ("dataset.balance=oversample",)),
+    "shares": (("table", "arrays"), ("dataset.balance={0: 0.3}",)),
 }
 
 

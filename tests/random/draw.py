@@ -391,6 +391,9 @@ OBJECTIVES = (
 OF_CLASSES = (
     "objective.class_weight=balanced",
     "objective.class_weight={0: 2.0}",
+    "dataset.balance=oversample",
+    "dataset.balance=undersample",
+    "dataset.balance={0: 0.3}",
     "objective.label_smoothing=0.1",
     "objective.loss={_target_: keras.losses.CategoricalCrossentropy}",
     "objective.metrics=[{_target_: keras.metrics.AUC}, {_target_: keras.metrics.F1Score}]",
@@ -402,7 +405,7 @@ def draw_objective(made: Drawing) -> None:
     has_classes = made.common.count("dataset=digits") or made.log_dataset == WORDS
     words = OBJECTIVES + (OF_CLASSES if has_classes else ())
     if any(word.startswith("training.step=") for word in made.common):  # whose loss has no weights of classes
-        words = tuple(word for word in words if "class_weight" not in word)
+        words = tuple(word for word in words if "class_weight" not in word and "balance" not in word)
     made.maybe(0.15, *words)
 
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from scaleflow.dataset.pipeline.blocks import SLAB, BlockOrder, Blocks, read_slabs
 from scaleflow.dataset.pipeline.cache import Transforms, batch_spec, preprocess_batches
+from scaleflow.dataset.pipeline.orders import Permutation, shuffle_position
 from scaleflow.dataset.pipeline.records import RECORD_BYTES, Records, decode_records, record_bytes, to_record
 from scaleflow.dataset.pipeline.rows import to_rows
 from scaleflow.errors import ConfigError
@@ -32,12 +33,6 @@ GATHER_BATCH_SIZE = 256
 IsOwn = Callable[[tf.Tensor], tf.Tensor]
 
 
-def shuffle_position(place: tf.Tensor, seed: int, epoch: tf.Tensor | int, count: int) -> tf.Tensor:
-    """Returns the index of the example at a position of an epoch's order; the same for arrays and records in memory."""
-    seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
-    return tf.random.experimental.index_shuffle(place, seeds, tf.constant(count - 1, tf.int64))
-
-
 class ShuffledOrder:
     """A stream's examples in the order of an epoch.
 
@@ -49,10 +44,14 @@ class ShuffledOrder:
         seed: reshuffles every epoch; None keeps the order.
         buffer: size of the shuffle buffer in records, for streams that are not in memory; None means as many as fit in
             `RECORD_BYTES`.
+        drawn: which records in memory an epoch has; None: all.
     """
 
-    def __init__(self, stream: Stream, seed: int | None, buffer: int | None = None) -> None:
+    def __init__(
+        self, stream: Stream, seed: int | None, buffer: int | None = None, drawn: Permutation | None = None
+    ) -> None:
         self._stream = stream
+        self._drawn = drawn or Permutation(len(stream))
         self._seed = seed
         self._in_memory = to_rows(stream).is_random_access
         self._buffer = 0 if self._in_memory or seed is None else buffer_size(stream, buffer)
@@ -68,11 +67,11 @@ class ShuffledOrder:
 
     def _read_from_memory(self, epoch: tf.Tensor, first: tf.Tensor, last: int, is_own: IsOwn | None) -> tf.data.Dataset:
         stream, seed = cast(Records, self._stream), self._seed
-        count = len(stream)
+        drawn = self._drawn
 
         def gather(place: tf.Tensor) -> Any:
-            place %= count
-            return stream.at(place if seed is None else shuffle_position(place, seed, epoch, count))
+            place %= len(drawn)
+            return stream.at(place if seed is None else drawn.find(place, seed, epoch))
 
         positions = tf.data.Dataset.range(first, last)
         worker_positions = positions if is_own is None else positions.filter(is_own)
@@ -150,6 +149,7 @@ class ArrayFeed:
         self._options = tf_data_options(threads)
         self._datasets: dict[int, Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]] = {}
         self._arrays = self._hold(arrays)
+        self._drawn = Permutation(len(arrays))
         self._listed: tuple[tf.Tensor, tf.Tensor] | None = None
 
     def _hold(self, arrays: Arrays) -> Any:
@@ -169,6 +169,12 @@ class ArrayFeed:
         """Returns a feed of the same examples in the order of another seed; it shares the arrays."""
         other = copy.copy(self)
         other._seed, other._datasets = seed, {}
+        return other
+
+    def draw(self, drawn: Permutation) -> ArrayFeed:
+        """Returns a feed whose epochs have other examples of the same arrays."""
+        other = copy.copy(self)
+        other._drawn, other._datasets, other.examples = drawn, {}, len(drawn)
         return other
 
     def open(self, epoch: int, step: int) -> Any:
@@ -229,9 +235,7 @@ class ArrayFeed:
     def _find_indices(self, epoch: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
         """Returns the indices of the examples at these positions of an epoch's order."""
         positions %= self.examples  # padding and read-ahead repeat the epoch's first examples
-        if self._seed is None:
-            return positions
-        return shuffle_position(positions, self._seed, epoch, self.examples)
+        return positions if self._seed is None else self._drawn.find(positions, self._seed, epoch)
 
     def _take(self, arrays: Any, position: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda array: tf.gather(array, position), arrays)
@@ -393,6 +397,8 @@ class StreamFeed(SharesFeed):
         self.batching = batching
         self._stream = stream
         self._buffer = buffer
+        self._drawn: Permutation | None = None
+        self._seed = shuffle_seed
         self._order = self._make_order(shuffle_seed)
         self._strategy = strategy
         self._transforms = transforms or {}
@@ -402,11 +408,18 @@ class StreamFeed(SharesFeed):
     def reorder(self, seed: int) -> StreamFeed:
         """Returns a feed of the same examples in the order of another seed."""
         other = copy.copy(self)
-        other._order, other._datasets = self._make_order(seed), {}
+        other._seed, other._order, other._datasets = seed, self._make_order(seed), {}
+        return other
+
+    def draw(self, drawn: Permutation) -> StreamFeed:
+        """Returns a feed whose epochs have other examples of the same records in memory."""
+        other = copy.copy(self)
+        other._drawn, other.examples = drawn, len(drawn)
+        other._order, other._datasets = other._make_order(self._seed), {}
         return other
 
     def _make_order(self, seed: int | None) -> Any:
-        return ShuffledOrder(self._stream, seed, self._buffer)
+        return ShuffledOrder(self._stream, seed, self._buffer, self._drawn)
 
     def _read_shares(
         self, epoch: tf.Tensor, step: tf.Tensor, numbers: tf.data.Dataset, context: tf.distribute.InputContext
