@@ -53,6 +53,10 @@ def parse_despite(text: str) -> tuple[str, ...]:
     return words
 
 
+#: The schedules whose rates depend on the length of the run.
+BY_LENGTH = ("cosine", "linear", "polynomial", "exponential", "one_cycle")
+
+
 def check_repeatable(run: ComparedRun, overrides: Sequence[str]) -> None:
     """Raises ConfigError if no run can repeat this one exactly, or if an override changes what it computes."""
     strategy = run.params.get("resolved.strategy", run.params.get("strategy", ""))
@@ -60,9 +64,10 @@ def check_repeatable(run: ComparedRun, overrides: Sequence[str]) -> None:
         raise ConfigError(f"--exact: no run repeats one with strategy={strategy} exactly: {reason}; leave --exact out")
     if PARAM in run.params:
         raise ConfigError("--exact: this run looked for a setting, which depends on the speed; repeat its command")
-    if run.params.get("optimizer.schedule") == "cosine" and (lengths := list_lengths(run.files)):
+    schedule = run.params.get("optimizer.schedule", "constant")
+    if schedule in BY_LENGTH and (lengths := list_lengths(run.files)):
         raise ConfigError(
-            f"--exact: this run was resumed with {' '.join(lengths)}, and the rate of optimizer.schedule=cosine "
+            f"--exact: this run was resumed with {' '.join(lengths)}, and the rate of optimizer.schedule={schedule} "
             "depends on the length, so that no single run repeats it; leave --exact out"
         )
     for override in parse_overrides(overrides):

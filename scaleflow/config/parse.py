@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from scaleflow.config.synonyms import translate_option
 from scaleflow.errors import ConfigError, find_similar
-from scaleflow.interfaces import Split, Target
+from scaleflow.interfaces import EarlyStopping, Split, Target
 from scaleflow.interfaces.secret_masking import mask_secrets
 
 #: Keys that are null by default, and otherwise a mapping.
@@ -116,10 +116,20 @@ def convert_value(value: object, hint: Any, key: str) -> Any:
     if hint is Target:
         return parse_target(value, key) if isinstance(value, Mapping) else _INVALID
     if dataclasses.is_dataclass(hint):
-        if hint is Split and isinstance(value, str):
-            value = {"by": value}
+        value = expand_short(value, hint, key)
         return parse_section(typing.cast(type[Any], hint), value, key) if isinstance(value, Mapping) else _INVALID
     return convert_plain(value, hint)
+
+
+def expand_short(value: object, hint: Any, key: str) -> object:
+    """Returns a section with the names of its fields, if it has other forms."""
+    if hint is Split and isinstance(value, str):
+        return {"by": value}
+    if hint is EarlyStopping and isinstance(value, Mapping) and "metric" in value:
+        if "monitor" in value:
+            raise ConfigError(f"{key}.metric={value['metric']} with {key}.monitor: both name the value; give one")
+        return {"monitor" if name == "metric" else name: each for name, each in value.items()}
+    return value
 
 
 def convert_mapping(value: Mapping[Any, object], hints: tuple[Any, ...], key: str) -> Any:

@@ -26,7 +26,7 @@ from scaleflow.config.training_rules import TRAINING_RULES, is_fit_mirrored
 from scaleflow.config.trust import check_trusted_targets
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address, split_address
-from scaleflow.interfaces import BY_SIZE, Batching, Cluster, Plan, Rule, Strategy, Target, Training, name_command
+from scaleflow.interfaces import BY_SIZE, Batching, Best, Cluster, Plan, Rule, Strategy, Target, Training, name_command
 from scaleflow.interfaces.trials import FIRST_BATCH_SIZE, RateTest, Trial, choose_first_size
 from scaleflow.interfaces.versions import to_series
 
@@ -181,7 +181,7 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
         raise unknown_key_error(key, [f.name for f in dataclasses.fields(Plan) if f.name not in DERIVED_FIELDS])
     if plan.trusted_modules is not None:
         check_trusted_targets(config, plan.trusted_modules)
-    return apply_fast_debug(plan)
+    return apply_restore_best(apply_fast_debug(plan))
 
 
 def select_cluster_keys(section: Any) -> tuple[type[Cluster], Any]:
@@ -330,6 +330,15 @@ def apply_fast_debug(plan: Plan) -> Plan:
         return plan
     training = dataclasses.replace(plan.training, epochs=1, max_steps=1, steps_per_loop="auto")
     return dataclasses.replace(plan, training=training)
+
+
+def apply_restore_best(plan: Plan) -> Plan:
+    """Returns a plan that exports the best checkpoint, by the value of `training.early_stopping` with restore_best."""
+    stopping, checkpoint = plan.training.early_stopping, plan.checkpoint
+    if stopping is None or not stopping.restore_best or checkpoint.best is not None:
+        return plan
+    best = Best(stopping.monitor, stopping.mode)
+    return dataclasses.replace(plan, checkpoint=dataclasses.replace(checkpoint, best=best, export="best"))
 
 
 def check_averaged_weights(plan: Plan) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from scaleflow.cluster.engines import find_engine
 from scaleflow.cluster.tasks import process_names
-from scaleflow.interfaces import Plan, Rule, Strategy
+from scaleflow.interfaces import Best, Plan, Rule, Strategy
 
 #: The class of `dataset=table` and `dataset=csv`.
 TABLE = "scaleflow.dataset.table.Table"
@@ -79,6 +79,17 @@ def find_weight_decay(arguments: Mapping[str, Any]) -> Any:
     """Returns a weight decay of an optimizer; what does not name one may have a default."""
     values = [arguments[name] for name in ("weight_decay", "adam_weight_decay") if name in arguments]
     return next(filter(None, values), None) if values else True
+
+
+def restores_best(plan: Plan) -> bool:
+    return plan.training.early_stopping is not None and plan.training.early_stopping.restore_best
+
+
+def has_other_best(plan: Plan) -> bool:
+    stopping, best = plan.training.early_stopping, plan.checkpoint.best
+    if stopping is None or best is None:
+        return False
+    return best.monitor.replace("auto", Best.monitor) != stopping.monitor or plan.checkpoint.export != "best"
 
 
 def is_fit_mirrored(plan: Plan) -> bool:
@@ -359,9 +370,34 @@ TRAINING_RULES: Sequence[Rule] = (
     ),
     Rule(
         ("optimizer.schedule",),
-        lambda p: p.optimizer.schedule == "step" and p.optimizer.step_every is None,
-        "the schedule needs the number of updates after which the rate is multiplied by optimizer.step_factor",
+        lambda p: p.optimizer.schedule in ("step", "cosine_restarts") and p.optimizer.step_every is None,
+        "the schedule needs the number of updates between two changes: a multiplication by optimizer.step_factor, or "
+        "a restart",
         "set optimizer.step_every",
+    ),
+    Rule(
+        ("optimizer.schedule", "optimizer.final_rate"),
+        lambda p: p.optimizer.schedule == "exponential" and p.optimizer.final_rate == 0,
+        "the rate falls by the same factor in each update, and never becomes 0",
+        "set optimizer.final_rate=0.01",
+    ),
+    Rule(
+        ("optimizer.warmup_steps",),
+        lambda p: isinstance(p.optimizer.warmup_steps, float) and p.optimizer.warmup_steps >= 1,
+        "a number of updates is whole, and a fraction of the run is below 1",
+        "write 100, or 0.05 for the first 5 percent of the updates",
+    ),
+    Rule(
+        ("training.early_stopping.restore_best", "checkpoint"),
+        lambda p: restores_best(p) and p.checkpoint.name == "none",
+        "no checkpoint keeps the best model",
+        "use checkpoint=default",
+    ),
+    Rule(
+        ("training.early_stopping.restore_best", "checkpoint.best.monitor", "checkpoint.export"),
+        lambda p: restores_best(p) and has_other_best(p),
+        "two values would decide which model is exported",
+        "leave checkpoint.best out, or give it the monitor of training.early_stopping and checkpoint.export=best",
     ),
     Rule(
         ("optimizer.no_decay",),

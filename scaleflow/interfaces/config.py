@@ -225,11 +225,15 @@ class Optimizer:
 
     target: Target
     learning_rate: float = field(default=0.001, metadata={"above": 0.0})
-    schedule: Literal["constant", "cosine", "step"] = "constant"
+    schedule: (
+        Literal["constant", "cosine", "step", "linear", "polynomial", "exponential", "one_cycle", "cosine_restarts"]
+        | Target
+    ) = "constant"
     final_rate: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
     step_every: int | None = field(default=None, metadata={"at_least": 1})
     step_factor: float = field(default=0.1, metadata={"above": 0.0, "at_most": 1.0})
-    warmup_steps: int = field(default=0, metadata={"at_least": 0})
+    power: float = field(default=2.0, metadata={"above": 0.0})
+    warmup_steps: int | float = field(default=0, metadata={"at_least": 0})
     scale: Literal["none", "linear", "sqrt"] = "none"
     base_batch_size: int = field(default=256, metadata={"at_least": 1})
     rate_factors: dict[str, float] | None = field(default=None, metadata={"at_least": 0.0})
@@ -258,11 +262,15 @@ class ObjectiveOptions:
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """`training.early_stopping`: end the run when a value stops improving."""
+    """`training.early_stopping`: end the run when a value stops improving. `metric` is another name of `monitor`."""
 
     monitor: str = "val/loss"
     patience: int = field(default=3, metadata={"at_least": 1})
     mode: Literal["auto", "min", "max"] = "auto"
+    min_delta: float = field(default=0.0, metadata={"at_least": 0.0})
+    start_epoch: int = field(default=0, metadata={"at_least": 0})
+    threshold: float | None = None
+    restore_best: bool = False
 
 
 @dataclass(frozen=True)

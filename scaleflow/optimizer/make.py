@@ -313,17 +313,38 @@ def scale_to_batch(options: Optimizer, global_batch_size: int) -> float:
     return options.learning_rate * factor
 
 
-def make_learning_rate(options: Optimizer, global_batch_size: int, total_steps: int) -> float | Schedule:
-    """Returns the `learning_rate` argument for a Keras optimizer: a float if it is constant, else a schedule."""
+def make_learning_rate(
+    options: Optimizer, global_batch_size: int, total_steps: int, given: Callable[[], Any] | None = None
+) -> float | Schedule:
+    """Returns the `learning_rate` argument for a Keras optimizer: a float if it is constant, else a schedule.
+
+    `given` makes the schedule that `optimizer.schedule` names with `_target_`; its rates are scaled as a peak is.
+
+    Raises ConfigError if it makes something else.
+    """
     peak = scale_to_batch(options, global_batch_size)
     if options.schedule == "constant" and not options.warmup_steps:
         return peak
-    return Schedule(peak, options, total_steps)
+    schedule = Schedule(peak, options, total_steps)
+    if given is not None:
+        schedule.peak, schedule.given = peak / options.learning_rate, given()
+        if not isinstance(schedule.given, keras.optimizers.schedules.LearningRateSchedule):
+            raise ConfigError(
+                f"optimizer.schedule: it made a {type(schedule.given).__name__}, expected a "
+                "keras.optimizers.schedules.LearningRateSchedule"
+            )
+    return schedule
+
+
+def count_warm_up(options: Optimizer, total_steps: int) -> int:
+    """Returns the updates of the warm-up, which may be given as a fraction of the run."""
+    share = 0.3 if options.schedule == "one_cycle" and not options.warmup_steps else options.warmup_steps
+    return max(1, round(share * total_steps)) if isinstance(share, float) and share else int(share)
 
 
 def find_warm_up_warning(options: Optimizer, total_steps: int) -> str | None:
     """Returns a warning if the warm-up is not shorter than the run, else None."""
-    if options.warmup_steps < total_steps:
+    if count_warm_up(options, total_steps) < total_steps or not options.warmup_steps:
         return None
     return (
         f"optimizer.warmup_steps={options.warmup_steps}: the run has only {total_steps} steps, so the warm-up would "
@@ -332,13 +353,15 @@ def find_warm_up_warning(options: Optimizer, total_steps: int) -> str | None:
 
 
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # keras has no types
-    """Linear warm-up from 0 to `peak`, then constant, cosine or step decay.
+    """Linear warm-up from 0 to `peak`, then what `optimizer.schedule` says, up to `total_steps`.
 
-    Cosine decay (Loshchilov and Hutter 2016, https://arxiv.org/abs/1608.03983) runs from the end of the warm-up to
-    `total_steps`. Step decay counts from the first update, including the warm-up.
+    Cosine decay and its restarts are of Loshchilov and Hutter 2016 (https://arxiv.org/abs/1608.03983). One cycle (Smith
+    and Topin 2017, https://arxiv.org/abs/1708.07120) rises from peak / 25 as half a cosine, and falls as one. Step
+    decay counts from the first update, including the warm-up.
 
     Attributes:
         factor: multiplies the rate. Functions that are already traced do not see a change.
+        given: a schedule of Keras's, whose rate replaces the decay; None for none.
     """
 
     def __init__(self, peak: float, options: Optimizer, total_steps: int) -> None:
@@ -346,26 +369,39 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
         self.options = options
         self.total_steps = total_steps
         self.factor = 1.0
+        self.given: Any = None
+        self._warmup = count_warm_up(options, total_steps)
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the rate, a float32 scalar, of the update after `step` updates."""
+        decay = self._decay(tf.cast(step, tf.float32)) if self.given is None else tf.cast(self.given(step), tf.float32)
         step = tf.cast(step, tf.float32)
-        rate = self.peak * self.factor * self._decay(step)
-        warmup = self.options.warmup_steps
-        return rate * tf.minimum(1.0, (step + 1) / warmup) if warmup else rate
+        rate = self.peak * self.factor * decay
+        if self.options.schedule == "one_cycle":
+            return rate * (1 - 0.96 * 0.5 * (1 + tf.cos(math.pi * tf.minimum(1.0, step / self._warmup))))
+        return rate * tf.minimum(1.0, (step + 1) / self._warmup) if self._warmup else rate
 
     def _decay(self, step: tf.Tensor) -> tf.Tensor:
-        options = self.options
-        if options.schedule == "cosine":
-            length = max(1, self.total_steps - options.warmup_steps)
-            progress = tf.clip_by_value((step - options.warmup_steps) / length, 0.0, 1.0)
-            return options.final_rate + (1 - options.final_rate) * 0.5 * (1 + tf.cos(math.pi * progress))
-        if options.schedule == "step":
+        options, name = self.options, self.options.schedule
+        if name == "step":
             return tf.pow(options.step_factor, tf.floor(step / float(options.step_every or 1)))
-        return tf.ones_like(step)
+        if name == "constant":
+            return tf.ones_like(step)
+        length = max(1, self.total_steps - self._warmup)
+        progress = tf.clip_by_value((step - self._warmup) / length, 0.0, 1.0)
+        if name == "cosine_restarts":
+            every = float(options.step_every or 1)
+            progress = tf.math.floormod(tf.maximum(step - self._warmup, 0.0), every) / every
+        if name == "exponential":
+            return tf.pow(options.final_rate, progress)
+        if name in ("linear", "polynomial"):
+            return options.final_rate + (1 - options.final_rate) * tf.pow(
+                1 - progress, 1.0 if name == "linear" else options.power
+            )
+        return options.final_rate + (1 - options.final_rate) * 0.5 * (1 + tf.cos(math.pi * progress))
 
     def get_config(self) -> dict[str, Any]:
-        return {"peak": self.peak, "schedule": self.options.schedule, "total_steps": self.total_steps}
+        return {"peak": self.peak, "schedule": str(self.options.schedule), "total_steps": self.total_steps}
 
 
 def mark_tables(optimizer: keras.optimizers.Optimizer, are_tables: Sequence[bool]) -> None:

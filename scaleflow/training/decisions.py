@@ -150,7 +150,7 @@ class BestValue:
 
     def __init__(self, options: EarlyStopping | Best | None, modes: Mapping[str, str]) -> None:
         self._options = options
-        self._mode = options and find_monitor_mode(options, modes)
+        self.mode = options and find_monitor_mode(options, modes)
         self._value: float | None = None
         self._step: int | None = None
 
@@ -158,7 +158,7 @@ class BestValue:
         """Records an epoch's values; returns whether the monitored one is the best so far. NaN never is."""
         if self._options is None:
             return False
-        lower_is_better = self._mode == "min"
+        lower_is_better = self.mode == "min"
         value = values.get(self._options.monitor)
         if value is None:
             raise RunError(
@@ -167,7 +167,9 @@ class BestValue:
             )
         if math.isnan(value):
             return False
-        if self._value is not None and not (value < self._value if lower_is_better else value > self._value):
+        margin = getattr(self._options, "min_delta", 0.0)  # early stopping has one
+        gain = 0.0 if self._value is None else self._value - value if lower_is_better else value - self._value
+        if self._value is not None and not gain > margin:
             return False
         self._value, self._step = value, step
         return True
@@ -179,7 +181,7 @@ class BestValue:
 
     def state(self) -> dict[str, Any]:
         monitor = self._options and self._options.monitor
-        return {"value": self._value, "step": self._step, "monitor": monitor, "mode": self._mode}
+        return {"value": self._value, "step": self._step, "monitor": monitor, "mode": self.mode}
 
     def restore(self, state: Mapping[str, Any]) -> str | None:
         """Continues from a state, unless that is of another metric or mode; then it returns a note."""
@@ -206,14 +208,19 @@ class Patience:
         self._waited = 0
         self.reason = ""
 
-    def is_over(self, values: Mapping[str, float]) -> bool:
-        """Records an epoch's values; returns whether to end the run."""
-        if self._options is None:
+    def is_over(self, values: Mapping[str, float], epoch: int) -> bool:
+        """Records the values of an epoch, counted from 1; returns whether to end the run."""
+        options = self._options
+        if options is None or epoch <= options.start_epoch:
             return False
         self._waited = 0 if self._record.update(values, 0) else self._waited + 1
+        value, threshold = values[options.monitor], options.threshold
+        if threshold is not None and (value <= threshold if self._record.mode == "min" else value >= threshold):
+            self.reason = f"{options.monitor}={value:g} has reached {threshold:g}"
+            return True
         times = f"{self._waited} epoch{'s' if self._waited > 1 else ''}"
-        self.reason = f"{self._options.monitor} has not improved for {times}"
-        return self._waited >= self._options.patience
+        self.reason = f"{options.monitor} has not improved for {times}"
+        return self._waited >= options.patience
 
     def state(self) -> dict[str, Any]:
         return {"waited": self._waited, "record": self._record.state()}

@@ -490,7 +490,7 @@ class Session:
         monitored = self._options.early_stopping and self._options.early_stopping.monitor
         if {monitored, self._checkpointing.best.state()["monitor"]} - {*values, None}:  # the chief's decide for all
             values.update(json.loads(self._sync.from_chief(lambda: json.dumps(self._own_values))))
-        if self._patience.is_over(values):
+        if self._patience.is_over(values, done):
             self._log.emit(Note(f"stopped early after epoch {done}: {self._patience.reason}"))
             self._is_over = True
         elif self._callbacks and self._sync.any(self._callbacks.wants_end):

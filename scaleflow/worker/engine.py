@@ -22,6 +22,7 @@ from scaleflow.interfaces import (
     Objective,
     OutputStructure,
     Plan,
+    Target,
 )
 from scaleflow.interfaces.events import Emit, Note
 from scaleflow.worker.earlier import get_origin
@@ -325,7 +326,7 @@ def make_optimizer(
     from scaleflow import model, optimizer, training
 
     options = plan.optimizer
-    rate = optimizer.make_learning_rate(options, runtime.batching.global_size, steps)
+    rate = optimizer.make_learning_rate(options, runtime.batching.global_size, steps, bind_schedule(plan))
     scaled = runtime.policy == "mixed_float16"
     new_optimizer = optimizer.create_optimizer(
         bind_target(options.target), rate, loss_scaling=scaled, takes_summed=takes_summed, ema=options.ema
@@ -348,6 +349,12 @@ def make_optimizer(
     return new_optimizer
 
 
+def bind_schedule(plan: Plan) -> Callable[[], Any] | None:
+    """Returns what makes the schedule that `optimizer.schedule` names with `_target_`; None if it does not."""
+    schedule = plan.optimizer.schedule
+    return bind_target(schedule) if isinstance(schedule, Target) else None
+
+
 def repeat_each(values: Sequence[Any], counts: Sequence[int]) -> list[Any]:
     return [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
 
@@ -358,7 +365,7 @@ def make_optimizer_maker(plan: Plan, runtime: Runtime, steps: int, net: keras.Mo
 
     def make(variables: Sequence[Any], rate_factor: float = 1.0) -> keras.optimizers.Optimizer:
         options = dataclasses.replace(plan.optimizer, learning_rate=plan.optimizer.learning_rate * rate_factor)
-        rate = optimizer.make_learning_rate(options, runtime.batching.global_size, steps)
+        rate = optimizer.make_learning_rate(options, runtime.batching.global_size, steps, bind_schedule(plan))
         new_optimizer = optimizer.create_optimizer(
             bind_target(plan.optimizer.target), rate, loss_scaling=False, takes_summed=False
         )

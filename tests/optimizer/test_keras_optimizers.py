@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Best, EarlyStopping
 from scaleflow.launcher.prepare import make_plan
 from tests.training.fake_engine import far, follow, ignore
 
@@ -71,6 +72,14 @@ def test_the_files_have_the_arguments_and_defaults_of_keras(isolated: Callable[.
         ("optimizer=muon strategy=parameter_server", "parameter servers hold parts of them; use optimizer=adamw"),
         ("optimizer._target_=keras.optimizers.ScheduleFreeAdamW", "optimizer.ema=0.99"),
         ("optimizer.no_decay=[bias]", "no weight decay to leave them out of; set optimizer.weight_decay=0.01"),
+        ("optimizer.schedule=cosine_restarts", "optimizer.schedule=cosine_restarts: the schedule needs the number"),
+        ("optimizer.schedule=exponential", "optimizer.final_rate=0.0: the rate falls by the same factor"),
+        ("optimizer.warmup_steps=1.5", "optimizer.warmup_steps=1.5: a number of updates is whole"),
+        ("optimizer.schedule=liner", "expected one of constant, cosine, step, linear, polynomial"),
+        ("training.early_stopping={metric:val/loss,monitor:val/loss}", "both name the value; give one"),
+        ("training.early_stopping={restore_best:true} checkpoint=none", "no checkpoint keeps the best model"),
+        ("training.early_stopping={restore_best:true} checkpoint.best={monitor:train/loss}", "two values would decide"),
+        ("training.early_stopping={min_delta:-1}", "min_delta=-1: expected a number, at least 0.0"),
         ("optimizer.clip_value=0", "optimizer.clip_value=0: expected a number, above 0.0, or null"),
     ],
 )
@@ -82,6 +91,12 @@ def test_a_wrong_argument_is_refused_before_anything_starts(
     with pytest.raises(ConfigError) as refusal:
         check_plan(make_plan(compose(*words.split(" ")), {}, look_outside=False))
     assert message in str(refusal.value)
+
+
+def test_restore_best_exports_the_best_checkpoint_of_the_value(plan: Callable[..., Any]) -> None:
+    made = plan("training.early_stopping={metric: val/accuracy, restore_best: true}", "tracking=none")
+    assert made.training.early_stopping == EarlyStopping("val/accuracy", restore_best=True)
+    assert (made.checkpoint.best, made.checkpoint.export) == (Best("val/accuracy"), "best")
 
 
 def train_as_keras(plan: Any) -> tuple[list[Any], list[Any]]:

@@ -134,10 +134,43 @@ def test_schedules_follow_their_formulas(isolated: Callable[..., Any]) -> None:
             [9, 10, 25],
             [0.1, 0.2 * 0.5 * 11 / 20, 0.05],
         ),
+        ({"schedule": "linear", "final_rate": 0.1}, [0, 50, 100, 150], [0.2, 0.11, 0.02, 0.02]),
+        ({"schedule": "linear", "warmup_steps": 0.2}, [0, 19, 20, 60, 100], [0.01, 0.2, 0.2, 0.1, 0.0]),
+        ({"schedule": "polynomial"}, [0, 50, 100], [0.2, 0.05, 0.0]),
+        ({"schedule": "polynomial", "power": 0.5, "final_rate": 0.5}, [75], [0.2 * (0.5 + 0.5 * 0.5)]),
+        ({"schedule": "exponential", "final_rate": 0.01}, [0, 50, 100], [0.2, 0.02, 0.002]),
+        (
+            {"schedule": "cosine_restarts", "step_every": 10},
+            [0, 5, 10, 15, 99],
+            [0.2, 0.1, 0.2, 0.1, 0.2 * cosine(0.9)],
+        ),
+        ({"schedule": "one_cycle"}, [0, 15, 30, 65, 100], [0.008, 0.2 * 0.52, 0.2, 0.1, 0.0]),
+        ({"schedule": "one_cycle", "warmup_steps": 10, "final_rate": 0.1}, [10, 55, 100], [0.2, 0.11, 0.02]),
     ]
     found = isolated(rates, [({"learning_rate": 0.2, **options}, 32, 100, steps) for options, steps, _ in cases])
     for (options, _, wanted), values in zip(cases, found, strict=True):
         assert values == pytest.approx(wanted, rel=1e-5, abs=1e-8), options
+
+
+def follow_given() -> tuple[list[float], str]:
+    """The rates of a schedule of Keras's with a warm-up, and the refusal of something else."""
+    import keras
+
+    from scaleflow.optimizer import make_learning_rate
+
+    options = Optimizer(NOWHERE, learning_rate=7.0, schedule=NOWHERE, warmup_steps=4, scale="linear", base_batch_size=8)
+    given = functools.partial(keras.optimizers.schedules.PiecewiseConstantDecay, [5], [0.5, 0.25])
+    made = make_learning_rate(options, 16, 100, given)
+    assert not isinstance(made, float)
+    with pytest.raises(ConfigError) as refusal:
+        make_learning_rate(options, 16, 100, list)
+    return [float(made(step)) for step in (0, 3, 5, 6)], str(refusal.value)
+
+
+def test_a_schedule_of_keras_is_scaled_and_warmed_up(isolated: Callable[..., Any]) -> None:
+    found, refused = isolated(follow_given)
+    assert found == pytest.approx([0.25, 1.0, 1.0, 0.5])
+    assert "optimizer.schedule: it made a list, expected a keras.optimizers.schedules.LearningRateSchedule" in refused
 
 
 def test_the_rate_scales_with_the_global_batch(isolated: Callable[..., Any]) -> None:

@@ -330,8 +330,8 @@ def draw_optimizer(made: Drawing) -> None:
     if name == "lion":  # it steps by the sign of a gradient, and rounding changes the sign of one that should be 0
         made.is_equal = False
     made.maybe(0.2, "optimizer.learning_rate=0.01")
-    made.maybe(0.3, "optimizer.schedule=cosine", "optimizer.schedule=cosine")
-    made.maybe(0.2, "optimizer.warmup_steps=2")
+    made.maybe(0.4, *(f"optimizer.schedule={each}" for each in ("cosine", "linear", "polynomial", "one_cycle")))
+    made.maybe(0.2, "optimizer.warmup_steps=2", "optimizer.warmup_steps=0.5")
     made.maybe(0.1, "optimizer.scale=linear", "optimizer.scale=sqrt")
     made.maybe(0.1, "optimizer.clip_value=0.01")
     if name in ("adamw", "muon"):
@@ -376,7 +376,8 @@ def draw_engine(made: Drawing) -> None:
 
 def draw_watching(made: Drawing) -> None:
     watched = ["train/loss", "val/loss"] if made.validates or made.chance(0.2) else ["train/loss"]
-    made.maybe(0.15, *(f"training.early_stopping={{monitor: {name}, patience: 1}}" for name in watched))
+    keys = made.draw.choice(["patience: 1", "patience: 1, min_delta: 0.1", "threshold: 1.0", "restore_best: true"])
+    made.maybe(0.15, *(f"training.early_stopping={{metric: {name}, {keys}}}" for name in watched))
     made.maybe(0.1, "training.on_nan=rollback")
     if made.chance(0.04):
         made.common += ["profiler=trace", "profiler.start_step=2", "profiler.steps=2", "tracking.flush_seconds=400"]

@@ -124,7 +124,7 @@ def patient(cases: list[tuple[EarlyStopping | None, list[float]]]) -> list[int |
     for options, values in cases:
         patience = Patience(options, {"loss": "min", "mae": "min", "accuracy": "max"})
         key = options.monitor if options else "val/loss"
-        over = [patience.is_over({key: value}) for value in values]
+        over = [patience.is_over({key: value}, epoch) for epoch, value in enumerate(values, 1)]
         found.append(over.index(True) + 1 if True in over else None)
     return found
 
@@ -142,6 +142,12 @@ def test_patience_counts_epochs_without_a_better_value(isolated: Callable[..., A
         (EarlyStopping("val/mae", 1), falling, None),
         (EarlyStopping("val/loss", 1, "max"), falling, 2),
         (EarlyStopping("val/accuracy", 1, "min"), falling, None),
+        (EarlyStopping("val/loss", 1, min_delta=1.0), falling, 2),
+        (EarlyStopping("val/loss", 1, min_delta=0.9), falling, None),
+        (EarlyStopping("val/accuracy", 2, min_delta=0.15), [0.1, 0.2, 0.3, 0.4], None),
+        (EarlyStopping("val/loss", 1, start_epoch=2), [1.0, 2.0, 3.0, 4.0], 4),
+        (EarlyStopping("val/loss", 9, threshold=2.0), bumpy, 3),
+        (EarlyStopping("val/accuracy", 9, threshold=0.3), [0.1, 0.2, 0.3], 3),
     ]
     found = isolated(patient, [(options, values) for options, values, _ in cases])
     assert found == [wanted for _, _, wanted in cases]
