@@ -28,7 +28,7 @@ TYPED = {
     "gradient_accumulation_steps=4": "training.accumulate=4",
     "training.max_grad_norm=1": "training.clip_norm=1",
     "patience=3": "'training.early_stopping={patience: 3}'",
-    "optimizer.weight_decay=0.1": "optimizer=adamw optimizer.weight_decay=0.1",
+    "weight_decay=0.1": "optimizer=adamw optimizer.weight_decay=0.1",
     "gpus=2": "strategy=mirrored 'hardware.devices=[0,1]'",
     "strategy.gpus=1": "strategy=one_device",
     "devices=auto": "strategy=mirrored",
