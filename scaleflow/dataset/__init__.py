@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scaleflow.dataset.own import make_source as make_source
     from scaleflow.dataset.pipeline.augment import augment_feed as augment_feed
-    from scaleflow.dataset.pipeline.augmented_sheet import write_sheet as write_sheet
     from scaleflow.dataset.pipeline.blocks import check_shards as check_shards
     from scaleflow.dataset.pipeline.blocks import describe_shards as describe_shards
     from scaleflow.dataset.pipeline.cache import preprocess_inputs as preprocess_inputs
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 NAMES = {
     "own": ("make_source",),
     "pipeline.augment": ("augment_feed",),
-    "pipeline.augmented_sheet": ("write_sheet",),
     "pipeline.orders": ("ClassOrder", "count_drawn", "find_shifts"),
     "pipeline.blocks": ("check_shards", "describe_shards"),
     "pipeline.cache": ("preprocess_inputs", "sample_rows"),

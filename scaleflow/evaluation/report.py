@@ -142,14 +142,14 @@ def shorten_value(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def draw_sheet(pictures: Iterable[Array]) -> bytes:
-    """Returns a contact sheet of pictures [height, width, channels] uint8 as PNG, `IN_A_ROW` in each row."""
+def draw_sheet(pictures: Iterable[Array], in_a_row: int = IN_A_ROW) -> bytes:
+    """Returns a contact sheet of pictures [height, width, channels] uint8 as PNG."""
     from PIL import Image
 
     cells = [resize_picture(each) for each in pictures]
-    sheet = Image.new("RGB", (SIDE * min(IN_A_ROW, len(cells)), SIDE * math.ceil(len(cells) / IN_A_ROW)))
+    sheet = Image.new("RGB", (SIDE * min(in_a_row, len(cells)), SIDE * math.ceil(len(cells) / in_a_row)))
     for n, cell in enumerate(cells):
-        sheet.paste(cell, (n % IN_A_ROW * SIDE, n // IN_A_ROW * SIDE))
+        sheet.paste(cell, (n % in_a_row * SIDE, n // in_a_row * SIDE))
     content = io.BytesIO()
     sheet.save(content, "PNG")
     return content.getvalue()

@@ -24,6 +24,7 @@ from scaleflow.interfaces.config import Best
 from scaleflow.interfaces.events import Emit, Note, StageBegan
 from scaleflow.runs import RunFolder
 from scaleflow.runs.learned_state import write_learned_state
+from scaleflow.worker.augmented_sheet import write_sheet
 from scaleflow.worker.balance import balance_classes
 from scaleflow.worker.baseline_data import write_baseline_data
 from scaleflow.worker.data import (
@@ -322,7 +323,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
             plan.evaluation.baselines,
             keeps_outputs=bool(plan.objective.metrics),
         ),
-        write_sheet=functools.partial(dataset.write_sheet, feeds.train, splits.train, splits.transforms, words),
+        write_sheet=functools.partial(write_sheet, feeds.train, splits, words),
         facts=facts,
         kept=kept,
     )

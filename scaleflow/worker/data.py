@@ -332,7 +332,7 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan, order: ClassOrder |
 
     seed = None if plan.debug.overfit else plan.seed  # all its batches are the same
     drawn: Any = read(splits.train, batching, runtime.strategy, seed, buffer=plan.dataset.shuffle)
-    train = drawn if order is None else drawn.draw(order)
+    train = drawn if order is None else drawn.reorder(seed, order)
     train = dataset.augment_feed(train, plan.dataset.augment, plan.seed, splits.inputs, splits.outputs)
     validation = in_order(splits.validation)
     test = validation if splits.test is splits.validation else in_order(splits.test)

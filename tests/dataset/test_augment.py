@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -456,6 +457,7 @@ def sheets() -> Any:
 
     from scaleflow import dataset
     from scaleflow.dataset.pipeline.rows import to_rows
+    from scaleflow.worker.augmented_sheet import write_sheet
 
     strategy, found = tf.distribute.get_strategy(), []
     words = np.tile(np.array([2, 3, 4, 0], np.int32), (20, 1))
@@ -469,7 +471,8 @@ def sheets() -> Any:
         feed = dataset.augment_feed(plain, options, 5, described, OUTPUTS)
         rows = to_rows(arrays)
         with tempfile.TemporaryDirectory() as folder:
-            paths = dataset.write_sheet(feed, rows, {}, {"": ["good", "bad", "film"]}, Path(folder) / "plots")
+            splits: Any = SimpleNamespace(train=rows, transforms={})
+            paths = write_sheet(feed, splits, {"": ["good", "bad", "film"]}, Path(folder) / "plots")
             found.append({path.name: path.read_bytes() for path in paths})
     return found
 
@@ -480,9 +483,8 @@ def test_a_sheet_shows_augmented_examples_beside_the_original(isolated: Callable
     pictured, texts, nothing = isolated(sheets)
     sheet = np.asarray(Image.open(io.BytesIO(pictured["augmented.png"])))
     assert list(pictured) == ["augmented.png"]
-    assert sheet.shape == (8 * 100, 5 * 100)  # 4 pixels become 96, and a margin of 4
-    first = sheet[12:96:24, 12:500:24].reshape(4, -1)[:, [0, 1, 2, 3, 4, 5, 6, 7]]
-    np.testing.assert_array_equal(first[1, :4], [5, 6, 7, 8])  # the original
+    assert sheet.shape == (8 * 96, 5 * 96, 3)  # 4 pixels become 96
+    np.testing.assert_array_equal(sheet[36, 12:96:24, 0], [5, 6, 7, 8])  # the original
     rows = texts["augmented.txt"].decode().strip().split("\n\n")
     assert len(rows) == 8
     assert all(row.split("\n")[0] == "good bad film" and len(row.split("\n")) == 5 for row in rows)

@@ -62,8 +62,8 @@ def epochs(replicas: int, accumulate: int) -> dict[str, Any]:
         feed: Any = dataset.make_feed(
             examples, Batching(12 // replicas // accumulate, accumulate, replicas), strategy, 5
         )
-        read = reader(strategy, feed.draw(order))
-        found[form, option] = (read(0), read(1), read(1, 1), reader(strategy, feed.draw(order).reorder(6))(0))
+        read = reader(strategy, feed.reorder(5, order))
+        found[form, option] = (read(0), read(1), read(1, 1), reader(strategy, feed.reorder(6, order))(0))
     return found
 
 

@@ -149,17 +149,16 @@ def preprocess_arrays(arrays: AnyArrays, transforms: Transforms) -> AnyArrays:
     return replace(arrays, inputs=map_named(lambda name, _: named[name], arrays.inputs)) if transforms else arrays
 
 
-def sample_rows(examples: Rows, count: int, transforms: Transforms) -> Arrays | None:
-    """Returns up to `count` examples that are spread over a split, after the preprocessing.
+def sample_rows(examples: Rows, count: int, transforms: Transforms, reads_first: bool = False) -> Any:
+    """Returns up to `count` examples that are spread over a split, after the preprocessing, as `Arrays`.
 
-    None, if they are neither in memory nor rows of a table.
+    If they are neither in memory nor rows of a table, the first ones if `reads_first`, else None.
     """
-    is_raw = examples.blocks > 0
-    if examples.place == "stream" and not is_raw:
+    if examples.place == "stream" and not examples.blocks and not reads_first:
         return None
     with refuse_unreadable("train", examples):
         sample = Arrays(*examples.read_spread(count)[1])
-    return preprocess_arrays(sample, transforms if is_raw else {})
+    return preprocess_arrays(sample, {} if isinstance(examples, Arrays) else transforms)
 
 
 def allocate(shape: list[int], dtype: tf.DType, cache: str) -> np.ndarray[Any, Any]:

@@ -44,14 +44,12 @@ class ShuffledOrder:
         seed: reshuffles every epoch; None keeps the order.
         buffer: size of the shuffle buffer in records, for streams that are not in memory; None means as many as fit in
             `RECORD_BYTES`.
-        drawn: which records in memory an epoch has; None: all.
+        drawn: which records in memory an epoch has.
     """
 
-    def __init__(
-        self, stream: Stream, seed: int | None, buffer: int | None = None, drawn: Permutation | None = None
-    ) -> None:
+    def __init__(self, stream: Stream, seed: int | None, buffer: int | None, drawn: Permutation) -> None:
         self._stream = stream
-        self._drawn = drawn or Permutation(len(stream))
+        self._drawn = drawn
         self._seed = seed
         self._in_memory = to_rows(stream).is_random_access
         self._buffer = 0 if self._in_memory or seed is None else buffer_size(stream, buffer)
@@ -165,16 +163,11 @@ class ArrayFeed:
 
         return tf.nest.map_structure(distribute, arrays.parts)
 
-    def reorder(self, seed: int) -> ArrayFeed:
-        """Returns a feed of the same examples in the order of another seed; it shares the arrays."""
+    def reorder(self, seed: int | None, drawn: Permutation | None = None) -> ArrayFeed:
+        """Returns a feed in the order of another seed, or whose epochs have other examples; it shares the arrays."""
         other = copy.copy(self)
-        other._seed, other._datasets = seed, {}
-        return other
-
-    def draw(self, drawn: Permutation) -> ArrayFeed:
-        """Returns a feed whose epochs have other examples of the same arrays."""
-        other = copy.copy(self)
-        other._drawn, other._datasets, other.examples = drawn, {}, len(drawn)
+        other._seed, other._drawn, other._datasets = seed, drawn or self._drawn, {}
+        other.examples = len(other._drawn)
         return other
 
     def open(self, epoch: int, step: int) -> Any:
@@ -397,25 +390,18 @@ class StreamFeed(SharesFeed):
         self.batching = batching
         self._stream = stream
         self._buffer = buffer
-        self._drawn: Permutation | None = None
-        self._seed = shuffle_seed
+        self._drawn = Permutation(len(stream))
         self._order = self._make_order(shuffle_seed)
         self._strategy = strategy
         self._transforms = transforms or {}
         self._options = tf_data_options(threads)
         self._datasets = {}
 
-    def reorder(self, seed: int) -> StreamFeed:
-        """Returns a feed of the same examples in the order of another seed."""
+    def reorder(self, seed: int | None, drawn: Permutation | None = None) -> StreamFeed:
+        """Returns a feed in the order of another seed, or whose epochs have other records in memory."""
         other = copy.copy(self)
-        other._seed, other._order, other._datasets = seed, self._make_order(seed), {}
-        return other
-
-    def draw(self, drawn: Permutation) -> StreamFeed:
-        """Returns a feed whose epochs have other examples of the same records in memory."""
-        other = copy.copy(self)
-        other._drawn, other.examples = drawn, len(drawn)
-        other._order, other._datasets = other._make_order(self._seed), {}
+        other._drawn = drawn or self._drawn
+        other.examples, other._order, other._datasets = len(other._drawn), other._make_order(seed), {}
         return other
 
     def _make_order(self, seed: int | None) -> Any:

@@ -134,15 +134,9 @@ CHOSEN, STRONGEST = 2, 30
 
 def choose_operations(drawn: tf.Tensor) -> Sequence[tuple[Callable[[str], tf.Tensor], tf.Tensor]]:
     """Returns for each operation of `randaugment` a function that says which images have it, and signs [b], 1 or -1."""
-    chosen = []
-    for number, side in zip(tf.unstack(drawn[:CHOSEN]), tf.unstack(drawn[CHOSEN:]), strict=True):
-        index = scale_to_integers(number, len(OPERATIONS))
-        chosen.append((functools.partial(is_operation, index), tf.where(side < 0.5, 1.0, -1.0)))
-    return chosen
-
-
-def is_operation(index: tf.Tensor, name: str) -> tf.Tensor:
-    return tf.equal(index, OPERATIONS.index(name))
+    indices = tf.unstack(scale_to_integers(drawn[:CHOSEN], len(OPERATIONS)))
+    has = [lambda name, index=index: tf.equal(index, OPERATIONS.index(name)) for index in indices]
+    return list(zip(has, tf.unstack(tf.where(drawn[CHOSEN:] < 0.5, 1.0, -1.0)), strict=True))
 
 
 def move_at_random(strength: float, drawn: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
