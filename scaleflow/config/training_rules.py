@@ -72,7 +72,11 @@ def has_useless_split_key(plan: Plan) -> bool:
 
 def has_monitor_without_validation(plan: Plan) -> bool:
     stopping = plan.training.early_stopping
-    return stopping is not None and stopping.monitor.startswith("val/") and not plan.dataset.validation
+    return stopping is not None and stopping.monitor.startswith("val/") and not validates(plan)
+
+
+def validates(plan: Plan) -> bool:
+    return bool(plan.dataset.validation or plan.dataset.fold)
 
 
 def find_weight_decay(arguments: Mapping[str, Any]) -> Any:
@@ -386,6 +390,24 @@ TRAINING_RULES: Sequence[Rule] = (
         lambda p: isinstance(p.optimizer.warmup_steps, float) and p.optimizer.warmup_steps >= 1,
         "a number of updates is whole, and a fraction of the run is below 1",
         "write 100, or 0.05 for the first 5 percent of the updates",
+    ),
+    Rule(
+        ("training.validate_every",),
+        lambda p: isinstance(p.training.validate_every, str) and not p.training.validate_epochs,
+        "this is no number of updates or of epochs",
+        "write 500 for updates, or '2 epochs'",
+    ),
+    Rule(
+        ("training.validate_every", "training.engine"),
+        lambda p: isinstance(p.training.validate_every, int) and p.training.engine == "fit",
+        "Keras's fit validates at the end of an epoch",
+        "write '2 epochs', or use training.engine=loop",
+    ),
+    Rule(
+        ("training.validate_every", "training.validate_examples", "dataset.validation"),
+        lambda p: bool(p.training.validate_every or p.training.validate_examples) and not validates(p),
+        "there is no validation split",
+        "set dataset.validation=0.1, or leave them out",
     ),
     Rule(
         ("training.early_stopping.restore_best", "checkpoint"),

@@ -287,11 +287,19 @@ class Training:
     steps_per_loop: int | Literal["auto"] = field(default="auto", metadata={"at_least": 1})
     engine: Literal["loop", "fit"] = "loop"
     step: Target | None = None
+    validate_every: int | str | None = field(default=None, metadata={"at_least": 1})
+    validate_examples: int | None = field(default=None, metadata={"at_least": 1})
     early_stopping: EarlyStopping | None = None
     callbacks: list[Target] | None = None
     on_nan: Literal["stop", "rollback"] = "stop"
     nan_rate_factor: float = field(default=0.5, metadata={"above": 0.0, "at_most": 0.99})
     nan_rollbacks: int = field(default=3, metadata={"at_least": 1})
+
+    @property
+    def validate_epochs(self) -> int:
+        """After how many epochs to validate, if `validate_every` is such as `2 epochs`; 0 if it is something else."""
+        match = re.fullmatch(r"([1-9]\d*) epochs?", str(self.validate_every))
+        return int(match[1]) if match else 0
 
 
 @dataclass(frozen=True)

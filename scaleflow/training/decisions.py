@@ -200,9 +200,13 @@ class BestValue:
 
 
 class Patience:
-    """Early stopping: ends the run if the monitored value has not improved for a number of epochs."""
+    """Early stopping: ends the run if the monitored value has not improved for a number of validations.
 
-    def __init__(self, options: EarlyStopping | None, modes: Mapping[str, str]) -> None:
+    `unit` is the word for what passes between two of them.
+    """
+
+    def __init__(self, options: EarlyStopping | None, modes: Mapping[str, str], unit: str = "epoch") -> None:
+        self._unit = unit
         self._options = options
         self._record = BestValue(options, modes)
         self._waited = 0
@@ -218,7 +222,7 @@ class Patience:
         if threshold is not None and (value <= threshold if self._record.mode == "min" else value >= threshold):
             self.reason = f"{options.monitor}={value:g} has reached {threshold:g}"
             return True
-        times = f"{self._waited} epoch{'s' if self._waited > 1 else ''}"
+        times = f"{self._waited} {self._unit}{'s' if self._waited > 1 else ''}"
         self.reason = f"{options.monitor} has not improved for {times}"
         return self._waited >= options.patience
 

@@ -209,7 +209,9 @@ class Session:
         self._sync = sync
         self._length = compute_length(options, feeds.train)
         self._steps_per_call = StepsPerLoop(options.steps_per_loop)
-        self._patience = Patience(options.early_stopping, engine.objective.modes)
+        unit = "epoch" if options.validate_every is None else "validation"
+        self._patience = Patience(options.early_stopping, engine.objective.modes, unit)
+        self._judged = 0  # the step of the last validation
         self._rollbacks = Rollbacks(options)
         self._checkpointing = checkpointing or Checkpointing()
         self._callbacks = Callbacks(callbacks, engine, self.epochs, self.steps_per_epoch)
@@ -353,6 +355,7 @@ class Session:
             "patience": self._patience.state(),
             "best": self._checkpointing.best.state(),
             "is_over": self._is_over,
+            "judged": self._judged,
             "total": self._length.total,
             "rollbacks": self._rollbacks.count,
             "rate_factor": self._rollbacks.rate_factor,
@@ -377,6 +380,7 @@ class Session:
             )
         self._engine.restore(snapshot.tensors)
         self._patience.restore(snapshot.host["patience"])
+        self._judged = snapshot.host.get("judged", 0)
         if note := self._checkpointing.best.restore(snapshot.host["best"]):
             self._log.emit(Note(note))
         self._log.values = dict(snapshot.host["values"])
@@ -446,12 +450,43 @@ class Session:
 
     def next_steps(self) -> int:
         first, remaining = self.first, self.steps_left
-        if self._stopped or remaining <= 0:
+        if self._stopped or remaining <= 0 or self._ends_within():
             return 0
         until_saved, until_traced = self._checkpointing.steps_left(self.step), self._tracing.steps_left(self.step)
         per_call = self._steps_per_call.choose(is_resumed=self.step > 0)
         self._call_callbacks("train_batch_begin", first)
-        return min(per_call, remaining, *(steps for steps in (until_saved, until_traced) if steps is not None))
+        every = self._options.validate_every
+        until_validated = every - self.step % every if isinstance(every, int) else None
+        limits = until_saved, until_traced, until_validated
+        return min(per_call, remaining, *(steps for steps in limits if steps is not None))
+
+    def _ends_within(self) -> bool:
+        """Validates within an epoch, if that is due; returns whether it ends the run."""
+        if self._is_due(is_end=False):
+            values = {**self._log.values, **self._log.evaluate("val", self._feeds.validation, self._updates)}
+            if self._judge(values, f"step {self.step}"):
+                self._save(is_best=True, is_due=False)
+        return self._is_over
+
+    def _is_due(self, is_end: bool) -> bool:
+        """Returns whether to validate now; `is_end` says whether an epoch ends."""
+        every = self._options.validate_every
+        if every is None or self.step == self._length.total:
+            return is_end
+        if isinstance(every, int):
+            return self.step % every == 0 and self.step != self._judged
+        return is_end and (self.epoch + 1) % self._options.validate_epochs == 0
+
+    def _judge(self, values: dict[str, float], when: str) -> bool:
+        """Ends the run if its values say so; returns whether they are the best so far."""
+        self._judged = self.step
+        monitored = self._options.early_stopping and self._options.early_stopping.monitor
+        if {monitored, self._checkpointing.best.state()["monitor"]} - {*values, None}:  # the chief's decide for all
+            values.update(json.loads(self._sync.from_chief(lambda: json.dumps(self._own_values))))
+        if self._patience.is_over(values, self.epoch + 1):
+            self._log.emit(Note(f"stopped early after {when}: {self._patience.reason}"))
+            self._is_over = True
+        return self._checkpointing.best.update(values, self.step)
 
     def trace_call(self) -> AbstractContextManager[bool]:
         return self._tracing.trace_call(self.step + 1)
@@ -477,26 +512,21 @@ class Session:
             self._save()
 
     def end_epoch(self) -> bool:
-        """Validates, unless a stop was requested; returns whether another epoch follows."""
-        if self._stopped:
+        """Validates, if that is due and no stop was requested; returns whether another epoch follows."""
+        if self._stopped or self._is_over:
             return False
         if self._rollbacks.is_enabled:
             self._read_finite_state()  # before validation, whose metrics a rollback does not remove
-        done = self.epoch + 1
-        values = {**self._log.values, **self._log.evaluate("val", self._feeds.validation, self._updates)}
+        done, is_judged = self.epoch + 1, self._is_due(is_end=True)
+        validation = self._feeds.validation if is_judged else None
+        values = {**self._log.values, **self._log.evaluate("val", validation, self._updates)}
         self._log.emit(EpochEnded(done, self.epochs, self._updates, values))
         self._call_callbacks("epoch_end", self.epoch, to_keras_logs(values))
         self._log.report_histograms(done, self._updates)
-        monitored = self._options.early_stopping and self._options.early_stopping.monitor
-        if {monitored, self._checkpointing.best.state()["monitor"]} - {*values, None}:  # the chief's decide for all
-            values.update(json.loads(self._sync.from_chief(lambda: json.dumps(self._own_values))))
-        if self._patience.is_over(values, done):
-            self._log.emit(Note(f"stopped early after epoch {done}: {self._patience.reason}"))
-            self._is_over = True
-        elif self._callbacks and self._sync.any(self._callbacks.wants_end):
+        is_best = is_judged and self._judge(values, f"epoch {done}")
+        if not self._is_over and self._callbacks and self._sync.any(self._callbacks.wants_end):
             self._log.emit(Note(f"a callback ended the run after epoch {done}"))
             self._is_over = True
-        is_best = self._checkpointing.best.update(values, self.step)
         if self.first == self.steps_per_epoch:  # else the run ends within the epoch
             self.epoch = done
         is_due = self._checkpointing.is_due_after(done)

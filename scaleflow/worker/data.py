@@ -300,9 +300,16 @@ def check_batch_size(options: Training, batching: Batching, examples: int) -> No
 
 
 def apply_debug_subset(splits: Splits, plan: Plan, runtime: Runtime) -> Splits:
-    """Reduces the splits for `debug=overfit` and `debug=fast`."""
+    """Reduces the splits for `debug=overfit`, `debug=fast` and `training.validate_examples`."""
     from scaleflow import dataset
 
+    if plan.training.validate_examples is not None:
+        if splits.validation is None:
+            raise ConfigError(
+                f"training.validate_examples={plan.training.validate_examples}: the run has no validation split; leave "
+                "it out"
+            )
+        splits = dataset.limit_evaluation(splits, plan.training.validate_examples, has_test=False)
     if plan.debug.overfit:
         splits = dataset.repeat_first_batch(splits, runtime.batching)
     if plan.debug.fast:

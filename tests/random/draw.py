@@ -379,6 +379,10 @@ def draw_watching(made: Drawing) -> None:
     keys = made.draw.choice(["patience: 1", "patience: 1, min_delta: 0.1", "threshold: 1.0", "restore_best: true"])
     made.maybe(0.15, *(f"training.early_stopping={{metric: {name}, {keys}}}" for name in watched))
     made.maybe(0.1, "training.on_nan=rollback")
+    if made.validates:
+        made.maybe(
+            0.15, "training.validate_every=2", "training.validate_every=2 epochs", "training.validate_examples=3"
+        )
     if made.chance(0.04):
         made.common += ["profiler=trace", "profiler.start_step=2", "profiler.steps=2", "tracking.flush_seconds=400"]
 

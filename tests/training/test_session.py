@@ -113,6 +113,76 @@ def test_training_stops_early(isolated: Callable[..., Any], plan: Callable[..., 
     assert notes == ["stopped early after epoch 3: val/accuracy has not improved for 2 epochs"]
 
 
+EACH = ("training.epochs=3", "training.steps_per_loop=1")
+
+
+def validate_often(plans: list[Any]) -> list[tuple[list[Event], Any]]:
+    return [fitted(each) for each in plans]
+
+
+def test_validation_may_come_more_or_less_often_than_epochs_end(
+    isolated: Callable[..., Any], plan: Callable[..., Any]
+) -> None:
+    stops = "training.early_stopping={metric: val/loss, patience: 2, min_delta: 9}"
+    often = (*BASE, SIZE, "training.epochs=3", "training.validate_every=4")
+    cases = [
+        often,
+        (*often, "training.validate_examples=7", stops),
+        (*BASE, SIZE, *EACH, "training.validate_every=2 epochs", "training.engine=fit"),
+        (*BASE, SIZE, *EACH, "training.validate_every=5"),
+    ]
+    found = isolated(validate_often, [plan(*words) for words in cases])
+    assert [steps_with(events, "val/loss") for events, _ in found] == [
+        [4, 8, 12, 15],
+        [4, 8, 12],
+        [10, 15],
+        [5, 10, 15],
+    ]
+    assert [steps_with(events, "test/loss") for events, _ in found] == [[15], [12], [15], [15]]
+    assert epochs(found[1][0]) == [(1, 5), (2, 10)]
+    notes = [fields["text"] for name, fields in found[1][0] if name == "note"]
+    assert notes == ["stopped early after step 12: val/loss has not improved for 2 validations"]
+
+
+def stop_and_resume(plan: Any, stop_after: int) -> bool:
+    """Whether a run that stops after so many calls, and goes on in another session, equals the whole one."""
+    from scaleflow.worker.build import build_training
+
+    def make(events: list[Event], after: int | None = None) -> Any:
+        built = build_training(plan, ignore)
+        return make_session(
+            plan, built, lambda event: events.append(to_pair(event)), should_stop=lambda: calls(events) + 1 == after
+        )
+
+    whole: list[Event] = []
+    parts: list[Event] = []
+    one, first, rest = make(whole), make(parts, stop_after), make(parts)
+    one.run()
+    assert first.run().stopped
+    rest.restore(first.snapshot())
+    rest.run()
+    for name in ("val/loss", "val/accuracy"):
+        wanted, found = (
+            [fields["values"][name] for kind, fields in events if kind == "metrics" and name in fields["values"]]
+            for events in (whole, parts)
+        )
+        assert wanted == found
+    ends = one.snapshot(), rest.snapshot()
+    kept = [{key: each.host[key] for key in ("patience", "best", "judged", "is_over")} for each in ends]
+    same = all((ends[0].tensors[name] == ends[1].tensors[name]).all() for name in ends[0].tensors)
+    return same and kept[0] == kept[1]
+
+
+def resume_at_each(plan: Any) -> list[bool]:
+    return [stop_and_resume(plan, calls) for calls in (4, 6)]
+
+
+def test_validation_within_epochs_resumes_bit_for_bit(isolated: Callable[..., Any], plan: Callable[..., Any]) -> None:
+    words = (*EACH, "training.validate_every=4", "training.early_stopping={metric: val/loss, patience: 2}")
+    schedule = ("optimizer.schedule=one_cycle", "optimizer.no_decay=[bias]", "optimizer=adamw")
+    assert isolated(resume_at_each, plan(*BASE, SIZE, *words, *schedule)) == [True, True]  # at a validation, and after
+
+
 # Parts of it ---------------------------------------------------------------------------------
 
 

@@ -413,8 +413,10 @@ def repeat_first_batch(splits: Splits, batching: Batching) -> Splits:
     return replace(splits, train=train, validation=None if splits.validation is None else batch, test=None, raw={})
 
 
-def limit_evaluation(splits: Splits, size: int) -> Splits:
+def limit_evaluation(splits: Splits, size: int, has_test: bool = True) -> Splits:
     def take_first(examples: Rows | None) -> Rows | None:
         return None if examples is None else limit_examples(examples, size)
 
-    return replace(splits, validation=take_first(splits.validation), test=take_first(splits.test))
+    return replace(
+        splits, validation=take_first(splits.validation), test=take_first(splits.test) if has_test else splits.test
+    )
