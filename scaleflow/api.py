@@ -14,7 +14,6 @@ The worker is a separate process, as on the command line, except with `debug=inl
 recorded as KILLED, and then raises KeyboardInterrupt. In other threads, signal handlers stay unchanged.
 """
 
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,11 +49,10 @@ from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder
 from scaleflow.runs.data_digest import Repetition
 from scaleflow.runs.folder_use import RUN_DIR, FolderRefused, check_folder, create_folder
-from scaleflow.runs.state import RunHistory
-from scaleflow.sweep.ledger import JobHistory, Ledger, LedgerEntry
-from scaleflow.sweep.ranking import read_sweep_tags
-from scaleflow.tracking.model_uris import RUN_OR_MODEL
-from scaleflow.tracking.tracked_runs import BEST, BEST_METRIC, BEST_OVERRIDES, check_sweep_tags, fetch_best_job
+from scaleflow.runs.run import Run
+from scaleflow.sweep.ledger import Ledger, LedgerEntry, read_job_state
+from scaleflow.sweep.ranking import BestJob, find_best_job, read_sweep_tags
+from scaleflow.tracking.tracked_runs import BEST
 
 Folders = str | Path | Sequence[str | Path]
 
@@ -130,15 +128,6 @@ class SweepResult(Readable):
             shown = "  ".join([" ".join(job.overrides), job.result.status, *figures])
             rows.append((f"#{job.number}{' (best)' if job is self.best else ''}", shown))
         return [*rows, ("folder", str(self.folder)), *([("run", self.run_id)] if self.run_id else [])]
-
-
-@dataclass(frozen=True)
-class BestJob:
-    """The best job of a sweep, the metric that ranks the jobs, and the address of the store; None if it has none."""
-
-    job: JobResult
-    metric: str
-    store: str | None
 
 
 class RunFailed(RunError):
@@ -329,10 +318,10 @@ def default_folder() -> Path:
 
 def read_result(folder: Path) -> Result:
     """Reads the result of the run in a folder."""
-    run = RunHistory.read(folder)
-    history = {name: dict(points) for name, points in run.curves.items()}
-    status = run.status or "FAILED"
-    return Result(status, run.run_id, folder.absolute(), run.metrics, run.error or None, run.model_uri, history)
+    run = Run(folder.absolute())
+    state, history = run.state, {name: dict(points) for name, points in run.state.curves.items()}
+    error = state.error or None
+    return Result(state.status or "FAILED", run.run_id, run.files.path, state.metrics, error, run.model_uri, history)
 
 
 def check_result(result: Result, code: int) -> Result:
@@ -419,32 +408,19 @@ def best_run(parent: str | Path, uri: str | None = None) -> JobResult:
     Raises:
         ConfigError: if there is no such sweep, or no finished job has the metric.
     """
-    return find_best_job(str(parent), uri).job
+    return to_job_result(find_best_job(str(parent), Tracking(uri=uri)))
 
 
-def find_best_job(parent: str, uri: str | None = None) -> BestJob:
-    """Returns what `best_run` returns, with the metric. Raises as it does."""
-    folder = Path(parent).expanduser()
-    if RunFolder(folder).ledger.is_file():
-        tags = read_sweep_tags(folder)
-        check_sweep_tags(parent, tags)
-        entries = Ledger.load(RunFolder(folder)).entries
-        (entry,) = (entry for entry in entries if str(entry.number) == tags[BEST])
-        store = RunHistory.read(folder / entry.folder).store
-        return BestJob(read_job(folder, entry), tags[BEST_METRIC], store)
-    if folder.is_dir() or not RUN_OR_MODEL.fullmatch(parent) or parent.startswith("models:/"):
-        raise ConfigError(f"{parent}: expected the folder of a sweep, or the id of its run in MLflow")
-    found = fetch_best_job(parent.removeprefix("runs:/"), Tracking(uri=uri))
-    result = Result("FINISHED", found.run_id, found.folder, found.metrics, None, found.model_uri)
-    if RunFolder(found.folder).events.is_file():
-        result = replace(result, history=read_result(found.folder).history)
-    overrides = tuple(shlex.split(found.tags[BEST_OVERRIDES]))
-    return BestJob(JobResult(int(found.tags[BEST]), overrides, result), found.tags[BEST_METRIC], found.store)
+def to_job_result(best: BestJob) -> JobResult:
+    run = best.run
+    history = read_result(run.files.path).history if run.is_here else {}
+    result = Result("FINISHED", run.run_id, run.path, best.metrics, None, run.model_uri, history)
+    return JobResult(best.number, tuple(best.overrides), result)
 
 
 def read_sweep(folder: Path, is_finished: bool) -> SweepResult:
     """Reads the result of the sweep in a folder."""
-    run, tags = RunHistory.read(folder), read_sweep_tags(folder)
+    run, tags = Run(folder), read_sweep_tags(folder)
     jobs = tuple(read_job(folder, entry) for entry in Ledger.load(RunFolder(folder)).entries)
     best = next((job for job in jobs if str(job.number) == tags.get(BEST)), None)
     status: Status = "FINISHED" if is_finished else "FAILED"
@@ -453,7 +429,7 @@ def read_sweep(folder: Path, is_finished: bool) -> SweepResult:
 
 def read_job(folder: Path, entry: LedgerEntry) -> JobResult:
     """Reads the result of a job of the sweep in a folder."""
-    result, metrics = read_result(folder / entry.folder), JobHistory.read(folder / entry.folder).metrics
+    result, metrics = read_result(folder / entry.folder), read_job_state(folder / entry.folder).metrics
     return JobResult(
         entry.number,
         tuple(entry.overrides),

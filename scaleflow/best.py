@@ -14,12 +14,14 @@ import shlex
 import sys
 
 from scaleflow.__main__ import entry
-from scaleflow.api import find_best_job
+from scaleflow.api import to_job_result
 from scaleflow.commands.frame import CommandParser, make_main
+from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.secret_masking import register_resolver
 from scaleflow.launcher.answer import ANSWER, FINISHED
 from scaleflow.launcher.display import Display
+from scaleflow.sweep.ranking import find_best_job
 from scaleflow.sweep.report import choose_results, make_loading_row
 
 
@@ -30,8 +32,9 @@ def main(words: list[str]) -> int:
     parser.add_argument("--uri", help="the tracking store that has the run (default: as that of a run)")
     options = parser.parse_args(words)
     register_resolver()
-    best = find_best_job(options.parent, options.uri)
-    job, result = best.job, best.job.result
+    best = find_best_job(options.parent, Tracking(uri=options.uri))
+    job = to_job_result(best)
+    result = job.result
     ANSWER.read = lambda: {
         "job": job.number,
         "overrides": job.overrides,
@@ -50,7 +53,7 @@ def main(words: list[str]) -> int:
             *((name.replace("/", " "), format_number(result.metrics[name])) for name in names),
             ("output", os.path.relpath(result.folder)),
             *([("run", result.run_id)] if result.run_id else []),
-            make_loading_row(result.model_uri, best.store, result.folder),
+            make_loading_row(result.model_uri, best.run.address, result.folder),
         ]
     )
     return FINISHED

@@ -32,9 +32,9 @@ from typing import Any
 
 from scaleflow.commands.frame import CommandParser, check_page, make_main
 from scaleflow.commands.process import end_with
-from scaleflow.commands.tracked_run import load_learned_state, make_one_process_plan, supervise_worker
+from scaleflow.commands.tracked_run import find_run, make_one_process_plan, supervise_worker
 from scaleflow.config.compose import compose_config, parse_overrides, resolve_config
-from scaleflow.config.from_mlflow import RerunCommand, find_store_options
+from scaleflow.config.from_mlflow import RerunCommand
 from scaleflow.config.words import split_overrides
 from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError, RunError
@@ -42,10 +42,10 @@ from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.events import DataChecked
 from scaleflow.launcher.answer import ANSWER, FAILED, FINISHED, to_printable
 from scaleflow.launcher.display import Display, display_for
-from scaleflow.launcher.named_runs import find_named_run, locate_run
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.runs import DataCheckSpec, RunSpec
 from scaleflow.runs.learned_state import read_learned_state
+from scaleflow.runs.run import locate_run
 from scaleflow.tracking.model_uris import FORMS
 
 #: The levels of findings, the least first; those from the second one on make the exit code 1.
@@ -107,8 +107,7 @@ def read_schema_of_run(run_id: str, overrides: Sequence[str], display: Display) 
     if state is None:
         locate_run(run_id, Tracking())
         display.begin_stage("reading the run from MLflow")
-        store, tracker, tracked = find_named_run(run_id, find_store_options(RerunCommand(run_id, list(overrides))))
-        state = load_learned_state(tracker, tracked, store)
+        state = find_run(RerunCommand(run_id, list(overrides)))[0].learned_state
     if state is None or not state.schema:
         raise ConfigError(
             f"--against {run_id}: the run kept no schema of its data: it was made with dataset.check=none, or by an "

@@ -32,10 +32,10 @@ from scaleflow.interfaces import Tracker
 from scaleflow.interfaces.formatting import format_duration, join_first
 from scaleflow.interfaces.secret_masking import register_resolver
 from scaleflow.launcher.answer import ANSWER, FAILED
-from scaleflow.launcher.recording.recovery import find_tracking_options
 from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.folder import FolderBusy
+from scaleflow.runs.run import find_tracking_options
 from scaleflow.sync import find_run_folders
 from scaleflow.tracking import make_tracker
 from scaleflow.tracking.connection import format_store_error

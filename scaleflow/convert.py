@@ -21,7 +21,7 @@ import io
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +29,25 @@ from scaleflow.commands.frame import make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import (
     answer_model,
+    find_run,
     format_model_rows,
     make_evaluation_plan,
     make_run_parser,
     parse_command,
 )
 from scaleflow.config.compose import parse_overrides
-from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_store_options, reuse_config
+from scaleflow.config.from_mlflow import RerunCommand
 from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.export.formats import check_formats
 from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import ANSWER, FAILED, FINISHED
 from scaleflow.launcher.display import Display, display_for
-from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.run_end import describe_formats
 from scaleflow.runs import RunSpec
+from scaleflow.runs.run import Run
 from scaleflow.tracking.saved_models import download_exported, log_formats
-from scaleflow.tracking.tracked_runs import TrackedRun
 from scaleflow.worker.export import export_formats, make_format_table
 
 #: The sections of a tracked config that a conversion uses.
@@ -63,7 +63,7 @@ class Conversion:
         formats: by name: what was measured of each, and why it is not good.
     """
 
-    run: TrackedRun
+    run: Run
     formats: Sequence[FormatExported]
 
 
@@ -90,23 +90,22 @@ def convert_tracked_model(words: RerunCommand, display: Display, stop: StopReque
         if override.key_or_group == "export.formats" and isinstance(names, list):
             check_formats(list(map(str, names)))
     display.begin_stage("reading the run and its model from MLflow")
-    store, tracker, tracked = find_named_run(words.run_id, find_store_options(words))
-    words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
-    plan = make_evaluation_plan(reuse_config(tracked.config, tracked.params, words, SECTIONS), store)
+    run, words = find_run(words)
+    plan = make_evaluation_plan(run.reuse_config(words, SECTIONS), run.store)
     if not plan.export.formats:
         raise ConfigError("export.formats: is null; name the formats to make, such as export.formats=[onnx]")
     check_formats(plan.export.formats)
     with tempfile.TemporaryDirectory(prefix="scaleflow-convert-") as folder:
-        exported = download_exported(tracker, tracked, store, Path(folder))
+        exported = download_exported(run.tracker, run.model, Path(folder))
         spec = RunSpec(plan, Path(folder), time.time())
         formats = export_formats(spec, exported, display.show_event, stop.is_set)
         if not stop.is_set():
             display.begin_stage("recording the formats in MLflow")
             try:
-                log_formats(tracker, tracked, formats, make_format_table(formats))
+                log_formats(run.tracker, run.model, formats, make_format_table(formats))
             except Exception as error:  # a store may raise anything
                 raise RunError(f"the formats could not be recorded: {mask_secrets(read_reason(error))}") from error
-    return Conversion(tracked, formats)
+    return Conversion(run, formats)
 
 
 def convert_model(run_id: str, *overrides: str, trust: Sequence[str] = ()) -> Any:

@@ -24,14 +24,14 @@ from scaleflow.commands.frame import CommandParser, check_page, make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import make_evaluation_spec, make_plan_on, run_evaluation
 from scaleflow.comparison.results import MetricDifference
-from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs
+from scaleflow.config.from_mlflow import RerunCommand
 from scaleflow.interfaces import Tracking, name_command
 from scaleflow.interfaces.events import MetricsLogged
 from scaleflow.launcher.answer import ANSWER
 from scaleflow.launcher.display import display_for
-from scaleflow.launcher.named_runs import find_named_run, locate_run
 from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.runs import RunFolder
+from scaleflow.runs.run import Run, locate_run
 from scaleflow.worker.evaluate import ALL
 
 #: The sections of a tracked config that an evaluation uses.
@@ -72,9 +72,7 @@ def main(words: list[str]) -> int:
 
 def compare_on(options: argparse.Namespace, line: list[str]) -> list[MetricDifference]:
     """Evaluates the models of both runs on the data that the user named, and compares their metrics."""
-    from scaleflow.comparison.loading import ComparedRun
     from scaleflow.comparison.results import compare_metrics
-    from scaleflow.runs.provenance.record import Provenance
 
     runs = []
     with (
@@ -85,11 +83,10 @@ def compare_on(options: argparse.Namespace, line: list[str]) -> list[MetricDiffe
         for number, named in enumerate((options.first, options.second)):
             folder = Path(temporary, str(number))
             folder.mkdir()
-            found = find_named_run(named, Tracking(uri=options.uri))
-            run = found[2]
-            words = RerunCommand(named, (), (), options.trust, line, find_config_dirs(run.command))
-            plan = make_plan_on(options.on, found, words, SECTIONS)
-            spec = make_evaluation_spec(found, words, plan, folder, run)
+            run = Run.find(named, Tracking(uri=options.uri))
+            words = run.complete(RerunCommand(named, (), (), options.trust, line))
+            plan = make_plan_on(options.on, run, words, SECTIONS)
+            spec = make_evaluation_spec(run, words, plan, folder, run)
             events = run_evaluation(plan, spec, folder, stop, display)
             if stop.is_set():
                 raise KeyboardInterrupt
@@ -99,7 +96,8 @@ def compare_on(options: argparse.Namespace, line: list[str]) -> list[MetricDiffe
                 if isinstance(event, MetricsLogged)
                 for name, value in event.values.items()
             }
-            runs.append(ComparedRun(run.name, run.run_id, None, {}, points, "", [Provenance()], RunFolder(folder)))
+            runs.append(Run(folder))
+            runs[-1].points = points
         metrics = compare_metrics(runs[0], runs[1], has_same_data=True)
     return [replace(each, name=f"{Path(options.on).name}: {each.name.removeprefix(f'{ALL}/')}") for each in metrics]
 

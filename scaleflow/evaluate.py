@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from scaleflow.__main__ import entry
 from scaleflow.commands.frame import make_main
 from scaleflow.commands.tracked_run import (
     answer_model,
+    find_run,
     format_model_rows,
     make_evaluation_plan,
     make_run_parser,
@@ -42,14 +43,7 @@ from scaleflow.commands.tracked_run import (
     supervise_worker,
 )
 from scaleflow.config.compose import parse_overrides, resolve_config
-from scaleflow.config.from_mlflow import (
-    RerunCommand,
-    complete_command,
-    find_config_dirs,
-    find_store_options,
-    load_config,
-    reuse_config,
-)
+from scaleflow.config.from_mlflow import RerunCommand, complete_command
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Dataset
 from scaleflow.interfaces.events import DatasetDescribed, EvaluationReady, Event, MetricsLogged, StepsProfiled
@@ -57,13 +51,13 @@ from scaleflow.interfaces.formatting import format_with_interval
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import ANSWER, FAILED, FINISHED, write_error
 from scaleflow.launcher.display import Display, display_for
-from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.profiler import analyze_window
 from scaleflow.runs import EvaluationSpec, RunSpec
 from scaleflow.runs.provenance.tags import command_line
+from scaleflow.runs.run import Run
 from scaleflow.runs.state import drop_intervals
-from scaleflow.tracking.tracked_runs import TrackedRun, describe_opened_run, download_model, log_evaluation
+from scaleflow.tracking.tracked_runs import describe_opened_run, download_model, log_evaluation
 from scaleflow.worker.evaluate import ALL, SPLITS
 
 #: The sections of a tracked config that an evaluation uses.
@@ -101,30 +95,29 @@ def evaluate(words: RerunCommand, flags: argparse.Namespace, display: Display) -
     if "dataset.shards" in typed_keys:
         raise ConfigError("dataset.shards: an evaluation reads all files in one process; leave it out")
     display.begin_stage("reading the run and its model from MLflow")
-    store, tracker, tracked = find_named_run(words.run_id, find_store_options(words))
-    describe_opened_run(tracked, store)
-    words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
-    composed = reuse_config(tracked.config, tracked.params, words, SECTIONS)
-    config, tracked_config = resolve_config(composed.config), load_config(tracked.config, tracked.run_id)
-    is_new = has_new_data(tracked_config, config, typed_keys)
+    run, words = find_run(words)
+    describe_opened_run(run.model.run_id, run.name, run.store)
+    composed = run.reuse_config(words, SECTIONS)
+    config = resolve_config(composed.config)
+    is_new = has_new_data(run.config, config, typed_keys)
     names_test = "dataset.test" in typed_keys and config["dataset"].get("test")
     split = flags.split or ("test" if is_new and names_test else None)
     takes_all = (is_new or split == ALL) and "dataset.limit" not in typed_keys
-    plan = make_evaluation_plan(composed, store, takes_all)
+    plan = make_evaluation_plan(composed, run.store, takes_all)
     with tempfile.TemporaryDirectory(prefix="scaleflow-evaluate-") as folder, catch_stop_signals() as stop:
         evaluation = EvaluationSpec(
-            str(download_model(tracker, tracked, store, Path(folder))),
-            tracked.run_id,
+            str(download_model(run.tracker, run.model, Path(folder))),
+            run.model.run_id,
             split,
             precision="precision" in {key.partition(".")[0] for key in typed_keys},
-            command=complete_command(tracked_config, plan.trusted_modules or (), words),
+            command=complete_command(run.config, plan.trusted_modules or (), words),
             is_new=is_new,
             counts_unknown=flags.unknown_classes == "count",
         )
         events = supervise_worker(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop, display)
         if stop.is_set():
             return stop.exit_code
-        return record_evaluation(tracker, tracked, events, display, is_new)
+        return record_evaluation(run, events, display, is_new)
 
 
 def has_new_data(tracked: Mapping[str, Any], config: Mapping[str, Any], typed: Collection[str]) -> bool:
@@ -150,9 +143,7 @@ def to_address(value: Any) -> Any:
     return os.path.abspath(os.path.expanduser(value.strip()))  # noqa: PTH100, PTH111  (it may be no path)
 
 
-def record_evaluation(
-    tracker: Any, tracked: TrackedRun, events: Sequence[Event], display: Display, is_new: bool
-) -> int:
+def record_evaluation(run: Run, events: Sequence[Event], display: Display, is_new: bool) -> int:
     """Records the evaluation in the run and prints the metrics; returns the exit code. `is_new` says that the data are
     not those of the run.
     """
@@ -165,11 +156,11 @@ def record_evaluation(
     profiles = [analyze_window(event) for event in events if isinstance(event, StepsProfiled)]
     examples = f"all {ready.examples} examples" if split == ALL else f"{ready.examples} examples of {split}"
     text = f"{examples}, {resolved['strategy']}, {resolved['precision']}, {resolved['replicas']} replica(s)"
-    rows = [*format_model_rows(tracked), ("on", text)]
+    rows = [*format_model_rows(run), ("on", text)]
     try:
         values: Mapping[str, float] = log_evaluation(
-            tracker,
-            tracked,
+            run.tracker,
+            run.model,
             name,
             events,
             f"{text}, data {described['digest']}; {command_line(sys.orig_argv)}",
@@ -179,7 +170,7 @@ def record_evaluation(
     except Exception as failed:  # a store may raise anything
         values = {k: v for event in events if isinstance(event, MetricsLogged) for k, v in event.values.items()}
         error = read_reason(failed)
-    described = {**answer_model(tracked), "name": name, "split": split}
+    described = {**answer_model(run), "name": name, "split": split}
     ANSWER.read = lambda: {**described, "examples": ready.examples, "metrics": values}
     rows += [(key, format_with_interval(values, key)) for key in drop_intervals(values)]
     rows += [("profile", profile.line) for profile in profiles]

@@ -25,14 +25,13 @@ from pathlib import Path
 
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.commands.process import end_with
-from scaleflow.commands.tracked_run import add_run_id, answer_model, format_model_rows, load_learned_state
-from scaleflow.config.from_mlflow import RerunCommand, find_store_options
+from scaleflow.commands.tracked_run import add_run_id, answer_model, find_run, format_model_rows
+from scaleflow.config.from_mlflow import RerunCommand
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.sampling import Sampling
 from scaleflow.launcher.answer import ANSWER, FINISHED
 from scaleflow.launcher.display import IMPORTING, Display, display_for
-from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.predict.command import hide_errors, make_prediction_plan
 from scaleflow.predict.language_model import (
     add_sampling_flags,
@@ -41,7 +40,7 @@ from scaleflow.predict.language_model import (
     load_language_model,
     read_sampling,
 )
-from scaleflow.tracking.tracked_runs import TrackedRun
+from scaleflow.runs.run import Run
 
 #: Characters that could change a terminal. A model of bytes may write any.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -64,11 +63,11 @@ def main(words: list[str]) -> int:
         print(printable(text), end="", flush=True)
 
     with contextlib.closing(display_for(sys.stderr)) as display:
-        text, tracked, seconds = continue_text(typed, sampling, show, display, "--prompt")
+        text, run, seconds = continue_text(typed, sampling, show, display, "--prompt")
         print(flush=True)
         rate = f"{sampling.tokens:,} tokens, {sampling.tokens / seconds:,.0f} tokens/s"
-        display.print_summary([*format_model_rows(tracked), ("generated", rate)])
-    answer = {**answer_model(tracked), "prompt": typed.prompt, "text": text, "tokens": sampling.tokens}
+        display.print_summary([*format_model_rows(run), ("generated", rate)])
+    answer = {**answer_model(run), "prompt": typed.prompt, "text": text, "tokens": sampling.tokens}
     ANSWER.read = lambda: {**answer, "seconds": seconds}
     return FINISHED
 
@@ -121,7 +120,7 @@ def generate_text(
 
 def continue_text(
     typed: argparse.Namespace, sampling: Sampling, show: Callable[[str], None], display: Display, label: str
-) -> tuple[str, TrackedRun, float]:
+) -> tuple[str, Run, float]:
     """Shows the prompt, then each piece of its continuation.
 
     Returns:
@@ -134,15 +133,13 @@ def continue_text(
     if not typed.prompt:
         raise ConfigError(f"{label}: the text is empty; give the beginning of the text to generate, such as 'The '")
     display.begin_stage("reading the run and its model from MLflow")
-    options = find_store_options(RerunCommand(typed.run_id, typed.overrides))
-    store, tracker, tracked = find_named_run(typed.run_id, options)
-    state = load_learned_state(tracker, tracked, store)
-    if state is None or not is_language_model(state):
-        raise explain_no_language_model(tracked.run_id, state)
+    run, _ = find_run(RerunCommand(typed.run_id, typed.overrides))
+    if not is_language_model(run.learned_state):
+        raise explain_no_language_model(run)
     with tempfile.TemporaryDirectory(prefix="scaleflow-generate-") as folder:
         display.begin_stage(f"{IMPORTING} and loading the model")
         with hide_errors():
-            model = load_language_model(plan, tracker, tracked, store, state, Path(folder))
+            model = load_language_model(plan, run, Path(folder))
             try:
                 tokens = model.encode(typed.prompt)
             except ConfigError as refusal:
@@ -153,7 +150,7 @@ def continue_text(
         for piece in model.generate(tokens, sampling):
             pieces.append(piece)
             show(piece)
-    return "".join(pieces), tracked, time.monotonic() - began
+    return "".join(pieces), run, time.monotonic() - began
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ from scaleflow.interfaces import Tracking, name_command
 from scaleflow.interfaces.formatting import Readable
 from scaleflow.launcher.answer import ANSWER, FINISHED, NOT_PROMOTED
 from scaleflow.launcher.display import display_for
-from scaleflow.launcher.named_runs import locate_run
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
+from scaleflow.runs.run import locate_run
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ def describe_promotion(done: Promotion) -> list[tuple[str, str]]:
     texts = [f"{'yes' if each.holds else 'no'}: {each.text}" for each in decision.conditions]
     marks = [("" if n else "because", text) for n, text in enumerate(texts)]
     rows = [
-        ("run", f"{done.run.name}  ({done.run.run_id})"),
-        ("model", done.run.model_uri),
+        ("run", done.run.title),
+        ("model", str(done.run.model_uri)),
         ("champion before", before),
     ]
     return [*rows, *marks, ("promoted", end)]

@@ -19,18 +19,17 @@ from pathlib import Path
 from scaleflow.api import Folders, Result, check_result, launch_config, read_result, to_folders
 from scaleflow.commands.frame import make_main
 from scaleflow.commands.process import end_with
-from scaleflow.commands.tracked_run import make_run_parser
-from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_store_options, load_config, reuse_config
+from scaleflow.commands.tracked_run import find_run, make_run_parser
+from scaleflow.config.from_mlflow import RerunCommand, find_store_options
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking, name_command
 from scaleflow.launcher.answer import to_printable
 from scaleflow.launcher.display import Display
-from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.runs import RunFolder
-from scaleflow.sweep.ranking import read_sweep_tags
+from scaleflow.runs.run import Run
+from scaleflow.sweep.ranking import find_best_job
 from scaleflow.tracking.model_uris import RUN_OR_MODEL
-from scaleflow.tracking.tracked_runs import BEST_FOLDER, BEST_STEPS, TrackedRun, check_sweep_tags, fetch_best_job
 
 #: The tag of the new run that names the run whose config it has.
 TAG = "scaleflow.refit_of"
@@ -70,41 +69,38 @@ def refit_run(
 
 def launch_refit(words: RerunCommand, takes_all: bool) -> tuple[int, Path]:
     """Returns the exit code of the new run, and its folder."""
-    options = find_store_options(words)
-    run_id, steps = find_best_run(words.run_id, options)
-    store, _, tracked = find_named_run(run_id, options)
+    run_id, steps = find_best_run(words.run_id, find_store_options(words))
+    run, words = find_run(replace(words, run_id=run_id))
     typed = {override.partition("=")[0] for override in words.overrides}
-    added = [each for each in list_changes(tracked, steps, takes_all) if each.partition("=")[0] not in typed]
-    words = replace(words, overrides=[*added, *words.overrides], tracked_dirs=find_config_dirs(tracked.command))
-    composed = reuse_config(tracked.config, tracked.params, words)
+    added = [each for each in list_changes(run, steps, takes_all) if each.partition("=")[0] not in typed]
+    words = replace(words, overrides=[*added, *words.overrides])
+    composed = run.reuse_config(words)
     if composed.config.tracking.name == "mlflow" and composed.config.tracking.uri is None:
-        composed.config.tracking.uri = store.uri
-    Display(sys.stdout).print_line(f"refit of {to_printable(tracked.name)}  ({tracked.run_id})")
-    return launch_config(composed, words.overrides, tags={TAG: tracked.run_id})
+        composed.config.tracking.uri = run.store.uri
+    Display(sys.stdout).print_line(f"refit of {to_printable(run.title)}")
+    return launch_config(composed, words.overrides, tags={TAG: run.model.run_id})
 
 
 def find_best_run(named: str, options: Tracking) -> tuple[str, int]:
     """Returns a run, and the updates after which its model was the best; of a sweep, those of the best job."""
-    folder = Path(named).expanduser()
-    if RunFolder(folder).ledger.is_file():
-        tags = read_sweep_tags(folder)
-        check_sweep_tags(named, tags)
-        return tags[BEST_FOLDER], int(tags.get(BEST_STEPS, 0))
-    if RUN_OR_MODEL.fullmatch(named) and not named.startswith("models:/"):
+    is_sweep = RunFolder(Path(named).expanduser()).ledger.is_file()
+    if is_sweep or (RUN_OR_MODEL.fullmatch(named) and not named.startswith("models:/")):
         try:
-            job = fetch_best_job(named.removeprefix("runs:/"), options)
-        except ConfigError:  # it is no sweep
-            return named, 0
-        return job.run_id, int(job.tags.get(BEST_STEPS, 0))
+            best = find_best_job(named, options)
+        except ConfigError:
+            if is_sweep:
+                raise
+        else:
+            return (str(best.run.files.path) if is_sweep else str(best.run.run_id)), best.steps
     return named, 0
 
 
-def list_changes(tracked: TrackedRun, steps: int, takes_all: bool) -> list[str]:
+def list_changes(run: Run, steps: int, takes_all: bool) -> list[str]:
     """Returns the overrides that make the config of a run that of its refit. Raises ConfigError if there is none."""
-    steps = steps or tracked.steps
+    steps = steps or run.model.step
     if not steps:
-        raise ConfigError(f"{tracked.run_id}: has no model, so it is not known how long to train; rerun trains anew")
-    config = load_config(tracked.config, tracked.run_id)
+        raise ConfigError(f"{run.run_id}: has no model, so it is not known how long to train; rerun trains anew")
+    config = run.config
     changes = ["dataset.validation=null", "dataset.fold=null", f"training.max_steps={steps}"]
     changes += ["training.early_stopping=null"] if (config.get("training") or {}).get("early_stopping") else []
     changes += ["checkpoint=default"] if (config.get("checkpoint") or {}).get("name") == "best" else []

@@ -22,28 +22,25 @@ recorded; 130 or 143 interrupted.
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from scaleflow.__main__ import entry
 from scaleflow.api import launch_config
 from scaleflow.commands.frame import make_main
-from scaleflow.commands.tracked_run import make_run_parser, parse_command
+from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command
 from scaleflow.config.compose import ComposedConfig, resolve_config
-from scaleflow.config.from_mlflow import find_config_dirs, find_store_options, reuse_config
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.events import TagsSet
 from scaleflow.launcher.answer import ANSWER, FAILED, to_printable
 from scaleflow.launcher.display import Display
-from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder
-from scaleflow.runs.data_digest import Repetition, SplitDigests
+from scaleflow.runs.data_digest import Repetition
 from scaleflow.runs.event_log import append_event
+from scaleflow.runs.run import Run
 
 #: The tag of the new run that names the tracked run, and the one that says whether it has the same results.
 TAG, REPRODUCES = "scaleflow.rerun_of", "scaleflow.reproduces"
@@ -60,48 +57,42 @@ def main(typed: list[str]) -> int:
     words, options = parse_command(parser, typed)
     if not options.exact and (options.despite or options.checkout):
         raise ConfigError(f"{'--despite' if options.despite else '--checkout'}: works with --exact only; add --exact")
-    store, tracker, tracked = find_named_run(words.run_id, find_store_options(words))
-    tracked_dirs = [] if options.checkout else find_config_dirs(tracked.command)
-    words = replace(words, tracked_dirs=tracked_dirs)
-    with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
-        exact = ExactRerun(tracker, tracked, words.overrides, options, Path(folder)) if options.exact else None
-        if exact is not None:
-            words = replace(words, overrides=[*exact.lengths, *words.overrides])
-        composed = reuse_config(tracked.config, tracked.params, words)
-        if composed.config.tracking.name == "mlflow" and composed.config.tracking.uri is None:
-            composed.config.tracking.uri = store.uri
-        Display(sys.stdout).print_line(f"rerun of {to_printable(tracked.name)}  ({tracked.run_id})")
-        if exact is not None:
-            composed = exact.prepare(composed)
-        is_exact = exact is not None and "data" not in exact.despite
-        repeats = Repetition(read_digests(tracker.fetch_run()), is_exact)
-        code, target = launch_config(composed, words.overrides, tags={TAG: tracked.run_id}, repeats=repeats)
-        return code if exact is None or code else exact.judge(target)
+    run, words = find_run(words)
+    if options.checkout:
+        words = replace(words, tracked_dirs=[])
+    exact = ExactRerun(run, words.overrides, options) if options.exact else None
+    if exact is not None:
+        words = replace(words, overrides=[*exact.lengths, *words.overrides])
+    composed = run.reuse_config(words)
+    if composed.config.tracking.name == "mlflow" and composed.config.tracking.uri is None:
+        composed.config.tracking.uri = run.store.uri
+    Display(sys.stdout).print_line(f"rerun of {to_printable(run.title)}")
+    if exact is not None:
+        composed = exact.prepare(composed)
+    repeats = Repetition(run.splits, exact is not None and "data" not in exact.despite)
+    code, target = launch_config(composed, words.overrides, tags={TAG: run.model.run_id}, repeats=repeats)
+    return code if exact is None or code else exact.judge(target)
 
 
 class ExactRerun:
     """The part of the command that proves that a run is the same.
 
     Args:
-        tracker: connected to the tracked run.
-        tracked: the tracked run.
+        run: the tracked run.
         overrides: the typed ones.
         options: the typed flags.
-        temporary: an empty folder for what is downloaded.
 
     Raises ConfigError if no run can repeat this one exactly.
     """
 
-    def __init__(
-        self, tracker: Any, tracked: Any, overrides: Sequence[str], options: argparse.Namespace, temporary: Path
-    ) -> None:
-        from scaleflow.comparison import exact, loading
+    def __init__(self, run: Run, overrides: Sequence[str], options: argparse.Namespace) -> None:
+        from scaleflow.comparison import exact
 
         self.despite = exact.parse_despite(options.despite)
         self._checkout: Path | None = options.checkout
-        self._run = loading.load_tracked_run(tracker, tracked, temporary)
-        exact.check_repeatable(self._run, overrides)
-        self.lengths = exact.list_lengths(self._run.files)
+        self._run = run
+        exact.check_repeatable(run, overrides)
+        self.lengths = exact.list_lengths(run)
 
     def prepare(self, composed: ComposedConfig) -> ComposedConfig:
         """Compares what the run was made of with what is here, and says so.
@@ -130,26 +121,19 @@ class ExactRerun:
 
     def judge(self, folder: Path) -> int:
         """Compares the results of the new run, records the verdict, and returns the exit code."""
-        from scaleflow.comparison import exact, loading, results
+        from scaleflow.comparison import exact, results
 
-        second = loading.load_folder(folder)
+        second = Run(folder.absolute())
         judged = results.judge_runs(self._run, second)
         lines = [("reproduces", results.describe_verdict(judged))]
         if not judged.is_equal:
-            lines += [("resolved", each) for each in exact.list_resolved_changes(self._run.params, second.params)]
+            lines += [("resolved", each) for each in exact.list_resolved_changes(self._run.settings, second.settings)]
         Display(sys.stdout).print_summary(lines)
         append_event(RunFolder(folder).events, TagsSet({REPRODUCES: judged.text}))
         repair_quietly(folder)
         read, ANSWER.error = ANSWER.read, None if judged.is_equal else judged.text
         ANSWER.read = lambda: {**read(), "reproduces": {"run_id": self._run.run_id, **asdict(judged)}}
         return 0 if judged.is_equal else FAILED
-
-
-def read_digests(run: Any) -> SplitDigests:
-    """Returns the digests of the data of a run of MLflow."""
-    from scaleflow.tracking.inputs import read_dataset_inputs  # imports MLflow
-
-    return read_dataset_inputs(run)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,13 @@ from scaleflow.interfaces import Tracker, Tracking
 from scaleflow.interfaces.events import Event, RunEnded
 from scaleflow.launcher.recording import recovery, store_transfer
 from scaleflow.launcher.recording.recorder import Recorder
-from scaleflow.launcher.recording.recovery import LAUNCHER_DIED, finalize_run, find_tracking_options, repair
+from scaleflow.launcher.recording.recovery import LAUNCHER_DIED, finalize_run, repair
 from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import EventReader, RunFolder
+from scaleflow.runs.run import Run, find_tracking_options
 from scaleflow.sync import main
 from scaleflow.tracking import store
 from scaleflow.tracking.store import DESCRIPTION, MlflowTracker
-from scaleflow.tracking.tracked_runs import find_run
 from scaleflow.tracking.uri import drop_credentials
 from tests.tracking.example_runs import MadeRun, assert_has_one_model, assert_is_all_there, only_run
 
@@ -285,8 +285,8 @@ def test_a_run_that_was_deleted_in_the_store_is_told_of_and_recorded_again(
     made.end("KILLED").ready(resumed=30).train(31, 40).files(step=20).end()
     assert repair(made.folder).result == "recorded"
     deleted = made.state["run_id"]
-    tracked = find_run(deleted, Tracking(uri=uri))[1]
-    assert (tracked.steps, f"models:/{tracked.model_id}") == (20, made.state["model_uri"])  # not that of step 30
+    run = Run.find(deleted, Tracking(uri=uri))
+    assert (run.model.step, run.model_uri) == (20, made.state["model_uri"])  # not that of step 30
 
     client.delete_run(deleted)
     with pytest.raises(ConfigError, match=r"is in MLflow's trash.* --again"):

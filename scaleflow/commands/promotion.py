@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from scaleflow.commands.tracked_run import (
-    Found,
+    find_run,
     make_evaluation_plan,
     make_evaluation_spec,
     make_plan_on,
     run_evaluation,
 )
-from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, find_store_options, load_config, reuse_config
+from scaleflow.config.from_mlflow import RerunCommand, find_store_options
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.evaluation.comparison import PairedScores, pair_scores
@@ -26,7 +26,6 @@ from scaleflow.evaluation.resampling import Figure
 from scaleflow.interfaces import LearnedState, Plan, PromotionOptions, name_leaves
 from scaleflow.interfaces.events import Note
 from scaleflow.launcher.display import Display
-from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.promotion.decision import (
     LONGEST,
@@ -42,16 +41,11 @@ from scaleflow.promotion.decision import (
 )
 from scaleflow.runs import RunFolder
 from scaleflow.runs.learned_state import read_learned_state
+from scaleflow.runs.run import Run
 from scaleflow.sweep.ranking import guess_mode
 from scaleflow.tracking.registry import DECISION, ChampionRegistry
 from scaleflow.tracking.store import MlflowTracker
-from scaleflow.tracking.tracked_runs import (
-    TrackedRun,
-    choose_store,
-    download_artifact,
-    download_predictions,
-    find_model,
-)
+from scaleflow.tracking.tracked_runs import choose_store, download_artifact, find_model
 from scaleflow.tracking.uri import check_model_name
 from scaleflow.worker.evaluate import ALL
 
@@ -105,7 +99,7 @@ class Promotion:
         version: of the candidate; None if nothing was changed.
     """
 
-    run: TrackedRun
+    run: Run
     name: str
     champion: str | None
     version: str | None
@@ -141,25 +135,22 @@ def promote(
     if name is not None:
         check_model_name("--model ", name)
     display.begin_stage("reading the run and its model from MLflow")
-    options = find_store_options(words)
-    store, tracker, tracked = find_named_run(words.run_id, options)
-    words = replace(words, tracked_dirs=find_config_dirs(tracked.command))
-    words, name = complete_promotion(words, tracked, name)
+    run, words = find_run(words)
+    words, name = complete_promotion(words, run, name)
     if on is None:
-        plan = make_evaluation_plan(reuse_config(tracked.config, tracked.params, words, SECTIONS), store)
+        plan = make_evaluation_plan(run.reuse_config(words, SECTIONS), run.store)
     else:
-        plan = make_plan_on(on, (store, tracker, tracked), words, SECTIONS)
+        plan = make_plan_on(on, run, words, SECTIONS)
     with tempfile.TemporaryDirectory(prefix="scaleflow-promote-") as folder:
         try:
-            found = store, tracker, tracked
-            return Candidate(words, plan, found, name, display, stop, Path(folder), on or "").promote(is_dry)
+            return Candidate(words, plan, run, name, display, stop, Path(folder), on or "").promote(is_dry)
         except Stopped:
             return None
 
 
-def complete_promotion(words: RerunCommand, tracked: TrackedRun, name: str | None) -> tuple[RerunCommand, str]:
+def complete_promotion(words: RerunCommand, run: Run, name: str | None) -> tuple[RerunCommand, str]:
     """Returns the command with `promotion=champion` and the name of the registered model, and this name."""
-    section = load_config(tracked.config, tracked.run_id).get("promotion")
+    section = run.config.get("promotion")
     known = section if isinstance(section, dict) and section.get("name") == "champion" else None
     name = name or (known or {}).get("model")
     if not name:
@@ -175,7 +166,7 @@ class Candidate:
 
     Args:
         plan: with the data of the candidate's run, and the options of `promotion`.
-        found: the store, a tracker that is connected to the candidate's run, and the run.
+        run: the candidate's.
         folder: for files.
         on: the file or folder of the plan's data, if the models are compared on all of it.
 
@@ -187,7 +178,7 @@ class Candidate:
         self,
         words: RerunCommand,
         plan: Plan,
-        found: Found,
+        run: Run,
         name: str,
         display: Display,
         stop: StopRequest,
@@ -195,12 +186,12 @@ class Candidate:
         on: str = "",
     ) -> None:
         self.words, self.plan, self.name, self.on = words, plan, name, on
-        self.store, self.tracker, self.run = found
+        self.run, self.tracker = run, run.tracker
         self.display, self.stop, self.folder = display, stop, folder
-        logged = download_artifact(find_model(self.tracker, self.run), str(self.store.uri), folder / "logged")
+        logged = download_artifact(find_model(run.tracker, run.model), run.tracker.uri, folder / "logged")
         if logged is None or not (logged / "data" / "example_outputs.npz").is_file():
             raise ConfigError(
-                f"{self.run.run_id}: its model {self.run.model_id} has no recorded outputs to compare a served model "
+                f"{run.run_id}: its model {run.model.model_id} has no recorded outputs to compare a served model "
                 "with; train it again"
             )
         self.logged = logged
@@ -222,7 +213,7 @@ class Candidate:
             champion = registry.find_champion()
             conditions, comparison = [], None
             if champion is not None:
-                if registry.find_model(champion) == self.run.model_id:
+                if registry.find_model(champion) == self.run.model.model_id:
                     if not is_dry:  # what a command that was killed may have left
                         registry.remove_challenger(champion)
                         self.tracker.set_tags({DECISION: f"{self.name}, version {champion}: champion"})
@@ -259,10 +250,10 @@ class Candidate:
         floors = self.options.at_least or {}
         if floors and not self.run.is_result:
             raise ConfigError(
-                f"promotion.at_least: {self.run.model_id} is not the result of its run {self.run.run_id}, and the "
-                "metrics are those of its result"
+                f"promotion.at_least: {self.run.model.model_id} is not the result of its run {self.run.run_id}, and "
+                "the metrics are those of its result"
             )
-        metrics: Mapping[str, float] = self.tracker.fetch_run().data.metrics if floors else {}
+        metrics: Mapping[str, float] = self.run.tracked.data.metrics if floors else {}
         slices = self.read_slices() if any(key.startswith(SLICE) for key in floors) else {}
         found = []
         for key, floor in floors.items():
@@ -281,7 +272,7 @@ class Candidate:
 
         With several outputs, it is `slice/OUTPUT/COLUMN/VALUE`.
         """
-        path = download_artifact(f"runs:/{self.run.run_id}/{SLICES}", str(self.store.uri), self.folder)
+        path = self.run.download(SLICES, self.folder)
         if path is None:
             return {}
         with path.open(newline="", encoding="utf-8") as file:
@@ -300,45 +291,45 @@ class Candidate:
         """
         folder = self.folder / "candidate-evaluation"
         if self.on:
-            found = self.evaluate(self.tracker, self.run, self.make_training_plan(self.run), folder)
+            found = self.evaluate(self.run, self.make_training_plan(self.run), folder)
             return found, np.load(RunFolder(folder).seen)
-        found = self.read_kept(self.run, "candidate") or self.evaluate(self.tracker, self.run, None, folder)
+        found = self.read_kept(self.run, "candidate") or self.evaluate(self.run, None, folder)
         if found.split != SPLIT:
             raise ConfigError(
                 f"{self.run.run_id}: its predictions are of the {found.split} split, and a test split is needed"
             )
         return found, np.zeros(found.examples, bool)
 
-    def make_training_plan(self, run: TrackedRun) -> Plan:
+    def make_training_plan(self, run: Run) -> Plan:
         """Returns the plan whose data a run was trained on."""
-        words = replace(self.words, run_id=run.run_id, overrides=[], tracked_dirs=find_config_dirs(run.command))
-        return make_evaluation_plan(reuse_config(run.config, run.params, words, SECTIONS), self.store)
+        words = run.complete(replace(self.words, overrides=[]))
+        return make_evaluation_plan(run.reuse_config(words, SECTIONS), run.store)
 
-    def read_kept(self, run: TrackedRun, label: str) -> Predictions | None:
+    def read_kept(self, run: Run, label: str) -> Predictions | None:
         """Returns the predictions that a run has kept, if they are those of the model that is named."""
         folder = self.folder / label
         folder.mkdir(exist_ok=True)
-        path = download_predictions(run, self.store, folder) if run.is_result else None
+        path = run.download(f"{RunFolder(folder).evaluation.name}/{PREDICTIONS}", folder) if run.is_result else None
         return None if path is None else load_predictions(path)
 
     def predict_with(self, champion: str, candidate: Predictions) -> tuple[Predictions, Array]:
         """Returns the champion's predictions for the same examples, and which rows it was trained on."""
-        _, tracker, run = find_named_run(f"models:/{self.name}/{champion}", self.store)
+        run = Run.find(f"models:/{self.name}/{champion}", self.run.store)
         kept = None if self.on else self.read_kept(run, f"champion-{champion}")
         if kept is not None and candidate.digest and (kept.split, kept.digest) == (SPLIT, candidate.digest):
             return kept, np.zeros(candidate.examples, bool)  # its own test split
         folder = self.folder / f"champion-{champion}-evaluation"
-        found = self.evaluate(tracker, run, self.make_training_plan(run), folder)
+        found = self.evaluate(run, self.make_training_plan(run), folder)
         check_same_rows(candidate, found)
         return found, np.load(RunFolder(folder).seen)
 
-    def evaluate(self, tracker: MlflowTracker, run: TrackedRun, trained: Plan | None, folder: Path) -> Predictions:
+    def evaluate(self, run: Run, trained: Plan | None, folder: Path) -> Predictions:
         """Returns the predictions of a run's model, computed by a worker in `folder`.
 
         With the plan that the model was `trained` with, the worker also says which rows it was trained on.
         """
         folder.mkdir()
-        spec = make_evaluation_spec((self.store, tracker, run), self.words, self.plan, folder, self.run)
+        spec = make_evaluation_spec(run, self.words, self.plan, folder, self.run)
         known = read_learned_state(Path(spec.model).parent)
         counts_unknown = has_unknown_classes(read_learned_state(self.logged / "data"), known)
         split = ALL if self.on else SPLIT
@@ -356,8 +347,8 @@ def carry_out(registry: ChampionRegistry, tracker: MlflowTracker, found: Promoti
     another command has changed the champion since the decision.
     """
     decision, run = found.decision, found.run
-    version = registry.add_version(run.run_id, str(run.model_id))
-    models = [{"model": "candidate", "version": version, "logged model": run.model_id}]
+    version = registry.add_version(run.model.run_id, str(run.model.model_id))
+    models = [{"model": "candidate", "version": version, "logged model": run.model.model_id}]
     if found.champion is not None:
         known = registry.find_model(found.champion)
         models.append({"model": "champion", "version": found.champion, "logged model": known})
@@ -365,7 +356,7 @@ def carry_out(registry: ChampionRegistry, tracker: MlflowTracker, found: Promoti
     title = f"{found.name}, version {version}: the conditions {'hold' if decision.is_promoted else 'do not hold'}"
     page.write_text(make_decision_page(title, models, decision), encoding="utf-8")
     tracker.log_artifact(page, "promotion")
-    record = make_record(decision, str(run.model_id), found.champion)
+    record = make_record(decision, str(run.model.model_id), found.champion)
     if not decision.is_promoted:
         registry.keep_challenger(version, record)
     elif not registry.promote(version, found.champion, record):

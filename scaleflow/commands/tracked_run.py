@@ -1,7 +1,6 @@
 """What commands share that work on a tracked run or without one: words, the plan of one process, its worker, lines."""
 
 import argparse
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,24 +9,22 @@ from typing import Any
 
 from scaleflow.commands.frame import CommandParser
 from scaleflow.config.compose import ComposedConfig, resolve_config
-from scaleflow.config.from_mlflow import RerunCommand, complete_command, load_config, reuse_config
+from scaleflow.config.from_mlflow import RerunCommand, complete_command, find_store_options
 from scaleflow.config.words import quote_override, split_overrides
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.interfaces import LearnedState, Plan, Tracking, name_command
+from scaleflow.interfaces import Plan, Tracking, name_command
 from scaleflow.interfaces.events import Event, FaultReported, Note, RunEnded, RunRefused, StageBegan
 from scaleflow.launcher.answer import to_printable
 from scaleflow.launcher.display import IMPORTING, Display
-from scaleflow.launcher.named_runs import locate_run
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.processes.worker_process import start_workers
 from scaleflow.launcher.recording.monitor import POLL_SECONDS
 from scaleflow.runs import EvaluationSpec, EventReader, EventWriter, RunSpec
-from scaleflow.runs.learned_state import read_learned_state
+from scaleflow.runs.run import Run, locate_run
 from scaleflow.tracking.model_uris import FORMS
-from scaleflow.tracking.store import MlflowTracker
-from scaleflow.tracking.tracked_runs import TrackedRun, download_learned_state, download_model
+from scaleflow.tracking.tracked_runs import download_model
 from scaleflow.worker.evaluate import ALL
 from scaleflow.worker.train import run_worker
 
@@ -60,6 +57,12 @@ def parse_command(parser: CommandParser, words: list[str]) -> tuple[RerunCommand
     locate_run(typed.run_id, Tracking())
     line = [*name_command(parser.name).split(), *words]
     return RerunCommand(typed.run_id, typed.overrides, typed.config_dir, typed.trust, line), typed
+
+
+def find_run(words: RerunCommand) -> tuple[Run, RerunCommand]:
+    """Returns the run that a command names, and the command with the folders of options of the run's own command."""
+    run = Run.find(words.run_id, find_store_options(words))
+    return run, run.complete(words)
 
 
 def make_one_process_plan(config: dict[str, Any], composed: ComposedConfig, work: str) -> Plan:
@@ -96,35 +99,27 @@ def make_evaluation_plan(composed: ComposedConfig, store: Tracking, takes_all: b
     return replace(plan, tracking=store)
 
 
-#: The store of a run, a tracker that is connected to the run, and the run.
-Found = tuple[Tracking, MlflowTracker, TrackedRun]
-
-
-def make_plan_on(file: str, found: Found, words: RerunCommand, sections: Sequence[str]) -> Plan:
+def make_plan_on(file: str, run: Run, words: RerunCommand, sections: Sequence[str]) -> Plan:
     """Makes the plan of an evaluation on all examples of a file or folder, which the user named with `--on`.
 
     Raises ConfigError if it is not there, or if the run's dataset reads no file.
     """
-    store, _, run = found
     if "://" not in file and not Path(file).expanduser().exists():
         raise ConfigError(f"--on {file}: there is no such file or folder")
-    dataset = load_config(run.config, run.run_id).get("dataset")
+    dataset = run.config.get("dataset")
     if not isinstance(dataset, dict) or "data_dir" not in dataset:
         raise ConfigError(f"--on {file}: the dataset of {run.name} reads no file: it has no dataset.data_dir")
     words = replace(words, overrides=[*words.overrides, quote_override("dataset.data_dir", file)])
-    return make_evaluation_plan(reuse_config(run.config, run.params, words, sections), store, takes_all=True)
+    return make_evaluation_plan(run.reuse_config(words, sections), run.store, takes_all=True)
 
 
-def make_evaluation_spec(
-    found: Found, words: RerunCommand, plan: Plan, folder: Path, named: TrackedRun
-) -> EvaluationSpec:
+def make_evaluation_spec(run: Run, words: RerunCommand, plan: Plan, folder: Path, named: Run) -> EvaluationSpec:
     """Downloads the model of a run into a folder, and returns its evaluation on all examples of the plan's data.
 
     The words are the command, of which a message says what to trust; `named` is the run that they name.
     """
-    store, tracker, run = found
-    command = complete_command(load_config(named.config, named.run_id), plan.trusted_modules or (), words)
-    model = download_model(tracker, run, store, folder)
+    command = complete_command(named.config, plan.trusted_modules or (), words)
+    model = download_model(run.tracker, run.model, folder)
     return EvaluationSpec(str(model), str(run.model_uri), ALL, False, command, True)
 
 
@@ -135,21 +130,14 @@ def run_evaluation(plan: Plan, spec: EvaluationSpec, folder: Path, stop: StopReq
     return supervise_worker(run_spec, stop, display)
 
 
-def load_learned_state(tracker: Any, tracked: TrackedRun, store: Tracking) -> LearnedState | None:
-    """Returns what the run learned from its data; None if its model was logged before that was recorded."""
-    with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
-        download_learned_state(tracker, tracked, store, Path(folder))
-        return read_learned_state(Path(folder))
-
-
-def format_model_rows(tracked: TrackedRun) -> list[tuple[str, str]]:
+def format_model_rows(run: Run) -> list[tuple[str, str]]:
     """Returns the first rows of a summary: the run and its model."""
-    return [("run", f"{to_printable(tracked.name)}  ({tracked.run_id})"), ("model", tracked.model_uri)]
+    return [("run", to_printable(run.title)), ("model", str(run.model_uri))]
 
 
-def answer_model(tracked: TrackedRun) -> Mapping[str, str]:
+def answer_model(run: Run) -> Mapping[str, str]:
     """Returns what a command answers about the run and its model to `--json`."""
-    return {"run_id": tracked.run_id, "model": tracked.model_uri}
+    return {"run_id": run.model.run_id, "model": str(run.model_uri)}
 
 
 def supervise_worker(spec: RunSpec, stop: StopRequest, display: Display) -> list[Event]:

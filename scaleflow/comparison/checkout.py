@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scaleflow.comparison.loading import ComparedRun
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.formatting import join_first
 from scaleflow.runs.data_digest import new_digest
@@ -25,6 +24,7 @@ from scaleflow.runs.provenance.git import (
     split_patch,
 )
 from scaleflow.runs.provenance.record import CodeRecord
+from scaleflow.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Checkout:
     notes: Sequence[str]  # for the user
 
 
-def check_out(run: ComparedRun, folder: Path) -> Checkout:
+def check_out(run: Run, folder: Path) -> Checkout:
     """Builds the code of a run, as it was when the run began, in a new folder, or uses an earlier checkout of it.
 
     Raises ConfigError if the run kept no code, or if the folder holds something else.
@@ -93,7 +93,7 @@ def add_worktree(repository: Path, folder: Path, code: CodeRecord) -> None:
         raise ConfigError(f"--checkout {folder}: git failed: {reason[-1] if reason else error}") from error
 
 
-def apply_changes(run: ComparedRun, folder: Path, code: CodeRecord) -> Iterator[str]:
+def apply_changes(run: Run, folder: Path, code: CodeRecord) -> Iterator[str]:
     """Applies the patch file by file, and deletes the files that were gone. Yields what could not be restored."""
     path = run.files.changes(0)
     for section in split_patch(os.fsdecode(path.read_bytes())) if path.is_file() else ():
@@ -110,7 +110,7 @@ def apply_changes(run: ComparedRun, folder: Path, code: CodeRecord) -> Iterator[
         yield f"not restored: {join_first([f'{name} ({code.left_out[name]})' for name in lost], 5)}"
 
 
-def restore_modules(run: ComparedRun, folder: Path, is_earlier: bool, masked: list[str]) -> Iterator[str]:
+def restore_modules(run: Run, folder: Path, is_earlier: bool, masked: list[str]) -> Iterator[str]:
     """Writes the modules that differ from those of the run, from their copies, unless it `is_earlier` work.
 
     Adds to `masked`, and yields the folders in which modules are found.

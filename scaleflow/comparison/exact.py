@@ -9,7 +9,6 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from scaleflow.comparison.loading import ComparedRun, read_resume_words
 from scaleflow.config.compose import parse_overrides
 from scaleflow.config.from_mlflow import RUN_DIR
 from scaleflow.config.parse import suggest
@@ -17,8 +16,8 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.formatting import join_first
 from scaleflow.interfaces.trials import PARAM
-from scaleflow.runs import RunFolder
 from scaleflow.runs.code_digest import VERSION, find_code
+from scaleflow.runs.identity import IGNORED_SECTIONS, MODEL_KEYS
 from scaleflow.runs.provenance.collect import LaunchFacts, describe_module, digest_changes
 from scaleflow.runs.provenance.git import GONE, is_path_within, list_changes_since
 from scaleflow.runs.provenance.machine import list_relevant_variables
@@ -31,7 +30,7 @@ from scaleflow.runs.provenance.record import (
     compare_launch,
     list_unknown,
 )
-from scaleflow.sweep.ledger import IGNORED_SECTIONS, MODEL_KEYS
+from scaleflow.runs.run import Run
 from scaleflow.worker.metadata import identify_files
 
 #: Why a run under a strategy cannot be repeated exactly.
@@ -57,21 +56,21 @@ def parse_despite(text: str) -> tuple[str, ...]:
 BY_LENGTH = ("cosine", "linear", "polynomial", "exponential", "one_cycle")
 
 
-def check_repeatable(run: ComparedRun, overrides: Sequence[str]) -> None:
+def check_repeatable(run: Run, overrides: Sequence[str]) -> None:
     """Raises ConfigError if no run can repeat this one exactly, or if an override changes what it computes."""
-    strategy = run.params.get("resolved.strategy", run.params.get("strategy", ""))
+    strategy = run.settings.get("resolved.strategy", run.settings.get("strategy", ""))
     if reason := ASYNCHRONOUS.get(strategy):
         raise ConfigError(f"--exact: no run repeats one with strategy={strategy} exactly: {reason}; leave --exact out")
-    if PARAM in run.params:
+    if PARAM in run.settings:
         raise ConfigError("--exact: this run looked for a setting, which depends on the speed; repeat its command")
-    schedule = run.params.get("optimizer.schedule", "constant")
-    if schedule in BY_LENGTH and (lengths := list_lengths(run.files)):
+    schedule = run.settings.get("optimizer.schedule", "constant")
+    if schedule in BY_LENGTH and (lengths := list_lengths(run)):
         raise ConfigError(
             f"--exact: this run was resumed with {' '.join(lengths)}, and the rate of optimizer.schedule={schedule} "
             "depends on the length, so that no single run repeats it; leave --exact out"
         )
     for override in parse_overrides(overrides):
-        if not is_allowed(override, run.params):
+        if not is_allowed(override, run.settings):
             raise ConfigError(
                 f"{override.input_line}: --exact repeats a run with its own config; leave this out, or --exact"
             )
@@ -89,12 +88,12 @@ def is_allowed(override: Override, params: Mapping[str, str]) -> bool:
     return key == "dataset.data_dir" or is_path or is_same
 
 
-def list_lengths(files: RunFolder) -> list[str]:
+def list_lengths(run: Run) -> list[str]:
     """Returns the overrides of the length of a run that was resumed to train longer."""
-    return [f"{key}={value}" for key, value in read_resume_words(files).items() if key in LENGTHS]
+    return [f"{key}={value}" for key, value in run.resumed_words.items() if key in LENGTHS]
 
 
-def describe_here(plan: Plan, run: ComparedRun) -> Provenance:
+def describe_here(plan: Plan, run: Run) -> Provenance:
     """Returns what a run with this plan would be made of here, now."""
     facts, code = LaunchFacts(), find_code(plan.config, plan.search)
     git = facts.read_git()
@@ -118,7 +117,7 @@ def describe_here(plan: Plan, run: ComparedRun) -> Provenance:
     )
 
 
-def compare_with_here(run: ComparedRun, here: Provenance, masked: Sequence[str] = ()) -> dict[str, list[Difference]]:
+def compare_with_here(run: Run, here: Provenance, masked: Sequence[str] = ()) -> dict[str, list[Difference]]:
     """Returns the differences by category. A run that was resumed with something else differs from its own begin.
 
     `masked` are modules in whose copies only a secret is another, which does not matter.
@@ -147,7 +146,7 @@ def describe_categories(differences: Mapping[str, Sequence[Difference]], unknown
 
 
 def refuse_differences(
-    run: ComparedRun, differences: Mapping[str, Sequence[Difference]], despite: Sequence[str], can_check_out: bool
+    run: Run, differences: Mapping[str, Sequence[Difference]], despite: Sequence[str], can_check_out: bool
 ) -> None:
     """Raises ConfigError if something differs that can change the results, unless it may."""
     unknown = list_unknown(run.states[0])

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.comparison.loading import ComparedRun
 from scaleflow.errors import ConfigError
 from scaleflow.evaluation.collector import EXAMPLE
 from scaleflow.evaluation.predictions import ID, PREDICTIONS, Predictions, find_units, load_predictions
 from scaleflow.evaluation.resampling import Resamples, Units
 from scaleflow.interfaces import Outputs, name_leaves
+from scaleflow.runs.run import Run
 
 #: The number of resamples.
 RESAMPLES = 1000
@@ -69,7 +69,7 @@ class PairedPredictions:
         units: which examples are drawn again together; None: each by itself.
     """
 
-    def __init__(self, first: ComparedRun, second: ComparedRun, has_same_data: bool = False) -> None:
+    def __init__(self, first: Run, second: Run, has_same_data: bool = False) -> None:
         self.reason, self.split, self.count = "", "", 0
         self.units: Units | None = None
         self._runs: list[tuple[Predictions, Array]] = []

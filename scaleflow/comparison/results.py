@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from scaleflow.comparison.loading import MEASURED, ComparedRun
+from scaleflow.runs.run import Run
 from scaleflow.runs.state import BASELINE
 
 if TYPE_CHECKING:
     from scaleflow.comparison.examples import PairedPredictions
+
+#: Metrics that differ whenever a run is repeated: speed, memory, the use of the machine.
+MEASURED = ("perf/", "system/")
 
 #: Splits by the beginning of the names of their metrics.
 SPLITS = {"test": "test", "val": "validation", "all": "all"}
@@ -49,7 +52,7 @@ class MetricDifference:
         return None if self.low is None or self.high is None else not self.low <= 0 <= self.high
 
 
-def compare_metrics(first: ComparedRun, second: ComparedRun, has_same_data: bool = False) -> list[MetricDifference]:
+def compare_metrics(first: Run, second: Run, has_same_data: bool = False) -> list[MetricDifference]:
     """Returns the metrics that one of the runs has, those of the test first.
 
     With the same data, the examples of both have the same numbers, also if the models read other columns.
@@ -93,7 +96,7 @@ def measure_examples(
     return low, high, f"{pairs.count:,} {pairs.split} examples{over}, resampled".replace(" all ", " ")
 
 
-def measure_repeats(first: ComparedRun, second: ComparedRun, name: str) -> tuple[float, float, str] | None:
+def measure_repeats(first: Run, second: Run, name: str) -> tuple[float, float, str] | None:
     """Returns the bounds of the difference of means over the repeats of both configs, and what they are based on.
 
     The deviation is pooled over both groups, so one of them may have a single run. None if there are no repeats, or if
@@ -148,7 +151,7 @@ class Reproduction:
     weights: str
 
 
-def judge_runs(first: ComparedRun, second: ComparedRun) -> Reproduction:
+def judge_runs(first: Run, second: Run) -> Reproduction:
     """Compares the points that both runs have.
 
     Training reports metrics in the middle of an epoch at steps that depend on the speed. Where one run has a metric

@@ -1,17 +1,16 @@
 """Compares two runs: config, code, packages, data, machine and results."""
 
 import difflib
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scaleflow.comparison.loading import ComparedRun, load_named_run
 from scaleflow.comparison.results import compare_metrics, judge_runs
 from scaleflow.comparison.tables import Comparison
 from scaleflow.interfaces import Tracking
 from scaleflow.runs.folder import RunFolder
 from scaleflow.runs.provenance.record import compare_files, compare_launch, list_unknown, list_value_changes
+from scaleflow.runs.run import Run
 
 
 def compare_runs(first: str | Path, second: str | Path, uri: str | None = None) -> Comparison:
@@ -25,19 +24,13 @@ def compare_runs(first: str | Path, second: str | Path, uri: str | None = None) 
     Raises:
         ConfigError: if there is no such run.
     """
-    with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
-        runs = []
-        for number, named in enumerate((first, second)):
-            temporary = Path(folder, str(number))
-            temporary.mkdir()
-            runs.append(load_named_run(str(named), Tracking(uri=uri), temporary))
-        return compare_loaded(*runs)
+    return compare_loaded(*(Run.read(str(named), Tracking(uri=uri)) for named in (first, second)))
 
 
-def compare_loaded(first: ComparedRun, second: ComparedRun) -> Comparison:
+def compare_loaded(first: Run, second: Run) -> Comparison:
     """Compares two runs whose files are here."""
-    keys = dict.fromkeys((*first.params, *second.params))
-    pairs = {key: (first.params.get(key), second.params.get(key)) for key in keys}
+    keys = dict.fromkeys((*first.settings, *second.settings))
+    pairs = {key: (first.settings.get(key), second.settings.get(key)) for key in keys}
     before, now = first.states[-1], second.states[-1]
     launch = compare_launch(before, now)
     code = [each for each in launch if each.category == "code"]
@@ -58,7 +51,7 @@ def compare_loaded(first: ComparedRun, second: ComparedRun) -> Comparison:
     )  # fmt: skip
 
 
-def diff_module(name: str, first: ComparedRun, second: ComparedRun) -> str:
+def diff_module(name: str, first: Run, second: Run) -> str:
     """Returns a unified diff of the copies of a module; empty if a run that has the module kept no copy."""
     texts: list[list[str]] = []
     for run in (first, second):

@@ -78,7 +78,10 @@ def find_store_options(words: RerunCommand) -> Tracking:
 
 
 def reuse_config(
-    text: str, params: Mapping[str, str], words: RerunCommand, sections: Sequence[str] | None = None
+    tracked_config: Mapping[str, Any],
+    params: Mapping[str, str],
+    words: RerunCommand,
+    sections: Sequence[str] | None = None,
 ) -> ComposedConfig:
     """Applies a command's overrides to the config of a tracked run, and checks the result.
 
@@ -102,8 +105,8 @@ def reuse_config(
         if option not in options[group]:
             raise unknown_option_error(group, option, options[group])
     raw = {
-        key: value
-        for key, value in load_config(text, words.run_id).items()
+        key: copy.deepcopy(value)
+        for key, value in tracked_config.items()
         if key not in groups and (sections is None or key in sections)
     }
     clear_keys(raw, [str(o.key_or_group) for o in overrides])

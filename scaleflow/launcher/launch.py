@@ -67,7 +67,6 @@ from scaleflow.runs.data_digest import digest_files, find_data_files
 from scaleflow.runs.folder_use import check_folder, create_folder, remove_created
 from scaleflow.runs.provenance.collect import LaunchFacts, record_provenance
 from scaleflow.runs.provenance.record import remove_launch_state
-from scaleflow.runs.state import RunHistory
 from scaleflow.tracking import RUN_ID, TensorBoardWriter, locate_weights, make_tracker
 from scaleflow.tracking.connection import format_store_error
 
@@ -229,7 +228,7 @@ def run_job(config: DictConfig, started: float) -> int:
 
 def describe_outcome(folder: Path) -> dict[str, Any]:
     """Returns a run's values for `--json`: its id, status, last metrics, model, folder and error; {} without a run."""
-    run = RunHistory.read(folder)
+    run = RunState.read(folder)
     if not run.is_ready:
         return {}
     values = {"run_id": run.run_id, "status": run.status, "metrics": run.metrics, "model": run.model_uri}

@@ -38,7 +38,6 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Target, Tracking
 from scaleflow.launcher.answer import ANSWER, FINISHED
 from scaleflow.launcher.display import Display, display_for
-from scaleflow.launcher.named_runs import locate_run
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.pipeline.decisions import (
     REUSE,
@@ -57,6 +56,7 @@ from scaleflow.pipeline.definition import DeclaredPipeline, Stage, load_pipeline
 from scaleflow.pipeline.runner import PipelineRunner
 from scaleflow.pipeline.state import PIPELINES, PipelineState, StoredRuns
 from scaleflow.runs.code_digest import find_folders, find_source
+from scaleflow.runs.run import locate_run
 from scaleflow.tracking.store import import_client
 from scaleflow.tracking.uri import check_model_name, resolve_store
 

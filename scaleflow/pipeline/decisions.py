@@ -31,13 +31,12 @@ from scaleflow.config.compose import (
     parse_overrides,
     resolve_config,
 )
-from scaleflow.config.from_mlflow import RerunCommand, find_store_options, reuse_config
+from scaleflow.config.from_mlflow import RerunCommand, find_store_options
 from scaleflow.config.parse import flatten_config, parse_section
 from scaleflow.config.trust import list_own_modules, list_targets
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.named_runs import find_named_run
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.pipeline.definition import CONF_FOLDER, DeclaredPipeline, Stage
 from scaleflow.pipeline.references import select_output
@@ -46,7 +45,7 @@ from scaleflow.runs import RunFolder
 from scaleflow.runs.code_digest import find_code, read_source
 from scaleflow.runs.data_digest import digest_files, find_data_files, group_by_folder, list_data_files
 from scaleflow.runs.provenance.machine import list_packages
-from scaleflow.runs.state import RunState
+from scaleflow.runs.run import Run
 
 #: The sections of a tracked config that a stage about a run uses.
 SECTIONS = ("dataset", "objective", "precision", "seed", "evaluation", "export", "promotion")
@@ -135,19 +134,13 @@ class Composer:
         return Composition(settings, configs, source)
 
     def _compose_run(self, words: Sequence[str], run: str, folder: Path | None) -> Composition:
-        command = RerunCommand(run, words, self.config_dirs, ["."])
         if folder is not None and RunFolder(folder).config.is_file():
-            ready = RunState.read(folder).ready
-            text = RunFolder(folder).config.read_text()
-            params: Mapping[str, str] = ready.params if ready else {}
+            found = Run(folder)
         else:
-            options = find_store_options(command)
-            _, _, tracked = find_named_run(run, options if options.uri else replace(options, uri=self.store))
-            text, params = tracked.config, tracked.params
-        raw: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-        composed = reuse_config(
-            text, params, RerunCommand(run, words, self.config_dirs, list_own_modules(raw)), SECTIONS
-        )
+            options = find_store_options(RerunCommand(run, words))
+            found = Run.find(run, options if options.uri else replace(options, uri=self.store))
+        trusted = list_own_modules(found.config)
+        composed = found.reuse_config(RerunCommand(run, words, self.config_dirs, trusted), SECTIONS)
         config = resolve_config(composed.config)
         settings = {word.partition("=")[0]: str(mask_secrets(word.partition("=")[2])) for word in words}
         return Composition(settings, [select_inputs(config)])

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scaleflow.config.compose import config_dir_flags
+from scaleflow.config.compose import config_dir_flags, override_key
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.answer import FINISHED, NOT_PROMOTED
-from scaleflow.runs.state import RunHistory
-from scaleflow.sweep.ledger import JobHistory
-from scaleflow.sweep.ranking import read_best_entry
+from scaleflow.runs import RunFolder
+from scaleflow.runs.run import Run
+from scaleflow.sweep.ledger import Ledger, is_under
+from scaleflow.sweep.ranking import find_best_job, read_sweep_tags
+from scaleflow.tracking.tracked_runs import BEST as BEST_TAG
 
 #: The keys that every stage may have.
 COMMON = ("command", "after", "when", "foreach")
@@ -214,7 +216,7 @@ def list_texts(value: Any) -> list[str]:
 
 def read_run(command: StageCommand, folder: Path) -> dict[str, Any]:
     """Returns the run and the model of a training or a sweep, as far as the store has them."""
-    run = RunHistory.read(folder)
+    run = Run(folder)
     if command.name == "train":
         return {"run_id": run.run_id, "model": run.model_uri}
     best = read_best_job(folder)
@@ -223,10 +225,9 @@ def read_run(command: StageCommand, folder: Path) -> dict[str, Any]:
 
 def read_best_job(folder: Path) -> dict[str, Any]:
     """Returns the outputs of the best job of the sweep in a folder; {} if no finished job has its metric."""
-    found = read_best_entry(folder)
-    if found is None:
+    if BEST_TAG not in read_sweep_tags(folder):
         return {}
-    entry, overrides = found
-    run = JobHistory.read(folder / entry.folder)
-    path = str((folder / entry.folder).absolute())
-    return dict(zip(BEST, (overrides, run.run_id, run.model_uri, dict(run.metrics), path), strict=True))
+    best, swept = find_best_job(str(folder)), Ledger.load(RunFolder(folder)).swept
+    overrides = [each for each in best.overrides if is_under(override_key(each), swept)]
+    path = str(best.run.files.path.absolute())
+    return dict(zip(BEST, (overrides, best.run.run_id, best.run.model_uri, dict(best.metrics), path), strict=True))

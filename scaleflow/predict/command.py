@@ -44,15 +44,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.commands.frame import CommandParser, run_command
-from scaleflow.commands.tracked_run import (
-    add_run_id,
-    answer_model,
-    format_model_rows,
-    load_learned_state,
-    make_one_process_plan,
-)
+from scaleflow.commands.tracked_run import add_run_id, answer_model, find_run, format_model_rows, make_one_process_plan
 from scaleflow.config.compose import compose_config, parse_overrides, resolve_config
-from scaleflow.config.from_mlflow import RerunCommand, find_store_options, load_config
+from scaleflow.config.from_mlflow import RerunCommand
 from scaleflow.dataset.reading.object_store import identify_in_store
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.files.cache import identify_file
@@ -62,7 +56,6 @@ from scaleflow.interfaces.events import Event, Note
 from scaleflow.interfaces.sampling import Sampling
 from scaleflow.launcher.answer import ANSWER, FINISHED, write_error
 from scaleflow.launcher.display import IMPORTING, BarDisplay, Display, display_for
-from scaleflow.launcher.named_runs import find_named_run, locate_run
 from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.predict.language_model import (
     add_sampling_flags,
@@ -72,7 +65,7 @@ from scaleflow.predict.language_model import (
     read_sampling,
 )
 from scaleflow.predict.reading import describe_reading
-from scaleflow.tracking.tracked_runs import TrackedRun
+from scaleflow.runs.run import Run, locate_run
 
 if TYPE_CHECKING:
     from scaleflow.evaluation.columns import OutputColumns
@@ -189,29 +182,27 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     if typed.shard_rows and not output.is_folder:
         raise ConfigError(f"--shard-rows {typed.shard_rows}: is for a folder of shards; use --output FOLDER/")
     display.begin_stage("reading the run and its model from MLflow")
-    store_options = find_store_options(RerunCommand(typed.run_id, typed.overrides))
-    store, tracker, tracked = find_named_run(typed.run_id, store_options)
+    run, _ = find_run(RerunCommand(typed.run_id, typed.overrides))
     from scaleflow.predict.bad_rows import RowReport
     from scaleflow.predict.drift import DriftWatch
     from scaleflow.tracking.saved_models import describe_model
 
-    state = load_learned_state(tracker, tracked, store)
-    options = load_config(tracked.config, tracked.run_id).get("dataset")
+    state, options = run.learned_state, run.config.get("dataset")
     options = options if isinstance(options, dict) else {}
     load: Callable[[Path], tuple[DistributedModel | PromptModel, str, list[Note]]]
     if state is not None and is_language_model(state):
         sampling, watch = sampling or Sampling(), DriftWatch(None, ())
         task = make_text_task(typed, options.get("column"), output)
-        load = partial(load_prompt_model, sampling, plan, tracker, tracked, store, state)
+        load = partial(load_prompt_model, sampling, plan, run)
     elif sampling is not None:
-        raise explain_no_language_model(tracked.run_id, state)
+        raise explain_no_language_model(run)
     else:
-        description = describe_model(tracker, tracked, store, state)
+        description = describe_model(run.tracker, run.model, state)
         reading = describe_reading(state, options, description.inputs)
         task, watch = make_task(typed, reading, description, output), DriftWatch(state, reading.categories)
-        load = partial(load_predictor, plan, tracker, tracked, store, typed.batch_size)
+        load = partial(load_predictor, plan, run, typed.batch_size)
     with output.lock(), tempfile.TemporaryDirectory(prefix="scaleflow-predict-") as folder:
-        manifest = describe_task(typed, tracked, task) | ({"sampling": asdict(sampling)} if sampling else {})
+        manifest = describe_task(typed, run, task) | ({"sampling": asdict(sampling)} if sampling else {})
         first = output.find_first(manifest, typed.resume)
         with catch_stop_signals() as stop:
             display.begin_stage(f"{IMPORTING} and loading the model")
@@ -225,7 +216,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
             progress = Progress(display, task.source.rows)
             rows, bad = write_predictions(task, model, output, first, report, progress, stop.is_set)
             seconds = time.monotonic() - began
-    values, new = {**answer_model(tracked), "output": str(output.path)}, task.list_new_columns()
+    values, new = {**answer_model(run), "output": str(output.path)}, task.list_new_columns()
     counts = {"there before": skipped, "new columns": new}
     ANSWER.read = lambda: {**values, "rows": rows, "counts": {**counts, **report.to_counts(bad)}}
     if stop.is_set():
@@ -234,7 +225,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
         return stop.exit_code
     display.print_summary(
         [
-            *format_model_rows(tracked),
+            *format_model_rows(run),
             ("on", devices),
             (
                 "rows",
@@ -331,15 +322,15 @@ def plain_type(type_: Any) -> Any:
     return type_.value_type if types.is_dictionary(type_) else type_
 
 
-def describe_task(typed: argparse.Namespace, tracked: TrackedRun, task: Task) -> dict[str, Any]:
+def describe_task(typed: argparse.Namespace, run: Run, task: Task) -> dict[str, Any]:
     """Returns what has to be the same when a folder of shards is continued."""
     is_stored = is_store_address(typed.input)
     known = (
         identify_in_store(typed.input) if is_stored else {each: identify_file(each)[1:] for each in task.source.files}
     )
     return {
-        "run": tracked.run_id,
-        "model": tracked.model_id,
+        "run": run.run_id,
+        "model": run.model.model_id,
         "input": [[each if is_stored else str(Path(each).absolute()), *known[each]] for each in task.source.files],
         "columns": task.columns,
         "output columns": [[field.name, str(field.type)] for field in task.schema],
@@ -365,20 +356,20 @@ def hide_errors() -> Iterator[None]:
         os.close(shown)
 
 
-def load_prompt_model(sampling: Sampling, *arguments: Any) -> tuple[PromptModel, str, list[Note]]:
-    """Does what `load_predictor` does for a language model; `arguments` are those of `load_language_model`."""
+def load_prompt_model(sampling: Sampling, plan: Plan, run: Run, folder: Path) -> tuple[PromptModel, str, list[Note]]:
+    """Does what `load_predictor` does for a language model."""
     from scaleflow.predict.chunks import PromptModel
 
-    return PromptModel(load_language_model(*arguments), sampling), "one prompt at a time", []
+    return PromptModel(load_language_model(plan, run, folder), sampling), "one prompt at a time", []
 
 
 def load_predictor(
-    plan: Plan, tracker: Any, tracked: TrackedRun, store: Tracking, batch_size: int | None, folder: Path
+    plan: Plan, run: Run, batch_size: int | None, folder: Path
 ) -> tuple[DistributedModel, str, list[Note]]:
     """Sets up the devices, downloads the model and loads it. Returns it, the devices in words, and notes about them."""
     from scaleflow.tracking.saved_models import download_saved_model
 
-    saved_model = download_saved_model(tracker, tracked, store, folder)
+    saved_model = download_saved_model(run.tracker, run.model, folder)
     from scaleflow.worker.keras_import import import_keras
     from scaleflow.worker.runtime import setup_runtime
 

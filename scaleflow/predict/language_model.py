@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import LearnedState, Plan, Tracking, name_command
+from scaleflow.interfaces import LearnedState, Plan, name_command
 from scaleflow.interfaces.sampling import Sampling
-from scaleflow.tracking.tracked_runs import TrackedRun
+from scaleflow.runs.run import Run
 
 #: The source whose runs record their tokenizer.
 SOURCE = "scaleflow.dataset.tokens.Tokens"
@@ -51,14 +51,15 @@ def is_language_model(state: LearnedState | None) -> bool:
     return state is not None and state.source == SOURCE and "tokenizer" in state.reading
 
 
-def explain_no_language_model(run_id: str, state: LearnedState | None) -> ConfigError:
+def explain_no_language_model(run: Run) -> ConfigError:
     """Returns the refusal of a run that is no language model."""
+    state = run.learned_state
     if state is not None and any(len(getattr(each, "shape", ())) == 2 for each in [state.outputs]):
         reason = "its dataset made the tokens itself, so scaleflow does not know what text they are"
     else:
         reason = "it does not predict the next token"
     return ConfigError(
-        f"{run_id}: this run is no language model of dataset=tokens: {reason}; use {name_command('predict')}"
+        f"{run.run_id}: this run is no language model of dataset=tokens: {reason}; use {name_command('predict')}"
     )
 
 
@@ -108,21 +109,20 @@ class LanguageModel:
         yield stream.finish()
 
 
-def load_language_model(
-    plan: Plan, tracker: Any, tracked: TrackedRun, store: Tracking, state: LearnedState, folder: Path
-) -> LanguageModel:
+def load_language_model(plan: Plan, run: Run, folder: Path) -> LanguageModel:
     """Downloads a run's model into a folder, and loads it on the devices of a plan. Raises as `LanguageModel` does."""
     from scaleflow.tracking.saved_models import download_saved_model
     from scaleflow.tracking.tracked_runs import download_model
     from scaleflow.worker.keras_import import import_keras
     from scaleflow.worker.runtime import setup_runtime
 
+    assert run.learned_state is not None
     import_keras()
     setup_runtime(plan, lambda event: None)
     refusals = []
     for download in (download_model, download_saved_model):  # Keras may have no file, or no code for it
         try:
-            return LanguageModel(download(tracker, tracked, store, folder), state)
+            return LanguageModel(download(run.tracker, run.model, folder), run.learned_state)
         except ConfigError as refusal:
             refusals.append(refusal)
     raise refusals[0]

@@ -1,10 +1,10 @@
 """Computes the state of a run from its events. No other module derives the state from them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import FITTED, Status
@@ -63,13 +63,27 @@ class RunState:
     time: int = 0  # of the newest event, in milliseconds since the epoch
     found: SettingFound | None = None  # the setting that the run has found, if it is a trial
     description: str = ""  # of a run whose command describes it
+    weights: str = ""  # the digest of the exported model's weights; empty if it is not known
+    epoch_steps: int | None = None  # the number of updates in the first epoch; None until that ends
+    has_points: bool = False  # whether `curves` are kept, which grow with the run
+    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # the (step, value) pairs of each metric
+    record: Mapping[str, Any] = field(default_factory=dict)  # what the folder knows of the run in the store
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Reads the state of the run in a folder; the initial state if there is no run."""
-        state = cls()
-        for event in EventReader(RunFolder(folder).events).read():
+    def read(
+        cls, folder: Path, has_points: bool = False, on_event: Callable[[Self, Event], None] | None = None
+    ) -> Self:
+        """Reads the state of the run in a folder; the initial state if there is no run.
+
+        Args:
+            on_event: gets the state after each event.
+        """
+        state, files = cls(has_points=has_points), RunFolder(folder)
+        for event in EventReader(files.events).read():
             state.apply(event)
+            if on_event is not None:
+                on_event(state, event)
+        state.record = files.read_record()
         return state
 
     def apply(self, event: Event) -> None:
@@ -100,10 +114,13 @@ class RunState:
                 self.upload_seconds = 0.0
                 self.step = max(self.step, event.step)
                 self.metrics.update(event.values)
+                self._add_points(event)
             case CheckpointSaved():
                 self.checkpoint = event.step
             case ModelExported():
-                self.model_step = event.step
+                self.model_step, self.weights = event.step, event.weights
+            case EpochEnded():
+                self.epoch_steps = self.epoch_steps or event.step
             case FormatExported():
                 self.formats[event.name] = event
             case FaultReported():
@@ -112,10 +129,12 @@ class RunState:
                 self.found = event
             case UploadAwaited():
                 self.upload_seconds = event.seconds
-            case Waiting():
-                self.waiting = event
-            case PeersMet():
-                self.waiting = None
+            case Waiting() | PeersMet():
+                self.waiting = event if isinstance(event, Waiting) else None
+
+    def _add_points(self, event: MetricsLogged) -> None:
+        for name, value in event.values.items() if self.has_points else ():
+            self.curves.setdefault(name, []).append((event.step, value))
 
     @property
     def is_ready(self) -> bool:
@@ -145,6 +164,22 @@ class RunState:
     @property
     def name(self) -> str:
         return self.ready.name if self.ready else ""
+
+    @property
+    def run_id(self) -> str | None:
+        """Its id in the store; None if it is not recorded."""
+        return self.record.get("run_id")
+
+    @property
+    def model_uri(self) -> str | None:
+        """The URI of the model that it logged last, `models:/m-...`; None if the store has none."""
+        return self.record.get("model_uri")
+
+    @property
+    def rate(self) -> float | None:
+        """Training examples per second: the median over the epochs after the first, which includes the warm-up."""
+        rates = [value for _, value in self.curves.get(RATE, ())]
+        return median(rates[1:] or rates) if rates else None
 
     @property
     def params(self) -> Mapping[str, str]:
@@ -190,42 +225,6 @@ class RunState:
         those of training.
         """
         return drop_intervals(self.metrics_of("test")) or self.metrics_of("val") or self.metrics_of("train")
-
-
-@dataclass
-class RunHistory(RunState):
-    """The state of a run with all points of its metrics. It grows with the run."""
-
-    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # the (step, value) pairs of each metric
-    epoch_steps: int | None = None  # the number of updates in the first epoch; None until that ends
-    run_id: str | None = None  # the run's id in the store; None if it is not recorded
-    weights: str = ""  # the digest of the exported model's weights; empty if it is not known
-    #: The URI of the model that the run logged last, `models:/m-...`; None if the store has none
-    model_uri: str | None = None
-    store: str | None = None  # the address of the store, with credentials masked; None if the run is not recorded
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        history = super().read(folder)
-        record = RunFolder(folder).read_record()
-        history.run_id, history.model_uri, history.store = (record.get(key) for key in ("run_id", "model_uri", "uri"))
-        return history
-
-    def apply(self, event: Event) -> None:
-        super().apply(event)
-        if isinstance(event, MetricsLogged):
-            for name, value in event.values.items():
-                self.curves.setdefault(name, []).append((event.step, value))
-        elif isinstance(event, ModelExported):
-            self.weights = event.weights
-        elif isinstance(event, EpochEnded):
-            self.epoch_steps = self.epoch_steps or event.step
-
-    @property
-    def rate(self) -> float | None:
-        """Training examples per second: the median over the epochs after the first, which includes the warm-up."""
-        rates = [value for _, value in self.curves.get(RATE, ())]
-        return median(rates[1:] or rates) if rates else None
 
 
 def drop_intervals(values: Mapping[str, float]) -> dict[str, float]:

@@ -41,7 +41,8 @@ from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.secret_masking import mask_override
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
-from scaleflow.sweep.ledger import FOLD, IGNORED_KEYS, JobHistory, LedgerEntry, compute_identity, is_under
+from scaleflow.runs.identity import IGNORED_KEYS
+from scaleflow.sweep.ledger import FOLD, LedgerEntry, compute_identity, is_under, read_job_state
 
 #: Config groups whose option appears in a run's name without the group.
 GROUPS_NAMED_BY_OPTION = ("dataset", "model", "strategy", "precision")
@@ -413,7 +414,7 @@ class JobCallbacks:
         """Says how a job has ended; nothing if it has not begun."""
         if (config := self._begun.pop(folder, None)) is None:
             return
-        error, metrics = RunError(f"{status}: {reason}"), JobHistory.read(folder).metrics
+        error, metrics = RunError(f"{status}: {reason}"), read_job_state(folder).metrics
         value = metrics.get(request.metric) if status == "FINISHED" else error
         returned = make_return(request.overrides, status == "FINISHED", value)
         returned.cfg, returned.hydra_cfg = drop_hydra(config), config

@@ -12,31 +12,20 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from scaleflow.config.parse import flatten_config, format_value
+from scaleflow.config.parse import format_value
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces.events import Event, MetricsLogged, RunReady
+from scaleflow.interfaces.events import Event, MetricsLogged
 from scaleflow.interfaces.formatting import join_first
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import EventReader, RunFolder
 from scaleflow.runs.folder import replace_text
-from scaleflow.runs.state import RATE, RunHistory
-
-#: Sections and keys that do not change what a job computes: a job with other values of them is the same job.
-IGNORED_KEYS = (
-    *("tracking", "checkpoint", "evaluation", "export", "promotion", "profiler", "sweep"),
-    *("resume", "resume_data", "resume_code"),
-    *("cluster.max_restarts", "cluster.stall_seconds", "cluster.start_seconds", "debug.inline"),
-)
+from scaleflow.runs.identity import list_job_leaves
+from scaleflow.runs.state import RATE, RunState
 
 #: The key of the fold that a run validates on.
 FOLD = "dataset.fold"
-
-#: Keys in these sections that decide which model a job tests and exports.
-MODEL_KEYS = ("checkpoint.best", "checkpoint.export")
-
-IGNORED_SECTIONS = tuple(f"{key}." for key in IGNORED_KEYS)
 
 Config = Mapping[str, Any]
 
@@ -137,15 +126,6 @@ class Ledger:
         self.swept = all_swept
 
 
-def list_job_leaves(config: Config) -> dict[str, Any]:
-    """Returns the values of a config that decide what a job computes, by their dotted keys."""
-    return {
-        key: value
-        for key, value in flatten_config(config).items()
-        if key.startswith(MODEL_KEYS) or not (key in IGNORED_KEYS or key.startswith(IGNORED_SECTIONS))
-    }
-
-
 def compute_identity(config: Config) -> str:
     """Returns a digest of the values that decide what a job computes: 32 hexadecimal digits of SHA-256."""
     text = json.dumps(list_job_leaves(config), sort_keys=True, default=str)
@@ -175,39 +155,32 @@ CURVES = (RATE, "train/loss", "val/loss")
 MAX_FIRST, MAX_POINTS = 1000, 200
 
 
-class JobHistory(RunHistory):
-    """A run's history that does not grow with the run: the values of all metrics, and few points of some.
+def read_job_state(folder: Path) -> RunState:
+    """Reads the state of a job's run, in a size that does not grow with the run: few points of some metrics.
 
     `metrics` are those of the exported model: with `checkpoint.export=best` the values at the step of the best
     checkpoint. Otherwise, and in `perf/`, they are the last values.
     """
+    state = RunState.read(folder, has_points=True, on_event=thin_curves)
+    if state.ready is not None:  # jobs have most of their params in common
+        params = {sys.intern(key): sys.intern(value) for key, value in state.ready.params.items()}
+        state.ready = replace(state.ready, params=params)
+    if state.model_step is not None and state.model_step < state.step:
+        state.metrics |= read_metrics_until(folder, state.model_step)
+    return state
 
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        history = super().read(folder)
-        if history.model_step is not None and history.model_step < history.step:
-            history.metrics |= read_metrics_until(folder, history.model_step)
-        return history
 
-    def apply(self, event: Event) -> None:
-        if isinstance(event, RunReady):  # jobs have most of their params in common
-            params = {sys.intern(key): sys.intern(value) for key, value in event.params.items()}
-            event = replace(event, params=params)
-        super().apply(event)
-        if isinstance(event, MetricsLogged):
-            self._thin_curves(event)
-
-    def _thin_curves(self, event: MetricsLogged) -> None:
-        """Drops points. Those of the first epoch stay, because jobs are compared at the steps that both have."""
-        for name in event.values:
-            if name not in CURVES:
-                del self.curves[name]
-                continue
-            points = self.curves[name]
-            first = sum(step <= self.epoch_steps for step, _ in points) if self.epoch_steps else len(points)
-            first = min(first, MAX_FIRST)
-            if len(points) - first >= 2 * MAX_POINTS:
-                self.curves[name] = [*points[:first], *points[first + 1 :: 2]]
+def thin_curves(state: RunState, event: Event) -> None:
+    """Drops points. Those of the first epoch stay, because jobs are compared at the steps that both have."""
+    for name in event.values if isinstance(event, MetricsLogged) else ():
+        if name not in CURVES:
+            del state.curves[name]
+            continue
+        points = state.curves[name]
+        first = sum(step <= state.epoch_steps for step, _ in points) if state.epoch_steps else len(points)
+        first = min(first, MAX_FIRST)
+        if len(points) - first >= 2 * MAX_POINTS:
+            state.curves[name] = [*points[:first], *points[first + 1 :: 2]]
 
 
 def read_metrics_until(folder: Path, step: int) -> dict[str, float]:

@@ -157,7 +157,7 @@ EXIT_CODES = {"FINISHED": 0, "PRUNED": 0, "FAILED": FAILED, "REFUSED": REFUSED, 
 
 def describe_sweep(report: Report, folder: Path) -> str:
     """Returns the description of a sweep."""
-    store, model_uri = (report.best[1].store, report.best[1].model_uri) if report.best else (None, None)
+    store, model_uri = (report.best[1].record.get("uri"), report.best[1].model_uri) if report.best else (None, None)
     repeated = format_code_block("sh", quote_override("hydra.sweep.dir", folder))
     head = join_parts(
         [

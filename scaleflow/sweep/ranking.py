@@ -2,6 +2,7 @@
 means."""
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,21 @@ from statistics import mean, median, stdev
 from typing import Literal
 
 from scaleflow.config.compose import override_key
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.events import RunReady, TagsSet
-from scaleflow.runs import EventReader, RunFolder
-from scaleflow.runs.state import RunHistory
-from scaleflow.sweep.ledger import Ledger, LedgerEntry, is_under
-from scaleflow.tracking.tracked_runs import BEST
+from scaleflow.runs import EventReader, RunFolder, RunState
+from scaleflow.runs.run import Run
+from scaleflow.sweep.ledger import Ledger, LedgerEntry, read_job_state
+from scaleflow.tracking.model_uris import RUN_OR_MODEL
+from scaleflow.tracking.tracked_runs import (
+    BEST,
+    BEST_METRIC,
+    BEST_OVERRIDES,
+    BEST_STEPS,
+    check_sweep_tags,
+    open_best_job,
+)
 
 
 @dataclass(frozen=True)
@@ -22,14 +33,14 @@ class RepeatedJob:
     """All jobs of one config; without repeats it is a single one."""
 
     #: The jobs with their runs, warm-ups included. Warm-ups do not count in metrics and curves.
-    jobs: Sequence[tuple[LedgerEntry, RunHistory]]
+    jobs: Sequence[tuple[LedgerEntry, RunState]]
 
     @property
     def entry(self) -> LedgerEntry:
         return self.jobs[0][0]
 
     @property
-    def counted(self) -> list[RunHistory]:
+    def counted(self) -> list[RunState]:
         """The runs that count: those that finished; if none did, those that became ready. No warm-ups."""
         ready = [run for entry, run in self.jobs if not entry.warms_up and run.is_ready]
         return [run for run in ready if run.status == "FINISHED"] or ready
@@ -116,7 +127,7 @@ class RepeatedJob:
         values = [run.metrics[metric] for run in self.counted if metric in run.metrics]
         return stdev(values) if self.are_folds and len(values) > 1 else None
 
-    def find_best(self, metric: str, is_larger_better: bool) -> tuple[LedgerEntry, RunHistory]:
+    def find_best(self, metric: str, is_larger_better: bool) -> tuple[LedgerEntry, RunState]:
         """Returns the best of the runs that count. All of them have the metric."""
         counted = [(entry, run) for entry, run in self.jobs if not entry.warms_up]
         choose = max if is_larger_better else min
@@ -128,9 +139,9 @@ class RepeatedJob:
         return self._join([run.metrics for run in self.counted])
 
 
-def group_repeats(jobs: Sequence[tuple[LedgerEntry, RunHistory]]) -> list[RepeatedJob]:
+def group_repeats(jobs: Sequence[tuple[LedgerEntry, RunState]]) -> list[RepeatedJob]:
     """Groups jobs by their config, in the order of the first job of each."""
-    groups: dict[str, list[tuple[LedgerEntry, RunHistory]]] = {}
+    groups: dict[str, list[tuple[LedgerEntry, RunState]]] = {}
     for entry, run in jobs:
         groups.setdefault(entry.identity, []).append((entry, run))
     return [RepeatedJob(group) for group in groups.values()]
@@ -172,7 +183,7 @@ def guess_mode(metric: str) -> Mode | None:
     return "max" if metric.endswith(LARGER_IS_BETTER) else "min" if metric.endswith(SMALLER_IS_BETTER) else None
 
 
-def choose_mode(metric: str, typed: str, direction: object, runs: Iterable[RunHistory]) -> Mode | None:
+def choose_mode(metric: str, typed: str, direction: object, runs: Iterable[RunState]) -> Mode | None:
     """Chooses whether smaller or larger values of a metric are better.
 
     Args:
@@ -211,13 +222,50 @@ def read_sweep_tags(folder: Path) -> Mapping[str, str]:
     return tags
 
 
-def read_best_entry(folder: Path) -> tuple[LedgerEntry, list[str]] | None:
-    """Returns the best job of the sweep in a folder, and those of its overrides that the sweep varies; None if no
-    finished job has the sweep's metric.
+@dataclass(frozen=True)
+class BestJob:
+    """The best job of a sweep.
+
+    Attributes:
+        run: its run.
+        tags: those of the sweep's run, which name the job.
+        metrics: those of its exported model.
     """
-    number = read_sweep_tags(folder).get(BEST)
-    ledger = Ledger.load(RunFolder(folder))
-    entry = next((each for each in ledger.entries if str(each.number) == number), None)
-    if entry is None:
-        return None
-    return entry, [each for each in entry.overrides if is_under(override_key(each), ledger.swept)]
+
+    run: Run
+    tags: Mapping[str, str]
+    metrics: Mapping[str, float]
+    overrides: Sequence[str]
+
+    @property
+    def number(self) -> int:
+        return int(self.tags[BEST])
+
+    @property
+    def metric(self) -> str:
+        """The metric that ranks the jobs."""
+        return self.tags[BEST_METRIC]
+
+    @property
+    def steps(self) -> int:
+        """The updates after which its model was the best; 0 if they are not known."""
+        return int(self.tags.get(BEST_STEPS, 0))
+
+
+def find_best_job(parent: str, options: Tracking | None = None) -> BestJob:
+    """Returns the best job of the sweep that a folder or the id of its run names.
+
+    Raises ConfigError if there is no such sweep, or no finished job has its metric.
+    """
+    folder = Path(parent).expanduser()
+    if RunFolder(folder).ledger.is_file():
+        tags = read_sweep_tags(folder)
+        check_sweep_tags(parent, tags)
+        (entry,) = (each for each in Ledger.load(RunFolder(folder)).entries if str(each.number) == tags[BEST])
+        job = folder / entry.folder
+        return BestJob(Run(job), tags, read_job_state(job).metrics, entry.overrides)
+    if folder.is_dir() or not RUN_OR_MODEL.fullmatch(parent) or parent.startswith("models:/"):
+        raise ConfigError(f"{parent}: expected the folder of a sweep, or the id of its run in MLflow")
+    tracker, model, sweep = open_best_job(parent.removeprefix("runs:/"), options or Tracking())
+    run, tags = Run(None, tracker, model), sweep.data.tags
+    return BestJob(run, tags, {**run.tracked.data.metrics, **sweep.data.metrics}, shlex.split(tags[BEST_OVERRIDES]))

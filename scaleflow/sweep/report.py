@@ -22,8 +22,9 @@ from scaleflow.interfaces.formatting import format_number
 from scaleflow.launcher.lines import lay_out_table, measure_width, wrap_line
 from scaleflow.launcher.recording.description import format_table
 from scaleflow.runs import RunFolder
-from scaleflow.runs.state import INTERVAL, RATE, RunHistory, drop_intervals
-from scaleflow.sweep.ledger import IGNORED_KEYS, LedgerEntry, is_under
+from scaleflow.runs.identity import IGNORED_KEYS
+from scaleflow.runs.state import INTERVAL, RATE, RunState, drop_intervals
+from scaleflow.sweep.ledger import LedgerEntry, is_under
 from scaleflow.sweep.ranking import Mode, RepeatedJob, group_repeats, rank_jobs
 from scaleflow.tracking.connection import is_default_store
 from scaleflow.tracking.uri import drop_credentials
@@ -46,7 +47,7 @@ LOSS_NEUTRAL_PARAMS = (
     *("training.batch_size", "training.global_batch_size", "training.accumulate", "training.steps_per_loop"),
 )
 
-Jobs = Sequence[tuple[LedgerEntry, RunHistory]]
+Jobs = Sequence[tuple[LedgerEntry, RunState]]
 
 
 class LossCheck:
@@ -62,7 +63,7 @@ class LossCheck:
         self._name = name
         self.verdicts: dict[int, str] = {}
         self.differences: list[str] = []
-        alike: dict[frozenset[tuple[str, str]], list[tuple[LedgerEntry, RunHistory]]] = {}
+        alike: dict[frozenset[tuple[str, str]], list[tuple[LedgerEntry, RunState]]] = {}
         for entry, run in jobs:
             if list_first_losses(run):
                 alike.setdefault(describe_work(run), []).append((entry, run))
@@ -96,13 +97,13 @@ class LossCheck:
         return next((verdict for verdict in ("DIFFER", "same", "not compared") if verdict in verdicts), None)
 
 
-def describe_work(summary: RunHistory) -> frozenset[tuple[str, str]]:
+def describe_work(summary: RunState) -> frozenset[tuple[str, str]]:
     """Returns the params that decide a job's losses: all except `LOSS_NEUTRAL_PARAMS`, and the global batch size."""
     params = {key: value for key, value in summary.params.items() if not is_under(key, LOSS_NEUTRAL_PARAMS)}
     return frozenset({**params, GLOBAL_BATCH: summary.params.get(GLOBAL_BATCH, "")}.items())
 
 
-def find_difference(summary: RunHistory, other: RunHistory) -> str:
+def find_difference(summary: RunState, other: RunState) -> str:
     """Describes the first step at which the losses of two runs differ; empty if they do not."""
     losses, others = list_first_losses(summary), list_first_losses(other)
     allowed = max(choose_tolerance(summary), choose_tolerance(other))
@@ -115,13 +116,13 @@ def find_difference(summary: RunHistory, other: RunHistory) -> str:
     return ""
 
 
-def list_first_losses(summary: RunHistory) -> dict[int, float]:
+def list_first_losses(summary: RunState) -> dict[int, float]:
     """Returns the losses of the first epoch by step."""
     last = summary.epoch_steps
     return {step: loss for step, loss in summary.curves.get(LOSS, ()) if last is None or step <= last}
 
 
-def choose_tolerance(summary: RunHistory) -> float:
+def choose_tolerance(summary: RunState) -> float:
     return FLOAT32_TOLERANCE if summary.params.get("precision", "float32") == "float32" else HALF_PRECISION_TOLERANCE
 
 
@@ -224,7 +225,7 @@ class Report:
 
     def __init__(
         self,
-        jobs: Sequence[tuple[LedgerEntry, RunHistory]],
+        jobs: Sequence[tuple[LedgerEntry, RunState]],
         swept: Sequence[str],
         metric: str = "val/loss",
         mode: Mode | None = "min",
@@ -460,7 +461,7 @@ def choose_style(row: Mapping[str, Cell]) -> str | None:
     return "bold green" if row["best"] else None
 
 
-def choose_report_columns(jobs: Sequence[RunHistory], swept: Sequence[str]) -> list[str]:
+def choose_report_columns(jobs: Sequence[RunState], swept: Sequence[str]) -> list[str]:
     """Lists the params that vary: the swept keys, and for a swept `experiment` all keys that differ."""
     keys = [key for key in swept if key not in ("experiment", "seed")]
     if "experiment" in swept:
@@ -470,7 +471,7 @@ def choose_report_columns(jobs: Sequence[RunHistory], swept: Sequence[str]) -> l
     return [*dict.fromkeys([*keys, *(["seed"] if "seed" in swept else [])])]
 
 
-def find_varying_keys(jobs: Sequence[RunHistory], wanted: Callable[[str], bool]) -> list[str]:
+def find_varying_keys(jobs: Sequence[RunState], wanted: Callable[[str], bool]) -> list[str]:
     params_of_runs = [run.params for run in jobs if run.params]
     keys = dict.fromkeys(key for params in params_of_runs for key in params if wanted(key))
     return [key for key in keys if len({params.get(key) for params in params_of_runs}) > 1]

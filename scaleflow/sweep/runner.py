@@ -65,7 +65,7 @@ from scaleflow.sweep.inputs import (
     describe_decisions,
     mark_changes,
 )
-from scaleflow.sweep.ledger import JobHistory, Ledger, LedgerEntry, find_common_leaves
+from scaleflow.sweep.ledger import Ledger, LedgerEntry, find_common_leaves, read_job_state
 from scaleflow.sweep.parent_run import ParentRun, describe_jobs
 from scaleflow.sweep.ranking import choose_mode
 from scaleflow.sweep.report import Report, make_loading_row
@@ -143,7 +143,7 @@ class SweepRunner:
         self._is_started = False
         self._plan: Plan | None = None
         self._are_remote: set[bool] = set()  # whether the processes of the jobs run on other machines
-        self._histories: dict[int, JobHistory] = {}
+        self._histories: dict[int, RunState] = {}
         self._next_update = 0.0
         self._jobs: list[SweepJob] = []
         self._options: Mapping[str, Any] = {}
@@ -397,9 +397,9 @@ class SweepRunner:
         value = math.nan if any(map(math.isnan, values)) else middle(values)
         return make_return(request.overrides, True, value)
 
-    def _read_history(self, entry: LedgerEntry) -> JobHistory:
+    def _read_history(self, entry: LedgerEntry) -> RunState:
         """Reads the run of a job, once if it has ended."""
-        history = self._histories.get(entry.number) or JobHistory.read(self._folder / entry.folder)
+        history = self._histories.get(entry.number) or read_job_state(self._folder / entry.folder)
         if entry.status in ENDED:
             self._histories[entry.number] = history
         return history
@@ -508,7 +508,7 @@ class SweepRunner:
         rows = [*self._parent.describe_links(), *([("compared", line)] if (line := self._parent.comparison) else [])]
         if report.best is not None:
             entry, run = report.best
-            loading = make_loading_row(run.model_uri, run.store, self._folder / entry.folder)
+            loading = make_loading_row(run.model_uri, run.record.get("uri"), self._folder / entry.folder)
             rows += [("best", report.describe_best()), loading]
         if rows:
             Display(sys.stdout).print_summary(rows)

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.errors import ConfigError, read_reason
-from scaleflow.interfaces import LearnedState, Tracking, name_leaves
+from scaleflow.interfaces import LearnedState, name_leaves
 from scaleflow.interfaces.events import FormatExported
+from scaleflow.tracking.model_uris import ModelReference
 from scaleflow.tracking.store import MlflowTracker
-from scaleflow.tracking.tracked_runs import TrackedRun, download_artifact, find_model
+from scaleflow.tracking.tracked_runs import download_artifact, find_model
 
 #: The SavedModel within a logged model.
 SAVED_MODEL = "data/saved_model"
@@ -64,7 +65,7 @@ class ModelDescription:
 
 
 def describe_model(
-    tracker: MlflowTracker, run: TrackedRun, store: Tracking, state: LearnedState | None = None
+    tracker: MlflowTracker, model: ModelReference, state: LearnedState | None = None
 ) -> ModelDescription:
     """Returns what the logged model of a run takes and returns.
 
@@ -75,7 +76,7 @@ def describe_model(
     """
     from mlflow.models import Model
 
-    address = find_model(tracker, run)
+    address = find_model(tracker, model)
     if state is not None:
         inputs, outputs = name_leaves(state.inputs), name_leaves(state.outputs)
         return ModelDescription(
@@ -86,7 +87,7 @@ def describe_model(
             },
         )
     with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
-        path = download_artifact(f"{address}/MLmodel", str(store.uri), Path(folder))
+        path = download_artifact(f"{address}/MLmodel", tracker.uri, Path(folder))
         try:
             signature = None if path is None else Model.load(str(path)).signature
             if signature is None or signature.inputs is None or signature.outputs is None:
@@ -96,7 +97,7 @@ def describe_model(
         except Exception as error:  # MLflow and YAML raise many types
             reason = read_reason(error)
             raise ConfigError(
-                f"{run.run_id}: the description of its model {run.model_id} cannot be read: {reason[:300]}"
+                f"{model.run_id}: the description of its model {model.model_id} cannot be read: {reason[:300]}"
             ) from error
     kinds, names = read_target_kinds(tracker.fetch_run())
     return ModelDescription(
@@ -104,12 +105,12 @@ def describe_model(
     )
 
 
-def download_saved_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking, folder: Path) -> Path:
+def download_saved_model(tracker: MlflowTracker, model: ModelReference, folder: Path) -> Path:
     """Downloads the SavedModel of the logged model of a run. Raises ConfigError if there is none."""
-    path = download_artifact(f"{find_model(tracker, run)}/{SAVED_MODEL}", str(store.uri), folder)
+    path = download_artifact(f"{find_model(tracker, model)}/{SAVED_MODEL}", tracker.uri, folder)
     if path is None:
         raise ConfigError(
-            f"{run.run_id}: its model {run.model_id} has no {SAVED_MODEL}; it is not a model of scaleflow"
+            f"{model.run_id}: its model {model.model_id} has no {SAVED_MODEL}; it is not a model of scaleflow"
         )
     return path
 
@@ -151,16 +152,18 @@ def describe_output(shape: tuple[int, ...], kind: Any, names: Any) -> ModelOutpu
 TABLE = "export/formats.json"
 
 
-def download_exported(tracker: MlflowTracker, run: TrackedRun, store: Tracking, folder: Path) -> Path:
+def download_exported(tracker: MlflowTracker, model: ModelReference, folder: Path) -> Path:
     """Downloads the data of a logged model: what the worker exported. Raises ConfigError if there is none."""
-    path = download_artifact(f"{find_model(tracker, run)}/data", str(store.uri), folder)
+    path = download_artifact(f"{find_model(tracker, model)}/data", tracker.uri, folder)
     if path is None or not (path / "saved_model").is_dir():
-        raise ConfigError(f"{run.run_id}: its model {run.model_id} has no SavedModel; it is not a model of scaleflow")
+        raise ConfigError(
+            f"{model.run_id}: its model {model.model_id} has no SavedModel; it is not a model of scaleflow"
+        )
     return path
 
 
 def log_formats(
-    tracker: MlflowTracker, run: TrackedRun, formats: Sequence[FormatExported], table: Mapping[str, Any]
+    tracker: MlflowTracker, model: ModelReference, formats: Sequence[FormatExported], table: Mapping[str, Any]
 ) -> None:
     """Logs the files of good formats to the model, and the metrics, results and the table of all to the run."""
     from mlflow.entities import Metric
@@ -170,12 +173,14 @@ def log_formats(
         folder = Path(each.path).parent
         if not each.error and folder.name == each.name:  # the Keras file is there already
             for path in sorted(folder.iterdir()):
-                tracker.log_model_file(str(run.model_id), path, f"data/{each.name}")
+                tracker.log_model_file(str(model.model_id), path, f"data/{each.name}")
         names = {f"export/{each.name}/{key}": value for key, value in each.values.items()}
-        tracker.log_batch([Metric(key, value, now, run.steps, model_id=run.model_id) for key, value in names.items()])
+        tracker.log_batch(
+            [Metric(key, value, now, model.step, model_id=model.model_id) for key, value in names.items()]
+        )
         tracker.set_tags({f"scaleflow.export.{each.name}": each.error or "good"})
     with tempfile.TemporaryDirectory() as temporary:
-        before = download_artifact(f"runs:/{run.run_id}/{TABLE}", tracker.uri, Path(temporary))
+        before = download_artifact(f"runs:/{model.run_id}/{TABLE}", tracker.uri, Path(temporary))
         path = Path(temporary, Path(TABLE).name)
         path.write_text(json.dumps(merge_tables(read_table(before), table), indent=1))
         tracker.log_artifact(path, Path(TABLE).parent.name)

@@ -69,6 +69,9 @@ EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 #: Part of a link to MLflow's UI, which otherwise opens in a view for language models.
 UI_QUERY = "workflowType=machine_learning"
 
+#: The tag with the digest of the weights of the model that the run has exported.
+WEIGHTS = "scaleflow.weights"
+
 #: The tag of a sweep's run: the keys that vary.
 SWEPT = "scaleflow.swept"
 
@@ -93,7 +96,7 @@ class MlflowTracker(Tracker):
 
     def __init__(self, options: Tracking, adopted: str | None = None) -> None:
         assert options.uri is not None
-        self._options = options
+        self.options = options
         self.uri = options.uri
         self._experiment_id = ""
         self._run_name = ""
@@ -234,7 +237,7 @@ class MlflowTracker(Tracker):
         """
         run = self._client.get_run(run_id)
         name = run.info.run_name or ""
-        if self._options.run_name is None and name and not GENERATED_NAME.fullmatch(name):
+        if self.options.run_name is None and name and not GENERATED_NAME.fullmatch(name):
             self._run_name = name
         if run.info.status != "RUNNING":
             self._client.update_run(run_id, status="RUNNING")
@@ -243,7 +246,7 @@ class MlflowTracker(Tracker):
 
     def _choose_experiment_name(self) -> str:
         """Returns the experiment's name from the config, or from MLflow's variables if the config has the default."""
-        name, experiment_id = self._options.experiment, os.environ.get("MLFLOW_EXPERIMENT_ID")
+        name, experiment_id = self.options.experiment, os.environ.get("MLFLOW_EXPERIMENT_ID")
         if name != DEFAULT_EXPERIMENT:
             experiment_id = None
         elif not experiment_id:
@@ -379,9 +382,9 @@ class MlflowTracker(Tracker):
         self.log_batch(Metric(p.key, p.value, p.timestamp, p.step, model_id=model_id) for p in points if p.step == step)
 
     def _register_model(self, model_id: str) -> None:
-        name = self._options.register_as
+        name = self.options.register_as
         if name is not None:
-            self._version = register_model(self._client, name, self._options.alias, self._run, model_id)
+            self._version = register_model(self._client, name, self.options.alias, self._run, model_id)
 
     def _upload(self, exported: Path, model_id: str) -> None:
         """Uploads a model's files one by one. After a failure, a repeated call skips the files already sent."""
@@ -426,7 +429,7 @@ class MlflowTracker(Tracker):
         if self.model_uri is not None:
             lines.append(("model", self.model_uri))
         if self._version is not None:
-            name, alias = self._options.register_as, self._options.alias
+            name, alias = self.options.register_as, self.options.alias
             lines.append(("registered", f"models:/{name}/{self._version}" + (f"  (@{alias})" if alias else "")))
         if file := sqlite_file(self.uri):
             words = [] if opens_by_default(file) else ["--backend-store-uri", self.uri]

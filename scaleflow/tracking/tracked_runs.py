@@ -8,9 +8,9 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
@@ -18,7 +18,7 @@ from scaleflow.interfaces.events import ArtifactWritten, ConfusionWritten, Datas
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.tracking.connection import explain_unusable, use_store
 from scaleflow.tracking.keys import to_allowed_key
-from scaleflow.tracking.model_uris import KERAS_FILES, LEARNED_FILES, choose_result, resolve_reference
+from scaleflow.tracking.model_uris import KERAS_FILES, LEARNED_FILES, ModelReference, choose_result, resolve_reference
 from scaleflow.tracking.plot import draw_confusion
 from scaleflow.tracking.store import GENERATED_NAME, SWEPT, MlflowTracker
 from scaleflow.tracking.uri import resolve_store, sqlite_file
@@ -27,34 +27,11 @@ if TYPE_CHECKING:
     from scaleflow.profiler.analysis_process import Profile
 
 
-#: The record of the predictions for the test split (`evaluation/predictions.py`).
-KEPT_PREDICTIONS = "evaluation/predictions.parquet"
-
 #: The beginning of the tag of an evaluation, and the digest of its data in it.
 EVALUATION_TAG, TAGGED_DIGEST = "scaleflow.evaluate.", re.compile(r", data ([0-9a-f]+);")
 
 #: Largest size of a config.yaml, in bytes; a run's config is much smaller.
 MAX_CONFIG_BYTES = 4 << 20
-
-
-@dataclass(frozen=True)
-class TrackedRun:
-    """A tracked run of scaleflow."""
-
-    #: MLflow's ID and name of the run
-    run_id: str
-    name: str
-    config: str  # the text of its config.yaml
-    params: Mapping[str, str]  # the logged params, which include the chosen options
-    steps: int  # number of updates of the model; 0 if there is none
-    model_id: str | None  # ID of the logged model that is named, or is the run's result; None if there is none
-    command: str = ""  # the command line that began it
-    is_result: bool = True  # whether the model is the run's result
-
-    @property
-    def model_uri(self) -> str:
-        """`models:/m-...`, the URI of the logged model."""
-        return f"models:/{self.model_id}"
 
 
 def choose_store(options: Tracking) -> Tracking:
@@ -70,8 +47,9 @@ def choose_store(options: Tracking) -> Tracking:
     return store
 
 
-def find_run(named: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
-    """Returns the run that a run's ID or a model's URI names, and a tracker that is connected to it.
+def open_run(named: str, store: Tracking) -> tuple[MlflowTracker, ModelReference]:
+    """Returns a tracker that is connected to the run that a run's ID or a model's URI names, and the model: the run's
+    result for an ID.
 
     Raises ConfigError if the store can't be used, has no such run, or the run is a sweep's or not scaleflow's.
     """
@@ -90,38 +68,25 @@ def find_run(named: str, store: Tracking) -> tuple[MlflowTracker, TrackedRun]:
         raise ConfigError(f"{run_id}: this is not a run of scaleflow: it has no tag scaleflow.folder")
     if SWEPT in run.data.tags:
         raise ConfigError(f"{run_id}: this is the run of a sweep; use the run of one of its jobs")
-    model = reference if reference.model_id else choose_result(run)
-    params = dict(run.data.params)
-    params |= {k.removeprefix("scaleflow."): v for k, v in params.items() if k.startswith("scaleflow.")}
-    tracked = TrackedRun(
-        run_id,
-        str(run.info.run_name),
-        load_config_text(run_id, str(store.uri)),
-        params,
-        model.step,
-        model.model_id,
-        run.data.tags.get("scaleflow.command", ""),
-        model.model_id == choose_result(run).model_id,
-    )
-    return tracker, tracked
+    return tracker, reference if reference.model_id else choose_result(run)
 
 
-def describe_opened_run(tracked: TrackedRun, store: Tracking) -> None:
+def describe_opened_run(run_id: str, name: str, store: Tracking) -> None:
     """Renames the empty run that `mlflow run . -e evaluate` opened, and makes it a child of the evaluated run."""
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
     opened = os.environ.get("MLFLOW_RUN_ID")
-    if not opened or opened == tracked.run_id:
+    if not opened or opened == run_id:
         return
     client = MlflowClient(tracking_uri=store.uri)
     with contextlib.suppress(MlflowException):  # the run may be in another store or deleted; then nothing is renamed
         run = client.get_run(opened)
         if run.data.tags.get("mlflow.project.entryPoint") != "evaluate":
             return
-        client.set_tag(opened, "mlflow.parentRunId", tracked.run_id)
+        client.set_tag(opened, "mlflow.parentRunId", run_id)
         if GENERATED_NAME.fullmatch(run.info.run_name or ""):
-            client.update_run(opened, name=f"evaluation of {tracked.name}")
+            client.update_run(opened, name=f"evaluation of {name}")
 
 
 def load_config_text(run_id: str, store: str) -> str:
@@ -137,43 +102,38 @@ def load_config_text(run_id: str, store: str) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
 
 
-def download_model(tracker: MlflowTracker, run: TrackedRun, store: Tracking, folder: Path) -> Path:
-    """Downloads the Keras file of a run's logged model, with the record of what the run learned beside it.
+def download_model(tracker: MlflowTracker, model: ModelReference, folder: Path) -> Path:
+    """Downloads the Keras file of a logged model, with the record of what its run learned beside it.
 
     Raises ConfigError if the run has no logged model, or the model has no Keras file.
     """
-    path = download_artifact(f"{find_model(tracker, run)}/{KERAS_FILES[1]}", str(store.uri), folder)
+    path = download_artifact(f"{find_model(tracker, model)}/{KERAS_FILES[1]}", tracker.uri, folder)
     if path is None:
         raise ConfigError(
-            f"the model {run.model_id} of {run.run_id}: the run {run.name} has no {KERAS_FILES[1]}, because Keras "
-            "could not write it as a .keras file or it is not a model of scaleflow; load it with "
-            f"mlflow.pyfunc.load_model('models:/{run.model_id}')"
+            f"the model {model.model_id} of {model.run_id}: the run {tracker.fetch_run().info.run_name} has no "
+            f"{KERAS_FILES[1]}, because Keras could not write it as a .keras file or it is not a model of scaleflow; "
+            f"load it with mlflow.pyfunc.load_model('models:/{model.model_id}')"
         )
-    download_learned_state(tracker, run, store, path.parent)
+    download_learned_state(tracker, model, path.parent)
     return path
 
 
-def download_learned_state(tracker: MlflowTracker, run: TrackedRun, store: Tracking, folder: Path) -> None:
+def download_learned_state(tracker: MlflowTracker, model: ModelReference, folder: Path) -> None:
     """Downloads what a run learned from its data, if its model has it: models of earlier versions do not."""
-    model = find_model(tracker, run)
+    address = find_model(tracker, model)
     for name in LEARNED_FILES:
-        if download_artifact(f"{model}/data/{name}", str(store.uri), folder) is None:
+        if download_artifact(f"{address}/data/{name}", tracker.uri, folder) is None:
             return
 
 
-def find_model(tracker: MlflowTracker, run: TrackedRun) -> str:
-    """Returns the address of the logged model of a run. Raises ConfigError if it has none."""
-    if run.model_id is None:
+def find_model(tracker: MlflowTracker, model: ModelReference) -> str:
+    """Returns the address of a logged model. Raises ConfigError if the run has none."""
+    if model.model_id is None:
         raise ConfigError(
-            f"{run.run_id}: the run {run.name} has no model; a run logs its model when it finishes (resume=... "
-            "continues it)"
+            f"{model.run_id}: the run {tracker.fetch_run().info.run_name} has no model; a run logs its model when it "
+            "finishes (resume=... continues it)"
         )
-    return tracker.find_artifacts(run.model_id).rstrip("/")
-
-
-def download_predictions(run: TrackedRun, store: Tracking, folder: Path) -> Path | None:
-    """Downloads the kept predictions of a run, `evaluation.predictions` reads them; None if the run has none."""
-    return download_artifact(f"runs:/{run.run_id}/{KEPT_PREDICTIONS}", str(store.uri), folder)
+    return tracker.find_artifacts(model.model_id).rstrip("/")
 
 
 def download_artifact(uri: str, store: str, folder: Path) -> Path | None:
@@ -192,7 +152,7 @@ STAGE_BEGAN = "SCALEFLOW_STAGE_BEGAN"
 
 def log_evaluation(
     tracker: MlflowTracker,
-    run: TrackedRun,
+    model: ModelReference,
     name: str,
     events: Sequence[Event],
     tag: str,
@@ -216,9 +176,9 @@ def log_evaluation(
 
     def log_values(values: Mapping[str, float], time_ms: int, **dataset: str) -> None:
         metrics = {to_allowed_key(f"{folder}/{key}"): value for key, value in values.items()}
-        links = {"model_id": run.model_id, **dataset}
-        known = tracker.find_points(metrics, run.steps, began) if began else {}
-        new = [Metric(k, v, began or time_ms, run.steps, **links) for k, v in metrics.items() if k not in known]
+        links = {"model_id": model.model_id, **dataset}
+        known = tracker.find_points(metrics, model.step, began) if began else {}
+        new = [Metric(k, v, began or time_ms, model.step, **links) for k, v in metrics.items() if k not in known]
         tracker.log_batch(new)
         logged.update({**metrics, **known})
 
@@ -259,25 +219,8 @@ BEST_FOLDER, BEST_OVERRIDES, BEST_METRIC = f"{BEST}.folder", f"{BEST}.overrides"
 BEST_STEPS = f"{BEST}.steps"
 
 
-@dataclass(frozen=True)
-class TrackedJob:
-    """The best job of a tracked sweep, as the store has it.
-
-    Attributes:
-        run_id, folder, metrics: of the job's run; the metrics of its exported model, as the sweep's run has them.
-        model_uri: the model of the job; None if it has none.
-    """
-
-    tags: Mapping[str, str]
-    run_id: str
-    folder: Path
-    metrics: Mapping[str, float]
-    model_uri: str | None
-    store: str
-
-
-def fetch_best_job(run_id: str, options: Tracking) -> TrackedJob:
-    """Returns the best job of the sweep whose run has an ID.
+def open_best_job(run_id: str, options: Tracking) -> tuple[MlflowTracker, ModelReference, Any]:
+    """Returns a tracker that is connected to the run of the best job of a sweep, its model, and the sweep's run.
 
     Raises ConfigError if the store cannot be used, has no such sweep, or if the sweep has no best job.
     """
@@ -292,17 +235,15 @@ def fetch_best_job(run_id: str, options: Tracking) -> TrackedJob:
         tracker.adopt(run_id, run_id)
         parent = tracker.fetch_run()
         check_sweep_tags(run_id, parent.data.tags)
-        tags, query = parent.data.tags, f"tags.`mlflow.parentRunId` = '{run_id}'"
+        folder, query = parent.data.tags[BEST_FOLDER], f"tags.`mlflow.parentRunId` = '{run_id}'"
         jobs = client.search_runs([parent.info.experiment_id], query, max_results=SEARCH_MAX_RESULTS_THRESHOLD)
-        found = [job.info.run_id for job in jobs if job.data.tags.get("scaleflow.folder") == tags[BEST_FOLDER]]
+        found = [job.info.run_id for job in jobs if job.data.tags.get("scaleflow.folder") == folder]
         if not found:
-            raise ConfigError(f"{run_id}: the store does not have the run of the best job, {tags[BEST_FOLDER]}")
-        run = client.get_run(found[0])
+            raise ConfigError(f"{run_id}: the store does not have the run of the best job, {folder}")
+        tracker.adopt(found[0])
+        return tracker, choose_result(tracker.fetch_run()), parent
     except MlflowException as error:
         raise explain_unusable(tracker.uri, error) from error
-    model, metrics = choose_result(run).model_id, {**run.data.metrics, **parent.data.metrics}
-    uri = model and f"models:/{model}"
-    return TrackedJob(tags, run.info.run_id, Path(tags[BEST_FOLDER]), metrics, uri, tracker.uri)
 
 
 def check_sweep_tags(named: str, tags: Mapping[str, str]) -> None:

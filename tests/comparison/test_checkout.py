@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from scaleflow.comparison.checkout import check_out, is_inside
-from scaleflow.comparison.loading import ComparedRun
 from scaleflow.errors import ConfigError
 from scaleflow.runs import RunFolder
 from scaleflow.runs.code_digest import CodeFile
@@ -17,6 +16,8 @@ from scaleflow.runs.data_digest import new_digest
 from scaleflow.runs.provenance.collect import collect_changes, describe_module, keep_modules
 from scaleflow.runs.provenance.git import read_git
 from scaleflow.runs.provenance.record import CodeRecord, Provenance
+from scaleflow.runs.run import Run
+from tests.comparison import fake_run
 from tests.runs.test_provenance import commit_all, git, write
 
 
@@ -29,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def keep(folder: Path, root: Path, *names: str, **more: Any) -> ComparedRun:
+def keep(folder: Path, root: Path, *names: str, **more: Any) -> Run:
     """A run whose modules are in `root`, recorded as they are now."""
     files, state = RunFolder(folder), read_git(root)
     folder.mkdir(exist_ok=True)
@@ -48,7 +49,7 @@ def keep(folder: Path, root: Path, *names: str, **more: Any) -> ComparedRun:
         left_out={**left_out, **(changes.left_out if changes else {})},
     )
     values = {"code": record, **more}
-    return ComparedRun("a", "b" * 32, "FINISHED", {}, {}, "", [Provenance(**values)], files)
+    return fake_run(folder, run_id="b" * 32, states=[Provenance(**values)])
 
 
 def test_without_git_the_copies_of_the_modules_are_used(here: Path, tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_a_record_that_leads_out_of_the_folder_is_refused(here: Path, tmp_path: 
         digest = new_digest(b"x").hexdigest()
         modules = {path: ["c", digest, ""]}
         code = CodeRecord(is_kept=True, version="1", modules=modules, commit="--upload-pack=touch evil")
-        run = ComparedRun("a", None, "FINISHED", {}, {}, "", [Provenance(code=code)], run.files)
+        run = fake_run(run.files.path, states=[Provenance(code=code)])
         with pytest.raises(ConfigError, match="which is not in a folder"):
             check_out(run, tmp_path / "out")
         shutil.rmtree(tmp_path / "out")
@@ -119,6 +120,6 @@ def test_a_record_that_leads_out_of_the_folder_is_refused(here: Path, tmp_path: 
 
 def test_a_run_that_kept_no_code_cannot_be_checked_out(here: Path, tmp_path: Path) -> None:
     for code, why in ((CodeRecord(), "kept no code"), (CodeRecord(is_kept=True, version="1"), "used no code of yours")):
-        run = ComparedRun("a", None, None, {}, {}, "", [Provenance(code=code)], RunFolder(tmp_path))
+        run = fake_run(tmp_path, states=[Provenance(code=code)])
         with pytest.raises(ConfigError, match=f"the run {why}; leave it out"):
             check_out(run, tmp_path / "out")

@@ -17,10 +17,11 @@ from scaleflow.comparison.exact import (
     parse_despite,
     refuse_differences,
 )
-from scaleflow.comparison.loading import ComparedRun
 from scaleflow.errors import ConfigError
 from scaleflow.runs import RunFolder
 from scaleflow.runs.provenance.record import Provenance
+from scaleflow.runs.run import Run
+from tests.comparison import fake_run
 from tests.runs.test_provenance import FIRST
 
 PARAMS = {
@@ -36,8 +37,8 @@ PARAMS = {
 }
 
 
-def make_run(*states: Provenance, **params: str) -> ComparedRun:
-    return ComparedRun("a", None, "FINISHED", {**PARAMS, **params}, {}, "", states or [FIRST], RunFolder(Path("gone")))
+def make_run(*states: Provenance, **params: str) -> Run:
+    return fake_run(Path("gone"), settings={**PARAMS, **params}, states=states or [FIRST])
 
 
 @pytest.mark.parametrize(
@@ -109,14 +110,14 @@ def test_differences_are_listed_and_refused_unless_they_may_be() -> None:
 
 def test_a_run_that_was_trained_longer_is_repeated_as_long(tmp_path: Path) -> None:
     files = RunFolder(tmp_path)
-    assert list_lengths(files) == []
+    assert list_lengths(fake_run(tmp_path)) == []
     for number, words in ((1, "- training.epochs=4\n- checkpoint=none\n"), (2, "[]"), (3, "- training.epochs=6\n")):
         files.resume_overrides(number).write_text(words)
-    assert list_lengths(files) == ["training.epochs=6"]
-    run = replace(make_run(), files=files)
+    run = fake_run(tmp_path, settings=PARAMS, states=[FIRST])
+    assert list_lengths(run) == ["training.epochs=6"]
     check_repeatable(run, [])
     with pytest.raises(ConfigError, match=r"with training\.epochs=6, and the rate of optimizer\.schedule=cosine"):
-        check_repeatable(replace(run, params={**PARAMS, "optimizer.schedule": "cosine"}), [])
+        check_repeatable(fake_run(tmp_path, settings={**PARAMS, "optimizer.schedule": "cosine"}), [])
 
 
 def test_what_auto_stood_for_explains_other_results() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,19 @@ import pytest
 from sklearn.metrics import balanced_accuracy_score, log_loss
 
 from scaleflow.comparison.examples import PairedPredictions, compare_examples
-from scaleflow.comparison.loading import ComparedRun
 from scaleflow.comparison.results import compare_metrics, judge_runs, measure_repeats
 from scaleflow.comparison.runs import compare_loaded
 from scaleflow.evaluation.predictions import PREDICTIONS, Predictions, save_predictions
 from scaleflow.interfaces import Outputs
 from scaleflow.runs import RunFolder
-from scaleflow.runs.provenance.record import Provenance
+from scaleflow.runs.run import Run
+from tests.comparison import fake_run
 
 Points = Mapping[str, Sequence[tuple[int, float]]]
 
 
-def make_run(points: Points, weights: str = "", folder: Path = Path("gone"), **more: Any) -> ComparedRun:
-    return ComparedRun("a", None, "FINISHED", {}, points, weights, [Provenance()], RunFolder(folder), **more)
+def make_run(points: Points, weights: str = "", folder: Path = Path("gone"), **more: Any) -> Run:
+    return fake_run(folder, points=points, weights=weights, **more)
 
 
 FIRST: Points = {"train/loss": [(1, 2.0), (8, 1.0), (16, 0.5)], "val/loss": [(16, 0.25)], "perf/step_ms": [(16, 3.0)]}
@@ -59,7 +58,7 @@ def test_finished_runs_of_different_lengths_differ() -> None:
     longer: Points = {**FIRST, "train/loss": [*FIRST["train/loss"], (24, 0.4)]}
     judged = judge_runs(make_run(FIRST, "w"), make_run(longer, "w"))
     assert judged.text == "differs from step 17 on: the first run has 16 steps, the second 24"
-    assert judge_runs(replace(make_run(FIRST), status="KILLED"), make_run(longer)).text == "equal bits"
+    assert judge_runs(make_run(FIRST, status="KILLED"), make_run(longer)).text == "equal bits"
 
 
 def test_without_anything_to_compare_nothing_is_equal() -> None:
@@ -92,7 +91,7 @@ def save_classes(folder: Path, chances: np.ndarray[Any, Any], targets: np.ndarra
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> tuple[list[ComparedRun], np.ndarray[Any, Any], list[np.ndarray[Any, Any]]]:
+def pair(tmp_path: Path) -> tuple[list[Run], np.ndarray[Any, Any], list[np.ndarray[Any, Any]]]:
     """Two runs that were tested on the same 400 examples, the second one clearly better; targets; probabilities."""
     random = np.random.default_rng(0)
     targets = random.integers(3, size=400)
@@ -145,7 +144,7 @@ def test_the_bootstrap_is_paired_and_repeatable(pair: Any) -> None:
 def test_predictions_for_other_examples_are_not_paired(tmp_path: Path) -> None:
     chances, targets = np.full((4, 3), 1 / 3), np.array([0, 1, 2, 0])
 
-    def run_of(name: str, **more: Any) -> ComparedRun:
+    def run_of(name: str, **more: Any) -> Run:
         return make_run({}, folder=save_classes(tmp_path / name, chances, targets, **more).path)
 
     first, other = run_of("a", id=np.array([4, 3, 2, 1])), run_of("b", digest="e")
@@ -158,7 +157,7 @@ def test_predictions_for_other_examples_are_not_paired(tmp_path: Path) -> None:
 
 
 def test_repeats_say_what_is_noise() -> None:
-    def run_of(*values: float) -> ComparedRun:
+    def run_of(*values: float) -> Run:
         return make_run({"test/loss": [(9, values[0])]}, repeats=[{"test/loss": value} for value in values])
 
     low, high, basis = measure_repeats(run_of(1.0, 1.1, 0.9), run_of(2.0, 2.1, 1.9), "test/loss") or (0.0, 0.0, "")
@@ -174,7 +173,7 @@ def test_repeats_say_what_is_noise() -> None:
 
 def test_a_comparison_is_printed_and_shown_in_a_notebook() -> None:
     found = (({"test/loss": [(1, 2.0)]}, "<8>"), ({"test/loss": [(1, 1.0)]}, "9"))
-    compared = compare_loaded(*(replace(make_run(points), params={"model.units": units}) for points, units in found))
+    compared = compare_loaded(*(make_run(points, settings={"model.units": units}) for points, units in found))
     lines = str(compared).splitlines()
     assert ["model.units", "<8>", "9"] in [line.split() for line in lines]
     assert any(line.split()[:4] == ["test/loss", "2", "1", "-1"] for line in lines)

@@ -11,9 +11,9 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
-from scaleflow.launcher.named_runs import find_named_run, locate_run
 from scaleflow.launcher.prepare import find_run_folder
 from scaleflow.launcher.recording.recovery import repair
+from scaleflow.runs.run import Run, locate_run
 from scaleflow.tracking.model_uris import locate_weights
 from tests.tracking.example_runs import MadeRun
 
@@ -46,9 +46,9 @@ def test_each_form_names_the_run_and_its_model(
     models = {run_id: result, f"runs:/{run_id}/model": result, str(made.folder): result, "models:/net@newest": result}
     models |= {"models:/net@champion": first, "models:/net/1": first, "models:/net/latest": result, first: first}
     for named, expected in models.items():
-        store, _, tracked = find_named_run(named, Tracking() if named == str(made.folder) else here)
-        assert (store.uri, tracked.run_id) == (uri, run_id)
-        assert (f"models:/{tracked.model_id}", tracked.steps) == (expected, 30 if expected == first else 20), named
+        run = Run.find(named, Tracking() if named == str(made.folder) else here)
+        assert (run.store.uri, run.run_id) == (uri, run_id)
+        assert (run.model_uri, run.model.step) == (expected, 30 if expected == first else 20), named
         assert find_run_folder(named, {"tracking": {"uri": uri}}) == made.folder
     for named, expected in ((run_id, result), (f"runs:/{run_id}/model", result), ("models:/net@champion", first)):
         with locate_weights(plan(f"model.init_from='{named}'")) as located:
@@ -69,7 +69,7 @@ def test_each_form_names_the_run_and_its_model(
     }
     for named, message in refused.items():
         with pytest.raises(ConfigError) as error:
-            find_named_run(named, here)
+            Run.find(named, here)
         assert str(error.value).startswith(named if "/" not in named or ":" in named else run_id), named
         assert message in str(error.value)
     with (

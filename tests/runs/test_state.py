@@ -17,7 +17,6 @@ from scaleflow.interfaces.events import (
     Waiting,
 )
 from scaleflow.runs import EventWriter, RunFolder, RunState
-from scaleflow.runs.state import RunHistory
 
 READY = RunReady("a-run", params={"model": "mlp"}, time=1)
 
@@ -116,8 +115,8 @@ def test_a_history_keeps_all_points_and_grows_with_the_run(tmp_path: Path) -> No
         write(MetricsLogged(4 * epoch, {"perf/examples_per_second": rate}))
         write(EpochEnded(epoch, 3, 4 * epoch, {}))
     files.write_record({"run_id": "run-7", "uri": "http://host", "model_uri": "models:/m-7"})
-    history = RunHistory.read(tmp_path)
-    assert (history.store, history.model_uri) == ("http://host", "models:/m-7")
+    history = RunState.read(tmp_path, has_points=True)
+    assert (history.record["uri"], history.model_uri) == ("http://host", "models:/m-7")
     assert (history.run_id, history.epoch_steps, history.rate) == ("run-7", 4, 40.0)
     history.apply(MetricsLogged(16, {"perf/examples_per_second": 90.0}))
     assert history.curves == {"perf/examples_per_second": [(4, 10.0), (8, 30.0), (12, 50.0), (16, 90.0)]}

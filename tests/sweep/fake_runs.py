@@ -8,12 +8,12 @@ from typing import Literal
 
 from omegaconf import OmegaConf
 
+from scaleflow.config.parse import flatten_config
 from scaleflow.interfaces import Plan, Status
 from scaleflow.interfaces.events import Event, MetricsLogged, RunEnded, RunReady
 from scaleflow.launcher.launch import SweepContext
 from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.runs import EventWriter
-from scaleflow.sweep.ledger import flatten_config
 
 Outcome = Status | Literal["REFUSED"]
 

@@ -10,18 +10,18 @@ import pytest
 
 from scaleflow.interfaces.events import MetricsLogged, RunReady
 from scaleflow.runs import RunFolder
-from scaleflow.runs.state import RunHistory
+from scaleflow.runs.state import RunState
 from scaleflow.sweep.ledger import LedgerEntry
 from scaleflow.sweep.parent_run import describe_sweep
 from scaleflow.sweep.report import Report
 
 
-def job(number: int, status: str = "FINISHED", reason: str = "") -> tuple[LedgerEntry, RunHistory]:
-    run = RunHistory(RunReady("fake", params={"seed": str(number), "resolved.replicas": "1"}))
+def job(number: int, status: str = "FINISHED", reason: str = "") -> tuple[LedgerEntry, RunState]:
+    run = RunState(RunReady("fake", params={"seed": str(number), "resolved.replicas": "1"}))
     if status == "FINISHED":
         run.last_status = "FINISHED"
         run.apply(MetricsLogged(9, {"val/loss": float(number), "test/loss": 2.0 * number}))
-    run.model_uri, run.store = f"models:/m-{number}", "http://me:****@host:5000"
+    run.record = {"model_uri": f"models:/m-{number}", "uri": "http://me:****@host:5000"}
     words = [f"seed={number}"]
     return LedgerEntry(number, str(number), words, str(number), status, reason), run
 

@@ -8,24 +8,24 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from scaleflow.interfaces.events import RunReady
-from scaleflow.runs.state import RunHistory
+from scaleflow.runs.state import RunState
 from scaleflow.sweep.ledger import LedgerEntry
 from scaleflow.sweep.report import LOSS, Report
 
 Points = Sequence[tuple[int, float]]
 
 
-def job(number: int, points: Points, **params: str) -> tuple[LedgerEntry, RunHistory]:
+def job(number: int, points: Points, **params: str) -> tuple[LedgerEntry, RunState]:
     words = [f"{key}={value}" for key, value in params.items() if not key.startswith("resolved")]
     params = {"resolved.replicas": "1", "resolved.global_batch_size": "32", "precision": "float32", **params}
-    history = RunHistory(
+    history = RunState(
         RunReady("fake", params=params), last_status="FINISHED", epoch_steps=2, curves={LOSS: list(points)}
     )
     return LedgerEntry(number, identity=str(number), overrides=words, folder=str(number), status="FINISHED"), history
 
 
 def verdicts(
-    *jobs: tuple[LedgerEntry, RunHistory], swept: Sequence[str] = ("strategy", "precision", "seed")
+    *jobs: tuple[LedgerEntry, RunState], swept: Sequence[str] = ("strategy", "precision", "seed")
 ) -> list[str]:
     report = Report(jobs, swept, same_losses=True)
     assert len(report.differences) == sum(row["first losses"] == "DIFFER" for row in report.rows)
@@ -34,7 +34,7 @@ def verdicts(
 
 def pair(
     first: Points, second: Points, **params: str
-) -> tuple[tuple[LedgerEntry, RunHistory], tuple[LedgerEntry, RunHistory]]:
+) -> tuple[tuple[LedgerEntry, RunState], tuple[LedgerEntry, RunState]]:
     return job(0, first, strategy="one_device", **params), job(1, second, strategy="mirrored", **params)
 
 

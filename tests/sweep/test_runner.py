@@ -26,10 +26,10 @@ from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.launcher.recording import recovery
 from scaleflow.runs import EventWriter, RunFolder
 from scaleflow.runs.run_name import make_run_name
-from scaleflow.runs.state import RunHistory
+from scaleflow.runs.state import RunState
 from scaleflow.sweep import plots, runner
 from scaleflow.sweep.composer import JobComposer, abbreviate_override
-from scaleflow.sweep.ledger import JobHistory, Ledger, LedgerEntry
+from scaleflow.sweep.ledger import Ledger, LedgerEntry, read_job_state
 from scaleflow.sweep.ranking import choose_mode
 from scaleflow.sweep.report import Report, make_loading_row
 from scaleflow.sweep.runner import make_environments
@@ -592,24 +592,21 @@ def test_the_best_job_is_first_and_named_last(
 
 def test_a_model_that_no_store_has_is_loaded_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run, model = RunHistory(), tmp_path / "s" / "1" / "model"
+    run, model = RunState(), tmp_path / "s" / "1" / "model"
     (model / "saved_model").mkdir(parents=True)
-    assert make_loading_row(run.model_uri, run.store, model.parent)[1] == 'tf.saved_model.load("s/1/model/saved_model")'
+    assert make_loading_row(run.model_uri, None, model.parent)[1] == 'tf.saved_model.load("s/1/model/saved_model")'
     (model / "model.keras").touch()
-    assert (
-        make_loading_row(run.model_uri, run.store, model.parent)[1]
-        == 'keras.models.load_model("s/1/model/model.keras")'
-    )
+    assert make_loading_row(run.model_uri, None, model.parent)[1] == 'keras.models.load_model("s/1/model/model.keras")'
     run.model_uri, run.store = "models:/m-1", f"sqlite:///{tmp_path}/mlflow.db"
     plain = 'mlflow.pyfunc.load_model("models:/m-1")'
-    assert make_loading_row(run.model_uri, run.store, model.parent)[1] == plain
+    assert make_loading_row(run.model_uri, None, model.parent)[1] == plain
     run.store = "http://****@host:5000"
     assert (
-        make_loading_row(run.model_uri, run.store, model.parent)[1]
+        make_loading_row(run.model_uri, None, model.parent)[1]
         == f'mlflow.set_tracking_uri("http://host:5000"); {plain}'
     )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:sesame@host:5000")
-    assert make_loading_row(run.model_uri, run.store, model.parent)[1] == plain
+    assert make_loading_row(run.model_uri, None, model.parent)[1] == plain
 
 
 def test_without_a_direction_no_job_is_the_best(
@@ -649,8 +646,8 @@ def test_without_the_metric_no_job_is_the_best(
     ],
 )
 def test_which_values_are_better(metric: str, typed: str, direction: str | None, mode: str | None) -> None:
-    run = RunHistory(RunReady("run", modes={"loss": "min", "top3": "max", "wave/mape": "min"}))
-    assert choose_mode(metric, typed, direction, [RunHistory(), run]) == mode
+    run = RunState(RunReady("run", modes={"loss": "min", "top3": "max", "wave/mape": "min"}))
+    assert choose_mode(metric, typed, direction, [RunState(), run]) == mode
 
 
 @pytest.mark.slow
@@ -706,12 +703,12 @@ def test_recognised_jobs_are_neither_prepared_nor_looked_up(
     capsys.readouterr()
     count(JobComposer, "prepare")
     count(recovery, "repair")
-    count(JobHistory, "read")
+    count(runner, "read_job_state")
     again = sweep(monkeypatch, "training.epochs=range(1,17)")
     assert [plan.training.epochs for plan in again.plans] == [16]
     assert calls.count("prepare") == 2  # the new job: when it is checked, and when it runs
     assert "repair" not in calls
-    assert calls.count("read") <= 17  # each job once, and the new one also while it ran
+    assert calls.count("read_job_state") <= 17  # each job once, and the new one also while it ran
     output = capsys.readouterr().out
     assert output.count("is already FINISHED") == 10
     assert "5 more are already FINISHED" in output
@@ -765,7 +762,7 @@ def test_memory_of_a_sweep_does_not_grow_with_a_jobs_run(tmp_path: Path) -> None
             write(MetricsLogged(step, {"perf/examples_per_second": float(step)}))
     write(RunEnded("FINISHED"))
     write.close()
-    kept, whole = JobHistory.read(tmp_path), RunHistory.read(tmp_path)
+    kept, whole = read_job_state(tmp_path), RunState.read(tmp_path, has_points=True)
     assert kept.metrics == whole.metrics
     assert (kept.rate, kept.results, kept.status) == (whole.rate, whole.results, "FINISHED")
     assert kept.curves.keys() == {"train/loss", "perf/examples_per_second"}
@@ -776,7 +773,7 @@ def test_memory_of_a_sweep_does_not_grow_with_a_jobs_run(tmp_path: Path) -> None
     assert points[-1][0] > 4900
 
 
-def write_run(folder: Path, losses: Sequence[float], model_step: int) -> JobHistory:
+def write_run(folder: Path, losses: Sequence[float], model_step: int) -> RunState:
     """Writes a run with the validation loss after each ten steps, and the step of the exported model; reads it."""
     folder.mkdir()
     write = EventWriter(RunFolder(folder).events)
@@ -788,7 +785,7 @@ def write_run(folder: Path, losses: Sequence[float], model_step: int) -> JobHist
     write(ModelExported("model", model_step))
     write(RunEnded("FINISHED"))
     write.close()
-    return JobHistory.read(folder)
+    return read_job_state(folder)
 
 
 def test_jobs_are_ranked_by_the_model_that_is_exported(tmp_path: Path) -> None:

@@ -7,15 +7,15 @@ from statistics import mean, stdev
 import pytest
 
 from scaleflow.interfaces.events import MetricsLogged, RunEnded, RunReady
-from scaleflow.runs.state import RunHistory
+from scaleflow.runs.state import RunState
 from scaleflow.sweep.ledger import LedgerEntry
 from scaleflow.sweep.report import Report
 
 
 def make_job(
     number: int, units: str, seed: str, accuracy: float, status: str = "FINISHED"
-) -> tuple[LedgerEntry, RunHistory]:
-    run = RunHistory()
+) -> tuple[LedgerEntry, RunState]:
+    run = RunState()
     run.apply(RunReady("run", params={"model.units": units, "seed": seed}, modes={"accuracy": "max"}))
     values = {"val/accuracy": accuracy, "test/accuracy": accuracy + 0.01}
     run.apply(MetricsLogged(1, {**values, "test/accuracy_low": 0.1, "test/accuracy_high": 0.9}))

@@ -12,8 +12,9 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
-from scaleflow.launcher.recording.recovery import find_tracking_options, repair
+from scaleflow.launcher.recording.recovery import repair
 from scaleflow.launcher.recording.store_transfer import EventTransfer
+from scaleflow.runs.run import find_tracking_options
 from scaleflow.tracking import make_tracker
 from scaleflow.tracking.uri import check_model_name, resolve_store, translate_address
 from tests.tracking.example_runs import MadeRun, assert_has_one_model, only_run

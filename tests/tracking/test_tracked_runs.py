@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from scaleflow.interfaces.events import DatasetDescribed, MetricsLogged
-from scaleflow.tracking.tracked_runs import STAGE_BEGAN, TrackedRun, log_evaluation
+from scaleflow.tracking.model_uris import ModelReference
+from scaleflow.tracking.tracked_runs import STAGE_BEGAN, log_evaluation
 
-RUN = TrackedRun("r" * 32, "name", "", {}, 40, f"m-{'a' * 32}", "", True)
+MODEL = ModelReference("r" * 32, f"m-{'a' * 32}", 40)
 
 
 class FakeTracker:
@@ -36,7 +37,7 @@ class FakeTracker:
 
 def evaluate(tracker: Any, **values: float) -> dict[str, float]:
     events = [DatasetDescribed("digits", splits={"test": {"digest": "d" * 16}}), MetricsLogged(0, values)]
-    return log_evaluation(tracker, RUN, "digits", events, f"all, data {'d' * 16}; command")
+    return log_evaluation(tracker, MODEL, "digits", events, f"all, data {'d' * 16}; command")
 
 
 def test_a_stage_that_evaluates_again_after_a_kill_records_each_point_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,25 +6,22 @@ import shlex
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from scaleflow.config.parse import parse_section
 from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.interfaces import Tracker, Tracking, name_command
 from scaleflow.interfaces.events import RunEnded, RunReady
-from scaleflow.interfaces.secret_masking import MASK
 from scaleflow.launcher.answer import write_error
 from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
 from scaleflow.runs.folder import FolderBusy
+from scaleflow.runs.run import find_tracking_options
 from scaleflow.runs.state import is_finished
 from scaleflow.tracking import make_tracker
 from scaleflow.tracking.connection import format_store_error
-from scaleflow.tracking.uri import drop_credentials, resolve_store
 
 LAUNCHER_DIED = "the launcher was killed"
 
@@ -170,30 +167,6 @@ def explain_to_sync(error: Exception, uri: str | None = None) -> str:
     text = format_store_error(error, uri).replace(", or start without it: tracking.offline=true", "")
     text = text.replace("set tracking.uri to the store that has it", "name the store that has it with --uri")
     return re.sub(r"(?<= )tracking\.uri=", "--uri ", text)
-
-
-def find_tracking_options(folder: Path, uri: str | None) -> Tracking:
-    """Returns the options of a run's store: at `uri`, else at the address in `record.json`, else at the config's.
-
-    An address with masked credentials is replaced by MLFLOW_TRACKING_URI, or loses the masked part. Raises ConfigError
-    if the run's config cannot be read, or the store cannot be used.
-    """
-    tracking = parse_section(Tracking, read_tracking_section(folder), "tracking")
-    address = uri or RunFolder(folder).read_record().get("uri") or tracking.uri
-    if address is not None and MASK in address:
-        address = os.environ.get("MLFLOW_TRACKING_URI") or drop_credentials(address)
-    if tracking.name == "none" and uri is None:
-        return tracking
-    return resolve_store(replace(tracking, name="mlflow", uri=address, offline=False))
-
-
-def read_tracking_section(folder: Path) -> dict[str, Any]:
-    try:
-        config = OmegaConf.load(RunFolder(folder).config)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder}: its config.yaml can't be read: {error}") from error
-    section = OmegaConf.to_container(OmegaConf.select(config, "tracking"), resolve=True)
-    return {str(key): value for key, value in section.items()} if isinstance(section, dict) else {}
 
 
 def finalize_run(folder: Path) -> bool:

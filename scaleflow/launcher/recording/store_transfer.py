@@ -47,6 +47,7 @@ from scaleflow.runs import EventReader, RunFolder, RunState
 from scaleflow.runs.provenance.tags import read_run_tags
 from scaleflow.tracking import TensorBoardWriter
 from scaleflow.tracking.connection import format_store_error
+from scaleflow.tracking.store import WEIGHTS
 from scaleflow.tracking.uri import sqlite_file
 
 if TYPE_CHECKING:
@@ -116,9 +117,6 @@ PARENT = "mlflow.parentRunId"
 
 #: The tag with the folder of the run of the pipeline that a run belongs to.
 PIPELINE = "scaleflow.pipeline"
-
-#: The tag with the digest of the weights of the model that the run has exported.
-WEIGHTS = "scaleflow.weights"
 
 EVENTS_A_PASS = 500
 

@@ -1,0 +1,349 @@
+"""One run: found by its folder, its id or the URI of a model; what is known of it is read when it is asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from omegaconf import OmegaConf
+
+from scaleflow.config.compose import ComposedConfig
+from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, load_config, reuse_config
+from scaleflow.config.parse import parse_section
+from scaleflow.errors import ConfigError, RunMissing
+from scaleflow.interfaces import LearnedState, Tracking, name_command
+from scaleflow.interfaces.secret_masking import MASK
+from scaleflow.runs.data_digest import SplitDigests, read_split_digests
+from scaleflow.runs.folder import RunFolder, read_json
+from scaleflow.runs.identity import is_computed_by
+from scaleflow.runs.learned_state import read_learned_state
+from scaleflow.runs.provenance.record import Provenance, read_states
+from scaleflow.runs.state import RunState
+from scaleflow.tracking.keys import to_allowed_key
+from scaleflow.tracking.model_uris import FORMS, RUN_OR_MODEL, ModelReference, choose_result
+from scaleflow.tracking.store import MAX_VALUE, WEIGHTS, MlflowTracker
+from scaleflow.tracking.tracked_runs import (
+    choose_store,
+    download_artifact,
+    download_learned_state,
+    load_config_text,
+    open_run,
+)
+from scaleflow.tracking.uri import drop_credentials, resolve_store
+
+
+class Run:
+    """A run of scaleflow.
+
+    Args:
+        folder: its folder; None: what is not here is downloaded from the store.
+        tracker: connected to the run in the store; None: only the folder is read.
+        model: the model that is meant, of the run in the store.
+    """
+
+    def __init__(
+        self, folder: Path | None, tracker: MlflowTracker | None = None, model: ModelReference | None = None
+    ) -> None:
+        self._folder, self._tracker, self._model = folder, tracker, model
+
+    @classmethod
+    def find(cls, named: str, options: Tracking | None = None) -> Self:
+        """Returns the run of the store that is named: by its id or its folder with its result, or by a model's URI.
+
+        Args:
+            options: with the typed address of the store; without one, a folder's record names it.
+
+        Raises ConfigError if there is no such run or model, or it is not scaleflow's.
+        """
+        reference, located = locate_run(named, options or Tracking())
+        try:
+            return cls(None, *open_run(reference, choose_store(located)))
+        except RunMissing as missing:
+            if reference == named:
+                raise
+            raise RunMissing(f"{missing}; {name_command('sync')} {named} --again records it again") from missing
+
+    @classmethod
+    def read(cls, named: str, options: Tracking | None = None) -> Self:
+        """Returns the run of a folder without asking the store, and any other one as `find` does.
+
+        Raises ConfigError if there is no such run, or if it ended before it was ready.
+        """
+        folder = Path(named).expanduser()
+        run = cls(folder.absolute()) if is_run_folder(folder) else cls.find(named, options)
+        if run.is_here and run.state.ready is None:
+            raise ConfigError(f"{run.files.path}: this run ended before training began; there is nothing to compare")
+        return run
+
+    @property
+    def tracker(self) -> MlflowTracker:
+        """Connected to the run."""
+        assert self._tracker is not None
+        return self._tracker
+
+    @property
+    def store(self) -> Tracking:
+        """The options of its store."""
+        return self.tracker.options
+
+    @property
+    def model(self) -> ModelReference:
+        """The model that is meant."""
+        assert self._model is not None
+        return self._model
+
+    @property
+    def model_uri(self) -> str | None:
+        """The URI `models:/m-...` of the model that is meant, in a folder the one that it logged last; None: it has
+        none."""
+        if self._model is None:
+            return self.record.get("model_uri")
+        return self._model.model_id and f"models:/{self._model.model_id}"
+
+    @property
+    def is_result(self) -> bool:
+        """Whether the model that is meant is the result of the run."""
+        return self.model.model_id == choose_result(self.tracked).model_id
+
+    @cached_property
+    def tracked(self) -> Any:
+        """The run as MLflow has it."""
+        return self.tracker.fetch_run()
+
+    @property
+    def address(self) -> str | None:
+        """The address of its store, with credentials masked if its folder says it; None if it is not recorded."""
+        return self._tracker.uri if self._tracker else self.record.get("uri")
+
+    @property
+    def path(self) -> Path:
+        """Its folder, wherever it is."""
+        return self._folder or Path(self.tracked.data.tags["scaleflow.folder"])
+
+    @cached_property
+    def files(self) -> RunFolder:
+        """Its folder; if that is not here, one with its record, the words of its resumes, and its predictions."""
+        files = RunFolder(self.path)
+        if self._folder or (files.read_record().get("run_id") == self.run_id and files.events.is_file()):
+            return files
+        files = RunFolder(Path(tempfile.mkdtemp(prefix="scaleflow-")))
+        weakref.finalize(self, shutil.rmtree, files.path, ignore_errors=True)
+        self.download(files.provenance_folder.name, files.path)
+        while self.download(files.resume_overrides(1 + files.count_resumes()).name, files.path):
+            pass
+        self.download(files.evaluation.name, files.path)
+        return files
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its folder is on this machine."""
+        return self.files.events.is_file()
+
+    @cached_property
+    def record(self) -> Mapping[str, Any]:
+        """What its folder knows of its record in the store."""
+        return self.files.read_record()
+
+    @cached_property
+    def state(self) -> RunState:
+        """Its state, with the points of all metrics."""
+        return RunState.read(self.files.path, has_points=True)
+
+    @cached_property
+    def run_id(self) -> str | None:
+        """Its id in the store; None if it is not recorded."""
+        return self.record.get("run_id") if self._model is None else self._model.run_id
+
+    @cached_property
+    def name(self) -> str:
+        return str(self.tracked.info.run_name) if self._tracker else self.state.name
+
+    @property
+    def label(self) -> str:
+        """The name, with the id or the folder."""
+        return f"{self.name} ({self.run_id or self.files.path})"
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}  ({self.run_id})"
+
+    @cached_property
+    def status(self) -> str | None:
+        """FINISHED, FAILED or KILLED; None while it is open."""
+        if self.is_here:
+            return self.state.status
+        return None if self.tracked.info.status == "RUNNING" else str(self.tracked.info.status)
+
+    @cached_property
+    def command(self) -> str:
+        """The command line that began it; empty if it is not known."""
+        tags = self.tracked.data.tags if self._tracker else read_json(self.files.provenance)
+        return str(tags.get("scaleflow.command", ""))
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Its config, with interpolations. Raises ConfigError if it cannot be read."""
+        if self._tracker is None:
+            return load_config(self.files.config.read_text(), str(self.files.path))
+        return load_config(load_config_text(self.model.run_id, str(self.tracker.uri)), self.model.run_id)
+
+    @cached_property
+    def params(self) -> Mapping[str, str]:
+        """The params with which it began: every key of the config, the chosen options and the `resolved.` values."""
+        if self._tracker is None:
+            return self.state.params
+        params = dict(self.tracked.data.params)
+        return params | {k.removeprefix("scaleflow."): v for k, v in params.items() if k.startswith("scaleflow.")}
+
+    @cached_property
+    def resumed_words(self) -> dict[str, str]:
+        """The values of the keys that commands changed which resumed it."""
+        words: dict[str, str] = {}
+        for number in range(1, 1 + self.files.count_resumes()):
+            overrides = OmegaConf.to_container(OmegaConf.load(self.files.resume_overrides(number))) or ()
+            words |= dict(str(word).split("=", 1) for word in overrides if "=" in str(word))
+        return words
+
+    @cached_property
+    def settings(self) -> Mapping[str, str]:
+        """The params in the form of the store, with what commands changed that resumed it."""
+        params = self.state.params if self.is_here else self.params
+        changed = {key: value for key, value in self.resumed_words.items() if key in params}
+        return {to_allowed_key(key): value[:MAX_VALUE] for key, value in {**params, **changed}.items()}
+
+    @cached_property
+    def points(self) -> Mapping[str, Sequence[tuple[int, float]]]:
+        """The (step, value) pairs of each metric."""
+        if self.is_here:
+            return {to_allowed_key(name): points for name, points in self.state.curves.items()}
+        return self.tracker.fetch_points()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last value of each metric."""
+        return {name: points[-1][1] for name, points in self.points.items() if points}
+
+    @cached_property
+    def weights(self) -> str:
+        """The digest of the exported model's weights; empty if it is not known."""
+        return self.state.weights if self.is_here else str(self.tracked.data.tags.get(WEIGHTS, ""))
+
+    @cached_property
+    def splits(self) -> SplitDigests:
+        """The digests of the data that it was last trained on."""
+        from scaleflow.tracking.inputs import read_dataset_inputs  # imports MLflow
+
+        return read_split_digests(self.files) if self._tracker is None else read_dataset_inputs(self.tracked)
+
+    @cached_property
+    def states(self) -> Sequence[Provenance]:
+        """What it was made of, when it began, and when it was resumed with something else; at least one, which may know
+        nothing.
+        """
+        states = read_states(self.files) or [Provenance()]
+        if all(each.data for each in states):
+            return states
+        splits = read_split_digests(self.files) if self.is_here else self.splits  # its worker may have died
+        return [each if each.data else replace(each, data={"splits": splits}) for each in states]
+
+    @cached_property
+    def repeats(self) -> Sequence[Mapping[str, float]]:
+        """The last metrics of the jobs of its sweep that differ from it at most in the seed, its own included."""
+        if not self.is_here:
+            siblings = self.tracker.fetch_siblings()
+            return [numbers for params, numbers in siblings if select_computed(params) == select_computed(self.params)]
+        sweep = Path((self.state.ready and self.state.ready.parent) or "")
+        jobs = {(sweep / each["folder"]).resolve(): each for each in read_json(RunFolder(sweep).ledger).get("jobs", ())}
+        own = jobs.get(self.files.path.resolve())
+        same = [path for path, each in jobs.items() if own and drop_seed(each) == drop_seed(own)]
+        runs = [RunState.read(path) for path in same if not jobs[path].get("warms_up")]
+        return [run.metrics for run in runs if run.status == "FINISHED"]
+
+    @cached_property
+    def learned_state(self) -> LearnedState | None:
+        """What it learned from its data; None if its model was logged before that was recorded."""
+        if self._tracker is None:
+            return read_learned_state(self.files.path)
+        with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
+            download_learned_state(self.tracker, self.model, Path(folder))
+            return read_learned_state(Path(folder))
+
+    def download(self, name: str, folder: Path) -> Path | None:
+        """Downloads one of its artifacts into a folder; None if there is none."""
+        return download_artifact(f"runs:/{self.run_id}/{name}", str(self.tracker.uri), folder)
+
+    def complete(self, words: RerunCommand) -> RerunCommand:
+        """Returns a command about this run, with the folders of options that its own command had."""
+        return replace(words, run_id=self.model.run_id, tracked_dirs=find_config_dirs(self.command))
+
+    def reuse_config(self, words: RerunCommand, sections: Sequence[str] | None = None) -> ComposedConfig:
+        """Applies the words of a command to its config, or to some sections of it.
+
+        Raises ConfigError, naming the key that is wrong or not trusted.
+        """
+        return reuse_config(self.config, self.params, words, sections)
+
+
+def select_computed(params: Mapping[str, str]) -> dict[str, str]:
+    """Returns the params that say what a run computes, without its seed."""
+    return {key: each for key, each in params.items() if key != "seed" and is_computed_by(key)}
+
+
+def drop_seed(job: Mapping[str, Any]) -> list[str]:
+    return [word for word in job["overrides"] if not word.startswith("seed=")]
+
+
+def is_run_folder(folder: Path) -> bool:
+    return RunFolder(folder).events.is_file() and not RunFolder(folder).ledger.is_file()
+
+
+def locate_run(named: str, options: Tracking) -> tuple[str, Tracking]:
+    """Returns a run's ID or a model's URI, and the options of its store. Imports no MLflow.
+
+    Raises ConfigError if `named` has none of the forms, or is not the folder of a recorded run.
+    """
+    if RUN_OR_MODEL.fullmatch(named):
+        return named, options
+    folder = Path(named).expanduser()
+    files = RunFolder(folder)
+    if not folder.is_dir():
+        raise ConfigError(f"{named}: expected {FORMS}")
+    if files.ledger.is_file():
+        raise ConfigError(f"{named}: this is the folder of a sweep; use the folder of one of its jobs")
+    if not files.events.is_file():
+        raise ConfigError(f"{named}: this is not the folder of a run: it has no {files.events.name}")
+    record = files.read_record()
+    if record.get("run_id") is None:
+        raise ConfigError(
+            f"{named}: this run is not recorded in a store; {name_command('sync')} {named} records it, with "
+            "--uri STORE if it had tracking=none"
+        )
+    store = find_tracking_options(folder, options.uri or record.get("uri"))
+    return str(record["run_id"]), replace(options, uri=store.uri)
+
+
+def find_tracking_options(folder: Path, uri: str | None) -> Tracking:
+    """Returns the options of a run's store: at `uri`, else at the address in `record.json`, else at the config's.
+
+    An address with masked credentials is replaced by MLFLOW_TRACKING_URI, or loses the masked part. Raises ConfigError
+    if the run's config cannot be read, or the store cannot be used.
+    """
+    try:
+        config = OmegaConf.load(RunFolder(folder).config)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder}: its config.yaml can't be read: {error}") from error
+    section = OmegaConf.to_container(OmegaConf.select(config, "tracking"), resolve=True)
+    tracking = parse_section(Tracking, section if isinstance(section, dict) else {}, "tracking")
+    address = uri or RunFolder(folder).read_record().get("uri") or tracking.uri
+    if address is not None and MASK in address:
+        address = os.environ.get("MLFLOW_TRACKING_URI") or drop_credentials(address)
+    if tracking.name == "none" and uri is None:
+        return tracking
+    return resolve_store(replace(tracking, name="mlflow", uri=address, offline=False))
