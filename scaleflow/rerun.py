@@ -101,7 +101,7 @@ class ExactRerun:
         something differs that may not.
         """
         from scaleflow.comparison import checkout, exact
-        from scaleflow.runs.provenance.record import list_unknown
+        from scaleflow.runs.identity import list_unknown
 
         display = Display(sys.stdout)
         masked: Sequence[str] = ()

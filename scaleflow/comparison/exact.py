@@ -17,19 +17,11 @@ from scaleflow.interfaces import Plan
 from scaleflow.interfaces.formatting import join_first
 from scaleflow.interfaces.trials import PARAM
 from scaleflow.runs.code_digest import VERSION, find_code
-from scaleflow.runs.identity import IGNORED_SECTIONS, MODEL_KEYS
+from scaleflow.runs.identity import CATEGORIES, IGNORED_SECTIONS, MODEL_KEYS, Difference, compare_known, list_unknown
 from scaleflow.runs.provenance.collect import LaunchFacts, describe_module, digest_changes
 from scaleflow.runs.provenance.git import GONE, is_path_within, list_changes_since
 from scaleflow.runs.provenance.machine import list_relevant_variables
-from scaleflow.runs.provenance.record import (
-    CATEGORIES,
-    CodeRecord,
-    Difference,
-    Provenance,
-    compare_data,
-    compare_launch,
-    list_unknown,
-)
+from scaleflow.runs.provenance.record import CodeRecord, Provenance
 from scaleflow.runs.run import Run
 from scaleflow.worker.metadata import identify_files
 
@@ -126,7 +118,7 @@ def compare_with_here(run: Run, here: Provenance, masked: Sequence[str] = ()) ->
     seen: set[Difference] = set()
     for state in run.states:
         since = f", since its resume {state.resume}," if state.resume else ""
-        for each in (*compare_launch(state, here), *compare_data(state.data, here.data)):
+        for each in compare_known(state, here):
             if each not in seen:
                 matters = each.matters and each.name not in masked
                 found[each.category].append(replace(each, name=f"{each.name}{since}", matters=matters))

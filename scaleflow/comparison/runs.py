@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,14 @@ from scaleflow.comparison.results import compare_metrics, judge_runs
 from scaleflow.comparison.tables import Comparison
 from scaleflow.interfaces import Tracking
 from scaleflow.runs.folder import RunFolder
-from scaleflow.runs.provenance.record import compare_files, compare_launch, list_unknown, list_value_changes
+from scaleflow.runs.identity import (
+    compare,
+    compare_files,
+    compare_known,
+    list_unknown,
+    list_value_changes,
+    name_files,
+)
 from scaleflow.runs.run import Run
 
 
@@ -29,21 +37,19 @@ def compare_runs(first: str | Path, second: str | Path, uri: str | None = None) 
 
 def compare_loaded(first: Run, second: Run) -> Comparison:
     """Compares two runs whose files are here."""
-    keys = dict.fromkeys((*first.settings, *second.settings))
-    pairs = {key: (first.settings.get(key), second.settings.get(key)) for key in keys}
-    before, now = first.states[-1], second.states[-1]
-    launch = compare_launch(before, now)
+    before, now = (replace(run.states[-1], settings=run.settings) for run in (first, second))
+    launch = compare_known(before, now)
     code = [each for each in launch if each.category == "code"]
     unknown = {name: list_unknown(state) for name, state in (("first", before), ("second", now))}
     return Comparison(
         first.label,
         second.label,
-        {key: pair for key, pair in pairs.items() if pair[0] != pair[1]},
+        {each.name: (each.before, each.now) for each in compare(before, now, ("settings",))},
         code,
         {each.name: text for each in code if (text := diff_module(each.name, first, second))},
         [each for each in launch if each.category == "packages"],
         [*list_value_changes("data", describe_data_of(before.data), describe_data_of(now.data)),
-         *compare_files(before.data, now.data)],
+         *compare_files(name_files(before), name_files(now))],
         [each for each in launch if each.category == "machine"],
         compare_metrics(first, second),
         judge_runs(first, second),

@@ -62,7 +62,6 @@ from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.launcher.recording.recovery import finalize_run, repair_quietly
 from scaleflow.launcher.run_end import finish_run
 from scaleflow.runs import RunSpec, RunState
-from scaleflow.runs.code_digest import write_code
 from scaleflow.runs.data_digest import digest_files, find_data_files
 from scaleflow.runs.folder_use import check_folder, create_folder, remove_created
 from scaleflow.runs.provenance.collect import LaunchFacts, record_provenance
@@ -410,7 +409,6 @@ def write_configs(run: PreparedRun) -> None:
     config = keep_hydra_values(run.config, run.spec.plan.config)
     files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(config))))
     files.overrides.write_text(overrides)
-    write_code(run.spec.plan, files)
 
 
 def refuse_used_folder(spec: RunSpec) -> None:

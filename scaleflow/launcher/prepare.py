@@ -37,8 +37,8 @@ from scaleflow.interfaces.secret_masking import MASK, find_secrets, mask_secrets
 from scaleflow.interfaces.trials import PARAM, Trial
 from scaleflow.launcher.recording.description import read_overrides
 from scaleflow.runs import RunFolder, RunSpec, RunState
-from scaleflow.runs.code_digest import refuse_changed_code
 from scaleflow.runs.data_digest import Repetition
+from scaleflow.runs.provenance.collect import refuse_changed_code
 from scaleflow.runs.run_name import label_overrides
 from scaleflow.tracking import make_tracker
 from scaleflow.tracking.model_uris import RUN_OR_MODEL, resolve_reference

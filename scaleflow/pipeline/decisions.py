@@ -44,6 +44,7 @@ from scaleflow.pipeline.state import Key, PipelineState, StageRecord, StoredRuns
 from scaleflow.runs import RunFolder
 from scaleflow.runs.code_digest import find_code, read_source
 from scaleflow.runs.data_digest import digest_files, find_data_files, group_by_folder, list_data_files
+from scaleflow.runs.identity import compare, record_parts
 from scaleflow.runs.provenance.machine import list_packages
 from scaleflow.runs.run import Run
 
@@ -257,8 +258,8 @@ PACKAGES = ("scaleflow", "tensorflow", "keras", "numpy", "pyarrow")
 #: Options of stages that are files or folders of data.
 DATA_FLAGS = ("input",)
 
-#: The parts of a key, in the order in which they are compared.
-CATEGORIES = ("settings", "data", "code", "packages")
+#: The parts of a key, and those of a record, in the order in which they are compared.
+CATEGORIES, PARTS = ("settings", "data", "code", "packages"), ("settings", "files", "code", "packages")
 
 
 def make_key(
@@ -316,21 +317,10 @@ def find_packages(modules: Iterable[str]) -> set[str]:
 
 def explain_change(before: Key, now: Key) -> str:
     """Says what differs first between two keys; empty if nothing does."""
-    for category in CATEGORIES:
-        old, new = before.get(category, {}), now.get(category, {})
-        for name in [*new, *(each for each in old if each not in new)]:
-            if old.get(name) == new.get(name):
-                continue
-            if category in ("data", "code"):
-                how = "is new" if name not in old else "is gone" if name not in new else "changed"
-                return f"{name} {how}"
-            shown = [cut_value(each.get(name, "none")) for each in (old, new)]
-            return f"{name} {shown[0]} -> {shown[1]}"
-    return ""
-
-
-def cut_value(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    old, new = (
+        record_parts(*(key.get(part, {}) for part in ("code", "data", "settings", "packages"))) for key in (before, now)
+    )
+    return next(map(str, compare(old, new, PARTS)), "")
 
 
 #: What becomes of a stage: its recorded outputs are used; it runs; its condition is false; `--only` leaves it out.

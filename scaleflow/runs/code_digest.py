@@ -1,15 +1,12 @@
 """Digests of a user's code: of the modules that a config names, and of those that these import.
 
 Nothing is imported for it. Installed packages, the standard library and scaleflow itself do not count. Modules that are
-found only while the code runs (`importlib.import_module`) and compiled extensions are not seen. The digests are in the
-run's folder: written when the run begins, compared when it is resumed.
-"""
+found only while the code runs (`importlib.import_module`) and compiled extensions are not seen."""
 
 import ast
 import contextlib
 import functools
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scaleflow.config.trust import list_targets
-from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Plan
-from scaleflow.runs.folder import RunFolder, read_json
 
 #: Folders of installed packages, wherever they are.
 PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
@@ -123,37 +117,5 @@ def list_imports(tree: ast.AST, package: str) -> Iterator[str]:
                 yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def list_digest_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Names the files in which two mappings from file to digest differ: `nets.py changed`, `a.py removed`."""
-    return [
-        f"{name} {'added' if name not in before else 'removed' if name not in now else 'changed'}"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
-    ]
-
-
 #: Digests of other versions are not compared: another version of Python may write the same code in another way.
 VERSION = f"1, Python {sys.version_info.major}.{sys.version_info.minor}"
-
-
-def write_code(plan: Plan, files: RunFolder) -> None:
-    """Writes the digests of the code that the plan's config names, and of what this imports."""
-    record = {"version": VERSION, "files": digest_code(plan.config, plan.search)}
-    files.code.write_text(json.dumps(record, indent=1))
-
-
-def list_code_changes(plan: Plan, files: RunFolder) -> list[str]:
-    """Names the files of code that changed since the run was begun, or was resumed with changed code."""
-    before = read_json(files.code)
-    if before.get("version") != VERSION:
-        return []
-    return list_digest_changes(before["files"], digest_code(plan.config, plan.search))
-
-
-def refuse_changed_code(plan: Plan, files: RunFolder) -> None:
-    """Raises ConfigError if code changed since the run was begun, unless `resume_code=changed`."""
-    if plan.resume_code == "same" and (changes := list_code_changes(plan, files)):
-        raise ConfigError(
-            f"resume={plan.resume}: the code is not what the run was trained with: {', '.join(changes)}; restore it, "
-            "or add resume_code=changed to continue with it"
-        )

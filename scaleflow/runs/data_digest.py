@@ -115,18 +115,6 @@ def new_digest(content: bytes = b"") -> hashlib.blake2b:
     return hashlib.blake2b(content, digest_size=16)
 
 
-def find_changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """Compares results of `digest_files`: returns `changed`, `new` or `gone` by path.
-
-    Digests that cover different parts of a file are not compared.
-    """
-    found = {path: "gone" for path in before if path not in now} | {path: "new" for path in now if path not in before}
-    for path in before.keys() & now.keys():
-        if before[path] != now[path] and before[path].split(":")[0] == now[path].split(":")[0]:
-            found[path] = "changed"
-    return dict(sorted(found.items()))
-
-
 def group_by_folder(digests: Mapping[str, str]) -> dict[str, str]:
     """Returns the digests of files, or, of more than `MAX_NAMED`, one for each folder: its path ends with a `/`."""
     if len(digests) <= MAX_NAMED:

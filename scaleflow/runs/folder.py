@@ -73,8 +73,8 @@ class RunFolder:
     provenance_record = FolderEntry("provenance/record.json")  # what the launcher knows of it
     data_record = FolderEntry("provenance/data.json")  # what the worker knows of it
     requirements = FolderEntry("provenance/requirements.txt")
-    code = FolderEntry("code.json")  # the digests of the user's code
-    data_files = FolderEntry("data_files.json")  # the digests of the files that the data is read from
+    code = FolderEntry("code.json")  # the digests of the user's code, of a run of an earlier version
+    data_files = FolderEntry("data_files.json")  # those of the files of the data, of a run of an earlier version
     record = FolderEntry("record.json")  # which run in the store this is, and how many bytes of the events it has taken
     traceback = FolderEntry("traceback.txt")  # of a fault of the chief
     model_summary = FolderEntry("model_summary.txt")

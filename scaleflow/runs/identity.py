@@ -1,9 +1,18 @@
-"""What identifies a run: which values of its config decide what it computes."""
+"""What identifies a run: which values of its config decide what it computes, and what differs between two records.
 
-from collections.abc import Mapping
+Runs, jobs of a sweep and stages of a pipeline are compared by `compare`; each asks for the parts that count for it.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from scaleflow.config.parse import flatten_config
+from scaleflow.runs.code_digest import VERSION
+from scaleflow.runs.data_digest import list_split_changes
+from scaleflow.runs.provenance.record import CodeRecord, Provenance
 
 #: Sections and keys that do not change what a run computes: with other values of them it is the same run.
 IGNORED_KEYS = (
@@ -27,3 +36,146 @@ def list_job_leaves(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a config that decide what a job computes, by their dotted keys."""
     leaves = flatten_config(config)
     return {key: value for key, value in leaves.items() if key.startswith(MODEL_KEYS) or is_computed_by(key)}
+
+
+#: What a record may know, in the order in which differences are listed.
+CATEGORIES = ("code", "packages", "data", "machine")
+
+#: The name of the difference between two commits.
+COMMIT = "commit"
+
+#: What a file is like that differs from the commit in another run only.
+AS_COMMITTED = "as committed"
+
+#: A digest or commit is shown with so many letters, and a setting.
+SHOWN, SHOWN_SETTING = 12, 60
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something in which two runs differ.
+
+    Attributes:
+        name: of a key, a file, a package, a split or a part of the machine.
+        before, now: its version, value or digest; None: it is not there; empty: `name` says what differs.
+        matters: whether it can change the results.
+    """
+
+    category: str
+    name: str
+    before: str | None
+    now: str | None
+    matters: bool = True
+
+    def __str__(self) -> str:
+        if self.category in ("code", "data", "packages") and (self.before is None or self.now is None):
+            return f"{self.name} is {'new' if self.before is None else 'gone'}"
+        if self.category in ("packages", "machine", "settings") or self.name == COMMIT:
+            return f"{self.name} {shorten_setting(self.before or 'none')} -> {shorten_setting(self.now or 'none')}"
+        return f"{self.name} changed" if self.before or self.now else self.name
+
+
+def shorten_setting(text: str) -> str:
+    return text if len(text) <= SHOWN_SETTING else f"{text[: SHOWN_SETTING - 3]}..."
+
+
+def list_unknown(*states: Provenance) -> list[str]:
+    """Returns the categories of which a record says nothing."""
+    known = [(each.code.version, each.packages, each.data, each.machine) for each in states]
+    return [category for category, *each in zip(CATEGORIES, *known, strict=True) if not all(each)]
+
+
+def compare(before: Provenance, now: Provenance, parts: Iterable[str] = CATEGORIES) -> list[Difference]:
+    """Returns what differs in some parts: `settings`, `code`, `packages`, `machine`, and `data`, or `files` of it."""
+    return [each for part in parts for each in COMPARED[part](before, now)]
+
+
+def compare_known(before: Provenance, now: Provenance) -> list[Difference]:
+    """Returns what differs in the categories of which both records say something."""
+    return compare(before, now, [each for each in CATEGORIES if each not in list_unknown(before, now)])
+
+
+def compare_code(before: Provenance, now: Provenance) -> Iterator[Difference]:
+    """Yields the differences in modules, which matter, and in the commit and other files, which do not."""
+    first, second = before.code, now.code
+    for name in sorted({*first.modules, *second.modules}):
+        old, new = (each.modules.get(name, ("", "", "")) for each in (first, second))
+        if old[1] != new[1]:
+            is_same = first.version == second.version and old[0] == new[0]
+            yield Difference("code", name, old[1][:SHOWN] or None, new[1][:SHOWN] or None, matters=not is_same)
+    if first.commit != second.commit:
+        yield Difference("code", COMMIT, first.commit[:SHOWN], second.commit[:SHOWN], matters=False)
+    elif first.is_kept and second.is_kept:
+        modules = {module[2] for module in (*first.modules.values(), *second.modules.values())}
+        for path in sorted({*first.changed, *second.changed} - modules):
+            states = [each.changed.get(path, AS_COMMITTED).rpartition(":")[2][:SHOWN] for each in (first, second)]
+            if states[0] != states[1]:
+                yield Difference("code", path, states[0], states[1], matters=False)
+
+
+def compare_packages(before: Provenance, now: Provenance) -> Iterator[Difference]:
+    """Yields the packages of other versions.
+
+    The commit of one that is installed for editing does not matter: its modules are compared as the user's code.
+    """
+    for each in list_value_changes("packages", before.packages, now.packages):
+        versions = [str(value).partition(" ")[0] for value in (each.before, each.now)]
+        is_edited = each.name in before.editable and each.name in now.editable and each.name != "scaleflow"
+        yield replace(each, matters=not is_edited or versions[0] != versions[1])
+
+
+def compare_files(before: Provenance, now: Provenance) -> Iterator[Difference]:
+    """Yields the files of the data whose digests differ, if they cover the same."""
+    if "files" not in before.data or "files" not in now.data:
+        return
+    old, new = ({path: str(each[0]) for path, each in state.data["files"].items()} for state in (before, now))
+    for path in sorted({*old, *new}):
+        covers, digests = zip(*(each.get(path, "").partition(":")[::2] for each in (old, new)), strict=True)
+        if path not in old or path not in new or (digests[0] != digests[1] and covers[0] == covers[1]):
+            yield Difference("data", path, digests[0][:SHOWN] or None, digests[1][:SHOWN] or None)
+
+
+def compare_data(before: Provenance, now: Provenance) -> list[Difference]:
+    """Returns the differences in the files of the data and in its splits. The folder of the files does not count."""
+    splits = list_split_changes(before.data.get("splits", {}), now.data.get("splits", before.data.get("splits", {})))
+    files = compare_files(name_files(before), name_files(now))
+    return [*files, *(Difference("data", text, "", "") for text in splits)]
+
+
+def name_files(state: Provenance) -> Provenance:
+    """Returns a record with the files of the data by their paths from the folder that they share."""
+    files: Mapping[str, Any] = state.data.get("files", {})
+    shared = os.path.commonpath([os.path.dirname(path) for path in files]) if files else ""  # noqa: PTH120
+    named = {os.path.relpath(path, shared or "."): each for path, each in files.items()}
+    return replace(state, data={**state.data, "files": named}) if files else state
+
+
+def list_value_changes(category: str, before: Mapping[str, str], now: Mapping[str, str]) -> list[Difference]:
+    names = (name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name))
+    return [Difference(category, name, before.get(name), now.get(name)) for name in names]
+
+
+#: By part, what compares it.
+COMPARED: Mapping[str, Callable[[Provenance, Provenance], Iterable[Difference]]] = {
+    "settings": lambda first, second: list_value_changes("settings", first.settings, second.settings),
+    "code": compare_code,
+    "packages": compare_packages,
+    "data": compare_data,
+    "files": compare_files,
+    "machine": lambda first, second: list_value_changes(
+        "machine", {**first.machine, **first.variables}, {**second.machine, **second.variables}
+    ),
+}
+
+
+def record_parts(
+    code: Mapping[str, str],
+    files: Mapping[str, str],
+    settings: Mapping[str, str] = MappingProxyType({}),
+    packages: Mapping[str, str] = MappingProxyType({}),
+) -> Provenance:
+    """Returns a record of the digests of modules and of files of data."""
+    modules = {name: (digest, digest, "") for name, digest in code.items()}
+    data = {"files": {path: [digest] for path, digest in files.items()}}
+    record = CodeRecord(version=VERSION, modules=modules)
+    return Provenance(code=record, packages=packages, data=data, settings=settings)

@@ -19,9 +19,11 @@ from scaleflow.config.trust import list_targets
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.formatting import join_first
 from scaleflow.runs import RunFolder
-from scaleflow.runs.code_digest import digest_code, list_digest_changes
-from scaleflow.runs.data_digest import digest_files, find_changed_files, find_data_files, group_by_folder
+from scaleflow.runs.code_digest import digest_code
+from scaleflow.runs.data_digest import digest_files, find_data_files, group_by_folder
 from scaleflow.runs.folder import replace_json
+from scaleflow.runs.identity import Difference, compare, record_parts
+from scaleflow.runs.provenance.record import Provenance
 from scaleflow.sweep.ledger import LedgerEntry
 
 #: The tag of the sweep's run that says which results are older than the code or the data.
@@ -42,21 +44,20 @@ class JobInputs:
         text = json.dumps([self.code, self.data], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    @functools.cached_property
+    def record(self) -> Provenance:
+        return record_parts(self.code, self.data)
+
     def list_changes(self, now: JobInputs) -> list[str]:
         """Names the files that differ now: `nets.py changed`."""
-        data = find_changed_files(self.data, now.data)
-        return [*list_digest_changes(self.code, now.code), *(f"{path} {how}" for path, how in data.items())]
-
-    def select_shared(self, other: JobInputs) -> JobInputs:
-        """Returns the digests of the files that the other ones have, too."""
-        code, data = (
-            {name: mine[name] for name in mine.keys() & others.keys()}
-            for mine, others in ((self.code, other.code), (self.data, other.data))
-        )
-        return JobInputs(code, data)
+        return [str(each) for each in self._compare(now)]
 
     def list_shared_changes(self, now: JobInputs) -> list[str]:
-        return self.select_shared(now).list_changes(now.select_shared(self))
+        """Names those that both have."""
+        return [str(each) for each in self._compare(now) if None not in (each.before, each.now)]
+
+    def _compare(self, now: JobInputs) -> list[Difference]:
+        return compare(self.record, now.record, ("code", "files"))
 
 
 class SweepInputs:

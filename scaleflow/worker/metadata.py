@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,20 +26,19 @@ from scaleflow.interfaces.events import (
 )
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import RunFolder, RunSpec
-from scaleflow.runs.code_digest import list_code_changes, write_code
 from scaleflow.runs.data_digest import (
     ALL_VALUES,
     SplitDigests,
     digest_files,
-    find_changed_files,
     find_data_files,
     group_by_folder,
     identify_split,
     list_split_changes,
     read_split_digests,
 )
-from scaleflow.runs.folder import read_json
-from scaleflow.runs.provenance.record import write_data_state
+from scaleflow.runs.identity import compare_files
+from scaleflow.runs.provenance.collect import list_code_changes
+from scaleflow.runs.provenance.record import Provenance, read_data_files, write_data_state
 from scaleflow.runs.run_name import describe_name
 from scaleflow.worker.earlier import describe_seen_rows
 
@@ -104,11 +102,8 @@ def identify_objects(address: str) -> dict[str, list[Any]]:
 
 
 def write_data_files(plan: Plan, files: RunFolder, data: DatasetDescribed, emit: Emit) -> None:
-    """Writes the digests of the data files to the run's folder, and what the data is to the record of the run."""
-    found = identify_files(plan)
-    digests = {path: each[0] for path, each in found.items()}
-    files.data_files.write_text(json.dumps({"version": 1, "files": digests}, indent=1))
-    described = {"splits": data.splits, "kind": data.kind, "classes": data.classes, "files": found}
+    """Writes what the data is to the record of the run."""
+    described = {"splits": data.splits, "kind": data.kind, "classes": data.classes, "files": identify_files(plan)}
     write_data_state(files, files.count_resumes() if plan.resume is not None else 0, described)
     emit(ArtifactWritten(str(files.data_record), files.provenance_folder.name))
 
@@ -118,10 +113,10 @@ def explain_changed_data(spec: RunSpec, now: SplitDigests) -> str:
     changes = list_split_changes(read_split_digests(spec.files), now)
     if not changes:
         return ""
-    before = read_json(spec.files.data_files).get("files", {})
-    now_found = {path: each[0] for path, each in identify_files(spec.plan).items()} if before else {}
-    changed = find_changed_files(before, now_found)
-    named = shorten_list([f"{path} {how if how == 'changed' else f'is {how}'}" for path, how in changed.items()], ", ")
+    before = read_data_files(spec.files)
+    now_found = identify_files(spec.plan) if before else {}
+    changed = compare_files(Provenance(data={"files": before}), Provenance(data={"files": now_found}))
+    named = shorten_list([*map(str, changed)], ", ")
     return f"{shorten_list(changes)}; files: {named}" if named else shorten_list(changes)
 
 
@@ -131,14 +126,13 @@ def shorten_list(texts: list[str], separator: str = "; ") -> str:
 
 
 def report_changes(spec: RunSpec, data: DatasetDescribed, data_changes: str, emit: Emit) -> None:
-    """Says in a resumed run that it continues with changed data or code, and keeps the new digests."""
+    """Says in a resumed run that it continues with changed data or code, and keeps the new digests of the data."""
     if data_changes:
         report_change("resume_data", data_changes, emit)
         emit(data)
         write_data_files(spec.plan, spec.files, data, emit)
-    if code_changes := list_code_changes(spec.plan, spec.files):
+    if code_changes := list_code_changes(spec.plan, spec.files, spec.files.count_resumes()):
         report_change("resume_code", shorten_list(code_changes), emit)
-        write_code(spec.plan, spec.files)
 
 
 def report_change(key: str, changes: str, emit: Emit) -> None:

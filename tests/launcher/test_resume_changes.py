@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from scaleflow.runs import RunFolder
-from scaleflow.runs.provenance.record import Provenance, read_states
+from scaleflow.runs.provenance.record import Provenance, read_data_files, read_states
 from tests.processes import call
 
 MODEL = """
@@ -55,7 +55,7 @@ def run_and_change(folder: str) -> dict[str, Any]:
     write_table(400, 1000)
     attempt("first", "dataset=table", "dataset.data_dir=house.csv", "dataset.target=price", "dataset.kind=regression",
             "model=mine", "training.epochs=2", "hydra.run.dir=run")  # fmt: skip
-    found["files"] = json.loads(Path("run/data_files.json").read_text())["files"]
+    found["files"] = read_data_files(RunFolder(Path("run")))
     write_table(400, 1001)
     Path("own/nets.py").write_text(f"# a comment\n{MODEL}")
     attempt("a value", "resume=run", "training.epochs=3")

@@ -1,12 +1,18 @@
 """Digests of a user's code, without importing it."""
 
+import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scaleflow.runs.code_digest import digest_code, list_digest_changes
+from scaleflow.runs import RunFolder
+from scaleflow.runs.code_digest import VERSION, digest_code
+from scaleflow.runs.identity import compare, record_parts
+from scaleflow.runs.provenance.collect import list_code_changes
+from scaleflow.runs.provenance.record import read_data_files
 
 CONFIG: dict[str, Any] = {
     "dataset": {"_target_": "data.Waves"},
@@ -54,12 +60,26 @@ def test_only_the_code_itself_counts(search: list[str], tmp_path: Path) -> None:
     write(tmp_path / "conf/nets/sizes.py", "def (")  # cannot be parsed
     write(tmp_path / "conf/nets/late.py", "import unused\n")
     now = digest_code(CONFIG, search)
-    assert list_digest_changes(before, before) == []
-    assert list_digest_changes(before, now) == [
-        *("nets/late.py changed", "nets/sizes.py changed", "other_path/deep.py removed", "unused.py added")
+    records = [record_parts(each, {}) for each in (before, now)]
+    assert compare(records[0], records[0], ("code",)) == []
+    assert list(map(str, compare(*records, ("code",)))) == [
+        *("nets/late.py changed", "nets/sizes.py changed", "other_path/deep.py is gone", "unused.py is new")
     ]
 
 
 def test_no_code_of_a_user(tmp_path: Path) -> None:
     assert digest_code({"model": {"_target_": "keras.Sequential"}, "dataset": {"_target_": "__main__.Data"}}, []) == {}
     assert digest_code({"model": {"_target_": "scaleflow.model.mlp.build"}}, [str(Path.cwd())]) == {}
+
+
+def test_the_digests_of_a_run_of_an_earlier_version_are_compared(search: list[str], tmp_path: Path) -> None:
+    files, plan = RunFolder(tmp_path), Namespace(config=CONFIG, search=search)
+    files.code.write_text(json.dumps({"version": VERSION, "files": digest_code(CONFIG, search)}))
+    files.data_files.write_text(json.dumps({"version": 1, "files": {"a.csv": "all:1"}}))
+    write(tmp_path / "conf/data.py", "# new\n" + FILES["data.py"])
+    assert list_code_changes(plan, files, 1) == []  # type: ignore[arg-type]
+    write(tmp_path / "conf/data.py", FILES["data.py"] + "more = 1\n")
+    assert list_code_changes(plan, files, 1) == ["data.py changed"]  # type: ignore[arg-type]
+    files.code.write_text(json.dumps({"version": "0", "files": {}}))  # of another Python
+    assert list_code_changes(plan, files, 1) == []  # type: ignore[arg-type]
+    assert read_data_files(files) == {"a.csv": ["all:1"]}

@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ from scaleflow.runs import EventWriter, RunFolder, data_digest
 from scaleflow.runs.data_digest import (
     DIGEST_VERSION,
     digest_files,
-    find_changed_files,
     find_data_files,
     identify_split,
     list_split_changes,
     read_split_digests,
 )
+from scaleflow.runs.identity import compare, record_parts
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,11 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(data_digest, "SETTLED_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "cache/scaleflow/digests"
+
+
+def find_changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    changes = compare(record_parts({}, before), record_parts({}, now), ("files",))
+    return {each.name: str(each).split()[-1] for each in changes}
 
 
 def write(name: str, content: bytes) -> str:

@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.runs import RunFolder, RunSpec
+from scaleflow.runs.identity import Difference, compare, compare_known, list_unknown
 from scaleflow.runs.provenance import collect
 from scaleflow.runs.provenance import git as git_reader
 from scaleflow.runs.provenance.collect import LaunchFacts, collect_changes, record_provenance
@@ -26,9 +27,6 @@ from scaleflow.runs.provenance.machine import describe_origin, list_packages, li
 from scaleflow.runs.provenance.record import (
     CodeRecord,
     Provenance,
-    compare_data,
-    compare_launch,
-    list_unknown,
     read_states,
     write_data_state,
     write_launch_state,
@@ -350,12 +348,16 @@ def of_code(**values: Any) -> Provenance:
     ],
 )
 def test_two_states_differ_in_named_things(now: Provenance, found: dict[str, bool]) -> None:
-    assert {str(each): each.matters for each in compare_launch(FIRST, now)} == found
+    assert {str(each): each.matters for each in compare_known(FIRST, now)} == found
 
 
 def test_a_state_says_what_it_does_not_know() -> None:
     assert list_unknown(FIRST) == ["data"]
     assert list_unknown(Provenance()) == ["code", "packages", "data", "machine"]
+
+
+def compare_data(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
+    return compare(Provenance(data=before), Provenance(data=now), ("data",))
 
 
 def test_data_is_compared_whatever_its_folder() -> None:

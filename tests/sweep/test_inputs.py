@@ -67,13 +67,13 @@ def test_changed_code_is_refused_and_run_again_on_demand(send: Send, capsys: pyt
         assert send(*words) == (2, [])
         assert read_entries() == before
         error = capsys.readouterr().err
-        assert "deeper.py added, nets.py changed since #0, #1 ran\n" in error
+        assert "deeper.py is new, nets.py changed since #0, #1 ran\n" in error
         assert "sweep.on_change=rerun" in error
         assert "sweep.on_change=keep" in error
     assert send("sweep.on_change=none") == (2, [])
     assert "sweep.on_change=none: expected one of refuse, new, rerun, keep" in capsys.readouterr().err
     assert send("sweep.on_change=rerun") == (0, ["0-0", "1-1"])
-    assert "deeper.py added, nets.py changed since #0, #1 ran: they run again" in capsys.readouterr().out
+    assert "deeper.py is new, nets.py changed since #0, #1 ran: they run again" in capsys.readouterr().out
     assert [entry.folder for entry in read_entries()] == ["0-0", "1-1"]
     assert (Path("s/0") / "events.jsonl").exists()
     assert send() == (0, [])
@@ -130,4 +130,4 @@ def test_a_change_while_a_sweep_runs_is_found(tmp_path: Path) -> None:
 def test_only_files_that_both_jobs_read_are_compared_between_jobs() -> None:
     before, now = JobInputs({"a.py": "1", "b.py": "2"}, {}), JobInputs({"b.py": "3", "c.py": "4"}, {"d.csv": "5"})
     assert before.list_shared_changes(now) == ["b.py changed"]
-    assert before.list_changes(now) == ["a.py removed", "b.py changed", "c.py added", "d.csv new"]
+    assert before.list_changes(now) == ["a.py is gone", "b.py changed", "c.py is new", "d.csv is new"]

@@ -10,12 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Plan
 from scaleflow.interfaces.secret_masking import is_secret_file, mask_code
 from scaleflow.runs.code_digest import VERSION, CodeFile, find_code
 from scaleflow.runs.data_digest import MAX_NAMED, digest_files, new_digest
+from scaleflow.runs.folder import RunFolder, read_json
+from scaleflow.runs.identity import compare, compare_known
 from scaleflow.runs.provenance.git import GONE, GitState, make_patch, read_git
 from scaleflow.runs.provenance.machine import Package, describe_machine, list_packages, list_relevant_variables
-from scaleflow.runs.provenance.record import CodeRecord, Provenance, compare_launch, read_states, write_launch_state
+from scaleflow.runs.provenance.record import CodeRecord, Provenance, read_states, write_launch_state
 from scaleflow.runs.provenance.tags import command_line, make_run_tags, write_run_tags
 from scaleflow.runs.spec import RunSpec
 
@@ -84,7 +88,7 @@ def record_provenance(spec: RunSpec, facts: LaunchFacts) -> None:
     changes = facts.read_changes(key, git) if plan.tracking.code else GitChanges()
     now = collect_launch(spec, facts, code, git, changes)
     earlier = read_states(files) if now.resume else []
-    if earlier and not any(each.matters for each in compare_launch(earlier[-1], now)):
+    if earlier and not any(each.matters for each in compare_known(earlier[-1], now)):
         return
     files.provenance_folder.mkdir(exist_ok=True)
     left_out = keep_modules(code, files.kept_code(now.resume)) if plan.tracking.code else {}
@@ -173,3 +177,26 @@ def digest_changes(state: GitState) -> dict[str, str]:
         names = new_digest(repr(sorted(others.items())).encode()).hexdigest()
         digests[f"{len(others):,} more files of {sum(others.values()):,} bytes"] = f"names:{names}"
     return digests
+
+
+def list_code_changes(plan: Plan, files: RunFolder, resume: int) -> list[str]:
+    """Names the modules that changed since a run was begun, or was resumed with changed code before a resume."""
+    states = [each for each in read_states(files) if each.resume < resume]
+    earlier = {} if states else read_json(files.code)
+    if not states and earlier.get("version") != VERSION:
+        return []  # another version of Python may write the same code in another way
+    known = {name: [digest, digest, ""] for name, digest in earlier.get("files", {}).items()}
+    old = states[-1].code if states else CodeRecord(version=VERSION, modules=known)
+    code = find_code(plan.config, plan.search)
+    now = CodeRecord(version=VERSION, modules={name: describe_module(file, None) for name, file in code.items()})
+    changes = compare(Provenance(code=replace(old, commit="", is_kept=False)), Provenance(code=now), ("code",))
+    return [str(each) for each in changes if each.matters]
+
+
+def refuse_changed_code(plan: Plan, files: RunFolder) -> None:
+    """Raises ConfigError if code changed since the run was begun, unless `resume_code=changed`."""
+    if plan.resume_code == "same" and (changes := list_code_changes(plan, files, 1 + files.count_resumes())):
+        raise ConfigError(
+            f"resume={plan.resume}: the code is not what the run was trained with: {', '.join(changes)}; restore it, "
+            "or add resume_code=changed to continue with it"
+        )
