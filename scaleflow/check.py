@@ -34,7 +34,6 @@ from scaleflow.commands.frame import CommandParser, check_page, make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import find_run, make_one_process_plan, supervise_worker
 from scaleflow.config.compose import compose_config, parse_overrides, resolve_config
-from scaleflow.config.from_mlflow import RerunCommand
 from scaleflow.config.words import split_overrides
 from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError, RunError
@@ -45,6 +44,7 @@ from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.runs import DataCheckSpec, RunSpec
 from scaleflow.runs.learned_state import read_learned_state
+from scaleflow.runs.reuse import RerunCommand
 from scaleflow.runs.run import locate_run
 from scaleflow.tracking.model_uris import FORMS
 

@@ -35,8 +35,6 @@ from scaleflow.commands.tracked_run import (
     make_run_parser,
     parse_command,
 )
-from scaleflow.config.compose import parse_overrides
-from scaleflow.config.from_mlflow import RerunCommand
 from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.export.formats import check_formats
 from scaleflow.interfaces.events import FormatExported
@@ -46,6 +44,7 @@ from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.run_end import describe_formats
 from scaleflow.runs import RunSpec
+from scaleflow.runs.reuse import RerunCommand
 from scaleflow.runs.run import Run
 from scaleflow.tracking.saved_models import download_exported, log_formats
 from scaleflow.worker.export import export_formats, make_format_table
@@ -85,7 +84,7 @@ def convert_tracked_model(words: RerunCommand, display: Display, stop: StopReque
 
     Raises ConfigError if that cannot work, and RunError if the formats could not be recorded.
     """
-    for override in parse_overrides(words.overrides):
+    for override in words.parsed:
         names = override.value()
         if override.key_or_group == "export.formats" and isinstance(names, list):
             check_formats(list(map(str, names)))

@@ -24,13 +24,13 @@ from scaleflow.commands.frame import CommandParser, check_page, make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import make_evaluation_spec, make_plan_on, run_evaluation
 from scaleflow.comparison.results import MetricDifference
-from scaleflow.config.from_mlflow import RerunCommand
 from scaleflow.interfaces import Tracking, name_command
 from scaleflow.interfaces.events import MetricsLogged
 from scaleflow.launcher.answer import ANSWER
 from scaleflow.launcher.display import display_for
 from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.runs import RunFolder
+from scaleflow.runs.reuse import RerunCommand
 from scaleflow.runs.run import Run, locate_run
 from scaleflow.worker.evaluate import ALL
 

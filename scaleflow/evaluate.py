@@ -42,8 +42,7 @@ from scaleflow.commands.tracked_run import (
     parse_command,
     supervise_worker,
 )
-from scaleflow.config.compose import parse_overrides, resolve_config
-from scaleflow.config.from_mlflow import RerunCommand, complete_command
+from scaleflow.config.compose import resolve_config
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Dataset
 from scaleflow.interfaces.events import DatasetDescribed, EvaluationReady, Event, MetricsLogged, StepsProfiled
@@ -55,6 +54,7 @@ from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.profiler import analyze_window
 from scaleflow.runs import EvaluationSpec, RunSpec
 from scaleflow.runs.provenance.tags import command_line
+from scaleflow.runs.reuse import RerunCommand, complete_command
 from scaleflow.runs.run import Run
 from scaleflow.runs.state import drop_intervals
 from scaleflow.tracking.tracked_runs import describe_opened_run, download_model, log_evaluation
@@ -91,7 +91,7 @@ def main(typed: list[str]) -> int:
 def evaluate(words: RerunCommand, flags: argparse.Namespace, display: Display) -> int:
     """Evaluates a tracked model. Raises ConfigError if that cannot work, and RunError if it failed."""
     began = time.time()
-    typed_keys = {str(o.key_or_group) for o in parse_overrides(words.overrides)}
+    typed_keys = words.keys
     if "dataset.shards" in typed_keys:
         raise ConfigError("dataset.shards: an evaluation reads all files in one process; leave it out")
     display.begin_stage("reading the run and its model from MLflow")

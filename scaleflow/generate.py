@@ -26,7 +26,6 @@ from pathlib import Path
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import add_run_id, answer_model, find_run, format_model_rows
-from scaleflow.config.from_mlflow import RerunCommand
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.sampling import Sampling
@@ -40,6 +39,7 @@ from scaleflow.predict.language_model import (
     load_language_model,
     read_sampling,
 )
+from scaleflow.runs.reuse import RerunCommand
 from scaleflow.runs.run import Run
 
 #: Characters that could change a terminal. A model of bytes may write any.

@@ -34,16 +34,14 @@ from typing import Any
 from scaleflow.commands.frame import make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.promotion import Promotion, open_registry, promote
-from scaleflow.commands.tracked_run import answer_model, make_run_parser
-from scaleflow.config.from_mlflow import RerunCommand
+from scaleflow.commands.tracked_run import answer_model, make_run_parser, parse_command
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Tracking, name_command
 from scaleflow.interfaces.formatting import Readable
 from scaleflow.launcher.answer import ANSWER, FINISHED, NOT_PROMOTED
 from scaleflow.launcher.display import display_for
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
-from scaleflow.runs.run import locate_run
+from scaleflow.runs.reuse import RerunCommand
 
 
 @dataclass(frozen=True)
@@ -82,10 +80,7 @@ def main(typed: list[str]) -> int:
     words = split_overrides(typed)
     if "--rollback" in words:
         return roll_back(words)
-    flags = parser.parse_intermixed_args(words)
-    locate_run(flags.run_id, Tracking())  # refuses another word before anything is imported
-    line = [*name_command("promote").split(), *words]
-    command = RerunCommand(flags.run_id, flags.overrides, flags.config_dir, flags.trust, line)
+    command, flags = parse_command(parser, typed)
     with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:
         done = promote(command, flags.model, flags.dry_run, display, stop, flags.on)
         if done is None:

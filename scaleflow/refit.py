@@ -20,13 +20,13 @@ from scaleflow.api import Folders, Result, check_result, launch_config, read_res
 from scaleflow.commands.frame import make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import find_run, make_run_parser
-from scaleflow.config.from_mlflow import RerunCommand, find_store_options
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking, name_command
 from scaleflow.launcher.answer import to_printable
 from scaleflow.launcher.display import Display
 from scaleflow.runs import RunFolder
+from scaleflow.runs.reuse import RerunCommand, find_store_options
 from scaleflow.runs.run import Run
 from scaleflow.sweep.ranking import find_best_job
 from scaleflow.tracking.model_uris import RUN_OR_MODEL

@@ -16,7 +16,6 @@ from scaleflow.commands.tracked_run import (
     make_plan_on,
     run_evaluation,
 )
-from scaleflow.config.from_mlflow import RerunCommand, find_store_options
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.evaluation.comparison import PairedScores, pair_scores
@@ -41,6 +40,7 @@ from scaleflow.promotion.decision import (
 )
 from scaleflow.runs import RunFolder
 from scaleflow.runs.learned_state import read_learned_state
+from scaleflow.runs.reuse import RerunCommand, find_store_options
 from scaleflow.runs.run import Run
 from scaleflow.sweep.ranking import guess_mode
 from scaleflow.tracking.registry import DECISION, ChampionRegistry

@@ -9,7 +9,6 @@ from typing import Any
 
 from scaleflow.commands.frame import CommandParser
 from scaleflow.config.compose import ComposedConfig, resolve_config
-from scaleflow.config.from_mlflow import RerunCommand, complete_command, find_store_options
 from scaleflow.config.words import quote_override, split_overrides
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Tracking, name_command
@@ -22,6 +21,7 @@ from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.processes.worker_process import start_workers
 from scaleflow.launcher.recording.monitor import POLL_SECONDS
 from scaleflow.runs import EvaluationSpec, EventReader, EventWriter, RunSpec
+from scaleflow.runs.reuse import RerunCommand, complete_command, find_store_options
 from scaleflow.runs.run import Run, locate_run
 from scaleflow.tracking.model_uris import FORMS
 from scaleflow.tracking.tracked_runs import download_model

@@ -10,7 +10,6 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from scaleflow.config.compose import parse_overrides
-from scaleflow.config.from_mlflow import RUN_DIR
 from scaleflow.config.parse import suggest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
@@ -22,6 +21,7 @@ from scaleflow.runs.provenance.collect import LaunchFacts, describe_module, dige
 from scaleflow.runs.provenance.git import GONE, is_path_within, list_changes_since
 from scaleflow.runs.provenance.machine import list_relevant_variables
 from scaleflow.runs.provenance.record import CodeRecord, Provenance
+from scaleflow.runs.reuse import RUN_DIR
 from scaleflow.runs.run import Run
 from scaleflow.worker.metadata import identify_files
 

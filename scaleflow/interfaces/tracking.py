@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scaleflow.errors import ConfigError
 from scaleflow.interfaces.events import DatasetDescribed, Status
 
 
@@ -60,13 +59,6 @@ class Tracker:
 
     def check_experiment(self) -> None:
         """Checks the experiment of a new run, without creating it. Raises ConfigError if it was deleted."""
-
-    def find_folder(self, run_id: str) -> str:
-        """Returns the folder in which a run was started.
-
-        Raises ConfigError if the store has no such run of scaleflow's.
-        """
-        raise ConfigError(f"tracking=none: there is no store with the run {run_id}")
 
     def adopt(self, run_id: str) -> None:
         """Uses an existing run, and changes nothing in it. Raises ConfigError if the store has no such run."""

@@ -4,16 +4,11 @@
 
 This module resolves what depends on the machine: environment variables, a TPU, free ports, the tracking store, and the
 folder of a run to resume. The spec holds the results, so that no process has to look again.
-
-With `resume=RUN` the base is the run's saved config. Typed overrides replace its values; the defaults of this command
-are ignored. The steps that the run has already taken must keep their meaning, so only some keys may change.
 """
 
-import copy
-import functools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,47 +21,24 @@ from scaleflow.cluster.tasks import describe_copies
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu, is_sure
 from scaleflow.config.compose import ComposedConfig, parse_overrides, resolve_config
-from scaleflow.config.parse import every_key, flatten_config, format_value, parse_section, suggest
+from scaleflow.config.parse import parse_section
 from scaleflow.config.plan import check_plan, check_trial, leave_schedule_out, parse_plan
 from scaleflow.config.words import quote_override
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.export.formats import check_formats
 from scaleflow.files.object_store import is_store_address
-from scaleflow.interfaces import BY_SIZE, Plan, Strategy, Tracking, name_command
-from scaleflow.interfaces.secret_masking import MASK, find_secrets, mask_secrets, remember_secrets
+from scaleflow.interfaces import Plan, Strategy, Tracking, name_command
 from scaleflow.interfaces.trials import PARAM, Trial
 from scaleflow.launcher.recording.description import read_overrides
 from scaleflow.runs import RunFolder, RunSpec, RunState
 from scaleflow.runs.data_digest import Repetition
 from scaleflow.runs.provenance.collect import refuse_changed_code
+from scaleflow.runs.reuse import is_longer, load_saved_config, make_resumed_config
+from scaleflow.runs.run import Run
 from scaleflow.runs.run_name import label_overrides
-from scaleflow.tracking import make_tracker
-from scaleflow.tracking.model_uris import RUN_OR_MODEL, resolve_reference
+from scaleflow.tracking.model_uris import RUN_OR_MODEL
 from scaleflow.tracking.tensorboard import check_tensorboard
 from scaleflow.tracking.uri import check_model_name, resolve_store
-
-#: Keys about the command that resumes a run.
-RESUME_KEYS = ("resume", "resume_data", "resume_code")
-
-#: Sections, and keys of `training`, that may change when a run is resumed.
-CHANGEABLE = (
-    "checkpoint",
-    "evaluation",
-    "export",
-    "promotion",
-    "profiler",
-    "tracking",
-    "strategy",
-    "hardware",
-    "cluster",
-    "debug",
-    "sweep",
-    *RESUME_KEYS,
-)
-LENGTH_KEYS = ("epochs", "max_steps")
-
-#: Keys that decide which variables are trained. A checkpoint has the optimizer's state for these variables only.
-TRAINED = ("model.freeze", "model.lora")
 
 Config = dict[str, Any]
 
@@ -95,136 +67,16 @@ def find_run_folder(named: str, composed: Config) -> Path:
         raise ConfigError(
             f"resume={named}: run ids need a tracking store, and this command has tracking=none; use the run's folder"
         )
-    tracker = make_tracker(options)
-    tracker.connect()
-    run_id = named if options.uri is None else resolve_reference(named, options.uri).run_id
-    folder = Path(tracker.find_folder(run_id))
+    try:
+        folder = Run.find(named, options).path
+    except RunMissing as missing:
+        raise RunMissing(f"{missing}; `{name_command('sync')} FOLDER --again` records a deleted run again") from missing
     if not RunFolder(folder).events.is_file():
         raise ConfigError(
             f"resume={named}: its folder {folder} is not on this machine; resume it where its folder is, or copy the "
             "folder and use resume=FOLDER"
         )
     return folder
-
-
-def load_saved_config(folder: Path, composed: Config) -> Config:
-    """Loads the run's config.yaml, resolved. Masked values are replaced by those of this command's config."""
-    try:
-        loaded = OmegaConf.load(RunFolder(folder).config)
-        saved = OmegaConf.to_container(loaded, resolve=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"resume={folder}: its config.yaml can't be read: {error}") from error
-    assert isinstance(saved, dict)
-    remember_secrets(find_secrets(OmegaConf.to_container(loaded, resolve=False), saved))
-    return dict(unmask_secrets(saved, composed))
-
-
-def unmask_secrets(saved: Any, composed: Any) -> Any:
-    if isinstance(saved, Mapping):
-        there = composed if isinstance(composed, Mapping) else {}
-        return {str(key): unmask_secrets(value, there.get(key)) for key, value in saved.items()}
-    return composed if isinstance(saved, str) and MASK in saved else saved
-
-
-def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config:
-    """Returns the saved config with this command's values for the typed keys, which can be whole groups."""
-    result = copy.deepcopy(saved)
-    for key in keys:
-        if key == "experiment":
-            raise ConfigError(
-                "resume with experiment: a recipe cannot be applied to an existing run; type the keys to change"
-            )
-        if key.startswith("hydra"):
-            continue
-        *parents, leaf = key.split(".")
-        target, source = result, composed
-        for parent in parents:
-            if not isinstance(target.get(parent), dict):
-                target[parent] = {}
-            target, source = target[parent], source.get(parent) or {}
-        if leaf in source:
-            target[leaf] = copy.deepcopy(source[leaf])
-        else:
-            target.pop(leaf, None)
-    return result
-
-
-def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: Path) -> None:
-    """Rejects changes that would give the steps already taken another meaning."""
-    known = every_key(saved)
-    for key, before, now in find_differences(saved, config):
-        section, _, rest = key.partition(".")
-        if section in CHANGEABLE or (section == "training" and rest in LENGTH_KEYS):
-            continue
-        if key not in known and any(f"{word}.".startswith(f"{key}.") for word in typed):
-            raise ConfigError(f"{key}: the run's config has no such key{suggest(key, known, '')}")
-        if key.startswith(TRAINED):
-            raise ConfigError(
-                f"{key}={format_value(now)}: the run was begun with {key}={format_value(before)}; what is trained is "
-                f"fixed when a run begins, so start a new run with model.init_from={folder}"
-            )
-        raise ConfigError(
-            f"{key}={format_value(now)}: the run was started with {key}={format_value(before)}; a resumed run may "
-            f"change only its length ({', '.join(f'training.{name}' for name in LENGTH_KEYS)}) and "
-            f"{', '.join(CHANGEABLE[:7])}; start a new run for other changes: {name_command('rerun')}"
-        )
-
-
-def check_length(config: Config, typed: Sequence[str], state: RunState) -> None:
-    """Rejects a length that is less than what the run has trained: its model would be that of more steps."""
-    per_epoch = int(state.params.get("resolved.steps_per_epoch", 0))
-    for name, steps in (("epochs", per_epoch), ("max_steps", 1)):
-        wanted, done = config["training"].get(name), state.checkpoint or 0
-        if f"training.{name}" in typed and isinstance(wanted, int) and 0 < wanted * steps < done:
-            raise ConfigError(
-                f"training.{name}={wanted}: the run has trained {done:,} steps ({wanted * steps:,} are asked for); "
-                f"name at least {-(-done // steps):,}, or leave it out"
-            )
-
-
-def find_differences(saved: Any, config: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yields (key, saved value, new value) of each leaf that differs."""
-    if isinstance(saved, Mapping) and isinstance(config, Mapping):
-        saved, config = ({str(name): value for name, value in each.items()} for each in (saved, config))
-        for name in {**saved, **config}:
-            yield from find_differences(saved.get(name), config.get(name), f"{key}.{name}" if key else str(name))
-    elif saved != config:
-        yield key, saved, config
-
-
-def keep_sizes(config: Config, params: Mapping[str, str]) -> None:
-    """Replaces `by_size` by the values that the number of training examples gave when the run began."""
-    for key, value in flatten_config(config).items():
-        if value == BY_SIZE and (known := params.get(f"resolved.{key}")) is not None:
-            *parents, leaf = key.split(".")
-            functools.reduce(lambda section, name: section[name], parents, config)[leaf] = json.loads(known)
-
-
-def keep_batching(config: Config, params: Mapping[str, str]) -> None:
-    """Fixes the global batch size and the caching in a resumed run's config to those of its `params`, so that they do
-    not depend on the replicas and the memory here.
-    """
-    training, dataset = config["training"], config["dataset"]
-    if training.get("global_batch_size") is None:
-        training["global_batch_size"] = int(params["resolved.global_batch_size"])
-    if dataset.get("cache") == "auto":  # a stream that is cached is shuffled in another way
-        dataset["cache"] = params["resolved.cache"]
-
-
-def keep_store(config: Config, files: RunFolder) -> None:
-    """Fixes the store that the run is recorded in, so that it does not depend on the current folder and environment."""
-    tracking = config["tracking"]
-    known = files.read_record().get("uri")
-    if tracking.get("uri") is None and known and mask_secrets(known) == known and MASK not in known:
-        tracking["uri"] = known
-
-
-def is_longer(saved: Config, config: Config) -> bool:
-    def size(training: Mapping[str, Any], name: str) -> float:
-        value = training.get(name)
-        return value if isinstance(value, int | float) else float("inf")  # `parse_plan` rejects other values
-
-    return any(size(config["training"], name) > size(saved["training"], name) for name in LENGTH_KEYS)
 
 
 #: The variable in which a pipeline passes tags to the commands of its stages, as JSON.
@@ -340,7 +192,7 @@ def prepare_resume(command: RunCommand, config: Config, named: str) -> PreparedR
         )
     typed = [override for override in parse_overrides(command.overrides) if override.key_or_group != "resume"]
     saved = load_saved_config(files.path, config)
-    resumed = make_resumed_config(saved, config, [override.key_or_group for override in typed], state, files)
+    resumed = make_resumed_config(saved, config, [str(each.key_or_group) for each in typed], state, files)
     is_finished = state.last_status == "FINISHED" and not is_longer(saved, resumed)
     had_checkpoints = state.checkpoint is not None and resumed["checkpoint"].get("folder") is None
     has_checkpoints = any(files.checkpoints.glob("step-*"))
@@ -360,26 +212,6 @@ def prepare_resume(command: RunCommand, config: Config, named: str) -> PreparedR
     changes = [str(override.input_line).removeprefix("++") for override in typed]
     spec = make_spec(plan, files.path, command, read_overrides(files))
     return PreparedRun(spec, resumed, changes, 1 + files.count_resumes(), is_finished)
-
-
-def make_resumed_config(
-    saved: Config, composed: Config, keys: Sequence[str], state: RunState, files: RunFolder
-) -> Config:
-    """Returns the saved config of a run with the typed keys of a command that resumes it.
-
-    The sizes in `saved` become those that the run has. Raises ConfigError if a typed key may not change.
-    """
-    config = merge_config(saved, composed, keys)
-    if config["training"].get("batch_size") == "auto":  # the run keeps the one that was found when it began
-        config["training"]["batch_size"] = saved["training"]["batch_size"]
-    check_changes(saved, config, keys, files.path)
-    check_length(config, keys, state)
-    for each in (saved, config):
-        keep_sizes(each, state.params)
-    keep_batching(config, state.params)
-    keep_store(config, files)
-    # Each command says anew whether data and code may have changed.
-    return {**config, "resume": str(files.path), **{key: "same" for key in RESUME_KEYS[1:] if key not in keys}}
 
 
 def make_plan(

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from scaleflow.config.from_mlflow import RerunCommand
 from scaleflow.config.trust import list_own_modules
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ScaleflowError, read_reason
@@ -24,6 +23,7 @@ from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.runs import RunSpec, RunState
+from scaleflow.runs.reuse import RerunCommand
 
 #: What decides about a promotion. The module is of a layer above this one, and imported only for a promotion.
 PROMOTE = "scaleflow.commands.promotion:promote"

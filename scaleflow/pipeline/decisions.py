@@ -31,7 +31,6 @@ from scaleflow.config.compose import (
     parse_overrides,
     resolve_config,
 )
-from scaleflow.config.from_mlflow import RerunCommand, find_store_options
 from scaleflow.config.parse import flatten_config, parse_section
 from scaleflow.config.trust import list_own_modules, list_targets
 from scaleflow.errors import ConfigError
@@ -46,6 +45,7 @@ from scaleflow.runs.code_digest import find_code, read_source
 from scaleflow.runs.data_digest import digest_files, find_data_files, group_by_folder, list_data_files
 from scaleflow.runs.identity import compare, record_parts
 from scaleflow.runs.provenance.machine import list_packages
+from scaleflow.runs.reuse import RerunCommand, find_store_options
 from scaleflow.runs.run import Run
 
 #: The sections of a tracked config that a stage about a run uses.

@@ -46,7 +46,6 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.commands.frame import CommandParser, run_command
 from scaleflow.commands.tracked_run import add_run_id, answer_model, find_run, format_model_rows, make_one_process_plan
 from scaleflow.config.compose import compose_config, parse_overrides, resolve_config
-from scaleflow.config.from_mlflow import RerunCommand
 from scaleflow.dataset.reading.object_store import identify_in_store
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.files.cache import identify_file
@@ -65,6 +64,7 @@ from scaleflow.predict.language_model import (
     read_sampling,
 )
 from scaleflow.predict.reading import describe_reading
+from scaleflow.runs.reuse import RerunCommand
 from scaleflow.runs.run import Run, locate_run
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from typing import Any, Self
 from omegaconf import OmegaConf
 
 from scaleflow.config.compose import ComposedConfig
-from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, load_config, reuse_config
 from scaleflow.config.parse import parse_section
 from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.interfaces import LearnedState, Tracking, name_command
@@ -25,6 +24,7 @@ from scaleflow.runs.folder import RunFolder, read_json
 from scaleflow.runs.identity import is_computed_by
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.runs.provenance.record import Provenance, read_states
+from scaleflow.runs.reuse import RerunCommand, find_config_dirs, load_config, reuse_config
 from scaleflow.runs.state import RunState
 from scaleflow.tracking.keys import to_allowed_key
 from scaleflow.tracking.model_uris import FORMS, RUN_OR_MODEL, ModelReference, choose_result

@@ -262,7 +262,7 @@ def find_best_job(parent: str, options: Tracking | None = None) -> BestJob:
         tags = read_sweep_tags(folder)
         check_sweep_tags(parent, tags)
         (entry,) = (each for each in Ledger.load(RunFolder(folder)).entries if str(each.number) == tags[BEST])
-        job = folder / entry.folder
+        job = (folder / entry.folder).absolute()
         return BestJob(Run(job), tags, read_job_state(job).metrics, entry.overrides)
     if folder.is_dir() or not RUN_OR_MODEL.fullmatch(parent) or parent.startswith("models:/"):
         raise ConfigError(f"{parent}: expected the folder of a sweep, or the id of its run in MLflow")

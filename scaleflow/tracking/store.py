@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from scaleflow.errors import ConfigError, RunDeleted, RunMissing
-from scaleflow.interfaces import IDENTITY, Point, Status, Tracker, Tracking, find_console_script, name_command
+from scaleflow.interfaces import IDENTITY, Point, Status, Tracker, Tracking, find_console_script
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -139,17 +139,6 @@ class MlflowTracker(Tracker):
                 f"MLFLOW_RUN_ID={run_id}: this run already belongs to {folder}; use resume={folder} to continue it, "
                 "or unset MLFLOW_RUN_ID for a new run"
             )
-
-    def find_folder(self, run_id: str) -> str:
-        try:
-            folder = self._get_run(run_id, "resume").data.tags.get("scaleflow.folder")
-        except RunMissing as missing:
-            raise RunMissing(
-                f"{missing}; `{name_command('sync')} FOLDER --again` records a deleted run again"
-            ) from missing
-        if folder is None:
-            raise ConfigError(f"resume={run_id}: this is not a run of scaleflow: it has no tag scaleflow.folder")
-        return str(folder)
 
     def fetch_run(self) -> Run:
         return self._client.get_run(self._run)

@@ -16,10 +16,10 @@ import yaml
 
 import scaleflow
 from scaleflow.config.compose import ComposedConfig, compose_config, resolve_config
-from scaleflow.config.from_mlflow import RerunCommand, find_config_dirs, reuse_config
 from scaleflow.config.trust import TEXT_KEYS, check_origins, check_trusted_targets, check_values
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.prepare import make_plan
+from scaleflow.runs.reuse import RerunCommand, find_config_dirs, reuse_config
 
 RUN = "0123456789abcdef0123456789abcdef"
 

@@ -51,6 +51,7 @@ class Store:
 
         from scaleflow.commands.promotion import Promotion, carry_out
         from scaleflow.promotion.decision import Condition, Decision
+        from scaleflow.tracking.model_uris import ModelReference
 
         (model,) = (each for each in self.list_models() if each.name == f"model{number - 1}")
         run_id = model.source_run_id
@@ -58,7 +59,7 @@ class Store:
             log_artifact=lambda path, folder: self.client.log_artifact(run_id, str(path), folder),
             set_tags=lambda tags: [self.client.set_tag(run_id, *each) for each in tags.items()],
         )
-        run = SimpleNamespace(run_id=run_id, model_id=model.model_id)
+        run = SimpleNamespace(model=ModelReference(run_id, model.model_id))
         decision = Decision([Condition("it is fine" if is_good else "it is too slow", is_good)], smoke={"ms": 1.0})
         found = Promotion(run, "house", before, None, decision)  # type: ignore[arg-type]
         with tempfile.TemporaryDirectory() as folder:

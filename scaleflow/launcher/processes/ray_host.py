@@ -19,13 +19,14 @@ from scaleflow.cluster.tasks import count_processes, count_workers, make_tf_conf
 from scaleflow.cluster.tf_config import TF_CONFIG
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.prepare import keep_batching, make_plan
+from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.processes.ray_actor import ActorLocation, WorkerActor
 from scaleflow.launcher.processes.supervisor import choose_reason
 from scaleflow.launcher.processes.worker_process import THREADS_ENV, EndReason, RunProcess
 from scaleflow.launcher.recording.monitor import POLL_SECONDS, RunMonitor
 from scaleflow.launcher.recording.system_metrics import Values, record_system_metrics
 from scaleflow.runs import RunSpec, RunState
+from scaleflow.runs.reuse import keep_batching
 
 #: Calls that an actor runs concurrently: one waits for the end of the process, the others are short.
 CONCURRENT_CALLS = 4

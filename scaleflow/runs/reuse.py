@@ -1,17 +1,22 @@
-"""Prepares the config of a tracked run for use on this machine, for `rerun` and `evaluate`.
+"""Applies words to the config of an earlier run: one that is resumed, or one whose config a new command uses.
 
 Others may write to the store that the config comes from. So the code that it names is checked (`trust.py`), its
 interpolations resolve only within itself, and files and addresses outside the current folder must be typed. Masked
 secrets are filled in from this machine's options.
+
+With `resume=RUN` the base is the run's saved config. Typed overrides replace its values; the defaults of this command
+are ignored. The steps that the run has already taken must keep their meaning, so only some keys may change.
 """
 
 import copy
 import itertools
+import json
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -29,7 +34,15 @@ from scaleflow.config.compose import (
     parse_overrides,
     shorten_error,
 )
-from scaleflow.config.parse import parse_section, unknown_key_error, unknown_option_error
+from scaleflow.config.parse import (
+    every_key,
+    flatten_config,
+    format_value,
+    parse_section,
+    suggest,
+    unknown_key_error,
+    unknown_option_error,
+)
 from scaleflow.config.trust import (
     check_interpolation,
     check_trusted_targets,
@@ -40,8 +53,10 @@ from scaleflow.config.trust import (
 )
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Tracking, name_command
-from scaleflow.interfaces.secret_masking import MASK
+from scaleflow.interfaces import BY_SIZE, Tracking, name_command
+from scaleflow.interfaces.secret_masking import MASK, find_secrets, mask_secrets, remember_secrets
+from scaleflow.runs.folder import RunFolder
+from scaleflow.runs.state import RunState
 
 #: (section, key) of values that belong to the tracked run's machine. They are cleared.
 MACHINE_KEYS = (("checkpoint", "folder"), ("tracking", "uri"))
@@ -64,6 +79,15 @@ class RerunCommand:
     line: Sequence[str] = ()  # the whole command, as it was typed
     tracked_dirs: Sequence[str] = ()  # the folders of `--config-dir` in the command of the tracked run
 
+    @cached_property
+    def parsed(self) -> list[Override]:
+        return parse_overrides(self.overrides)
+
+    @property
+    def keys(self) -> set[str]:
+        """The keys and groups that were typed."""
+        return {str(each.key_or_group) for each in self.parsed}
+
     @property
     def missing_dirs(self) -> list[str]:
         """The folders of options that the tracked run had, and this command has not."""
@@ -72,7 +96,7 @@ class RerunCommand:
 
 def find_store_options(words: RerunCommand) -> Tracking:
     """Returns the options of the store with the run: a typed `tracking.uri`, otherwise the defaults."""
-    typed = [o for o in parse_overrides(words.overrides) if not o.is_sweep_override() and not o.is_delete()]
+    typed = [o for o in words.parsed if not o.is_sweep_override() and not o.is_delete()]
     uri = [o.value() for o in typed if o.key_or_group == "tracking.uri"]
     return parse_section(Tracking, {"uri": uri[-1]} if uri else {}, "tracking")
 
@@ -91,7 +115,8 @@ def reuse_config(
 
     Raises ConfigError, naming the key that is wrong or not trusted.
     """
-    overrides = parse_rerun_overrides(words)
+    check_rerun_overrides(words)
+    overrides = words.parsed
     options = list_options(words.config_dirs)
     for override in overrides:
         if override.is_delete() and override.key_or_group in options:
@@ -109,14 +134,14 @@ def reuse_config(
         for key, value in tracked_config.items()
         if key not in groups and (sections is None or key in sections)
     }
-    clear_keys(raw, [str(o.key_or_group) for o in overrides])
+    clear_keys(raw, sorted(words.keys))
     if sections is not None:
         params = {key: value for key, value in params.items() if key != "promotion"}  # it is of runs, and takes a model
     base = compose_base(params, groups, words, options)
     default = to_container(base.config)
     tracked, local_keys = resolve_separately(raw, default)
     local_keys |= {*groups, *(key for key in default if key not in tracked)}
-    config = {**copy.deepcopy(default), **tracked, **{group: default[group] for group in groups if group in default}}
+    config = merge_config({**default, **tracked}, default, list(groups))
     for section, key in MACHINE_KEYS:
         if isinstance(config.get(section), dict) and key in config[section]:
             config[section][key] = None
@@ -185,10 +210,9 @@ def complete_command(config: Mapping[str, Any], trusted: Sequence[str], words: R
     return shlex.join([*words.line, *itertools.chain.from_iterable(flags)]) if flags else ""
 
 
-def parse_rerun_overrides(words: RerunCommand) -> list[Override]:
-    """Parses the overrides. Raises `ConfigError` for one that a tracked run does not support."""
-    overrides = parse_overrides(words.overrides)
-    for override in overrides:
+def check_rerun_overrides(words: RerunCommand) -> None:
+    """Raises `ConfigError` for an override that a tracked run does not support."""
+    for override in words.parsed:
         key = str(override.key_or_group)
         if override.is_sweep_override():
             raise ConfigError(
@@ -203,7 +227,6 @@ def parse_rerun_overrides(words: RerunCommand) -> list[Override]:
             raise ConfigError(f"resume: this command does not continue a run; use {name_command()} resume=RUN")
         if key.startswith("hydra") and key != RUN_DIR:
             raise ConfigError(f"{key}: of Hydra's own keys, only {RUN_DIR} works here")
-    return overrides
 
 
 def clear_keys(config: dict[str, Any], keys: Sequence[str]) -> None:
@@ -323,3 +346,159 @@ def get_at(config: Any, key: str) -> Any:
         else:
             return None
     return config
+
+
+#: Keys about the command that resumes a run.
+RESUME_KEYS = ("resume", "resume_data", "resume_code")
+
+#: Sections, and keys of `training`, that may change when a run is resumed.
+CHANGEABLE = (
+    *("checkpoint", "evaluation", "export", "promotion", "profiler", "tracking", "strategy"),
+    *("hardware", "cluster", "debug", "sweep", *RESUME_KEYS),
+)
+LENGTH_KEYS = ("epochs", "max_steps")
+
+#: Keys that decide which variables are trained. A checkpoint has the optimizer's state for these variables only.
+TRAINED = ("model.freeze", "model.lora")
+
+Config = dict[str, Any]
+
+
+def load_saved_config(folder: Path, composed: Config) -> Config:
+    """Loads the run's config.yaml, resolved. Masked values are replaced by those of this command's config."""
+    try:
+        loaded = OmegaConf.load(RunFolder(folder).config)
+        saved = OmegaConf.to_container(loaded, resolve=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"resume={folder}: its config.yaml can't be read: {error}") from error
+    assert isinstance(saved, dict)
+    remember_secrets(find_secrets(OmegaConf.to_container(loaded, resolve=False), saved))
+    return dict(unmask_secrets(saved, composed))
+
+
+def unmask_secrets(saved: Any, composed: Any) -> Any:
+    if isinstance(saved, Mapping):
+        there = composed if isinstance(composed, Mapping) else {}
+        return {str(key): unmask_secrets(value, there.get(key)) for key, value in saved.items()}
+    return composed if isinstance(saved, str) and MASK in saved else saved
+
+
+def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config:
+    """Returns the saved config with this command's values for the typed keys, which can be whole groups."""
+    result = copy.deepcopy(saved)
+    for key in keys:
+        if key == "experiment":
+            raise ConfigError(
+                "resume with experiment: a recipe cannot be applied to an existing run; type the keys to change"
+            )
+        if key.startswith("hydra"):
+            continue
+        *parents, leaf = key.split(".")
+        target, source = result, composed
+        for parent in parents:
+            if not isinstance(target.get(parent), dict):
+                target[parent] = {}
+            target, source = target[parent], source.get(parent) or {}
+        if leaf in source:
+            target[leaf] = copy.deepcopy(source[leaf])
+        else:
+            target.pop(leaf, None)
+    return result
+
+
+def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: Path) -> None:
+    """Rejects changes that would give the steps already taken another meaning."""
+    known = every_key(saved)
+    for key, before, now in find_differences(saved, config):
+        section, _, rest = key.partition(".")
+        if section in CHANGEABLE or (section == "training" and rest in LENGTH_KEYS):
+            continue
+        if key not in known and any(f"{word}.".startswith(f"{key}.") for word in typed):
+            raise ConfigError(f"{key}: the run's config has no such key{suggest(key, known, '')}")
+        if key.startswith(TRAINED):
+            raise ConfigError(
+                f"{key}={format_value(now)}: the run was begun with {key}={format_value(before)}; what is trained is "
+                f"fixed when a run begins, so start a new run with model.init_from={folder}"
+            )
+        raise ConfigError(
+            f"{key}={format_value(now)}: the run was started with {key}={format_value(before)}; a resumed run may "
+            f"change only its length ({', '.join(f'training.{name}' for name in LENGTH_KEYS)}) and "
+            f"{', '.join(CHANGEABLE[:7])}; start a new run for other changes: {name_command('rerun')}"
+        )
+
+
+def check_length(config: Config, typed: Sequence[str], state: RunState) -> None:
+    """Rejects a length that is less than what the run has trained: its model would be that of more steps."""
+    per_epoch = int(state.params.get("resolved.steps_per_epoch", 0))
+    for name, steps in (("epochs", per_epoch), ("max_steps", 1)):
+        wanted, done = config["training"].get(name), state.checkpoint or 0
+        if f"training.{name}" in typed and isinstance(wanted, int) and 0 < wanted * steps < done:
+            raise ConfigError(
+                f"training.{name}={wanted}: the run has trained {done:,} steps ({wanted * steps:,} are asked for); "
+                f"name at least {-(-done // steps):,}, or leave it out"
+            )
+
+
+def find_differences(saved: Any, config: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yields (key, saved value, new value) of each leaf that differs."""
+    if isinstance(saved, Mapping) and isinstance(config, Mapping):
+        saved, config = ({str(name): value for name, value in each.items()} for each in (saved, config))
+        for name in {**saved, **config}:
+            yield from find_differences(saved.get(name), config.get(name), f"{key}.{name}" if key else str(name))
+    elif saved != config:
+        yield key, saved, config
+
+
+def keep_sizes(config: Config, params: Mapping[str, str]) -> None:
+    """Replaces `by_size` by the values that the number of training examples gave when the run began."""
+    for key, value in flatten_config(config).items():
+        if value == BY_SIZE and (known := params.get(f"resolved.{key}")) is not None:
+            parent, _, leaf = key.rpartition(".")
+            get_at(config, parent)[leaf] = json.loads(known)
+
+
+def keep_batching(config: Config, params: Mapping[str, str]) -> None:
+    """Fixes the global batch size and the caching in a resumed run's config to those of its `params`, so that they do
+    not depend on the replicas and the memory here.
+    """
+    training, dataset = config["training"], config["dataset"]
+    if training.get("global_batch_size") is None:
+        training["global_batch_size"] = int(params["resolved.global_batch_size"])
+    if dataset.get("cache") == "auto":  # a stream that is cached is shuffled in another way
+        dataset["cache"] = params["resolved.cache"]
+
+
+def keep_store(config: Config, files: RunFolder) -> None:
+    """Fixes the store that the run is recorded in, so that it does not depend on the current folder and environment."""
+    tracking = config["tracking"]
+    known = files.read_record().get("uri")
+    if tracking.get("uri") is None and known and mask_secrets(known) == known and MASK not in known:
+        tracking["uri"] = known
+
+
+def is_longer(saved: Config, config: Config) -> bool:
+    def size(training: Mapping[str, Any], name: str) -> float:
+        value = training.get(name)
+        return value if isinstance(value, int | float) else float("inf")  # `parse_plan` rejects other values
+
+    return any(size(config["training"], name) > size(saved["training"], name) for name in LENGTH_KEYS)
+
+
+def make_resumed_config(
+    saved: Config, composed: Config, keys: Sequence[str], state: RunState, files: RunFolder
+) -> Config:
+    """Returns the saved config of a run with the typed keys of a command that resumes it.
+
+    The sizes in `saved` become those that the run has. Raises ConfigError if a typed key may not change.
+    """
+    config = merge_config(saved, composed, keys)
+    if config["training"].get("batch_size") == "auto":  # the run keeps the one that was found when it began
+        config["training"]["batch_size"] = saved["training"]["batch_size"]
+    check_changes(saved, config, keys, files.path)
+    check_length(config, keys, state)
+    for each in (saved, config):
+        keep_sizes(each, state.params)
+    keep_batching(config, state.params)
+    keep_store(config, files)
+    # Each command says anew whether data and code may have changed.
+    return {**config, "resume": str(files.path), **{key: "same" for key in RESUME_KEYS[1:] if key not in keys}}
