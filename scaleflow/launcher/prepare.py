@@ -134,7 +134,10 @@ def make_spec(plan: Plan, folder: Path, command: RunCommand, earlier: Sequence[s
     worker = plan.task.worker if plan.task else 0
     label = "" if plan.tracking.run_name else label_overrides([*earlier, *command.overrides])
     return RunSpec(
-        *(plan, folder.absolute(), command.started, worker),
+        plan,
+        folder.absolute(),
+        command.started,
+        worker,
         label=label,
         tags={**command.tags, **read_stage_tags()},
         trial=command.trial,

@@ -216,26 +216,17 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
             progress = Progress(display, task.source.rows)
             rows, bad = write_predictions(task, model, output, first, report, progress, stop.is_set)
             seconds = time.monotonic() - began
-    values, new = {**answer_model(run), "output": str(output.path)}, task.list_new_columns()
-    counts = {"there before": skipped, "new columns": new}
-    ANSWER.read = lambda: {**values, "rows": rows, "counts": {**counts, **report.to_counts(bad)}}
+    new = task.list_new_columns()
+    counts = {"there before": skipped, "new columns": new, **report.to_counts(bad)}
+    ANSWER.read = lambda: {**answer_model(run), "output": str(output.path), "rows": rows, "counts": counts}
     if stop.is_set():
         done = f"; {output.count_finished()} shard(s) are whole, --resume continues" if output.is_folder else ""
         write_error(f"stopped by {stop.signal_name}{done}")
         return stop.exit_code
-    display.print_summary(
-        [
-            *format_model_rows(run),
-            ("on", devices),
-            (
-                "rows",
-                f"{rows:,}{f', after {skipped:,} that were there' if skipped else ''}, {rows / seconds:,.0f} rows/s",
-            ),
-            *([("new columns", f"{', '.join(new)}: not in training, not used")] if new else []),
-            *report.describe(bad, bool(skipped)),
-            ("output", str(output.path)),
-        ]
-    )
+    before = f", after {skipped:,} that were there" if skipped else ""
+    lines = [*format_model_rows(run), ("on", devices), ("rows", f"{rows:,}{before}, {rows / seconds:,.0f} rows/s")]
+    lines += [("new columns", f"{', '.join(new)}: not in training, not used")] if new else []
+    display.print_summary([*lines, *report.describe(bad, bool(skipped)), ("output", str(output.path))])
     return FINISHED
 
 

@@ -118,17 +118,7 @@ def reuse_config(
     check_rerun_overrides(words)
     overrides = words.parsed
     options = list_options(words.config_dirs)
-    for override in overrides:
-        if override.is_delete() and override.key_or_group in options:
-            key = override.key_or_group
-            raise ConfigError(
-                f"~{key}: a config group cannot be removed; write {key}=OPTION ({', '.join(options[key])})"
-            )
-    groups = {str(o.key_or_group): str(o.value()) for o in overrides if o.key_or_group in options}
-    groups.pop("experiment", None)  # null
-    for group, option in groups.items():
-        if option not in options[group]:
-            raise unknown_option_error(group, option, options[group])
+    groups = choose_groups(overrides, options)
     raw = {
         key: copy.deepcopy(value)
         for key, value in tracked_config.items()
@@ -169,6 +159,18 @@ def reuse_config(
         choices={**base.choices, **tracked_choices, **groups},
         folder=folders[-1] if folders else base.folder,
     )
+
+
+def choose_groups(overrides: Sequence[Override], options: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Returns the typed option of each group. Raises ConfigError if there is no such option."""
+    groups = {str(o.key_or_group): o for o in overrides if o.key_or_group in options}
+    for key, override in groups.items():
+        if override.is_delete():
+            known = ", ".join(options[key])
+            raise ConfigError(f"~{key}: a config group cannot be removed; write {key}=OPTION ({known})")
+        if key != "experiment" and str(override.value()) not in options[key]:  # that is null
+            raise unknown_option_error(key, str(override.value()), options[key])
+    return {key: str(override.value()) for key, override in groups.items() if key != "experiment"}
 
 
 def find_config_dirs(command: str) -> list[str]:

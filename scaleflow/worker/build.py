@@ -9,7 +9,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from scaleflow.config.plan import find_batch_multiple
 from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.config.words import TABLES
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import BY_SIZE, LearnedState, OutputStructure, Plan, Source
+from scaleflow.interfaces import BY_SIZE, LearnedState, Objective, OutputStructure, Plan, Source
 from scaleflow.interfaces.config import Best
 from scaleflow.interfaces.events import Emit, Note, StageBegan
 from scaleflow.runs import RunFolder
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from scaleflow.dataset import Splits
-    from scaleflow.training import Engine, Feeds
+    from scaleflow.training import Engine, Feeds, Length
 
 
 #: The function of the model that tables get for keys that the default model lacks.
@@ -214,7 +214,7 @@ def build_training(
 
 def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: StartupTimer) -> TrainingSetup:
     """Builds and traces what depends on the batch size, too. Raises what `build_training` raises."""
-    from scaleflow import dataset, model, objective, optimizer, training
+    from scaleflow import dataset, model, objective, training
 
     plan, data, sizes = fill_sizes(plan, data)
     if note := describe_sizes(plan, sizes, data.splits):
@@ -234,11 +234,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     model.check_preset_words(plan.model.target, source.inputs, getattr(source, "reading", None) or {})
     goal = make_run_objective(plan, replace(splits, outputs=outputs), runtime, emit)
     goal = objective.refuse_probabilities(goal, splits.outputs)
-    validates = feeds.validation is not None and plan.evaluator != "elsewhere"
-    plan = choose_best_checkpoint(plan, validates)
-    monitors = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
-    for key, monitor in monitors.items():
-        training.check_monitor(key, monitor, goal, validates, bool(plan.training.callbacks))
+    plan = choose_monitored(plan, goal, feeds)
     make_model = make_model_maker(plan, splits.inputs, outputs, emit, data.changes)
     engine, stage_notes = make_engine(plan, runtime, make_model, outputs, goal, length, feeds.train, splits.folds)
     if plan.hardware.xla is True:
@@ -252,49 +248,10 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     startup_timer.end_part("trace")
     doubts = find_weight_doubts(plan, engine.model, length, runtime.batching)
     doubts |= {} if balance is None else {"balance": balance.text}
-    warnings = (
-        *stage_notes,
-        model.keras_file_doubt(engine.model),
-        objective.find_mask_note(engine.model, splits.outputs),
-        *model.find_batch_norm_warnings(engine.model, runtime.read_batching(runtime.batching)),
-        *doubts.values(),
-        optimizer.find_warm_up_warning(plan.optimizer, length.total),
-        find_late_phases(plan, length),
-        find_table_warning(plan, runtime, engine),
-        dataset.describe_shards(plan.dataset.shards, splits.train, count_synchronous_workers(plan)),
-    )
+    warnings = (*stage_notes, *find_build_warnings(plan, runtime, engine, splits, length), *doubts.values())
     for note in filter(None, warnings):
         emit(Note(note))
-    resolved = {
-        **runtime.to_values(),
-        "workers": count_workers(plan),
-        "learning_rate": optimizer.scale_to_batch(plan.optimizer, runtime.batching.global_size),
-        "cache": resolve_cache(plan, splits),
-        "xla": str(engine.xla),
-        "remat": engine.remat,
-        "steps": length.total,
-        "steps_per_epoch": length.steps_per_epoch,
-        "epochs": length.epochs,
-        "parameters": engine.model.count_params(),
-        **sizes,
-        "trainable_parameters": sum(math.prod(each.shape) for each in engine.model.trainable_variables),
-    }
-
-    if engine.freezing is not None:
-        resolved["trainable_parameters_by_epoch"] = json.dumps(engine.freezing.parameters)
-
-    def export(folder: Path, is_trial: bool = False) -> str:
-        arguments = source.inputs, source.outputs, splits.sample, runtime.policy, folder
-        trained = engine.gather_model() if is_trial else model.merge_lora(engine.finish_model())
-        model.write_model(
-            trained,
-            *arguments,
-            on_host=runtime.is_divided,
-            raw=model.RawInputs(splits.preprocessing_layers, getattr(source, "decoders", {})),
-        )
-        write_learned_state(folder, learned)
-        return model.digest_weights(trained)
-
+    resolved = {**resolve_values(plan, runtime, engine, splits, length), **sizes}
     metadata = collect_metadata(plan, source.outputs, splits, engine.model, goal) if is_chief(plan) else None
     learned = complete_record(data.splits.learned, metadata, list_model_sizes(plan, data))
     words = {name: each.learned for name, each in learned.preprocessing.items()}
@@ -313,7 +270,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         engine,
         feeds,
         source.outputs,
-        export,
+        make_export(engine, runtime, source, splits, learned),
         callbacks=[training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()],
         explain=functools.partial(dataset.explain_read_error, splits=splits.by_name()),
         write_baseline_data=functools.partial(
@@ -327,6 +284,80 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         facts=facts,
         kept=kept,
     )
+
+
+def choose_monitored(plan: Plan, goal: Objective, feeds: Feeds) -> Plan:
+    """Returns the plan with the checkpoint that counts as the best. Raises ConfigError for a metric that no one has."""
+    from scaleflow import training
+
+    validates = feeds.validation is not None and plan.evaluator != "elsewhere"
+    plan = choose_best_checkpoint(plan, validates)
+    monitors = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
+    for key, monitor in monitors.items():
+        training.check_monitor(key, monitor, goal, validates, bool(plan.training.callbacks))
+    return plan
+
+
+def find_build_warnings(
+    plan: Plan, runtime: Runtime, engine: Engine, splits: Splits, length: Length
+) -> Iterator[str | None]:
+    """Yields what the user should know of the model, the length and the data; None for what is as it should be."""
+    from scaleflow import dataset, model, objective, optimizer
+
+    yield model.keras_file_doubt(engine.model)
+    yield objective.find_mask_note(engine.model, splits.outputs)
+    yield from model.find_batch_norm_warnings(engine.model, runtime.read_batching(runtime.batching))
+    yield optimizer.find_warm_up_warning(plan.optimizer, length.total)
+    yield find_late_phases(plan, length)
+    yield find_table_warning(plan, runtime, engine)
+    yield dataset.describe_shards(plan.dataset.shards, splits.train, count_synchronous_workers(plan))
+
+
+def resolve_values(plan: Plan, runtime: Runtime, engine: Engine, splits: Splits, length: Length) -> dict[str, Any]:
+    """Returns the values that the run uses in place of what the config leaves open, for the `resolved.` params."""
+    from scaleflow import optimizer
+
+    values = {
+        **runtime.to_values(),
+        "workers": count_workers(plan),
+        "learning_rate": optimizer.scale_to_batch(plan.optimizer, runtime.batching.global_size),
+        "cache": resolve_cache(plan, splits),
+        "xla": str(engine.xla),
+        "remat": engine.remat,
+        "steps": length.total,
+        "steps_per_epoch": length.steps_per_epoch,
+        "epochs": length.epochs,
+        "parameters": engine.model.count_params(),
+        "trainable_parameters": sum(math.prod(each.shape) for each in engine.model.trainable_variables),
+    }
+    phases = (
+        {} if engine.freezing is None else {"trainable_parameters_by_epoch": json.dumps(engine.freezing.parameters)}
+    )
+    return values | phases
+
+
+def make_export(
+    engine: Engine, runtime: Runtime, source: Source, splits: Splits, learned: LearnedState
+) -> Callable[..., str]:
+    """Makes the function that exports the model into a folder, and returns the digest of its weights."""
+    from scaleflow import model
+
+    def export(folder: Path, is_trial: bool = False) -> str:
+        trained = engine.gather_model() if is_trial else model.merge_lora(engine.finish_model())
+        model.write_model(
+            trained,
+            source.inputs,
+            source.outputs,
+            splits.sample,
+            runtime.policy,
+            folder,
+            on_host=runtime.is_divided,
+            raw=model.RawInputs(splits.preprocessing_layers, getattr(source, "decoders", {})),
+        )
+        write_learned_state(folder, learned)
+        return model.digest_weights(trained)
+
+    return export
 
 
 def keep_outputs(

@@ -22,6 +22,7 @@ from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.interfaces import (
     EarlierState,
     Inputs,
+    Objective,
     Outputs,
     OutputStructure,
     Plan,
@@ -42,10 +43,12 @@ from scaleflow.worker.earlier import open_source, take_whole
 from scaleflow.worker.kept_predictions import keep_predictions, make_kept_split
 from scaleflow.worker.metadata import describe_data, report_confusion
 from scaleflow.worker.report import ReportThread
-from scaleflow.worker.runtime import make_evaluation_batching, setup_runtime
+from scaleflow.worker.runtime import Runtime, make_evaluation_batching, setup_runtime
 
 if TYPE_CHECKING:
     import keras
+
+    from scaleflow.dataset import Splits
 
 #: The splits of a run. If the user names none, the first that exists is evaluated.
 SPLITS = ("test", "validation", "train")
@@ -87,11 +90,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         emit_change(split, earlier, described, emit)
     tell_comparison(plan, earlier, source, splits.raw[read_as], splits.sample, emit)
     emit(StageBegan("loading the model"))
-    with runtime.strategy.scope():
-        model = load_model(spec, plan.trusted_modules or ())
-        check_dataset_fits(model, source, plan, spec)
-        if spec.precision:
-            set_precision(model, runtime.policy)
+    model = open_model(plan, spec, source, runtime)
     if spec.trained is not None:
         from scaleflow.worker.trained_rows import write_seen
 
@@ -103,12 +102,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         runtime.strategy,
         threads=plan.dataset.threads,
     )
-    loader = objective.Loader(locate_target, bind_target)
-    goal = objective.make_objective(  # class weights are for training
-        source.outputs, plan.objective, is_weighted=splits.is_weighted, loader=loader
-    )
-    unknown = find_counted_outputs(source.outputs, earlier) if spec.counts_unknown else {}
-    goal = objective.add_unknown_count(goal, unknown)
+    goal = make_goal(plan, spec, source, splits, earlier)
     evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
     kept = None
     if plan.evaluation.name != "none":
@@ -128,8 +122,8 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     report_confusion(evaluate, {"test": feed}, source.outputs, files, emit)
     if kept is not None:
         predictions = keep_predictions(kept, files.evaluation, runtime.worker_sync, 0, {split: described}, emit)
-        title = f"{spec.origin} on {describe_data_name(plan)}"
         if predictions is not None:
+            title = f"{spec.origin} on {describe_data_name(plan)}"
             report = ReportThread(predictions, kept, plan.evaluation, None, files.evaluation, title)
             known = {name: value for name, value in values.items() if counted.get(name) == value}
             report.finish(0, known, "", emit)  # the report has no examples of unknown classes
@@ -137,6 +131,29 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         facts = {**runtime.to_values(), "input": find_example_location(examples), "memory": training.measure_peaks()}
         tracer = StepTracer(plan.profiler, files.profile, "worker-0", emit, lambda: facts)
         evaluate.profile(feed, tracer)
+
+
+def open_model(plan: Plan, spec: EvaluationSpec, source: Source, runtime: Runtime) -> keras.Model:
+    """Loads the model on the devices. Raises ConfigError if it cannot be loaded, or does not accept the dataset."""
+    with runtime.strategy.scope():
+        model = load_model(spec, plan.trusted_modules or ())
+        check_dataset_fits(model, source, plan, spec)
+        if spec.precision:
+            set_precision(model, runtime.policy)
+    return model
+
+
+def make_goal(
+    plan: Plan, spec: EvaluationSpec, source: Source, splits: Splits, earlier: EarlierState | None
+) -> Objective:
+    """Makes the loss and the metrics, which count the examples of unknown classes if that is asked for."""
+    from scaleflow import objective
+
+    loader = objective.Loader(locate_target, bind_target)
+    weighted = splits.is_weighted  # class weights are for training
+    goal = objective.make_objective(source.outputs, plan.objective, is_weighted=weighted, loader=loader)
+    unknown = find_counted_outputs(source.outputs, earlier) if spec.counts_unknown else {}
+    return objective.add_unknown_count(goal, unknown)
 
 
 def find_record(spec: EvaluationSpec, emit: Emit) -> EarlierState | None:

@@ -19,7 +19,7 @@ from scaleflow.config.compose import ComposedConfig, compose_config, resolve_con
 from scaleflow.config.trust import TEXT_KEYS, check_origins, check_trusted_targets, check_values
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.prepare import make_plan
-from scaleflow.runs.reuse import RerunCommand, find_config_dirs, reuse_config
+from scaleflow.runs.reuse import RerunCommand, find_config_dirs, load_config, reuse_config
 
 RUN = "0123456789abcdef0123456789abcdef"
 
@@ -47,7 +47,7 @@ PARAMS = {"model": "mlp", "dataset": "digits", "tracking": "none"}
 
 
 def made_again(text: str, *overrides: str, **more: Any) -> ComposedConfig:
-    return reuse_config(text, PARAMS, RerunCommand(RUN, overrides, **more))
+    return reuse_config(load_config(text, RUN), PARAMS, RerunCommand(RUN, overrides, **more))
 
 
 #: What a tracked config says, and what the refusal has to name.
@@ -347,7 +347,7 @@ def test_masked_secrets_come_from_this_machines_options(tmp_path: Path, monkeypa
     monkeypatch.setenv("MY_KEY", "hunter2")
     text = tracked_config(model={"_target_": "my_models.build", "_partial_": True, "api_key": "****", "units": 5})
     words = RerunCommand(RUN, (), [str(tmp_path)], ["my_models"])
-    made = reuse_config(text, {**PARAMS, "model": "mine"}, words)
+    made = reuse_config(load_config(text, RUN), {**PARAMS, "model": "mine"}, words)
     assert resolve_config(made.config)["model"]["api_key"] == "hunter2"
     assert resolve_config(made.config)["model"]["units"] == 5
     assert made.choices["model"] == "mine"
@@ -380,8 +380,8 @@ def test_one_refusal_names_all_modules_and_folders_that_are_missing(
 
 def test_a_command_that_evaluates_promotes_nothing() -> None:
     params = {**PARAMS, "promotion": "champion"}
-    text = tracked_config(promotion={"name": "champion", "model": "churn"})
-    evaluated, repeated = (reuse_config(text, params, RerunCommand(RUN, ()), each) for each in (("dataset",), None))
+    config = load_config(tracked_config(promotion={"name": "champion", "model": "churn"}), RUN)
+    evaluated, repeated = (reuse_config(config, params, RerunCommand(RUN, ()), each) for each in (("dataset",), None))
     assert resolve_config(evaluated.config)["promotion"] == {"name": "none"}
     assert resolve_config(repeated.config)["promotion"]["model"] == "churn"
 
@@ -393,7 +393,7 @@ def test_interpolations_of_own_options_follow_typed_words() -> None:
             "dataset": {"_target_": "scaleflow.dataset.synthetic.Synthetic", "seed": "${..seed}"},
         }
     )
-    made = reuse_config(text, {**PARAMS, "dataset": "synthetic"}, RerunCommand(RUN, ("seed=9",)))
+    made = reuse_config(load_config(text, RUN), {**PARAMS, "dataset": "synthetic"}, RerunCommand(RUN, ("seed=9",)))
     assert resolve_config(made.config)["dataset"]["seed"] == 9
 
 
@@ -477,6 +477,6 @@ def test_a_plan_with_trusted_modules_is_checked(plan: Callable[..., Any]) -> Non
 
 def test_an_options_name_is_a_name() -> None:
     params = {**PARAMS, "dataset": "\x1b[2Jdigits\n", "model": "theirs"}
-    made = reuse_config(tracked_config(), params, RerunCommand(RUN, ()))
+    made = reuse_config(load_config(tracked_config(), RUN), params, RerunCommand(RUN, ()))
     assert made.choices["dataset"] == "digits"
     assert made.choices["model"] == "theirs"
