@@ -251,7 +251,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     warnings = (*stage_notes, *find_build_warnings(plan, runtime, engine, splits, length), *doubts.values())
     for note in filter(None, warnings):
         emit(Note(note))
-    resolved = {**resolve_values(plan, runtime, engine, splits, length), **sizes}
+    resolved = {**list_build_values(plan, runtime, engine, splits, length), **sizes}
     metadata = collect_metadata(plan, source.outputs, splits, engine.model, goal) if is_chief(plan) else None
     learned = complete_record(data.splits.learned, metadata, list_model_sizes(plan, data))
     words = {name: each.learned for name, each in learned.preprocessing.items()}
@@ -313,7 +313,7 @@ def find_build_warnings(
     yield dataset.describe_shards(plan.dataset.shards, splits.train, count_synchronous_workers(plan))
 
 
-def resolve_values(plan: Plan, runtime: Runtime, engine: Engine, splits: Splits, length: Length) -> dict[str, Any]:
+def list_build_values(plan: Plan, runtime: Runtime, engine: Engine, splits: Splits, length: Length) -> dict[str, Any]:
     """Returns the values that the run uses in place of what the config leaves open, for the `resolved.` params."""
     from scaleflow import optimizer
 

@@ -292,7 +292,7 @@ def test_a_key_that_may_not_change_is_refused_by_its_value_in_the_run(
             "resume=nowhere: expected the folder of a run, which the run prints at its end, the id of a run, or",
         ),
         (".", "resume=.: this is not the folder of a run"),
-        ("0123456789abcdef0123456789abcdea", "has no run 0123456789abcdef0123456789abcdea"),
+        ("0123456789abcdef0123456789abcdea", "mlflow.db: there is no such store"),
     ],
 )
 def test_a_run_that_is_not_there_is_refused(command: Command, named: str, words: str) -> None:
