@@ -67,7 +67,15 @@ def has_useless_split_key(plan: Plan) -> bool:
         (split.by in ("auto", "random") and (split.column or split.stratum or split.pattern) is not None)
         or (split.by != "time" and split.gap is not None)
         or (split.by != "group" and split.stratum is not None)
+        or (split.column is not None and split.pattern is not None)
     )
+
+
+def has_split_by_target(plan: Plan) -> bool:
+    given, split = plan.dataset.target.arguments, plan.dataset.split
+    targets = given.get("target", given.get("targets"))
+    is_named = split.column is not None and split.column in (targets if isinstance(targets, list) else [targets])
+    return split.by in ("group", "hash", "column") and is_named
 
 
 def has_monitor_without_validation(plan: Plan) -> bool:
@@ -533,7 +541,13 @@ TRAINING_RULES: Sequence[Rule] = (
         ("dataset.split.by",),
         has_useless_split_key,
         "it does not use one of the other keys that are given",
-        "give column with stratum, group, time, column or hash, stratum with group, gap with time",
+        "give column or pattern with stratum, group, time, column or hash, stratum with group, gap with time",
+    ),
+    Rule(
+        ("dataset.split.by", "dataset.split.column"),
+        has_split_by_target,
+        "the column is the target",
+        "name another column, or use dataset.split=stratum, which gives each split its share of the target",
     ),
     Rule(
         ("dataset.split.pattern", "dataset._target_"),

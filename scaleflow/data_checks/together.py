@@ -4,7 +4,7 @@ A split that is drawn at random has such rows on both sides, so that its figures
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from statistics import NormalDist
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from scaleflow.data_checks.drift import DRIFT, FAULT, MOST_NAMED, DataFinding, SplitSample, compare_sample, make_schema
 from scaleflow.data_checks.rules import FEWEST_ROWS
 from scaleflow.dataset.column_kinds import DATE, NUMBER, ColumnKind
-from scaleflow.interfaces import Split
+from scaleflow.interfaces import DivisionKeys, Split
 from scaleflow.interfaces.formatting import join_first
 
 #: The name of the groups that a dataset gives, among the columns that are no inputs.
@@ -42,21 +42,45 @@ LATEST, IS_DATE = 0.2, 0.9
 Array = np.ndarray[Any, Any]
 
 
-def find_together(splits: Mapping[str, SplitSample], rows: int, rule: Split) -> Iterator[DataFinding]:
+def find_together(
+    splits: Mapping[str, SplitSample], rows: int, rule: Split, keys: Mapping[str, DivisionKeys] = {}
+) -> Iterator[DataFinding]:
     """Finds rows that belong together, and that `dataset.split` divides.
 
     Args:
         splits: samples, that of the training split first.
         rows: of all splits.
+        rule: `dataset.split`.
+        keys: what the rows of all splits are divided by, those of the training split first.
     """
     train = next(iter(splits.values()))
+    yield from find_undivided(rule, keys)
     if len(train) >= FEWEST_ROWS and rule.by != "time":
-        yield from find_groups(splits, rows)
+        yield from find_groups(splits, rows, {GROUPS, rule.column} if rule.by in ("group", "hash") else ())
     if len(train) >= FEWEST_ROWS and rule.by in ("auto", "random", "stratum"):
         yield from find_time_drift(train)
 
 
-def find_groups(splits: Mapping[str, SplitSample], rows: int) -> Iterator[DataFinding]:
+def find_undivided(rule: Split, keys: Mapping[str, DivisionKeys]) -> Iterator[DataFinding]:
+    """Finds groups in several splits, and test rows that are no later: files named after splits are not divided."""
+    for split, each in [*keys.items()][1:]:
+        train, name = keys["train"], rule.column or "what dataset.split names"
+        where, advice = f"the files of {split}", "put all rows into files without names of splits"
+        if rule.by in ("group", "hash") and train.groups is not None and each.groups is not None:
+            shared = np.isin(np.unique(each.groups), train.groups)
+            if shared.any():
+                text = f"{shared.sum():,} of {len(shared):,} groups of {name} in {where} are in train, too: {advice}"
+                yield DataFinding("groups", FAULT, text, "test figures are too good for new groups", [name])
+        if rule.by == "time" and train.times is not None and each.times is not None:
+            is_early = each.times <= train.times.max()
+            if is_early.any():
+                text = f"{is_early.sum():,} of {len(is_early):,} rows in {where} are no later than train: {advice}"
+                yield DataFinding("time drift", FAULT, text, "test figures are too good for later rows", [name])
+
+
+def find_groups(
+    splits: Mapping[str, SplitSample], rows: int, known: Collection[str | None] = ()
+) -> Iterator[DataFinding]:
     """Finds the column whose values number groups of rows that are alike, if groups are on both sides of a split.
 
     A random split gives away a group if those rows that are most similar to a row, by other inputs, are of its own
@@ -66,7 +90,7 @@ def find_groups(splits: Mapping[str, SplitSample], rows: int) -> Iterator[DataFi
     sample = next(iter(splits.values()))
     inputs = {name: values for name, values in sample.columns.items() if values.ndim == 1}
     numbers = {name: number_values(each) for name, each in {**inputs, **sample.others}.items() if are_discrete(each)}
-    allowed = {name for name in numbers if sample.is_table or name in sample.others} - {*sample.list_kind(DATE)}
+    allowed = {name for name in numbers if sample.is_table or name in sample.others} - {*sample.list_kind(DATE), *known}
     candidates = {name: codes for name, codes in numbers.items() if name in allowed and has_groups(codes)}
     if not candidates or not inputs or not sample.targets:
         return

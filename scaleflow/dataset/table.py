@@ -208,7 +208,9 @@ class Table:
 
         def learn() -> list[Any]:
             columns = {name: rows.raw_columns[name] for name in sought}
-            quantities = sought if format_ == "csv" else (told.numeric or ())
+            if (rule := self._division.rule).by == "time" and rule.column is not None and rule.column not in forms:
+                columns |= rows.open_columns([rule.column], "dataset.split.column")(rows.sampled)
+            quantities = [*columns] if format_ == "csv" else (told.numeric or ())
             rows.forms = {**forms, **find_forms(columns, quantities, told.decimal, told.thousands, told.dates)}
             sample = rows.sample_columns
             check_column_types(sample, {name: each for name, each in given.items() if name not in known})
@@ -500,8 +502,7 @@ class TableRows:
 
         def read(name: str) -> Any:
             column = self.open_columns([name], "dataset.split.column")(everything)[name]
-            forms = find_forms({name: column}, (), None, None, None) if rule.by == "time" else {}
-            return apply_form(column, forms.get(name))
+            return apply_form(column, self.forms.get(name) if rule.by == "time" else None)
 
         keys = read_keys(rule, read, self.name)
         is_whole = self.learned == len(everything)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import ConfigError, read_reason
-from scaleflow.interfaces import Plan, Source, name_leaves
+from scaleflow.interfaces import DivisionKeys, Plan, Source, name_leaves
 from scaleflow.interfaces.events import DataChecked, Emit, Event, Note, StageBegan
 from scaleflow.runs import DataCheckSpec
 from scaleflow.runs.run_name import describe_data_name
@@ -60,7 +60,8 @@ def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
     splits = dataset.prepare_splits(source, options, plan.seed, emit=listen, preprocesses=False)
     samples = sample_splits(name, source, splits, spec.examples)
     emit(StageBegan(f"looking at {name}"))
-    together = find_together(samples, sum(map(len, splits.raw.values())), plan.dataset.split)
+    keys = {split: DivisionKeys.of(each) for split, each in splits.raw.items()}
+    together = find_together(samples, sum(map(len, splits.raw.values())), plan.dataset.split, keys)
     among = () if spec.schema is not None else together
     findings = sort_findings([*among, *left_out, *find_in_samples(samples, spec.schema)])
     looked = ", ".join(f"{len(each):,} of {each.examples:,} examples of {split}" for split, each in samples.items())

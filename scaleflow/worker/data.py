@@ -25,6 +25,7 @@ from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import (
     BY_SIZE,
     Batching,
+    DivisionKeys,
     EarlierState,
     Feed,
     LearnedChanges,
@@ -117,8 +118,10 @@ def find_told(source: Source, splits: Splits, rule: Split, sample: SplitSample) 
     judge, samples = splits.test or splits.validation, {"train": sample}
     if sample.is_table and judge is not None and judge is not splits.train:
         samples["test" if splits.test else "validation"] = sample_split(source, judge, splits.sample)
-    rows = sum({id(each): len(each) for each in splits.by_name().values()}.values())
-    found = [*find_together(samples, rows, rule), *(find_duplicates(samples) if len(samples) > 1 else ())]
+    parts = {name: each for name, each in splits.by_name().items() if name == "train" or each is not splits.train}
+    keys = {name: DivisionKeys.of(each) for name, each in parts.items()}
+    together = find_together(samples, sum(map(len, parts.values())), rule, keys)
+    found = [*together, *(find_duplicates(samples) if len(samples) > 1 else ())]
     return select_level([*found, *find_faults(sample, with_hints=False)], DRIFT)
 
 

@@ -356,3 +356,12 @@ def test_a_test_of_the_rate_leaves_out_the_schedule_of_a_table_s_optimizer(plan:
     check_trial(leave_schedule_out(brought, RateTest()), RateTest())
     with pytest.raises(ConfigError, match=r"optimizer\.schedule=cosine"):
         check_trial(leave_schedule_out(typed, RateTest()), RateTest())
+
+
+def test_a_target_is_no_group_and_a_column_goes_without_a_pattern(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n", encoding="utf-8")
+    table = ["dataset=table", f"dataset.data_dir={tmp_path}/a.csv", "dataset.target=y"]
+    for by in ("group", "hash", "column"):
+        assert "the column is the target; name another" in refused(*table, f"dataset.split={{by: {by}, column: y}}")
+    both = "dataset.split={by: group, column: g, pattern: p1}"
+    assert "it does not use one of" in refused("dataset=image_folder", f"dataset.data_dir={tmp_path}", both)

@@ -13,7 +13,7 @@ from scaleflow.data_checks.drift import SplitSample
 from scaleflow.data_checks.rules import find_duplicates
 from scaleflow.data_checks.together import GROUPS, find_together
 from scaleflow.dataset.column_kinds import CATEGORY, DATE, NUMBER
-from scaleflow.interfaces import Split
+from scaleflow.interfaces import DivisionKeys, Split
 from tests.data_checks.made import cut
 
 Array = np.ndarray[Any, Any]
@@ -225,3 +225,21 @@ def test_rows_that_are_equal_but_for_an_id_or_a_date_are_found_on_both_sides() -
         test[name] = np.concatenate([splits["train"].columns[name][:20], test[name][20:]])
     (finding,) = find_duplicates(splits | {"test": replace(splits["test"], columns=test)})
     assert finding.text == f"20 of the {len(splits['test'])} rows of test are in train, too, but for number, date"
+
+
+def test_groups_and_times_of_files_that_are_named_after_splits_are_compared() -> None:
+    made, of = make_visits(0), {"train": np.arange(60), "test": np.arange(12)}
+
+    def find_between(rule: Split, **parts: Any) -> list[str]:
+        keys = {
+            name: DivisionKeys(**{"times" if rule.by == "time" else "groups": each}) for name, each in parts.items()
+        }
+        return [each.text for each in find_together(made, 1200, rule, keys)]
+
+    by_group, by_time = Split("group", "customer"), Split("time", "day")
+    (text,) = find_between(by_group, train=of["train"], test=of["test"] + 50)
+    assert text.startswith("10 of 12 groups of customer in the files of test are in train, too: put all rows into")
+    assert find_between(by_group, train=of["train"], test=of["test"] + 60) == []
+    (text,) = find_between(by_time, train=of["train"], test=of["test"] + 58)
+    assert text.startswith("2 of 12 rows in the files of test are no later than train")
+    assert find_between(by_time, train=of["train"], test=of["test"] + 60) == []

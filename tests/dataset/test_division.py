@@ -1,9 +1,12 @@
 """How rows are divided: groups stay together, classes keep their share, times keep their order."""
 
+from typing import Any
+
 import numpy as np
+import pyarrow
 import pytest
 
-from scaleflow.dataset.reading.division import Division, assign_folds, draw_strata, hold_out, read_keys
+from scaleflow.dataset.reading.division import Division, assign_folds, draw_strata, hold_out, hold_out_fold, read_keys
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import DivisionKeys, Split
 
@@ -109,5 +112,60 @@ def test_times_that_cannot_be_read_are_refused(text: str) -> None:
 def test_missing_values_and_too_few_groups_are_refused() -> None:
     with pytest.raises(ConfigError, match="the column c has 1 missing values, the first in row 1"):
         read_keys(Split("group", "c"), lambda _: np.array(["a", None], object), lambda row: f"row {row}")
-    with pytest.raises(ConfigError, match="has 3 groups, fewer than 5 folds"):
+    with pytest.raises(ConfigError, match="has rows for 3 of 5 folds; use fewer"):
         assign_folds(Split("group", "c"), DivisionKeys(np.arange(9) % 3), 9, 5, (0, 1))
+
+
+def test_groups_do_not_depend_on_the_order_of_rows_and_keep_their_share() -> None:
+    random = np.random.default_rng(7)
+    names = np.array([f"Kunde Ä {n} " for n in np.repeat(np.arange(40), random.lognormal(2, 1.2, 40).astype(int) + 1)])
+    order, rule = random.permutation(len(names)), Split("group", "c")
+    divided = [
+        hold_out(rule, read_keys(rule, lambda _, some=some: some, str), len(names), 0.2, (5, 1))[1]
+        for some in (names, names[order])
+    ]
+    assert (divided[0][order] == divided[1]).all()
+    assert abs(divided[0].mean() - 0.2) <= 1 / len(names)
+    own_strata = DivisionKeys(np.repeat(np.arange(60), 20), strata=np.repeat(np.arange(60), 20))
+    assert hold_out(rule, own_strata, 1200, 0.2, (0, 1))[1].sum() == 240, "no two groups have a stratum in common"
+
+
+def test_a_stratum_of_many_whole_numbers_is_drawn_from_their_ranges() -> None:
+    ages, rule = np.random.default_rng(3).integers(0, 10_000, 1000), Split("stratum", "age")
+    for column in (ages, ages.astype(str)):  # as in a CSV file
+        _, held_out = hold_out(rule, read_keys(rule, lambda _, some=column: some, str), 1000, 0.2, (0, 1))
+        upper = ages > np.median(ages)
+        assert abs(held_out[upper].mean() - 0.2) < 0.02 > abs(held_out[~upper].mean() - 0.2)
+    with pytest.raises(ConfigError, match="leaves nothing to hold out of 9 rows"):
+        hold_out(rule, DivisionKeys(strata=np.arange(9)), 9, 0.2, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("by", "column", "words"),
+    [
+        ("group", pyarrow.array([[1], [2]]), "the column c has list<item: int64>; rows are divided by single values"),
+        ("group", pyarrow.array([b"\xff", b"a"]), "has values that are no texts"),
+        ("group", np.array([1, "a"], object), "the column c has several types"),
+        ("time", pyarrow.array([1, 2], pyarrow.time32("s")), "needs dates or numbers, and the column has time32"),
+        ("time", np.array([1, 2]), "gap=7d: the times are numbers, such as 1, .* as a number in their unit"),
+        ("time", np.array(["20240131", "20240201"]), "gap=7d: the times are numbers"),
+    ],
+)
+def test_columns_by_which_rows_cannot_be_divided_are_refused(by: Any, column: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_keys(Split(by, "c", gap="7d" if by == "time" else None), lambda _: column, str)
+
+
+@pytest.mark.filterwarnings("error")
+def test_times_with_zones_are_those_of_utc() -> None:
+    texts = np.array(["2024-01-31T10:00:00+02:00", "2024-01-31 08:00:01Z", "2024-01-31 08:00:02"])
+    times = read_keys(Split("time", "day", gap="1s"), lambda _: texts, str).times
+    assert times is not None
+    assert (times - times[0]).tolist() == [0, 1, 2]
+
+
+def test_a_fold_without_rows_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has rows for 5 of 10 folds; use fewer"):
+        hold_out_fold(Split("random"), DivisionKeys(), 5, 8, 10)
+    with pytest.raises(ConfigError, match=r"the fold 1/4 leaves nothing to train on of 9 rows; use .* a smaller gap"):
+        hold_out_fold(Split("time", gap=99), DivisionKeys(times=np.arange(9.0)), 9, 0, 4)

@@ -119,3 +119,16 @@ def test_groups_of_an_own_dataset_that_do_not_fit_are_refused(keys: dict[str, An
 
     with pytest.raises(ConfigError, match=words):
         prepare_splits(Own(False, **keys), Dataset(Target("dataset", "x"), split=Split("group")), 0)
+
+
+@pytest.mark.parametrize("form", ["%d/%m/%Y", "%m/%d/%Y"])
+def test_the_times_of_a_table_are_read_as_dataset_dates_says(form: str, tmp_path: Path) -> None:
+    from scaleflow.dataset.table import Table
+
+    days = np.datetime64("2024-01-01") + np.random.default_rng(2).permutation(N)
+    days = np.array([day if day.astype(object).day < 13 else day - 20 for day in days])  # two readings each
+    rows = [f"{day.astype(object):{form}},{n},{Y[n]}" for n, day in enumerate(days)]
+    (tmp_path / "a.csv").write_text("\n".join(["day,x,y", *rows]), encoding="utf-8")
+    table = Table(str(tmp_path / "a.csv"), "y", dates=form, split=Split("time", "day"), cache_dir=str(tmp_path))
+    train, test = (days[table.load(split).read(np.arange(9))[0]["x"].astype(int)] for split in ("train", "test"))
+    assert train.max() < test.min()

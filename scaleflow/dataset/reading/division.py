@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import heapq
+import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,14 +24,17 @@ Array = np.ndarray[Any, Any]
 #: The splits that the values of a column can name, by their codes.
 NAMED = ("train", "validation", "test")
 
-#: Targets of a regression are drawn from so many ranges with equally many rows.
-RANGES = 10
+#: Numbers are drawn from so many ranges with equally many rows; whole numbers, of more different ones than this.
+RANGES, MOST_CLASSES = 10, 20
 
 #: The value of `stratum` that means the targets.
 TARGET = "target"
 
 #: The file beside pictures and texts that has their columns.
 METADATA = "metadata.csv"
+
+#: Groups are drawn so often, or until so many numbers are counted; the most numbers of groups and their classes.
+MOST_DRAWS, MOST_DRAWN, MOST_CELLS = 200, 1_000_000, 50_000_000
 
 #: The units of `gap`, in seconds.
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -91,7 +98,8 @@ def read_keys(rule: Split, read: Callable[[str], Any], name_row: Callable[[int],
     """
     keys = DivisionKeys()
     if rule.by in READERS and rule.column is not None:
-        keys = replace(keys, **READERS[rule.by](read_column(rule.column, read, name_row)))
+        name, _, encode = READERS[rule.by]
+        keys = replace(keys, **{name: encode(read_column(rule.column, read, name_row), rule)})
     stratum = rule.column if rule.by == "stratum" else rule.stratum
     if stratum is None or is_by_target(rule):
         return keys
@@ -110,14 +118,13 @@ def encode_keys(rule: Split, keys: DivisionKeys, count: int) -> DivisionKeys:
 
     Raises ConfigError if they are not one for each of `count` examples, or some are missing.
     """
-    name, dtype = ENCODED.get(rule.by, ("strata", np.int64))
+    name, dtype, encode = READERS.get(rule.by, ("strata", np.int64, lambda column, _: to_strata(column)))
     given = getattr(keys, name)
     if given is not None and len(given) != count:
         raise ConfigError(f"dataset: there are {len(given)} {name} for {count} examples; give one for each")
     if given is None or given.dtype == dtype:
         return keys
-    column = read_column(name, lambda _: given, lambda row: f"example {row}")
-    return replace(keys, **(READERS[rule.by](column) if rule.by in ENCODED else {"strata": to_strata(column)}))
+    return replace(keys, **{name: encode(read_column(name, lambda _: given, lambda row: f"example {row}"), rule)})
 
 
 def read_path_keys(rule: Split, base: Path, paths: Sequence[str]) -> DivisionKeys:
@@ -165,12 +172,16 @@ def read_column(name: str, read: Callable[[str], Any], name_row: Callable[[int],
     from pyarrow import compute
 
     column = read(name)
-    if isinstance(column, np.ndarray):
-        column = pyarrow.array(column)
+    try:
+        column = pyarrow.array(column) if isinstance(column, np.ndarray) else column
+    except pyarrow.ArrowException as error:  # such as numbers and texts
+        raise ConfigError(f"dataset.split: the column {name} has several types: {read_reason(error)}") from error
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.combine_chunks()
     if pyarrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
+    if pyarrow.types.is_nested(column.type):
+        raise ConfigError(f"dataset.split: the column {name} has {column.type}; rows are divided by single values")
     is_missing = compute.is_null(column, nan_is_null=True)
     if missing := compute.sum(is_missing).as_py():
         first = name_row(compute.index(is_missing, True).as_py())
@@ -181,18 +192,28 @@ def read_column(name: str, read: Callable[[str], Any], name_row: Callable[[int],
     return column
 
 
-def to_codes(column: Any) -> Array:
-    """Returns the number of each value's first row among the different ones: [n] int64, from 0."""
-    return np.asarray(column.dictionary_encode().indices.to_numpy(zero_copy_only=False), np.int64)
+def read_numbers(column: Any) -> Any:
+    """Returns texts that are all numbers as float64; other columns as they are."""
+    import pyarrow
+    from pyarrow import types
+
+    if types.is_binary(column.type):
+        column = column.cast(pyarrow.string())
+    if types.is_string(column.type) or types.is_large_string(column.type):
+        with contextlib.suppress(pyarrow.ArrowInvalid):
+            return column.cast(pyarrow.float64())
+    return column
 
 
 def to_strata(column: Any) -> Array:
     """Returns the number of each class, or of the range of many different numbers: [n] int64, from 0."""
     from pyarrow import types
 
-    if types.is_floating(column.type):
-        return rank_values(column.to_numpy(zero_copy_only=False))
-    return to_codes(column)
+    encoded, numbers = column.dictionary_encode(), read_numbers(column)
+    is_number = types.is_integer(numbers.type) or types.is_floating(numbers.type)
+    if types.is_floating(column.type) or (is_number and len(encoded.dictionary) > MOST_CLASSES):
+        return rank_values(numbers.to_numpy(zero_copy_only=False))
+    return np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
 
 
 def rank_values(values: Array) -> Array:
@@ -201,61 +222,70 @@ def rank_values(values: Array) -> Array:
     return np.asarray(np.searchsorted(np.unique(inner), values, side="right"))
 
 
-def read_groups(column: Any) -> dict[str, Array]:
-    return {"groups": to_codes(column)}
-
-
-def read_hashes(column: Any) -> dict[str, Array]:
-    """Hashes the text of each value: the same one in every file and version."""
+def encode_words(column: Any, encode: Callable[[Array], Any]) -> Array:
+    """Returns what a function makes of the text of each value, [n]; it takes the different texts."""
     import pyarrow
+
+    encoded = column.dictionary_encode()
+    try:
+        words = encoded.dictionary.cast(pyarrow.string()).to_numpy(zero_copy_only=False)
+    except pyarrow.ArrowInvalid as error:  # bytes
+        raise ConfigError(f"dataset.split: the column has values that are no texts: {read_reason(error)}") from error
+    return np.asarray(encode(words)[encoded.indices.to_numpy(zero_copy_only=False)])
+
+
+def read_groups(column: Any, rule: Split) -> Array:
+    """Hashes the text of each value: the same one in every file and version, whatever the order of the rows."""
     from pandas.util import hash_array
 
-    encoded = column.cast(pyarrow.string()).dictionary_encode()
-    words = encoded.dictionary.to_numpy(zero_copy_only=False)
-    return {"groups": hash_array(words, categorize=False)[encoded.indices.to_numpy(zero_copy_only=False)]}
+    return encode_words(column, lambda words: hash_array(words, categorize=False))
 
 
-def read_split_names(column: Any) -> dict[str, Array]:
+def read_split_names(column: Any, rule: Split) -> Array:
     """Returns the split that each value names, as its index in `NAMED`."""
-    import pyarrow
 
-    encoded = column.cast(pyarrow.string()).dictionary_encode()
-    words = encoded.dictionary.to_pylist()
-    if unknown := [word for word in words if word.strip().lower() not in SPLITS]:
-        raise ConfigError(
-            f"dataset.split: the column that names the splits has {join_first(list(map(repr, unknown)), 3)}; its "
-            f"values are {', '.join(NAMED)}"
-        )
-    codes = np.array([NAMED.index(SPLITS[word.strip().lower()]) for word in words])
-    return {"groups": codes[encoded.indices.to_numpy(zero_copy_only=False)]}
+    def encode(words: Array) -> Array:
+        if unknown := [word for word in words if word.strip().lower() not in SPLITS]:
+            raise ConfigError(
+                f"dataset.split: the column that names the splits has {join_first(list(map(repr, unknown)), 3)}; its "
+                f"values are {', '.join(NAMED)}"
+            )
+        return np.array([NAMED.index(SPLITS[word.strip().lower()]) for word in words])
+
+    return encode_words(column, encode)
 
 
-def read_times(column: Any) -> dict[str, Array]:
+def read_times(column: Any, rule: Split) -> Array:
     """Returns numbers as they are, dates in seconds since 1970: [n] float64."""
-    import pyarrow
     from pyarrow import types
 
+    column = read_numbers(column)
     if types.is_string(column.type) or types.is_large_string(column.type):
-        try:
-            column = column.cast(pyarrow.float64())
-        except pyarrow.ArrowInvalid:
-            column = parse_times(column)
-    if types.is_temporal(column.type):
-        return {"times": column.to_numpy(zero_copy_only=False).astype("datetime64[us]").astype(np.float64) / 1e6}
+        column = parse_times(column)
+    values = column.to_numpy(zero_copy_only=False)
+    if types.is_timestamp(column.type) or types.is_date(column.type) or types.is_duration(column.type):
+        kind = "m8[us]" if types.is_duration(column.type) else "M8[us]"
+        return np.asarray(values.astype(kind).astype(np.float64) / 1e6)
     if not (types.is_integer(column.type) or types.is_floating(column.type)):
         raise ConfigError(f"dataset.split: {{by: time}} needs dates or numbers, and the column has {column.type}")
-    return {"times": column.to_numpy(zero_copy_only=False).astype(np.float64)}
+    if isinstance(rule.gap, str):
+        raise ConfigError(
+            f"dataset.split.gap={rule.gap}: the times are numbers, such as {values[0]}, and their unit is not known; "
+            "give the gap as a number in their unit"
+        )
+    return np.asarray(values, np.float64)
 
 
 def parse_times(column: Any) -> Any:
     """Parses dates as texts, as in ISO 8601."""
     import pyarrow
 
-    texts = column.to_pylist()
-    odd = next((text for text in texts if not re.match(r"\d{4}-\d{2}(-\d{2})?([ T]|$)", text)), None)
+    texts = [text.replace(" ", "T", 1).removesuffix("Z") for text in column.to_pylist()]
+    odd = next((text for text in texts if not re.match(r"\d{4}-\d{2}(-\d{2})?(T|$)", text)), None)
     try:
         if odd is None:
-            return pyarrow.array(np.array([text.replace(" ", "T").removesuffix("Z") for text in texts], "M8[us]"))
+            with warnings.catch_warnings(action="ignore"):  # of time zones, which NumPy converts to UTC
+                return pyarrow.array(np.array(texts, "M8[us]"))
     except ValueError as error:  # such as a month 13
         odd = read_reason(error)
     raise ConfigError(
@@ -264,20 +294,12 @@ def parse_times(column: Any) -> Any:
     )
 
 
-#: How a column is read, by `by`.
-READERS: Mapping[str, Callable[[Any], dict[str, Array]]] = {
-    "group": read_groups,
-    "hash": read_hashes,
-    "time": read_times,
-    "column": read_split_names,
-}
-
-
-#: The attribute of `DivisionKeys` that a rule uses, and its dtype.
-ENCODED: Mapping[str, tuple[str, Any]] = {
-    "group": ("groups", np.int64),
-    "hash": ("groups", np.uint64),
-    "time": ("times", np.float64),
+#: By `by`, the attribute of `DivisionKeys` that a rule uses, its dtype, and what reads it from a column.
+READERS: Mapping[str, tuple[str, Any, Callable[[Any, Split], Array]]] = {
+    "group": ("groups", np.uint64, read_groups),
+    "hash": ("groups", np.uint64, read_groups),
+    "time": ("times", np.float64, read_times),
+    "column": ("groups", np.int64, read_split_names),
 }
 
 
@@ -341,13 +363,19 @@ def hold_out(
     else:
         held_out = draw_rows(count, fraction, seeds, together)
     rest = ~held_out if rest is None else rest
-    if rule.by in ("group", "hash", "time") and not (rest.any() and held_out.any()):
-        raise ConfigError(
-            f"dataset.split: {{by: {rule.by}}} with a fraction of {fraction:g} leaves "
-            f"{'nothing to train on' if held_out.any() else 'nothing to hold out'} of {count:,} rows; use another "
-            f"fraction{', a smaller gap' if parse_gap(rule.gap) else ''}, or another column"
-        )
+    if rule.by in ("stratum", "group", "hash", "time"):
+        refuse_empty(rule, rest, held_out, f"a fraction of {fraction:g}")
     return rest, held_out
+
+
+def refuse_empty(rule: Split, rest: Array, held_out: Array, part: str) -> None:
+    """Raises ConfigError if there is nothing to train on, or nothing to hold out; `part` is what is held out."""
+    if not (rest.any() and held_out.any()):
+        raise ConfigError(
+            f"dataset.split: {{by: {rule.by}}} with {part} leaves "
+            f"{'nothing to train on' if held_out.any() else 'nothing to hold out'} of {len(rest):,} rows; use another "
+            f"one{', a smaller gap' if parse_gap(rule.gap) else ''}, or another column"
+        )
 
 
 def require_keys(rule: Split, keys: Array | None) -> Array:
@@ -407,33 +435,38 @@ def order_by_class(strata: Array, random: np.random.Generator) -> tuple[Array, A
     return order, classes, np.arange(len(order)) - (np.cumsum(sizes) - sizes)[classes]
 
 
-def count_by_group(groups: Array, strata: Array | None) -> tuple[list[list[int]], Array]:
-    """Returns the rows of each class in each group, and the number of each row's group, from 0."""
-    is_dense = groups.min() >= 0 and groups.max() <= 4 * len(groups)
-    numbers = groups if is_dense else np.unique(groups, return_inverse=True)[1]
+def count_by_group(groups: Array, strata: Array | None) -> tuple[Array, Array]:
+    """Returns the rows of each class in each group, [groups, classes], and the number of each row's group, from 0.
+
+    Groups are in the order of their values, whatever the order of the rows.
+    """
+    from pandas import factorize
+
+    numbers, values = factorize(groups, sort=True)
     kinds = 1 if strata is None else int(strata.max()) + 1
+    if kinds * len(values) > MOST_CELLS:
+        raise ConfigError(
+            f"dataset.split.stratum: {kinds:,} values for {len(values):,} groups are too many; use a column with fewer "
+            "values"
+        )
     cells = numbers if strata is None else numbers * kinds + strata
-    counts = np.bincount(cells, minlength=kinds * (int(numbers.max()) + 1))
-    return counts.reshape(-1, kinds).tolist(), numbers
+    return np.bincount(cells, minlength=kinds * len(values)).reshape(-1, kinds), numbers
 
 
 def draw_groups(groups: Array, strata: Array | None, fraction: float, seeds: Sequence[int]) -> Array:
-    """Draws whole groups that have about a fraction of the rows, or of the rows of each class: [n] bool."""
+    """Draws whole groups that have about a fraction of the rows: [n] bool; of many draws, the best of each class."""
     counts, numbers = count_by_group(groups, strata)
-    wanted = [fraction * sum(each) for each in zip(*counts, strict=True)]
-    found, distance = [0.0] * len(wanted), 1.0 * len(wanted)
-    chosen = np.zeros(len(counts), bool)
-    for group in np.random.default_rng(list(seeds)).permutation(len(counts)).tolist():
-        size = counts[group]
-        nearer = [each + more for each, more in zip(found, size, strict=True)]
-        away = sum((each / goal - 1) ** 2 for each, goal in zip(nearer, wanted, strict=True) if goal)
-        if away < distance and any(size):
-            found, distance = nearer, away
-            chosen[group] = True
-        if distance == 0:
-            break
-    if not chosen.any():
-        chosen[min((sum(size), group) for group, size in enumerate(counts) if any(size))[1]] = True
+    sizes, random = counts.sum(axis=1), np.random.default_rng(list(seeds))
+    wanted, rows, nearest = fraction * counts.sum(axis=0), fraction * len(groups), math.inf
+    chosen = np.zeros(len(sizes), bool)
+    for _ in range(max(1, min(MOST_DRAWS, MOST_DRAWN // counts.size))):
+        order = random.permutation(len(sizes))
+        order = order[np.argsort(sizes[order] > rows, kind="stable")]  # those that are too large come last
+        order = order[: 1 + np.argmin(np.abs(np.cumsum(sizes[order])[:-1] - rows))]
+        away = counts[order].sum(axis=0) - wanted
+        distance = (np.square(away) / np.maximum(wanted, 1)).sum() + away.sum() ** 2 / rows
+        if distance < nearest:
+            nearest, chosen = distance, np.isin(np.arange(len(sizes)), order)
     return np.asarray(chosen[numbers])
 
 
@@ -447,20 +480,22 @@ def assign_folds(rule: Split, keys: DivisionKeys, count: int, folds: int, seeds:
     """
     random = np.random.default_rng(list(seeds))
     if rule.by == "hash":
-        return (spread_hashes(require_keys(rule, keys.groups), seeds) * folds).astype(np.int32)
-    if rule.by == "time":
+        numbers = (spread_hashes(require_keys(rule, keys.groups), seeds) * folds).astype(np.int32)
+    elif rule.by == "time":
         times = require_keys(rule, keys.times)
-        numbers = np.searchsorted(np.quantile(times, np.arange(1, folds + 1) / (folds + 1)), times, side="right") - 1
-        found = len(np.unique(numbers))
-        if found <= folds:
-            raise ConfigError(f"dataset.split: {{by: time}} has too few different times for {folds} folds")
-        return numbers.astype(np.int32)
-    if rule.by == "group":
-        return deal_groups(rule, require_keys(rule, keys.groups), keys.strata, folds, random)
-    drawn = random.permuted(np.tile(np.arange(folds, dtype=np.int32), (-(-count // folds), 1)), axis=1)
-    strata = np.zeros(count, np.int64) if keys.strata is None or rule.by not in ("auto", "stratum") else keys.strata
-    numbers = np.empty(count, np.int32)
-    numbers[order_by_class(strata, random)[0]] = np.ravel(drawn)[:count]
+        firsts = np.quantile(times, np.arange(1, folds + 1) / (folds + 1))
+        numbers = (np.searchsorted(firsts, times, side="right") - 1).astype(np.int32)
+    elif rule.by == "group":
+        numbers = deal_groups(require_keys(rule, keys.groups), keys.strata, folds, random)
+    else:
+        drawn = random.permuted(np.tile(np.arange(folds, dtype=np.int32), (-(-count // folds), 1)), axis=1)
+        strata = np.zeros(count, np.int64) if keys.strata is None or rule.by not in ("auto", "stratum") else keys.strata
+        numbers = np.empty(count, np.int32)
+        numbers[order_by_class(strata, random)[0]] = np.ravel(drawn)[:count]
+    if (found := np.count_nonzero(np.bincount(numbers + 1)[1:])) < folds:
+        raise ConfigError(
+            f"dataset.split: {{by: {rule.by}}} has rows for {found} of {folds} folds; use fewer ones, or another column"
+        )
     return numbers
 
 
@@ -468,28 +503,33 @@ def hold_out_fold(rule: Split, keys: DivisionKeys, count: int, fold: int, folds:
     """Returns which rows are left to train on, and which are in a fold, [count] bool. By time, only earlier ones are
     left, without the gap. The folds are the same in every run.
     """
-    numbers = assign_folds(rule, keys, count, folds, (0, 3))
-    held_out = numbers == fold
-    if rule.by != "time":
-        return ~held_out, held_out
-    assert keys.times is not None
-    return keys.times < keys.times[held_out].min() - parse_gap(rule.gap), held_out
+    held_out = assign_folds(rule, keys, count, folds, (0, 3)) == fold
+    rest = ~held_out
+    if rule.by == "time" and keys.times is not None:
+        rest = keys.times < keys.times[held_out].min() - parse_gap(rule.gap)
+    refuse_empty(rule, rest, held_out, f"the fold {fold + 1}/{folds}")
+    return rest, held_out
 
 
-def deal_groups(rule: Split, groups: Array, strata: Array | None, folds: int, random: np.random.Generator) -> Array:
-    """Deals groups to folds, the largest first, each to the fold that has the fewest rows like its own."""
+def deal_groups(groups: Array, strata: Array | None, folds: int, random: np.random.Generator) -> Array:
+    """Deals groups to folds, the largest first, each to the fold that has the fewest rows of groups like it.
+
+    Groups are alike if they have most of the same class, compared with all rows.
+    """
     counts, numbers = count_by_group(groups, strata)
-    order = [group for group in random.permutation(len(counts)).tolist() if any(counts[group])]
-    if len(order) < folds:
-        raise ConfigError(
-            f"dataset.split: {{by: group, column: {rule.column}}} has {len(order)} groups, fewer than {folds} folds"
-        )
-    sizes = [max(1, sum(each)) for each in zip(*counts, strict=True)]
-    loads = [[0] * len(sizes) for _ in range(folds)]
-    dealt = np.zeros(len(counts), np.int32)
-    for group in sorted(order, key=lambda group: -sum(counts[group])):
-        like = [sum(a * b / n for a, b, n in zip(load, counts[group], sizes, strict=True)) for load in loads]
-        fold = min(range(folds), key=lambda fold: (like[fold], sum(loads[fold])))
-        loads[fold] = [a + b for a, b in zip(loads[fold], counts[group], strict=True)]
-        dealt[group] = fold
+    order = random.permutation(len(counts))
+    order = order[np.argsort(-counts[order].sum(axis=1), kind="stable")]
+    kinds = (counts[order] / np.maximum(1, counts.sum(axis=0))).argmax(axis=1)
+    loads, dealt = [0] * folds, np.zeros(len(counts), np.int32)
+    for kind in np.unique(kinds):
+        alike, found = order[kinds == kind], []
+        heap = [(0, load, fold) for fold, load in enumerate(loads)]
+        heapq.heapify(heap)
+        for size in counts[alike].sum(axis=1).tolist():
+            like, load, fold = heap[0]
+            heapq.heapreplace(heap, (like + size, load + size, fold))
+            found.append(fold)
+        dealt[alike] = found
+        for _, load, fold in heap:
+            loads[fold] = load
     return np.asarray(dealt[numbers])
