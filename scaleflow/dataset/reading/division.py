@@ -192,7 +192,7 @@ def read_column(name: str, read: Callable[[str], Any], name_row: Callable[[int],
     return column
 
 
-def read_numbers(column: Any) -> Any:
+def cast_numbers(column: Any) -> Any:
     """Returns texts that are all numbers as float64; other columns as they are."""
     import pyarrow
     from pyarrow import types
@@ -209,7 +209,7 @@ def to_strata(column: Any) -> Array:
     """Returns the number of each class, or of the range of many different numbers: [n] int64, from 0."""
     from pyarrow import types
 
-    encoded, numbers = column.dictionary_encode(), read_numbers(column)
+    encoded, numbers = column.dictionary_encode(), cast_numbers(column)
     is_number = types.is_integer(numbers.type) or types.is_floating(numbers.type)
     if types.is_floating(column.type) or (is_number and len(encoded.dictionary) > MOST_CLASSES):
         return rank_values(numbers.to_numpy(zero_copy_only=False))
@@ -259,7 +259,7 @@ def read_times(column: Any, rule: Split) -> Array:
     """Returns numbers as they are, dates in seconds since 1970: [n] float64."""
     from pyarrow import types
 
-    column = read_numbers(column)
+    column = cast_numbers(column)
     if types.is_string(column.type) or types.is_large_string(column.type):
         column = parse_times(column)
     values = column.to_numpy(zero_copy_only=False)
