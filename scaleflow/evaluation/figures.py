@@ -113,7 +113,7 @@ def measure_classes(data: Classes, resamples: Resamples) -> tuple[dict[str, Figu
         "accuracy": resamples.mean(data.is_correct),
         "balanced_accuracy": resamples.figure(mean_recall(*exact), mean_recall(*drawn), is_rate=True),
         "macro_f1": resamples.figure(macro_f1(*exact), macro_f1(*drawn), is_rate=True),
-        "log_loss": resamples.mean(-np.log(np.clip(data.of_target, EPSILON, 1 - EPSILON))),
+        "log_loss": resamples.mean(-np.log(np.clip(data.of_target, EPSILON, 1 - EPSILON)), is_error=True),
     }
     figures |= {f"top_{k}_accuracy": resamples.mean(data.rank <= k) for k in (3, 5) if count > 2 * k}
     figures["calibration_error"] = measure_calibration(data.confidence, data.is_correct, resamples)
@@ -395,8 +395,8 @@ def measure_values(
     rows: Rows = [{"value": name, **each} for name, each in zip(names, measured, strict=True)]
     squared = np.square(errors).mean(axis=1)
     figures = {
-        "mae": resamples.mean(np.abs(errors).mean(axis=1)),
-        "rmse": resamples.mean(squared, np.sqrt),
+        "mae": resamples.mean(np.abs(errors).mean(axis=1), is_error=True),
+        "rmse": resamples.mean(squared, np.sqrt, is_error=True),
         "r2": Figure(float(np.mean([each["r2"].value for each in measured]))),
     }
     return figures, rows
@@ -414,8 +414,8 @@ def measure_one(target: Array, errors: Array, resamples: Resamples) -> dict[str,
         return 1 - divide_or(squared, variance, np.nan)
 
     return {
-        "mae": resamples.mean(np.abs(errors)),
-        "rmse": resamples.mean(errors**2, np.sqrt),
+        "mae": resamples.mean(np.abs(errors), is_error=True),
+        "rmse": resamples.mean(errors**2, np.sqrt, is_error=True),
         "r2": resamples.figure(float(explain(exact)), explain(drawn)),
         "bias": resamples.mean(errors),
     }

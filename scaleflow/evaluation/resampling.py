@@ -166,38 +166,54 @@ class Resamples:
         """Returns the weighted sums of values [rows, k]: of all examples [k], and of the draws [1 + resamples, k]."""
         return self.weights @ values, self.draw(values)
 
-    def mean(self, values: Array, finish: Any = None) -> Figure:
+    def mean(self, values: Array, finish: Any = None, is_error: bool = False) -> Figure:
         """Returns the weighted mean of values [rows] with its interval, or what `finish` makes of both.
 
         The mean of bool is a rate.
         """
         finish = finish or (lambda mean: mean)
         value = float(finish(np.average(values, weights=self.weights))) if len(values) else math.nan
-        return self.figure(value, finish(self.draw(values) / self.totals), values.dtype == bool)
+        return self.figure(value, finish(self.draw(values) / self.totals), values.dtype == bool, is_error)
 
-    def figure(self, value: float, resampled: Array, is_rate: bool = False) -> Figure:
+    def figure(self, value: float, resampled: Array, is_rate: bool = False, is_error: bool = False) -> Figure:
         """Returns a value with the interval of what the draws give, [1 + resamples]."""
-        return self.figures(np.array([value]), resampled[:, None], is_rate)[0]
+        return self.figures(np.array([value]), resampled[:, None], is_rate, is_error)[0]
 
-    def figures(self, values: Array, resampled: Array, is_rate: bool = False) -> list[Figure]:
+    def figures(self, values: Array, resampled: Array, is_rate: bool = False, is_error: bool = False) -> list[Figure]:
         """Returns values [n] with the intervals of what the draws give, [1 + resamples, n].
 
-        Rates are from 0 to 1. If a rate is 0 or 1 in each unit, no resample has another one: its interval is that of
-        Clopper and Pearson (1934) for so many units.
+        Rates are from 0 to 1, errors from 0 up. Of units, their intervals are those of Student on the scale of the
+        logit or the logarithm: the percentiles of few skewed sums are too low.
         """
         if len(resampled) < 2 or (self.members is not None and self._many <= 1):
             return [Figure(float(value)) for value in values]
-        deviations = (resampled[1:] - resampled[0]) * self._scale
-        with np.errstate(invalid="ignore"):
-            ends = np.full((2, len(values)), np.nan)
-            is_known = np.isfinite(deviations).any(axis=0)
-            ends[:, is_known] = np.nanpercentile(deviations[:, is_known], self._ends, axis=0)
-        if self._chosen is None:  # the percentiles themselves
-            ends += resampled[0]
+        deviations, ends = (resampled[1:] - resampled[0]) * self._scale, np.full((2, len(values)), np.nan)
+        known = np.isfinite(deviations).any(axis=0)
+        deviations, value = deviations[:, known], values[known]
+        if self.members is not None and (is_rate or is_error):
+            sides = NormalDist().inv_cdf(self._ends[0] / 100) * np.multiply.outer(
+                (1, -1), np.nanstd(deviations, axis=0)
+            )
+            least = self._tail ** (1 / self._many)
+            ends[:, known] = bound_rates(value, sides, least) if is_rate else bound_errors(value, sides)
         else:
-            ends += values
-        if is_rate and self.members is not None:
-            width = 1 - self._tail ** (1 / self._many)
-            ends[0, (ends == 1).all(axis=0)] = 1 - width
-            ends[1, (ends == 0).all(axis=0)] = width
+            center = resampled[0, known] if self._chosen is None else value  # the percentiles themselves
+            ends[:, known] = center + np.nanpercentile(deviations, self._ends, axis=0)
         return [Figure(float(v), float(low), float(high)) for v, low, high in zip(values, *ends, strict=True)]
+
+
+def bound_rates(rates: Array, sides: Array, least: float) -> Array:
+    """Returns the ends of intervals of rates, [2, n], that are so far away on the scale of the logit.
+
+    If a rate is 0 or 1 in each unit, no resample has another one: its interval is that of Clopper and Pearson (1934),
+    from `least` to 1.
+    """
+    inner = np.clip(rates, 1e-12, 1 - 1e-12)
+    ends = 1 / (1 + np.exp(-np.clip(np.log(inner / (1 - inner)) + sides / (inner * (1 - inner)), -700, 700)))
+    ends = np.where(rates >= 1, np.array([[least], [1]]), ends)
+    return np.where(rates <= 0, np.array([[0], [1 - least]]), ends)
+
+
+def bound_errors(errors: Array, sides: Array) -> Array:
+    """Returns the ends of intervals of errors, [2, n], that are so far away on the scale of the logarithm."""
+    return np.asarray(errors * np.exp(np.clip(sides / np.maximum(errors, 1e-300), -700, 700)))
