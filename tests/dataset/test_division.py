@@ -1,12 +1,22 @@
 """How rows are divided: groups stay together, classes keep their share, times keep their order."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow
 import pytest
 
-from scaleflow.dataset.reading.division import Division, assign_folds, draw_strata, hold_out, hold_out_fold, read_keys
+from scaleflow.dataset.reading.division import (
+    Division,
+    assign_folds,
+    draw_strata,
+    hold_out,
+    hold_out_fold,
+    is_by_target,
+    read_keys,
+    read_path_keys,
+)
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import DivisionKeys, Split
 
@@ -169,3 +179,19 @@ def test_a_fold_without_rows_is_refused() -> None:
         hold_out_fold(Split("random"), DivisionKeys(), 5, 8, 10)
     with pytest.raises(ConfigError, match=r"the fold 1/4 leaves nothing to train on of 9 rows; use .* a smaller gap"):
         hold_out_fold(Split("time", gap=99), DivisionKeys(times=np.arange(9.0)), 9, 0, 4)
+
+
+def test_a_pattern_says_the_stratum_and_a_column_that_of_groups(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"p{n // 4}_{n}_site{n % 2}.png") for n in range(8)]
+    rows = [f"{Path(path).name},{'ab'[n // 2 % 2]}" for n, path in enumerate(paths)]
+    (tmp_path / "metadata.csv").write_text("\n".join(["file_name,kind", *rows]), encoding="utf-8")
+    by_site = Split("stratum", pattern=r"(site\d)")
+    assert not is_by_target(by_site)
+    keys = read_path_keys(by_site, tmp_path, paths)
+    assert keys.strata is not None
+    assert keys.strata.tolist() == [0, 1] * 4
+    keys = read_path_keys(Split("group", stratum="kind", pattern=r"(p\d)_"), tmp_path, paths)
+    assert keys.groups is not None
+    assert keys.strata is not None
+    assert len({*keys.groups[:4]}) == len({*keys.groups[4:]}) == 1
+    assert keys.strata.tolist() == [0, 0, 1, 1] * 2

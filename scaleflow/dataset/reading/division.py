@@ -82,7 +82,8 @@ def find_keys(rule: Split, weights: str | None = None) -> dict[str, str]:
 
 def is_by_target(rule: Split) -> bool:
     """Returns whether each split gets its share of the targets."""
-    return rule.stratum == TARGET or (rule.by == "stratum" and rule.column in (None, TARGET))
+    is_named = rule.pattern is not None or rule.column not in (None, TARGET)
+    return rule.stratum == TARGET or (rule.by == "stratum" and not is_named)
 
 
 def read_keys(rule: Split, read: Callable[[str], Any], name_row: Callable[[int], str]) -> DivisionKeys:
@@ -132,13 +133,13 @@ def read_path_keys(rule: Split, base: Path, paths: Sequence[str]) -> DivisionKey
     places = [Path(path).relative_to(base).as_posix() for path in paths]
 
     def read(name: str) -> Any:
-        if rule.pattern is not None:
+        if rule.pattern is not None and name == rule.column:
             matches = [re.search(rule.pattern, place) for place in places]
             return np.array([None if match is None else match[match.re.groups and 1] for match in matches], object)
         table = read_metadata(base / METADATA, name)
         return np.array([table.get(place) for place in places], object)
 
-    if rule.by in READERS and rule.pattern is not None:
+    if rule.pattern is not None:
         rule = replace(rule, column=f"of the pattern {rule.pattern}")
     return read_keys(rule, read, lambda row: paths[row])
 
@@ -154,9 +155,7 @@ def read_metadata(path: Path, name: str) -> Mapping[str, Any]:
         )
     try:
         table = csv.read_csv(path)
-    except OSError as error:
-        raise ConfigError(f"dataset.split.column={name}: {path} cannot be read: {read_reason(error)}") from error
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"dataset.split.column={name}: {path} is no CSV file: {read_reason(error)}") from error
     for each in ("file_name", name):
         if each not in table.column_names:
