@@ -10,8 +10,16 @@ from scaleflow.data_checks.drift import DRIFT, FAULT, HINT, LEVELS, DataFinding,
 from scaleflow.dataset.column_kinds import CATEGORY, DATE, NUMBER, ColumnKind
 from scaleflow.evaluation.charts import shorten_name, text, wrap_svg
 from scaleflow.evaluation.outputs import Drawing
-from scaleflow.evaluation.page import compose_section, make_charts, make_findings, make_page, make_table
-from scaleflow.evaluation.report import draw_sheet, shorten_value, to_data_address
+from scaleflow.evaluation.report import (
+    compose_section,
+    draw_sheet,
+    make_charts,
+    make_findings,
+    make_page,
+    make_table,
+    shorten_value,
+    to_data_address,
+)
 from scaleflow.interfaces.formatting import format_number
 
 #: The most columns with a chart, classes of a chart, and categories of a chart.

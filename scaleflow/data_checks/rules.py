@@ -14,7 +14,7 @@ import numpy as np
 
 from scaleflow.data_checks.drift import FAULT, HINT, MOST_NAMED, DataFinding, SplitSample
 from scaleflow.dataset.column_kinds import CATEGORY, DATE, NUMBER, PICTURE, TEXT
-from scaleflow.evaluation.one_column import score_column
+from scaleflow.evaluation.slices import score_column
 from scaleflow.interfaces.formatting import join_first
 
 #: The fewest examples that are judged.

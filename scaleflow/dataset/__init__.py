@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.augment import augment_feed as augment_feed
     from scaleflow.dataset.pipeline.blocks import check_shards as check_shards
     from scaleflow.dataset.pipeline.blocks import describe_shards as describe_shards
-    from scaleflow.dataset.pipeline.cache import preprocess_inputs as preprocess_inputs
-    from scaleflow.dataset.pipeline.cache import sample_rows as sample_rows
     from scaleflow.dataset.pipeline.feed_factory import make_feed as make_feed
     from scaleflow.dataset.pipeline.feeds import find_places as find_places
     from scaleflow.dataset.pipeline.matched_source import WholeSource as WholeSource
@@ -21,6 +19,8 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.orders import ClassOrder as ClassOrder
     from scaleflow.dataset.pipeline.orders import count_drawn as count_drawn
     from scaleflow.dataset.pipeline.orders import find_shifts as find_shifts
+    from scaleflow.dataset.pipeline.preprocessing import preprocess_inputs as preprocess_inputs
+    from scaleflow.dataset.pipeline.preprocessing import sample_rows as sample_rows
     from scaleflow.dataset.pipeline.records import decode_records as decode_records
     from scaleflow.dataset.pipeline.splits import LEFT_OUT as LEFT_OUT
     from scaleflow.dataset.pipeline.splits import UNLABELLED as UNLABELLED

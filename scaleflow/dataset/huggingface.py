@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.reading.class_names import OneKind, describe_outputs
 from scaleflow.dataset.reading.division import Division, find_keys, find_strata, is_by_target, read_keys
 from scaleflow.dataset.reading.files import TEST_FRACTION, expand_data_dir
-from scaleflow.dataset.reading.finite_targets import check_weights_name
 from scaleflow.dataset.reading.images import Channels, ImageSize, Resize, make_image_decoder
+from scaleflow.dataset.reading.targets import OneKind, check_weights_name, describe_outputs
 from scaleflow.dataset.reading.text import Text
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import DivisionKeys, EarlierState, Inputs, Outputs, Preprocessing, Split, Standardize, Stream

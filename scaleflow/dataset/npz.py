@@ -13,8 +13,7 @@ import numpy as np
 
 from scaleflow.dataset.reading.division import Division, find_keys, find_strata, is_by_target, read_keys
 from scaleflow.dataset.reading.files import TEST_FRACTION, expand_data_dir, suggest_path
-from scaleflow.dataset.reading.finite_targets import check_finite_targets
-from scaleflow.dataset.reading.spread import find_mean_and_deviation, is_wide
+from scaleflow.dataset.reading.targets import check_finite_targets, find_mean_and_deviation, is_wide
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, DivisionKeys, EarlierState, Inputs, Kind, Outputs, Split, map_leaves
 from scaleflow.interfaces.options import Seed, TestFraction, Words, check_option, check_options

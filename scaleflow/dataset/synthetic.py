@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.dataset.reading.class_names import describe_outputs
 from scaleflow.dataset.reading.files import TEST_FRACTION
+from scaleflow.dataset.reading.targets import describe_outputs
 from scaleflow.interfaces import Arrays, Inputs, Kind
 from scaleflow.interfaces.options import ArrayShape, AtLeastTwo, Positive, Seed, check_option, check_options
 

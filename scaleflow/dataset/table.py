@@ -12,11 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.pipeline.blocks import Blocks, make_blocks
-from scaleflow.dataset.reading.class_names import OneKind
 from scaleflow.dataset.reading.division import Division, find_keys, find_strata, is_by_target, read_keys
 from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, list_splits
-from scaleflow.dataset.reading.finite_targets import check_weights_name
 from scaleflow.dataset.reading.learned_cache import LearnedCache
+from scaleflow.dataset.reading.targets import OneKind, check_weights_name
 from scaleflow.dataset.reading.text import LOWER
 from scaleflow.dataset.tables.columns import check_embedding, describe_input_column, make_preprocessing
 from scaleflow.dataset.tables.files import TableFiles, open_tables
@@ -26,25 +25,23 @@ from scaleflow.dataset.tables.kinds import (
     SampleColumns,
     TableTypes,
     check_column_types,
+    check_known_columns,
     check_weights_column,
+    choose_columns,
     choose_kind,
     count_words,
     describe_columns,
     describe_known_target,
     describe_missing_words,
     divide_useless,
+    find_categories,
+    find_columns,
     find_limits,
+    find_name_problem,
+    find_new,
     find_targets,
     find_useless,
     is_like_values,
-)
-from scaleflow.dataset.tables.options import (
-    check_known_columns,
-    choose_columns,
-    find_categories,
-    find_columns,
-    find_name_problem,
-    find_new,
     parse_column_kinds,
 )
 from scaleflow.dataset.tables.values import (

@@ -22,8 +22,8 @@ import tensorflow as tf
 from filelock import FileLock
 
 from scaleflow.dataset.pipeline.records import interleave_files
-from scaleflow.dataset.reading.class_names import describe_outputs
 from scaleflow.dataset.reading.images import ImageSize
+from scaleflow.dataset.reading.targets import describe_outputs
 from scaleflow.dataset.reading.text import Text
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Inputs, Outputs, Preprocessing, Standardize, Stream

@@ -19,8 +19,8 @@ from scaleflow.dataset.pipeline.unreadable import FAILURES
 from scaleflow.dataset.reading import images
 from scaleflow.dataset.reading.division import Division, find_keys, find_strata, is_by_target, read_keys
 from scaleflow.dataset.reading.files import ALL, RECORD_SUFFIXES, TEST_FRACTION, find_files, list_splits
-from scaleflow.dataset.reading.finite_targets import check_weights_name
 from scaleflow.dataset.reading.learned_cache import LearnedCache
+from scaleflow.dataset.reading.targets import check_weights_name
 from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.interfaces import DivisionKeys, Inputs, Kind, Outputs, Split, Stream
 from scaleflow.interfaces.options import AtLeastTwo, Seed, Shape, TestFraction, Words, check_option, check_options

@@ -16,10 +16,8 @@ from scaleflow.errors import ConfigError
 from scaleflow.evaluation.columns import OutputColumns
 from scaleflow.interfaces.sampling import Sampling
 from scaleflow.predict.bad_rows import Problem, RowReport
-from scaleflow.predict.columns import Array
 from scaleflow.predict.language_model import LanguageModel
-from scaleflow.predict.reading import Reading
-from scaleflow.predict.rows import RowBatch, RowSource, divide_rows
+from scaleflow.predict.reading import Array, Reading, RowBatch, RowSource, divide_rows
 
 if TYPE_CHECKING:
     from scaleflow.predict.compute import DistributedModel

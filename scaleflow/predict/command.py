@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.commands.frame import CommandParser, run_command
 from scaleflow.commands.tracked_run import add_run_id, answer_model, find_run, format_model_rows, make_one_process_plan
 from scaleflow.config.compose import compose_config, parse_overrides, resolve_config
-from scaleflow.dataset.reading.object_store import identify_in_store
+from scaleflow.dataset.reading.files import identify_in_store
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.files.cache import identify_file
 from scaleflow.files.object_store import is_store_address
@@ -73,8 +73,7 @@ if TYPE_CHECKING:
     from scaleflow.predict.chunks import PromptModel, Task, TextColumns
     from scaleflow.predict.compute import DistributedModel
     from scaleflow.predict.output import Output
-    from scaleflow.predict.reading import Reading
-    from scaleflow.predict.rows import RowSource
+    from scaleflow.predict.reading import Reading, RowSource
     from scaleflow.tracking.saved_models import ModelDescription
 
 #: The overrides that this command uses.
@@ -183,8 +182,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
         raise ConfigError(f"--shard-rows {typed.shard_rows}: is for a folder of shards; use --output FOLDER/")
     display.begin_stage("reading the run and its model from MLflow")
     run, _ = find_run(RerunCommand(typed.run_id, typed.overrides))
-    from scaleflow.predict.bad_rows import RowReport
-    from scaleflow.predict.drift import DriftWatch
+    from scaleflow.predict.bad_rows import DriftWatch, RowReport
     from scaleflow.tracking.saved_models import describe_model
 
     state, options = run.learned_state, run.config.get("dataset")
@@ -247,8 +245,8 @@ def make_prediction_plan(typed: argparse.Namespace) -> Plan:
 def make_task(typed: argparse.Namespace, reading: Reading, description: ModelDescription, output: Output) -> Task:
     """Opens the table and checks that the model can take it. Raises ConfigError if it cannot."""
     from scaleflow.evaluation.columns import OutputColumns
-    from scaleflow.predict.columns import match_columns
     from scaleflow.predict.inputs import open_input
+    from scaleflow.predict.reading import match_columns
 
     selected = split_names(typed.columns)
     source = open_input(typed.input, typed.delimiter, reading, description.inputs, selected)

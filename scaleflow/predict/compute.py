@@ -17,9 +17,7 @@ from pyarrow import compute, types
 from scaleflow.errors import RunError
 from scaleflow.interfaces import name_leaves
 from scaleflow.predict.bad_rows import Problem, RowReport
-from scaleflow.predict.columns import Array, is_list, is_picture
-from scaleflow.predict.reading import Reading
-from scaleflow.predict.rows import RowBatch
+from scaleflow.predict.reading import Array, Reading, RowBatch, is_list, is_picture
 from scaleflow.serving.cells import DATE
 
 #: From encoded pictures, [b] strings, to arrays [b, ...].

@@ -22,18 +22,16 @@ from scaleflow.dataset.reading.files import (
     RECORD_SUFFIXES,
     TEXT_SUFFIXES,
     has_suffix,
+    list_in_store,
     match_files,
 )
 from scaleflow.dataset.reading.learned_cache import LearnedCache
-from scaleflow.dataset.reading.object_store import list_in_store
 from scaleflow.dataset.tables.files import TableFiles, open_file, prepare_tables
 from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.evaluation.columns import to_column
 from scaleflow.files.object_store import is_store_address
 from scaleflow.files.table_formats import CsvForm, explain_arrow_error, find_format
-from scaleflow.predict.columns import format_columns
-from scaleflow.predict.reading import Reading
-from scaleflow.predict.rows import RowBatch, RowSource, make_batch, read_places
+from scaleflow.predict.reading import Reading, RowBatch, RowSource, format_columns, make_batch, read_places
 from scaleflow.tracking.saved_models import ModelInput
 
 #: Threads that read files of one row each.

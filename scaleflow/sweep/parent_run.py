@@ -59,8 +59,7 @@ def write_comparison(folder: Path, jobs: Sequence[tuple[str, RepeatedJob]]) -> t
         The files, and a line about the two best jobs; nothing if fewer than two have kept predictions.
     """
     from scaleflow.evaluation.comparison import list_differences
-    from scaleflow.evaluation.page import compose_section, make_page, make_table
-    from scaleflow.evaluation.report import to_csv
+    from scaleflow.evaluation.report import compose_section, make_page, make_table, to_csv
 
     named = []
     for label, job in jobs[:MOST_COMPARED]:

@@ -88,7 +88,7 @@ def identify_files(plan: Plan) -> dict[str, list[Any]]:
 
 def identify_objects(address: str) -> dict[str, list[Any]]:
     """Returns the same for files in an object store; empty if it does not answer."""
-    from scaleflow.dataset.reading.object_store import identify_in_store, read_etags
+    from scaleflow.dataset.reading.files import identify_in_store, read_etags
 
     try:
         states = identify_in_store(address)

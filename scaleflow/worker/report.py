@@ -77,8 +77,8 @@ def measure_columns(
     import numpy as np
 
     from scaleflow.evaluation.collector import EXAMPLE, choose_form
-    from scaleflow.evaluation.one_column import score_column
     from scaleflow.evaluation.resampling import Figure
+    from scaleflow.evaluation.slices import score_column
 
     columns = list_permuted(kept.reader.inputs)
     name, described = next(iter(name_leaves(kept.outputs).items()))

@@ -10,7 +10,7 @@ import pytest
 from scaleflow.data_checks.drift import DRIFT, SplitSample, compare_sample, make_schema, select_level
 from scaleflow.dataset.column_kinds import ARRAY, CATEGORY, DATE, NUMBER, TEXT
 from scaleflow.interfaces import Inputs, LearnedState, Outputs
-from scaleflow.predict.drift import DriftWatch
+from scaleflow.predict.bad_rows import DriftWatch
 from tests.data_checks.made import WORDS, cut, replace_some
 
 Array = np.ndarray[Any, Any]

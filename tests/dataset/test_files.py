@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scaleflow.dataset.reading.files import find_files, has_suffix
-from scaleflow.dataset.reading.object_store import matches_glob
+from scaleflow.dataset.reading.files import find_files, has_suffix, matches_glob
 from tests.dataset.files import write
 
 

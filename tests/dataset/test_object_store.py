@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.dataset.reading.object_store import identify_in_store, read_etags
+from scaleflow.dataset.reading.files import identify_in_store, read_etags
 from scaleflow.predict.inputs import open_table
 from tests.dataset.files import holds, refused
 from tests.dataset.test_table import arrays, make, table, write_table

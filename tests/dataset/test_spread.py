@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
-from scaleflow.dataset.reading.spread import find_mean_and_deviation, is_wide
+from scaleflow.dataset.reading.targets import find_mean_and_deviation, is_wide
 from scaleflow.interfaces import Outputs
 from scaleflow.serving.cells import match_names
 

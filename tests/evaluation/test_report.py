@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from scaleflow.evaluation.findings import KnownOfRun
-from scaleflow.evaluation.one_column import score_column
 from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.report import to_json_text
-from scaleflow.evaluation.slices import divide_values, find_slices
+from scaleflow.evaluation.slices import divide_values, find_slices, score_column
 from scaleflow.interfaces import Outputs
 from tests.conftest import Command
 from tests.dataset.files import write

@@ -19,8 +19,7 @@ def converted(cases: list[tuple[Any, str, tuple[int, ...], Any, str | None, bool
     from scaleflow.errors import RunError
     from scaleflow.predict.bad_rows import RowReport
     from scaleflow.predict.compute import convert_rows
-    from scaleflow.predict.reading import Reading
-    from scaleflow.predict.rows import make_batch
+    from scaleflow.predict.reading import Reading, make_batch
 
     found: list[Any] = []
     for column, dtype, shape, missing, kind, is_filled in cases:

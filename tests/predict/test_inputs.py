@@ -13,8 +13,7 @@ import pytest
 
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.predict.inputs import open_input
-from scaleflow.predict.reading import Reading
-from scaleflow.predict.rows import RowSource
+from scaleflow.predict.reading import Reading, RowSource
 from scaleflow.tracking.saved_models import ModelInput
 from tests.conftest import Command
 

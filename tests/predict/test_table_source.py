@@ -19,11 +19,9 @@ from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import Inputs, LearnedPreprocessing, LearnedState, Outputs
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.chunks import Chunk, Task
-from scaleflow.predict.columns import match_columns
 from scaleflow.predict.inputs import open_table
 from scaleflow.predict.output import MANIFEST, open_output
-from scaleflow.predict.reading import Reading, describe_reading
-from scaleflow.predict.rows import divide_rows, join_batches, make_batch
+from scaleflow.predict.reading import Reading, describe_reading, divide_rows, join_batches, make_batch, match_columns
 from scaleflow.tracking.saved_models import ModelInput, ModelOutput
 
 ROWS = pyarrow.table({"x": list(range(10)), "word": [f"w\n{n}" for n in range(10)]})

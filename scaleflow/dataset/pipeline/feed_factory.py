@@ -7,7 +7,6 @@ from typing import Any, cast
 import tensorflow as tf
 
 from scaleflow.dataset.pipeline.blocks import Blocks
-from scaleflow.dataset.pipeline.cache import Transforms
 from scaleflow.dataset.pipeline.feeds import (
     ArrayFeed,
     BlockFeed,
@@ -17,6 +16,7 @@ from scaleflow.dataset.pipeline.feeds import (
     check_static_shapes,
     slice_micro_batch,
 )
+from scaleflow.dataset.pipeline.preprocessing import Transforms
 from scaleflow.dataset.pipeline.records import StreamRows
 from scaleflow.dataset.pipeline.rows import ArrayRows, to_rows
 from scaleflow.errors import ConfigError

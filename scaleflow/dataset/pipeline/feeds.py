@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.dataset.pipeline.blocks import SLAB, BlockOrder, Blocks, read_slabs
-from scaleflow.dataset.pipeline.cache import Transforms, batch_spec, preprocess_batches
 from scaleflow.dataset.pipeline.orders import Permutation, shuffle_position
+from scaleflow.dataset.pipeline.preprocessing import Transforms, batch_spec, preprocess_batches
 from scaleflow.dataset.pipeline.records import RECORD_BYTES, Records, decode_records, record_bytes, to_record
 from scaleflow.dataset.pipeline.rows import to_rows
 from scaleflow.errors import ConfigError

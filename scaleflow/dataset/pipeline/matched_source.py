@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from scaleflow.dataset.pipeline.rows import check_contract, to_rows
 from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
-from scaleflow.dataset.reading.class_names import show_classes
+from scaleflow.dataset.reading.targets import show_classes
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     Arrays,

@@ -21,7 +21,7 @@ from scaleflow.dataset.pipeline.records import (
     largest_target,
     spread_evenly,
 )
-from scaleflow.dataset.reading.finite_targets import check_finite_targets
+from scaleflow.dataset.reading.targets import check_finite_targets
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     Arrays,

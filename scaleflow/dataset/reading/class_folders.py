@@ -12,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.reading.class_names import describe_outputs
 from scaleflow.dataset.reading.division import Division, is_by_target, read_path_keys
 from scaleflow.dataset.reading.files import (
     class_names,
@@ -24,6 +23,7 @@ from scaleflow.dataset.reading.files import (
     list_folders,
     walk_files,
 )
+from scaleflow.dataset.reading.targets import describe_outputs
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import DivisionKeys, EarlierState, Outputs, Split, Stream, extend_classes
 from scaleflow.interfaces.options import Seed, TestFraction, Words, check_options

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from scaleflow.dataset.reading.object_store import identify_in_store
+from scaleflow.dataset.reading.files import identify_in_store
 from scaleflow.errors import ConfigError
 from scaleflow.files.cache import Cache, Entry, encode_entry, identify_file
 from scaleflow.files.object_store import is_store_address

@@ -15,7 +15,7 @@ import numpy as np
 from keras import ops
 
 from scaleflow.dataset.column_kinds import TABLE_KINDS
-from scaleflow.dataset.reading.spread import find_mean_and_deviation
+from scaleflow.dataset.reading.targets import find_mean_and_deviation
 from scaleflow.dataset.reading.text import LOWER, SPECIAL, Text, add_variants, add_words, find_split
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Preprocessing, Standardize

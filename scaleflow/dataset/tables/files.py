@@ -20,9 +20,8 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from scaleflow.dataset.reading.files import expand_data_dir, find_files
+from scaleflow.dataset.reading.files import expand_data_dir, find_files, find_in_store, open_in_store
 from scaleflow.dataset.reading.learned_cache import LearnedCache
-from scaleflow.dataset.reading.object_store import find_in_store, open_in_store
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address
 from scaleflow.files.table_formats import FORMATS, CsvForm, explain_arrow_error, find_format, refuse_unreadable_file

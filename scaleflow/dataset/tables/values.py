@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.dataset.reading.class_names import show_classes
+from scaleflow.dataset.reading.targets import show_classes
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Outputs
 from scaleflow.interfaces.formatting import join_first
