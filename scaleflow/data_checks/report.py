@@ -8,8 +8,7 @@ import numpy as np
 
 from scaleflow.data_checks.drift import DRIFT, FAULT, HINT, LEVELS, DataFinding, SplitSample, make_schema
 from scaleflow.dataset.column_kinds import CATEGORY, DATE, NUMBER, ColumnKind
-from scaleflow.evaluation.charts import shorten_name, text, wrap_svg
-from scaleflow.evaluation.outputs import Drawing
+from scaleflow.evaluation.outputs import Drawing, shorten_name, text, wrap_svg
 from scaleflow.evaluation.report import (
     compose_section,
     draw_sheet,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -90,7 +91,7 @@ class HuggingFace:
         self._image_shape = (*size, channels)
         text = Text(vocabulary, tokens, standardize)
         self._division, self._streams = Division(split or Split("random"), test, split_seed), streaming
-        self._divided: dict[str, tuple[Mapping[str, Array], DivisionKeys]] = {}
+        self._divide = functools.cache(self._draw_splits)
         self._label, self._splits = open_splits(data_dir, name, config, self._streams)
         if "train" not in self._splits:
             raise ConfigError(f"{self._label}: has the splits {', '.join(self._splits)}, expected train among them")
@@ -163,17 +164,15 @@ class HuggingFace:
             records, len(numbers), decode, lambda place: f"{self._label}, row {place}", (), at_once, **row_keys
         )
 
-    def _divide(self, name: str) -> tuple[Mapping[str, Array], DivisionKeys]:
+    def _draw_splits(self, name: str) -> tuple[Mapping[str, Array], DivisionKeys]:
         """Returns which rows of a stored split are in which split, [n] bool, and by what all are divided."""
-        if name not in self._divided:
-            rule, rows = self._division.rule, self._splits[name]
-            keys = read_keys(rule, lambda each: read_arrow(rows, each), lambda row: f"{self._label}, row {row}")
-            if is_by_target(rule) or (rule.by == "auto" and self.outputs.is_one_class):
-                targets = self._to_targets(read_arrow(rows, self._target).to_pylist())
-                keys = replace(keys, strata=find_strata(np.ravel(targets), self.outputs))
-            is_divided = name == "train" and "test" not in self._splits
-            self._divided[name] = self._division.draw(keys, len(rows), len(rows)) if is_divided else {}, keys
-        return self._divided[name]
+        rule, rows = self._division.rule, self._splits[name]
+        keys = read_keys(rule, lambda each: read_arrow(rows, each), lambda row: f"{self._label}, row {row}")
+        if is_by_target(rule) or (rule.by == "auto" and self.outputs.is_one_class):
+            targets = self._to_targets(read_arrow(rows, self._target).to_pylist())
+            keys = replace(keys, strata=find_strata(np.ravel(targets), self.outputs))
+        is_divided = name == "train" and "test" not in self._splits
+        return self._division.draw(keys, len(rows), len(rows)) if is_divided else {}, keys
 
     def _open_stream(self, split: str) -> Stream:
         rows = self._splits[split]

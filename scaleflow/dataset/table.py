@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.blocks import Blocks, make_blocks
+from scaleflow.dataset.pipeline.blocks import Blocks, make_blocks, share_rows
 from scaleflow.dataset.reading.division import Division, find_keys, find_strata, is_by_target, read_keys
 from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, list_splits
 from scaleflow.dataset.reading.learned_cache import LearnedCache
@@ -533,11 +533,7 @@ class TableRows:
         if left < count:
             most = -(-left * len(chosen) // count) + 1 if self._files.is_text else SAMPLED_BLOCKS
             chosen = chosen[np.unique(np.linspace(0, len(chosen) - 1, min(most, SAMPLED_BLOCKS)).astype(int))]
-        rows: dict[int, int] = {}  # long blocks make up for short ones
-        for n, block in enumerate(sorted(map(int, chosen), key=self.lengths.__getitem__)):
-            rows[block] = min(self.lengths[block], -(-left // (len(chosen) - n)))
-            left -= rows[block]
-        blocks = sorted(rows.items())
+        blocks = list(share_rows(self.lengths, chosen, left).items())
         return blocks, np.concatenate([self._firsts[block] + np.arange(count) for block, count in blocks])
 
     def _convert(self, columns: Mapping[str, Any]) -> tuple[Arrays, dict[int, str]]:

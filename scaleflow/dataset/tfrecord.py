@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import os
@@ -105,8 +106,8 @@ class TFRecord:
         self.decoders = {"": input_feature.finish} if is_picture else {}
         self.outputs = describe_feature_outputs(kind, classes, names or (), self._features[target])
         self._files = find_files(data_dir, RECORD_SUFFIXES)
-        self._counted: dict[str, FileCounts] = {}
-        self._divided: dict[str, tuple[Mapping[str, Array], DivisionKeys]] = {}
+        self._find_counts = functools.cache(lambda group: self._recall_counts(self._files[group]))
+        self._divide = functools.cache(self._draw_splits)
 
     @property
     def splits(self) -> Collection[str]:
@@ -134,25 +135,17 @@ class TFRecord:
         whole = to_rows(replace(stream, **vars(keys)))
         return whole.select(masks[split]) if group == ALL else whole  # type: ignore[return-value]
 
-    def _find_counts(self, group: str) -> FileCounts:
-        if group not in self._counted:
-            self._counted[group] = self._recall_counts(self._files[group])
-        return self._counted[group]
-
-    def _divide(self, group: str) -> tuple[Mapping[str, Array], DivisionKeys]:
+    def _draw_splits(self, group: str) -> tuple[Mapping[str, Array], DivisionKeys]:
         """Returns which records are in which split, [n] bool, and by what all are divided."""
-        if group not in self._divided:
-            rule, counts = self._division.rule, self._find_counts(group)
+        rule, counts = self._division.rule, self._find_counts(group)
 
-            def read(name: str) -> Array:
-                return self._read_feature(self._records(self._files[group], counts), name)
+        def read(name: str) -> Array:
+            return self._read_feature(self._records(self._files[group], counts), name)
 
-            keys = read_keys(rule, read, lambda row: f"example {row}")
-            if is_by_target(rule):
-                keys = replace(keys, strata=find_strata(np.ravel(read(self._target)), self.outputs))
-            masks = self._division.draw(keys, counts.total, counts.total) if group == ALL else {}
-            self._divided[group] = masks, keys
-        return self._divided[group]
+        keys = read_keys(rule, read, lambda row: f"example {row}")
+        if is_by_target(rule):
+            keys = replace(keys, strata=find_strata(np.ravel(read(self._target)), self.outputs))
+        return self._division.draw(keys, counts.total, counts.total) if group == ALL else {}, keys
 
     def _read_feature(self, records: tf.data.Dataset, name: str) -> Array:
         """Reads a feature with a single value of all records: [n], texts as strings."""

@@ -1,6 +1,7 @@
 """The record of kept predictions, `predictions.parquet`: what the model returned for the examples of a split.
 
-A row for each example, in the order of the split. docs/predictions.md describes the columns.
+A row for each example, in the order of the split. docs/predictions.md describes the columns. Those that the outputs of
+a model become are the same in the files of `scaleflow.predict`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,66 @@ from pyarrow import parquet
 
 from scaleflow.errors import ConfigError
 from scaleflow.evaluation.collector import EXAMPLE, ROWS_AT_ONCE, WEIGHT, PredictionCollector, choose_form
-from scaleflow.evaluation.columns import OutputColumns, convert_best, spread, to_column
 from scaleflow.evaluation.resampling import Resamples, Units, number_blocks
 from scaleflow.interfaces import Outputs, OutputStructure, name_leaves
 from scaleflow.interfaces.learned_state import parse_leaves
+from scaleflow.serving.answers import DescribedOutput, divide_columns, make_logit_columns, make_prediction_columns
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class OutputColumns:
+    """The columns that the outputs of a model become.
+
+    Attributes:
+        outputs: of the model, by name.
+        has_all: whether every class gets a column, however many there are.
+        has_logits: whether logits get columns, too.
+    """
+
+    outputs: Mapping[str, DescribedOutput]
+    has_all: bool = False
+    has_logits: bool = False
+
+    def convert(self, values: dict[str, Array]) -> dict[str, Any]:
+        """Converts outputs [rows, ...] by name to columns by name, as `serving/answers.py` says."""
+        values = {name: np.asarray(each, self.outputs[name].dtype) for name, each in values.items()}
+        columns = make_prediction_columns(self.outputs, values, self.has_all)
+        if self.has_logits:
+            columns |= make_logit_columns(self.outputs, values)
+        return {name: to_column(each) for name, each in columns.items()}
+
+    def make_empty(self) -> dict[str, Any]:
+        """Returns the columns without values."""
+        return self.convert({name: np.zeros((0, *each.shape)) for name, each in self.outputs.items()})
+
+    def make_schema(self) -> Any:
+        """Returns the names and the types of the columns."""
+        return pyarrow.schema([(name, array.type) for name, array in self.make_empty().items()])
+
+
+def convert_best(best: Array, chance: Array, names: Sequence[str] | None) -> dict[str, Any]:
+    """Returns the columns of the most likely classes, [rows, ...] integers, and their probabilities."""
+    prediction = best if names is None else np.array(names, object)[best]
+    return {"prediction": to_column(prediction), "probability": to_column(chance)}
+
+
+def spread(label: str, values: Array, names: Sequence[str] | None) -> dict[str, Any]:
+    """Converts values [rows], [rows, k] or [rows, ...] to one column, to k columns, or to one column of lists."""
+    return {name: to_column(each) for name, each in divide_columns(label, values, names).items()}
+
+
+def to_column(values: Array) -> Any:
+    """Converts values [rows, ...] to a column of pyarrow, whose values are nested lists for more than one dimension."""
+    if values.dtype == object:
+        column = pyarrow.array(values.ravel().tolist(), pyarrow.string())
+    else:
+        column = pyarrow.array(values.ravel())
+    for size in reversed(values.shape[1:]):
+        column = pyarrow.FixedSizeListArray.from_arrays(column, size)
+    return column
+
 
 #: The version of the record. A reader refuses newer ones.
 VERSION = 1
@@ -35,8 +92,6 @@ FILE, ROW, ID = "file", "row", "id"
 
 #: The columns by which `dataset.split` divided the examples: the number of the group, or the time.
 GROUP, TIME = "group", "time"
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from scaleflow.evaluation import FINDINGS, REPORT
-from scaleflow.evaluation.charts import STYLE, Chart, draw_rates, to_file
 from scaleflow.evaluation.collector import EXAMPLE
 from scaleflow.evaluation.findings import Finding, KnownOfRun, describe_figure, find_all, judge_units, name_metric
-from scaleflow.evaluation.outputs import Drawing, OutputAnalysis, analyse_output
+from scaleflow.evaluation.outputs import STYLE, Chart, Drawing, OutputAnalysis, analyse_output, draw_rates, to_file
 from scaleflow.evaluation.predictions import FILE, ID, ROW, Predictions, name_column
 from scaleflow.evaluation.resampling import Figure
 from scaleflow.evaluation.slices import decode_text, find_slices

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow
 
 from scaleflow.errors import ConfigError
-from scaleflow.evaluation.columns import OutputColumns
+from scaleflow.evaluation.predictions import OutputColumns
 from scaleflow.interfaces.sampling import Sampling
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.language_model import LanguageModel

@@ -68,7 +68,7 @@ from scaleflow.runs.reuse import RerunCommand
 from scaleflow.runs.run import Run, locate_run
 
 if TYPE_CHECKING:
-    from scaleflow.evaluation.columns import OutputColumns
+    from scaleflow.evaluation.predictions import OutputColumns
     from scaleflow.predict.bad_rows import RowReport
     from scaleflow.predict.chunks import PromptModel, Task, TextColumns
     from scaleflow.predict.compute import DistributedModel
@@ -244,7 +244,7 @@ def make_prediction_plan(typed: argparse.Namespace) -> Plan:
 
 def make_task(typed: argparse.Namespace, reading: Reading, description: ModelDescription, output: Output) -> Task:
     """Opens the table and checks that the model can take it. Raises ConfigError if it cannot."""
-    from scaleflow.evaluation.columns import OutputColumns
+    from scaleflow.evaluation.predictions import OutputColumns
     from scaleflow.predict.inputs import open_input
     from scaleflow.predict.reading import match_columns
 

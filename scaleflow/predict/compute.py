@@ -15,7 +15,7 @@ import tensorflow as tf
 from pyarrow import compute, types
 
 from scaleflow.errors import RunError
-from scaleflow.interfaces import name_leaves
+from scaleflow.interfaces import map_named, name_leaves
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.reading import Array, Reading, RowBatch, is_list, is_picture
 from scaleflow.serving.cells import DATE
@@ -99,7 +99,7 @@ class DistributedModel:
     def _compute(self, arrays: Mapping[str, Array], start: int) -> dict[str, Any]:
         def take(replica: int) -> Any:
             first = start + replica * self._rows
-            return self._nest(lambda name: tf.constant(take_rows(arrays[name], first, self._rows)), self._specs)
+            return map_named(lambda name, _: tf.constant(take_rows(arrays[name], first, self._rows)), self._specs)
 
         if self._replicas == 1:
             return name_outputs(self._run(take(0)))
@@ -107,12 +107,6 @@ class DistributedModel:
             lambda context: take(context.replica_id_in_sync_group)
         )
         return name_outputs(self._run(values))
-
-    def _nest(self, make: Any, specs: Any, name: str = "") -> Any:
-        """Returns the structure of the model's inputs with `make(name)` in place of each."""
-        if not isinstance(specs, Mapping):
-            return make(name)
-        return {key: self._nest(make, spec, f"{name}/{key}" if name else key) for key, spec in specs.items()}
 
 
 def take_rows(array: Array, first: int, count: int) -> Array:

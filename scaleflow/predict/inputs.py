@@ -28,7 +28,7 @@ from scaleflow.dataset.reading.files import (
 from scaleflow.dataset.reading.learned_cache import LearnedCache
 from scaleflow.dataset.tables.files import TableFiles, open_file, prepare_tables
 from scaleflow.errors import ConfigError, RunError, read_reason
-from scaleflow.evaluation.columns import to_column
+from scaleflow.evaluation.predictions import to_column
 from scaleflow.files.object_store import is_store_address
 from scaleflow.files.table_formats import CsvForm, explain_arrow_error, find_format
 from scaleflow.predict.reading import Reading, RowBatch, RowSource, format_columns, make_batch, read_places

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaleflow.dataset.pipeline.splits import choose_validation, number_folds
+from scaleflow.dataset.reading.division import choose_validation, number_folds
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import FOLD, Arrays, Augment, Dataset, Inputs, Target
 

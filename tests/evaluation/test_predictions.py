@@ -16,9 +16,9 @@ from pyarrow import parquet
 from scaleflow.errors import ConfigError
 from scaleflow.evaluation import collector as collector_module
 from scaleflow.evaluation.collector import PredictionCollector, choose_form, draw_sample
-from scaleflow.evaluation.columns import OutputColumns
 from scaleflow.evaluation.predictions import (
     METADATA,
+    OutputColumns,
     Predictions,
     load_predictions,
     make_predictions_table,

@@ -14,7 +14,7 @@ from pyarrow import feather, parquet
 
 from scaleflow.dataset.tables import files as table_files
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.evaluation.columns import OutputColumns
+from scaleflow.evaluation.predictions import OutputColumns
 from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import Inputs, LearnedPreprocessing, LearnedState, Outputs
 from scaleflow.predict.bad_rows import Problem, RowReport

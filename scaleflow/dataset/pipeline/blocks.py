@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -152,16 +152,13 @@ class Blocks(StreamRows):
         lengths = self.lengths()
         used = np.flatnonzero(lengths)
         chosen = used[np.unique(np.linspace(0, len(used) - 1, max(MOST_BLOCKS, count // SPREAD_ROWS)).astype(int))]
-        firsts, parts, left = np.cumsum([0, *lengths]), [], min(count, len(self))
-        for n, block in enumerate(sorted(map(int, chosen), key=lengths.__getitem__)):  # long ones make up for short
-            share = min(lengths[block], -(-left // (len(chosen) - n)))
+        firsts, parts = np.cumsum([0, *lengths]), []
+        for block, share in share_rows(lengths, chosen, min(count, len(self))).items():
             spread = self.rows.lengths[block] / lengths[block]  # of the rows, if only some are in the split
             loaded = self.load(block, None if self.has_read_all else int(2 * share * spread) + 64)
             rows = draw_places(len(loaded), share)
-            parts.append((block, firsts[block] + rows, loaded.map(partial(gather, rows=rows))))
-            left -= share
-        parts.sort(key=lambda each: each[0])
-        return np.concatenate([rows for _, rows, _ in parts]), concatenate([part for *_, part in parts]).parts
+            parts.append((firsts[block] + rows, loaded.map(partial(gather, rows=rows))))
+        return np.concatenate([rows for rows, _ in parts]), concatenate([part for _, part in parts]).parts
 
     def locate(self, places: Array) -> tuple[list[str | None], Array]:
         paths, numbers = self.rows.locate(places if self.keep is None else np.flatnonzero(self.keep)[places])
@@ -294,6 +291,16 @@ def make_blocks(reader: RowReader, keep: Array | None = None, keys: DivisionKeys
     blocks = Blocks(empty, length, None, None, reader.faults, reader=reader, keep=keep, **given)
     rows = blocks.slabs().unbatch().apply(tf.data.experimental.assert_cardinality(length))
     return replace(blocks, dataset=rows)
+
+
+def share_rows(lengths: Sequence[int], blocks: Iterable[Any], count: int) -> dict[int, int]:
+    """Divides a number of rows among blocks: about as many of each, and long ones make up for short ones."""
+    shares: dict[int, int] = {}
+    ascending = sorted(map(int, blocks), key=lengths.__getitem__)
+    for n, block in enumerate(ascending):
+        shares[block] = min(lengths[block], -(-count // (len(ascending) - n)))
+        count -= shares[block]
+    return dict(sorted(shares.items()))
 
 
 def concatenate(parts: Sequence[Arrays]) -> Arrays:
