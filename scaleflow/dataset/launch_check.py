@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from scaleflow.dataset.npz import check_names, to_name_list
+from scaleflow.dataset.reading.corpus import SUFFIXES as CORPUS_SUFFIXES
 from scaleflow.dataset.reading.division import check_pattern, find_keys, parse_gap
 from scaleflow.dataset.reading.files import RECORD_SUFFIXES, class_names, find_data_dir, find_files, find_split_folders
 from scaleflow.dataset.reading.learned_cache import LearnedCache
-from scaleflow.dataset.reading.tokenizer import SUFFIXES as CORPUS_SUFFIXES
 from scaleflow.dataset.tables.files import find_tables
 from scaleflow.dataset.tables.kinds import KEYS, choose_columns, parse_column_kinds
 from scaleflow.files.object_store import is_store_address

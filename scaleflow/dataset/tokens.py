@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from scaleflow.dataset.reading.corpus import SUFFIXES, read_documents
 from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, find_files, list_splits
-from scaleflow.dataset.reading.tokenizer import BYTES, SPECIAL, SUFFIXES, make_tokenizer, read_documents
+from scaleflow.dataset.reading.tokenizer import BYTES, SPECIAL, make_tokenizer
 from scaleflow.errors import ConfigError
 from scaleflow.files.cache import Cache, identify_file, name_entry
 from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs, Standardize

@@ -62,7 +62,7 @@ def test_documents_of_every_format_give_the_same_tokens(tmp_path: Path, place: s
 
 
 def test_json_lines_may_be_long(tmp_path: Path) -> None:
-    from scaleflow.dataset.reading.tokenizer import read_documents
+    from scaleflow.dataset.reading.corpus import read_documents
 
     texts = ["a", "b" * 3_000_000, "c"]  # pyarrow reads blocks of 1 MiB
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
