@@ -55,6 +55,8 @@ def check_repeatable(run: Run, overrides: Sequence[str]) -> None:
         raise ConfigError(f"--exact: no run repeats one with strategy={strategy} exactly: {reason}; leave --exact out")
     if PARAM in run.settings:
         raise ConfigError("--exact: this run looked for a setting, which depends on the speed; repeat its command")
+    if run.settings.get("training.max_seconds", "None") not in ("None", "null", ""):
+        raise ConfigError("--exact: training.max_seconds ends a run by its speed; repeat its command")
     schedule = run.settings.get("optimizer.schedule", "constant")
     if schedule in BY_LENGTH and (lengths := list_lengths(run)):
         raise ConfigError(

@@ -400,6 +400,12 @@ TRAINING_RULES: Sequence[Rule] = (
         "write 100, or 0.05 for the first 5 percent of the updates",
     ),
     Rule(
+        ("training.max_seconds",),
+        lambda p: p.training.seconds_limit == 0,
+        "this is no time",
+        "write 600 for seconds, or 10m, 2h, 1d",
+    ),
+    Rule(
         ("training.validate_every",),
         lambda p: isinstance(p.training.validate_every, str) and not p.training.validate_epochs,
         "this is no number of updates or of epochs",

@@ -284,6 +284,7 @@ class Training:
     clip_norm: float | None = field(default=None, metadata={"above": 0.0})
     steps_per_epoch: int | None = field(default=None, metadata={"at_least": 1})
     max_steps: int | None = field(default=None, metadata={"at_least": 1})
+    max_seconds: float | str | None = field(default=None, metadata={"above": 0.0})
     steps_per_loop: int | Literal["auto"] = field(default="auto", metadata={"at_least": 1})
     engine: Literal["loop", "fit"] = "loop"
     step: Target | None = None
@@ -294,6 +295,14 @@ class Training:
     on_nan: Literal["stop", "rollback"] = "stop"
     nan_rate_factor: float = field(default=0.5, metadata={"above": 0.0, "at_most": 0.99})
     nan_rollbacks: int = field(default=3, metadata={"at_least": 1})
+
+    @property
+    def seconds_limit(self) -> float | None:
+        """`max_seconds` in seconds; 0 if it is no time."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smhd])", str(self.max_seconds))
+        if match is None:
+            return 0.0 if isinstance(self.max_seconds, str) else self.max_seconds
+        return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
     @property
     def validate_epochs(self) -> int:

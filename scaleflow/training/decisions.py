@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -32,7 +33,14 @@ class WorkerSync:
     alone would wait for each other in different collectives forever.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, workers: int, should_stop: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        workers: int,
+        should_stop: Callable[[], bool],
+        read_seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.read_seconds = read_seconds  # since the command began
         self._strategy = strategy
         self._workers = workers
         self._should_stop = should_stop
@@ -232,6 +240,36 @@ class Patience:
     def restore(self, state: Mapping[str, Any]) -> None:
         self._waited = state["waited"]
         self._record.restore(state["record"])
+
+
+class TimeLimit:
+    """`training.max_seconds`: when training must end, so that the run is finished in time.
+
+    What follows is estimated: its start-up took as long as the export will, and the test split takes as long for each
+    example as the slowest validation did. At most half of the limit is kept for it.
+    """
+
+    def __init__(self, limit: float | None, sync: WorkerSync, share: float) -> None:
+        self.limit = limit
+        self._sync = sync
+        self._share = share  # the examples of the validation and test splits, for each one of the validation split
+        self._startup: float | None = None
+        self._validation = 0.0
+
+    @contextlib.contextmanager
+    def time_validation(self) -> Iterator[None]:
+        begin = time.monotonic()
+        yield
+        self._validation = max(self._validation, time.monotonic() - begin)
+
+    def is_over(self) -> bool:
+        """Returns whether training must end now. All workers must call it, after each call of the loop."""
+        if self.limit is None:
+            return False
+        now = self._sync.read_seconds()
+        self._startup = now if self._startup is None else self._startup
+        rest = min(self._startup + self._validation * self._share, self.limit / 2)
+        return self._sync.any(now >= self.limit - rest)
 
 
 class Checkpointing:

@@ -14,7 +14,7 @@ from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.interfaces import BY_SIZE, Feed, Snapshot, Training
 from scaleflow.interfaces.events import EpochEnded, MetricsLogged, Note, RolledBack, StageBegan
 from scaleflow.training.callbacks import Callbacks, to_keras_logs
-from scaleflow.training.decisions import Checkpointing, Patience, Rollbacks, WorkerSync, check_finite
+from scaleflow.training.decisions import Checkpointing, Patience, Rollbacks, TimeLimit, WorkerSync, check_finite
 from scaleflow.training.engine import Engine
 from scaleflow.training.metrics_log import MetricsLog
 
@@ -213,6 +213,9 @@ class Session:
         self._patience = Patience(options.early_stopping, engine.objective.modes, unit)
         self._judged = 0  # the step of the last validation
         self._rollbacks = Rollbacks(options)
+        judged = 1 if feeds.validation is None else feeds.validation.examples
+        share = 1 + (0 if feeds.test is None else feeds.test.examples) / judged
+        self._time = TimeLimit(options.seconds_limit, sync, share)
         self._checkpointing = checkpointing or Checkpointing()
         self._callbacks = Callbacks(callbacks, engine, self.epochs, self.steps_per_epoch)
         self._tracing = CallTracing(tracer)
@@ -504,6 +507,11 @@ class Session:
         if not is_single:
             self._steps_per_call.record_call(steps, agreed)
         self.step += steps
+        if self._time.is_over() and not self._stopped and self.step < self._length.total:
+            self._log.emit(
+                Note(f"training.max_seconds={self._options.max_seconds}: training ends in time, after step {self.step}")
+            )
+            self._length = replace(self._length, epochs=self.epoch + 1, total=self.step)
         is_last = first + steps == self._length.steps_per_epoch or self.step == self._length.total
         self._tracing.end_call(seconds, is_last, self._log.usual_ms)
         values = self._log.report_call(self._updates, means, self._rollbacks.count, is_last)
@@ -519,7 +527,8 @@ class Session:
             self._read_finite_state()  # before validation, whose metrics a rollback does not remove
         done, is_judged = self.epoch + 1, self._is_due(is_end=True)
         validation = self._feeds.validation if is_judged else None
-        values = {**self._log.values, **self._log.evaluate("val", validation, self._updates)}
+        with self._time.time_validation():
+            values = {**self._log.values, **self._log.evaluate("val", validation, self._updates)}
         self._log.emit(EpochEnded(done, self.epochs, self._updates, values))
         self._call_callbacks("epoch_end", self.epoch, to_keras_logs(values))
         self._log.report_histograms(done, self._updates)

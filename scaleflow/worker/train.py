@@ -183,7 +183,9 @@ def make_worker_sync(spec: RunSpec, setup: TrainingSetup, should_stop: Callable[
     def must_stop() -> bool:
         return should_stop() or (limit is not None and time.time() - spec.started > limit)
 
-    return training.WorkerSync(setup.strategy, count_synchronous_workers(spec.plan), must_stop)
+    return training.WorkerSync(
+        setup.strategy, count_synchronous_workers(spec.plan), must_stop, lambda: time.time() - spec.started
+    )
 
 
 def make_startup_timer(spec: RunSpec) -> StartupTimer:

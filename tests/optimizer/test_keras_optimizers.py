@@ -81,6 +81,8 @@ def test_the_files_have_the_arguments_and_defaults_of_keras(isolated: Callable[.
         ("training.early_stopping={restore_best:true} checkpoint.best={monitor:train/loss}", "two values would decide"),
         ("training.early_stopping={min_delta:-1}", "min_delta=-1: expected a number, at least 0.0"),
         ("training.validate_every='2_epochs'", "this is no number of updates or of epochs; write 500"),
+        ("training.max_seconds=soon", "training.max_seconds=soon: this is no time; write 600 for seconds, or 10m"),
+        ("training.max_seconds=0", "training.max_seconds=0: expected a number, above 0.0 or text, or null"),
         ("training.validate_every=0", "training.validate_every=0: expected an integer, at least 1"),
         ("training.validate_every=5 training.engine=fit", "fit validates at the end of an epoch"),
         ("training.validate_every=5 dataset.validation=null", "there is no validation split; set dataset.validation"),

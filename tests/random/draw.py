@@ -379,6 +379,7 @@ def draw_watching(made: Drawing) -> None:
     keys = made.draw.choice(["patience: 1", "patience: 1, min_delta: 0.1", "threshold: 1.0", "restore_best: true"])
     made.maybe(0.15, *(f"training.early_stopping={{metric: {name}, {keys}}}" for name in watched))
     made.maybe(0.1, "training.on_nan=rollback")
+    made.maybe(0.05, "training.max_seconds=1h")
     if made.validates:
         made.maybe(
             0.15, "training.validate_every=2", "training.validate_every=2 epochs", "training.validate_examples=3"

@@ -183,6 +183,55 @@ def test_validation_within_epochs_resumes_bit_for_bit(isolated: Callable[..., An
     assert isolated(resume_at_each, plan(*BASE, SIZE, *words, *schedule)) == [True, True]  # at a validation, and after
 
 
+def end_in_time(plans: list[Any]) -> tuple[list[Event], int, bool]:
+    """The events and steps of a run out of time after a call; whether its resumption equals a run without a limit."""
+    from scaleflow.worker.build import build_training
+
+    events: list[Event] = []
+    cut, rest, whole = (
+        make_session(plan, build_training(plan, ignore), lambda event: events.append(to_pair(event)))
+        for plan in (plans[0], plans[1], plans[1])
+    )
+    result = cut.run()
+    of_cut = list(events)
+    rest.restore(cut.snapshot())
+    assert rest.run().steps == whole.run().steps == 15
+    wanted, found = whole.snapshot().tensors, rest.snapshot().tensors
+    return of_cut, result.steps, all((wanted[name] == found[name]).all() for name in wanted)
+
+
+def test_a_run_out_of_time_is_validated_and_tested_and_can_go_on(
+    isolated: Callable[..., Any], plan: Callable[..., Any]
+) -> None:
+    words = (*BASE, SIZE, "training.epochs=3", "training.steps_per_loop=2")
+    events, steps, is_same = isolated(end_in_time, [plan(*words, "training.max_seconds=1s"), plan(*words)])
+    assert steps == 1
+    assert steps_with(events, "val/loss") == steps_with(events, "test/loss") == [1]
+    assert epochs(events) == [(1, 1)]
+    notes = [fields["text"] for name, fields in events if name == "note"]
+    assert notes == ["training.max_seconds=1s: training ends in time, after step 1"]
+    assert is_same
+
+
+def limit_time() -> list[bool]:
+    """Whether training of at most 100 s is over, at times since the command began."""
+    from scaleflow.training.decisions import TimeLimit
+
+    now = SimpleNamespace(seconds=10.0)
+    sync: Any = SimpleNamespace(any=bool, read_seconds=lambda: now.seconds)
+    limit, found = TimeLimit(100.0, sync, 3.0), []
+    for now.seconds, seconds in ((10.0, 0.0), (89.0, 0.0), (91.0, 0.0), (55.0, 5.0), (76.0, 5.0), (51.0, 90.0)):
+        limit._validation = seconds
+        found.append(limit.is_over())
+    return found
+
+
+def test_time_is_kept_for_what_follows_training(isolated: Callable[..., Any]) -> None:
+    assert isolated(limit_time) == [False, False, True, False, True, True]
+    limits = [Training(max_seconds=each).seconds_limit for each in (None, 90.0, "10m", "2h", "1.5 h", "90s", "soon")]
+    assert limits == [None, 90.0, 600.0, 7200.0, 5400.0, 90.0, 0.0]
+
+
 # Parts of it ---------------------------------------------------------------------------------
 
 
