@@ -188,7 +188,7 @@ def test_valid_command_lines_are_not_refused(plan: Make, command: str) -> None:
 
 
 def test_unknown_keys_are_arguments_of_the_target(plan: Make) -> None:
-    made = plan("model.units=[8,4]", "optimizer.amsgrad=true")
+    made = plan("model.units=[8,4]", "optimizer=lazy_adam", "+optimizer.amsgrad=true")
     assert made.model.target.path == "scaleflow.model.mlp.build"
     assert made.model.target.arguments == {"units": [8, 4], "dropout": 0.0, "batch_norm": False}
     assert made.optimizer.target.arguments == {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": True}
