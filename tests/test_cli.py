@@ -111,7 +111,7 @@ def test_help_is_a_page_that_lists_every_group_with_its_options(
         assert f"    scaleflow {command.name:<10} {command.about}" in lines
         assert f"  {command.group}" in lines
     assert len(lines) < 75
-    listed = ("dataset: ", "experiment: ")  # options in a line by Hydra, however many there are
+    listed = ("dataset: ", "experiment: ", "optimizer: ")  # options in a line by Hydra, however many there are
     assert max(len(line) for line in lines if not line.startswith(listed)) <= 120
     assert not re.search(r"\$\{|\$[A-Z]", "\n".join(lines))
     assert left_in(folder) == []

@@ -54,7 +54,7 @@ objective.loss=3
 objective.class_weight=balancd | expected balanced or {NAME: a number, at least 0.0} or {NAME: balanced or {
 'objective.class_weight={0: -1}' | expected balanced or {NAME: a number, at least 0.0}
 objective.label_smoothing=1.5 | expected a number, at least 0.0, at most 1.0
-training.early_stopping=3 | expected {monitor, patience, mode}, or null
+training.early_stopping=3 | expected {monitor, patience, mode, min_delta, start_epoch, threshold, restore_best}, or null
 'training.early_stopping={patience: 0}' | training.early_stopping.patience= | expected an integer, at least 1
 'training.early_stopping={mode: up}' | training.early_stopping.mode= | expected one of auto, min, max
 hardware.logical_devices=0 | expected an integer, at least 1
@@ -82,7 +82,7 @@ optimizer.learning_rate=0 | expected a number, above 0.0
 optimizer.learning_rate=-0.1 | expected a number, above 0.0
 optimizer.learning_rate=.nan | expected a number, above 0.0
 optimizer.learning_rate=fast | expected a number, above 0.0
-optimizer.schedule=linear | expected one of constant, cosine, step
+optimizer.schedule=linea | expected one of constant, cosine, step, linear, polynomial, exponential, one_cycle
 optimizer.final_rate=2 | expected a number, at least 0.0, at most 1.0
 optimizer.warmup_steps=-1 | expected an integer, at least 0
 optimizer.scale=square | expected one of none, linear, sqrt
@@ -340,7 +340,7 @@ strategy=auto,mirrored | strategy=auto,mirrored | -m
 --config-dir plain | --config-dir plain | there is no such folder
 training.epochs=1 --config-dir conf model=mien | model=mien | did you mean mine?
 training.epochs 3 | training.epochs | KEY=VALUE in one word
-evalute abc | evalute: there is no such command; did you mean evaluate? (doctor, check, find,
+evalute abc | evalute: there is no such command; did you mean evaluate? (init, schema, doctor, check, find,
 --config-dir conf evaluate abc | evaluate: a command is the first word; write scaleflow evaluate
 training.early_stopping.patience=2 | type 'training.early_stopping={patience: 2}'
 training.epochs=1 strategy=mirrored,one_device | strategy=mirrored,one_device | several values need -m

@@ -198,4 +198,10 @@ DEVICE_RULES: Sequence[Rule] = (
         "for more replicas, use for example cluster.workers=4",
         "warning",
     ),
+    Rule(
+        ("optimizer._target_", "strategy"),
+        lambda p: p.optimizer.target.path.endswith(".Muon") and p.strategy.has_coordinator,
+        "it needs whole matrices, and parameter servers hold parts of them",
+        "use optimizer=adamw, or another strategy",
+    ),
 )

@@ -442,12 +442,6 @@ TRAINING_RULES: Sequence[Rule] = (
         "set optimizer.weight_decay=0.01, or use optimizer=adamw",
     ),
     Rule(
-        ("optimizer._target_", "strategy"),
-        lambda p: p.optimizer.target.path.endswith(".Muon") and p.strategy.has_coordinator,
-        "it needs whole matrices, and parameter servers hold parts of them",
-        "use optimizer=adamw, or another strategy",
-    ),
-    Rule(
         ("optimizer._target_",),
         lambda p: p.optimizer.target.path.endswith(".ScheduleFreeAdamW"),
         "its model has to be averaged before it is evaluated, which Keras leaves to the user",

@@ -592,21 +592,17 @@ def test_the_best_job_is_first_and_named_last(
 
 def test_a_model_that_no_store_has_is_loaded_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run, model = RunState(), tmp_path / "s" / "1" / "model"
+    uri, model = "models:/m-1", tmp_path / "s" / "1" / "model"
     (model / "saved_model").mkdir(parents=True)
-    assert make_loading_row(run.model_uri, None, model.parent)[1] == 'tf.saved_model.load("s/1/model/saved_model")'
+    assert make_loading_row(None, None, model.parent)[1] == 'tf.saved_model.load("s/1/model/saved_model")'
     (model / "model.keras").touch()
-    assert make_loading_row(run.model_uri, None, model.parent)[1] == 'keras.models.load_model("s/1/model/model.keras")'
-    run.model_uri, run.store = "models:/m-1", f"sqlite:///{tmp_path}/mlflow.db"
+    assert make_loading_row(uri, None, model.parent)[1] == 'keras.models.load_model("s/1/model/model.keras")'
     plain = 'mlflow.pyfunc.load_model("models:/m-1")'
-    assert make_loading_row(run.model_uri, None, model.parent)[1] == plain
-    run.store = "http://****@host:5000"
-    assert (
-        make_loading_row(run.model_uri, None, model.parent)[1]
-        == f'mlflow.set_tracking_uri("http://host:5000"); {plain}'
-    )
+    assert make_loading_row(uri, f"sqlite:///{tmp_path}/mlflow.db", model.parent)[1] == plain
+    there = f'mlflow.set_tracking_uri("http://host:5000"); {plain}'
+    assert make_loading_row(uri, "http://****@host:5000", model.parent)[1] == there
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:sesame@host:5000")
-    assert make_loading_row(run.model_uri, None, model.parent)[1] == plain
+    assert make_loading_row(uri, "http://****@host:5000", model.parent)[1] == plain
 
 
 def test_without_a_direction_no_job_is_the_best(

@@ -122,6 +122,7 @@ def overfitted() -> tuple[int, list[list[int]]]:
 
     from scaleflow.dataset import Splits, repeat_first_batch
     from scaleflow.dataset.pipeline.feeds import ShuffledOrder
+    from scaleflow.dataset.pipeline.orders import Permutation
     from scaleflow.dataset.pipeline.records import make_records
     from scaleflow.dataset.pipeline.rows import to_rows
 
@@ -135,7 +136,9 @@ def overfitted() -> tuple[int, list[list[int]]]:
     seen = [int(x) for x, _ in from_stream.train.dataset.as_numpy_iterator()]
     in_memory = make_records(stream, (tf.range(10), tf.range(10)))
     from_memory = repeat_first_batch(Splits(in_memory, None, None, *described), Batching(2, 2, 1)).train
-    read = ShuffledOrder(from_memory, None).examples(tf.constant(0, tf.int64), tf.constant(0, tf.int64), 12)
+    read = ShuffledOrder(from_memory, None, None, Permutation(12)).examples(
+        tf.constant(0, tf.int64), tf.constant(0, tf.int64), 12
+    )
     read_by_index = [int(x) for x, _ in read.as_numpy_iterator()]
     return len(from_stream.train), [seen, read_by_index, from_arrays.train.inputs.tolist()]
 

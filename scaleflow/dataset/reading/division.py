@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.dataset.reading.files import DRAWN_TOGETHER, SPLITS, TEST_FRACTION, draw_rows
+from scaleflow.dataset.reading.files import DRAWN_TOGETHER, SPLITS, TEST_FRACTION, draw_rows, read_metadata
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import AUTO, FOLD, OUT_OF_FOLD, Dataset, DivisionKeys, InputStructure, Outputs, Rows, Split
 from scaleflow.interfaces.formatting import join_first
@@ -32,9 +32,6 @@ RANGES, MOST_CLASSES = 10, 20
 
 #: The value of `stratum` that means the targets.
 TARGET = "target"
-
-#: The file beside pictures and texts that has their columns.
-METADATA = "metadata.csv"
 
 #: Groups are drawn so often, or until so many numbers are counted; the most numbers of groups and their classes.
 MOST_DRAWS, MOST_DRAWN, MOST_CELLS = 200, 1_000_000, 50_000_000
@@ -139,33 +136,12 @@ def read_path_keys(rule: Split, base: Path, paths: Sequence[str]) -> DivisionKey
         if rule.pattern is not None and name == rule.column:
             matches = [re.search(rule.pattern, place) for place in places]
             return np.array([None if match is None else match[match.re.groups and 1] for match in matches], object)
-        table = read_metadata(base / METADATA, name)
+        table = read_metadata(base, name)
         return np.array([table.get(place) for place in places], object)
 
     if rule.pattern is not None:
         rule = replace(rule, column=f"of the pattern {rule.pattern}")
     return read_keys(rule, read, lambda row: paths[row])
-
-
-def read_metadata(path: Path, name: str) -> Mapping[str, Any]:
-    """Returns a column of a CSV file by the names of files in its column `file_name`."""
-    from pyarrow import csv
-
-    if not path.is_file():
-        raise ConfigError(
-            f"dataset.split.column={name}: is read from {path}, which does not exist; write it, with the column "
-            "file_name (relative to the folder) and this one, or use dataset.split.pattern"
-        )
-    try:
-        table = csv.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"dataset.split.column={name}: {path} is no CSV file: {read_reason(error)}") from error
-    for each in ("file_name", name):
-        if each not in table.column_names:
-            raise ConfigError(
-                f"dataset.split.column={name}: {path} has no column {each}; it has {', '.join(table.column_names)}"
-            )
-    return dict(zip(table["file_name"].to_pylist(), table[name].to_pylist(), strict=True))
 
 
 def read_column(name: str, read: Callable[[str], Any], name_row: Callable[[int], str]) -> Any:

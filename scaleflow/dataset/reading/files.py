@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.errors import ConfigError, find_similar
+from scaleflow.errors import ConfigError, find_similar, read_reason
 from scaleflow.files.object_store import call_store, connect, split_address
 
 #: Names of folders and prefixes of file names -> the split that they denote.
@@ -340,3 +340,25 @@ def open_in_store(address: str) -> Any:
     """Opens a file for reading at any position."""
     scheme, _, path = address.partition("://")
     return connect(scheme).open_input_file(path)
+
+
+def read_metadata(folder: Path, name: str) -> Mapping[str, Any]:
+    """Returns a column of `metadata.csv` in a folder, by the names of files in its column `file_name`."""
+    from pyarrow import csv
+
+    path = folder / "metadata.csv"
+    if not path.is_file():
+        raise ConfigError(
+            f"dataset.split.column={name}: is read from {path}, which does not exist; write it, with the column "
+            "file_name (relative to the folder) and this one, or use dataset.split.pattern"
+        )
+    try:
+        table = csv.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"dataset.split.column={name}: {path} is no CSV file: {read_reason(error)}") from error
+    for each in ("file_name", name):
+        if each not in table.column_names:
+            raise ConfigError(
+                f"dataset.split.column={name}: {path} has no column {each}; it has {', '.join(table.column_names)}"
+            )
+    return dict(zip(table["file_name"].to_pylist(), table[name].to_pylist(), strict=True))
