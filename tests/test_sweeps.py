@@ -10,6 +10,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.version import VersionBase
+from packaging.version import Version
 
 import scaleflow
 from scaleflow import best
@@ -38,6 +39,7 @@ def answer_of(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, obje
 def test_a_sweep_from_python_returns_its_jobs_and_the_best_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(VersionBase.instance(), "version_base", Version("1.3"))  # whichever test set it before
     before = (GlobalHydra.instance().hydra, VersionBase.instance().getbase(), HydraConfig.instance().cfg)
     monkeypatch.setattr(runner, "launch_run", FakeLaunch(["FINISHED", "FAILED"]))
     words = ("tracking=none", "training.epochs=1,3,2")
