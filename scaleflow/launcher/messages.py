@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from scaleflow.interfaces.formatting import format_number
+from scaleflow.interfaces.formatting import list_metric_rows
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import to_json
 from scaleflow.launcher.display import Display
@@ -20,6 +20,10 @@ SLACK = "slack:"
 #: How often a message is sent again after no answer or a passing error, and the seconds for one answer.
 RETRIES, SECONDS = 3, 5.0
 
+#: The most metrics in a line.
+MOST_METRICS = 3
+
+#: The statuses of errors that may pass.
 PASSING_ERRORS = (429, 500, 502, 503, 504)
 
 
@@ -48,17 +52,10 @@ def notify_meanwhile(address: str | None, name: str, reason: str, display: Displ
 
 def describe_end(name: str, answer: Mapping[str, Any], event: str) -> str:
     """Returns the line about a run: its status, its error, and its metrics of the test or the validation."""
-    metrics = {key: value for key, value in (answer.get("metrics") or {}).items() if isinstance(value, float)}
-    shown = next((part for prefix in ("test/", "val/") if (part := select_results(metrics, prefix))), [])
-    parts = [answer.get("error"), *shown, answer.get("run_id") and f"run {answer['run_id']}"]
-    return (
-        f"{name} {'was restarted' if event == 'restarted' else answer.get('status')}: {'; '.join(filter(None, parts))}"
-    )
-
-
-def select_results(metrics: Mapping[str, float], prefix: str) -> list[str]:
-    names = [name for name in metrics if name.startswith(prefix) and not name.endswith(("_low", "_high"))]
-    return [f"{name.replace('/', ' ')} {format_number(metrics[name])}" for name in names[:3]]
+    status = "was restarted" if event == "restarted" else answer.get("status")
+    metrics = [f"{label} {value}" for label, value in list_metric_rows(answer.get("metrics") or {})[:MOST_METRICS]]
+    parts = [answer.get("error"), *metrics, answer.get("run_id") and f"run {answer['run_id']}"]
+    return f"{name} {status}: {'; '.join(filter(None, parts))}"
 
 
 def post(url: str, body: Mapping[str, Any]) -> str:

@@ -16,6 +16,8 @@ from scaleflow.model.initial import load_keras_file
 def build(inputs: InputStructure, outputs: OutputStructure, path: str) -> keras.Model:
     """Loads the model; it trains on from its weights, with the loss, metrics and optimizer of the run.
 
+    Layers that were saved as not trainable do not train.
+
     Args:
         inputs: numbers of the shapes that the model takes.
         outputs: what the dataset needs, for which the model returns logits or values.
@@ -28,7 +30,6 @@ def build(inputs: InputStructure, outputs: OutputStructure, path: str) -> keras.
     if not Path(path).is_file():
         raise ConfigError(f"model.path={path}: there is no such file; use a file that keras.Model.save wrote")
     model = load_keras_file(path, f"model.path={path}")
-    model.trainable = True
     expected = map_leaves(lambda each: (None, *each.shape), inputs)
     if not isinstance(expected, dict) and not fits(model.input_shape, expected):
         raise ConfigError(

@@ -16,7 +16,8 @@ from scaleflow.launcher.messages import notify, post
 from tests.conftest import Command
 
 FAST = ("model.units=[4]", "training.max_steps=2", "dataset.limit=64", "evaluation=none", "hardware=cpu")
-ENDED = {"status": "FINISHED", "run_id": "4f", "metrics": {"test/accuracy": 0.5, "test/accuracy_low": 0.4}}
+METRICS = {"test/accuracy": 0.5, "test/accuracy_low": 0.4, "test/accuracy_high": 0.6}
+ENDED = {"status": "FINISHED", "run_id": "4f", "metrics": METRICS}
 
 
 class Receiver(HTTPServer):
@@ -65,7 +66,7 @@ def send(address: str, answer: dict[str, Any]) -> str:
 def test_a_message_has_the_answer_and_a_line_and_no_secret(receiver: Receiver) -> None:
     assert send(receiver.address, {**ENDED, "error": "password=sesame", "step": float("nan")}) == ""
     (message,) = receiver.received
-    assert message["text"] == "digits FINISHED: password=****; test accuracy 0.5; run 4f"
+    assert message["text"] == "digits FINISHED: password=****; test accuracy 0.5 (0.4 to 0.6); run 4f"
     assert message["event"] == "ended"
     assert message["metrics"] == ENDED["metrics"]
     assert message["step"] is None
@@ -73,7 +74,7 @@ def test_a_message_has_the_answer_and_a_line_and_no_secret(receiver: Receiver) -
 
 def test_slack_gets_the_line(receiver: Receiver) -> None:
     assert send(f"slack:{receiver.address}", ENDED) == ""
-    assert receiver.received == [{"text": "digits FINISHED: test accuracy 0.5; run 4f"}]
+    assert receiver.received == [{"text": "digits FINISHED: test accuracy 0.5 (0.4 to 0.6); run 4f"}]
 
 
 def test_a_passing_error_is_tried_again_and_another_is_a_note(receiver: Receiver) -> None:

@@ -116,7 +116,7 @@ def train_from_memory(folder: str) -> Any:
     x = random.normal(size=(200, 3)).astype("float32")
     y = (x[:, 0] > 0).astype("int64")
     short = ("training.max_steps=5", "tracking=none", "hardware=cpu", "debug=inline", "evaluation=none")
-    network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+    network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, trainable=False), keras.layers.Dense(1)])
     np.savez("rows.npz", x=x, y=y, w=np.ones(200))
     network.save("network.keras")
     words = (
@@ -138,8 +138,11 @@ def train_from_memory(folder: str) -> Any:
     resumed = scaleflow.run("resume=objects", "training.max_steps=6")
     trained = keras.models.load_model(results[2].folder / "model" / "model.keras")
     sizes = [layer.units for layer in trained.layers if isinstance(layer, keras.layers.Dense)]
+    kernel = network.get_weights()[0]
+    saved = keras.models.load_model(results[1].folder / "model" / "model.keras")
+    frozen = any(np.array_equal(kernel, each) for each in saved.get_weights())
     untouched = np.allclose(network.get_weights()[0], keras.models.load_model("network.keras").get_weights()[0])
-    return [dict(each.metrics) for each in results], refused, resumed.status, sizes, untouched
+    return [dict(each.metrics) for each in results], refused, resumed.status, sizes, untouched and frozen
 
 
 @pytest.mark.slow
