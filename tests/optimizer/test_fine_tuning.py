@@ -47,17 +47,17 @@ def follow_all_averages(plans: list[Any]) -> list[Any]:
     return [follow_averages(plan) for plan in plans]
 
 
-def resume(plan: Any) -> bool:
-    """Whether a run that continues from a saved state has the weights and averages of one in one go."""
+def resume(plan: Any, steps: int = 6, state: str = "optimizer/average/") -> bool:
+    """Whether a run that continues halfway from a saved state, which has such values, ends as one in one go does."""
     from scaleflow.worker.build import build_training
 
     whole, half, rest = (build_training(plan, ignore) for _ in range(3))
-    for built, first, last in ((whole, 0, 6), (half, 0, 3), (rest, 3, 6)):
+    for built, first, last in ((whole, 0, steps), (half, 0, steps // 2), (rest, steps // 2, steps)):
         if built is rest:
             rest.engine.restore(half.engine.read_state())
         built.engine.train(built.feeds.train, built.feeds.train.open(0, first), 0, first, last - first, first)
     wanted, found = whole.engine.read_state(), rest.engine.read_state()
-    assert any(name.startswith("optimizer/average/") for name in wanted)
+    assert any(name.startswith(state) for name in wanted)
     return wanted.keys() == found.keys() and all((wanted[name] == found[name]).all() for name in wanted)
 
 

@@ -13,6 +13,7 @@ import yaml
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Best, EarlyStopping
 from scaleflow.launcher.prepare import make_plan
+from tests.optimizer.test_fine_tuning import resume
 from tests.training.fake_engine import far, follow, ignore
 
 CONF = Path(__file__).parent.parent.parent / "conf" / "optimizer"
@@ -135,26 +136,13 @@ def train_as_keras(plan: Any) -> tuple[list[Any], list[Any]]:
     return [np.asarray(v) for v in model.trainable_variables], [np.asarray(v) for v in mine.trainable_variables]
 
 
-def resume(plan: Any) -> bool:
-    """Whether a run that continues from a saved state has all values of one in one go."""
-    from scaleflow.worker.build import build_training
-
-    whole, half, rest = (build_training(plan, ignore) for _ in range(3))
-    for built, first, last in ((whole, 0, 4), (half, 0, 2), (rest, 2, 4)):
-        if built is rest:
-            rest.engine.restore(half.engine.read_state())
-        built.engine.train(built.feeds.train, built.feeds.train.open(0, first), 0, first, last - first, first)
-    wanted, found = whole.engine.read_state(), rest.engine.read_state()
-    return wanted.keys() == found.keys() and all((wanted[name] == found[name]).all() for name in wanted)
-
-
 def compare_optimizers(plans: dict[str, tuple[Any, Any]]) -> dict[str, tuple[float, float, bool, bool]]:
     """By name: the difference to Keras, that of two replicas to one, and whether each resumes bit for bit."""
     found = {}
     for name, (one, two) in plans.items():
         ours, wanted = train_as_keras(one)
         apart = far(follow(two, 3).weights, ours)
-        found[name] = far(ours, wanted), apart, resume(one), resume(two)
+        found[name] = far(ours, wanted), apart, *(resume(plan, 4, "optimizer/") for plan in (one, two))
     return found
 
 
