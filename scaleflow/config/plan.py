@@ -21,6 +21,7 @@ from typing import Any, Literal, cast
 from scaleflow.cluster.engines import ClusterEngine, find_engine, list_engines
 from scaleflow.cluster.tasks import count_synchronous_workers
 from scaleflow.config.device_rules import DEVICE_RULES
+from scaleflow.config.evaluation_rules import EVALUATION_RULES
 from scaleflow.config.parse import MAX_INT, format_value, parse_section, parse_value, type_hints, unknown_key_error
 from scaleflow.config.training_rules import TRAINING_RULES, is_fit_mirrored
 from scaleflow.config.trust import check_trusted_targets
@@ -52,7 +53,7 @@ def find_version_rules(find_version: Callable[[str], str] = version) -> tuple[Ru
     return tuple(rules)
 
 
-RULES = (*DEVICE_RULES, *TRAINING_RULES)
+RULES = (*DEVICE_RULES, *TRAINING_RULES, *EVALUATION_RULES)
 
 #: The most keys that a message about keys of another engine shows with their values.
 MAX_SHOWN_KEYS = 3

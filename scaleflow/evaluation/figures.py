@@ -248,9 +248,11 @@ def areas(true: Array, false: Array) -> tuple[Array, Array]:
     return np.where(is_both[:, 0], auc, np.nan), np.where(positives[:, 0] > 0, precision, np.nan)
 
 
-def name_thresholds(ranking: Ranking, positives: float, others: float, miss_cost: float) -> list[dict[str, Any]]:
+def name_thresholds(
+    ranking: Ranking, positives: float, others: float, miss_cost: float, chosen: float | None = None
+) -> list[dict[str, Any]]:
     """Returns a row for each threshold of the probability of the positive class that may be of use: the usual one, the
-    one with the highest F1, and the one whose errors cost least.
+    one that was chosen, the one with the highest F1, and the one whose errors cost least.
 
     A false alarm costs 1, a miss `miss_cost`; the cost is a mean over all examples. With the last row, 1 may stand for
     "never".
@@ -259,15 +261,16 @@ def name_thresholds(ranking: Ranking, positives: float, others: float, miss_cost
     alarms = np.append(ranking.false_rate * others, 0.0)
     costs = (alarms + (positives - found) * miss_cost) / (positives + others)
     f1 = divide_or(2 * found, found + alarms + positives)
-    usual = int(np.searchsorted(-ranking.thresholds, -0.5, "right")) - 1  # of those from 0.5 on the last
+    fixed = {"usual": 0.5, **({} if chosen is None else {"chosen": chosen})}
+    places = {name: int(np.searchsorted(-ranking.thresholds, -each, "right")) - 1 for name, each in fixed.items()}
     cost = f"least cost (a miss costs {miss_cost:g} false alarms)"
     rows = []
-    for name, at in {"usual": usual, "highest F1": int(f1.argmax()), cost: int(costs.argmin())}.items():
+    for name, at in {**places, "highest F1": int(f1.argmax()), cost: int(costs.argmin())}.items():
         is_never = at in (-1, len(ranking.thresholds))
         rows.append(
             {
                 "threshold": name,
-                "probability": 0.5 if name == "usual" else 1.0 if is_never else float(ranking.thresholds[at]),
+                "probability": fixed[name] if name in fixed else 1.0 if is_never else float(ranking.thresholds[at]),
                 "precision": float(divide_or(found, found + alarms)[at]),
                 "recall": float(divide_or(found, np.array(positives))[at]),
                 "f1": float(f1[at]),

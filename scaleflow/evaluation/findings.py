@@ -24,6 +24,9 @@ FEWEST_SUSPECTS, SUSPECT_SHARE = 5, 0.02
 #: accuracy: if one class is rare, or classes have weights, the accuracy of a useful model may be that of a constant.
 LEAST_GAIN = 0.03
 
+#: F1 at the usual threshold is judged by so many examples of the class; another threshold has to gain so much.
+FEWEST_POSITIVES, LEAST_F1 = 50, 0.1
+
 #: The most findings of a rule that are named one by one.
 MOST_NAMED = 3
 
@@ -78,12 +81,12 @@ def find_all(
     for analysis in analyses:
         found += compare_splits(analysis, context)
         found += judge_classes(analysis)
+        found += judge_threshold(analysis)
     found += judge_columns(analyses[0], context.columns)
     weak = [row for row in slices if row["is_weak"]]
-    overall = {each.name: each.measure for each in analyses}
     for row in weak[:MOST_NAMED]:
         figure = Figure(row["value"], row["low"], row["high"])
-        text = f"{name_metric(row['output'], overall[row['output']])} {describe_figure(figure)} for {row['column']}="
+        text = f"{name_metric(row['output'], row['metric'])} {describe_figure(figure)} for {row['column']}="
         text += (
             f"{row['slice']} ({row['examples']:,} examples), {format_number(row['value'] - row['difference'])} for all"
         )
@@ -150,12 +153,24 @@ def judge_classes(analysis: OutputAnalysis) -> Iterator[Finding]:
     error = analysis.figures.get("calibration_error")
     chance = analysis.facts.get("chance error", np.nan)
     if error is not None and error.value > max(CALIBRATION_ERROR, chance):
-        text = f"{prefix}probabilities are off by {describe_figure(error)} on average"
+        text = f"{prefix}probabilities are off by {describe_figure(error)} on average; try evaluation.calibrate=auto"
         yield Finding("calibration", text, "a calibration error above 0.05, and above what chance gives (95 %)")
     suspects, count = len(analysis.suspects), len(analysis.rows)
     if count and suspects >= max(FEWEST_SUSPECTS, SUSPECT_SHARE * count):
         text = f"{prefix}{suspects:,} of {count:,} labels may be wrong; mistakes.csv lists them first"
         yield Finding("labels", text, "confident learning suspects at least 2 %")
+
+
+def judge_threshold(analysis: OutputAnalysis) -> Iterator[Finding]:
+    """Judges the usual threshold of two classes, if another one was not chosen."""
+    rows = {row["threshold"]: row for row in analysis.facts.get("thresholds", ())}
+    if "chosen" in rows or "usual" not in rows or analysis.facts["positives"] < FEWEST_POSITIVES:
+        return
+    usual, best = rows["usual"]["f1"], rows["highest F1"]
+    if best["f1"] - usual > max(LEAST_F1, LEAST_F1 * usual):
+        text = f"F1 of {analysis.facts['positive']} is {usual:.3g} at 0.5, and up to {best['f1']:.3g} at "
+        text += f"{best['probability']:.3g}; evaluation.threshold=auto lets the validation rows choose"
+        yield Finding("threshold", text, f"a gain of more than 0.1, and {FEWEST_POSITIVES} examples of the class")
 
 
 def judge_columns(analysis: OutputAnalysis, columns: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:

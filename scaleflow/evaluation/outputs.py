@@ -242,6 +242,10 @@ class Drawing(NamedTuple):
     caption: str = ""
 
 
+#: The figures of classes that depend on the threshold.
+DECIDED = ("accuracy", "balanced_accuracy", "macro_f1")
+
+
 @dataclass(frozen=True)
 class OutputAnalysis:
     """What the kept predictions of one output show.
@@ -285,7 +289,8 @@ def analyse_output(
     resample = functools.partial(predictions.resample, resample_count)
     form = choose_form(described)
     if form in ("class", "best"):
-        return analyse_classes(output, read_classes(predictions, output, described), resample, miss_cost)
+        data = read_classes(predictions, output, described)
+        return analyse_classes(output, data, resample, miss_cost, described.threshold)
     if form == "positions":
         return analyse_positions(predictions, output, described, resample)
     return analyse_vectors(predictions, output, described, resample)
@@ -294,9 +299,14 @@ def analyse_output(
 Resample = Callable[[Array], Resamples]
 
 
-def analyse_classes(output: str, data: Classes, resample: Resample, miss_cost: float) -> OutputAnalysis:
+def analyse_classes(
+    output: str, data: Classes, resample: Resample, miss_cost: float, threshold: float | None = None
+) -> OutputAnalysis:
     resamples = resample(data.rows)
     figures, rows = measure_classes(data, resamples)
+    if threshold is not None:  # metrics of these names are those of the likelier class
+        figures = {f"{name}_at_threshold" if name in DECIDED else name: each for name, each in figures.items()}
+        figures |= {f"{name}_at_threshold": rows[1][name] for name in ("precision", "recall", "f1")}
     counts, weights = count_confusion(data, resamples.weights), resamples.weights
     calibrated = calibrate(data, weights)
     facts: dict[str, Any] = {
@@ -314,7 +324,9 @@ def analyse_classes(output: str, data: Classes, resample: Resample, miss_cost: f
     if len(data.names) == 2 and data.chances is not None:
         ranking = rank_scores(data.chances[:, 1], data.target == 1, resamples)
         positives = float(weights[data.target == 1].sum())
-        facts["thresholds"] = name_thresholds(ranking, positives, float(weights.sum()) - positives, miss_cost)
+        others = float(weights.sum()) - positives
+        facts["thresholds"] = name_thresholds(ranking, positives, others, miss_cost, threshold)
+        facts["positives"] = float((data.target == 1).sum())
         facts["positive"] = data.names[1]
         drawings += draw_ranking(ranking, figures, facts["thresholds"], data.names[1])
     else:
@@ -362,6 +374,10 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
         worst = worst[np.argsort(-losses[worst], kind="stable")]
         return OutputAnalysis(output, figures, classes, drawings, rows, scores, "accuracy", False, worst)
     figures, classes = measure_values(names, target, prediction, resamples)
+    is_covered = np.array([], bool)
+    if described.margins is not None:
+        is_covered = (np.abs(prediction - target) <= described.margins).mean(axis=1)
+        figures["coverage"] = resamples.mean(is_covered)
     scale = np.maximum(target.std(axis=0), 1e-300) if count > 1 else 1.0
     scores = (np.abs(prediction - target) / scale).mean(axis=1)
     drawings = []
@@ -372,7 +388,8 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
     groups = {"target": target[:, 0]} if count == 1 else {}
     measure = "mae" if count == 1 else "error in standard deviations"
     worst = np.argsort(-scores, kind="stable")
-    facts = {"quantiles": quantiles, "gain": np.nan_to_num(np.fmin(figures["r2"].low, figures["r2"].value))}
+    gain = np.nan_to_num(np.fmin(figures["r2"].low, figures["r2"].value))
+    facts = {"covered": is_covered, "quantiles": quantiles, "gain": gain}
     return OutputAnalysis(
         output, figures, classes, drawings, rows, scores, measure, True, worst, groups=groups, facts=facts
     )

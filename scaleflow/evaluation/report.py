@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any, Protocol
@@ -339,7 +339,8 @@ def make_report(
     ]
     read = np.arange(min(len(predictions.table), MOST_READ))
     columns = reader.read_columns(predictions.column(EXAMPLE)[read])
-    slices = [row for each in analyses for row in find_slices(predictions, each, columns, read, options.intervals)]
+    sliced = [*analyses, *filter(None, map(of_coverage, analyses))]
+    slices = [row for each in sliced for row in find_slices(predictions, each, columns, read, options.intervals)]
     slices.sort(key=lambda row: not row["is_weak"])
     mistakes = [row for each in analyses for row in list_mistakes(predictions, each, options.worst)]
     pictures, _ = add_inputs(mistakes, reader)
@@ -375,6 +376,12 @@ def make_report(
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return ModelReport(figures, findings, [Path(name) for name in contents])
+
+
+def of_coverage(analysis: OutputAnalysis) -> OutputAnalysis | None:
+    """Returns an analysis of how often intervals hold the target; None if there are none."""
+    covered = analysis.facts.get("covered", ())
+    return replace(analysis, scores=covered, measure="coverage", is_error=False) if len(covered) else None
 
 
 def describe_examples_of(predictions: Predictions, options: EvaluationOptions) -> str:

@@ -361,6 +361,26 @@ class Profiler:
 
 
 @dataclass(frozen=True)
+class ThresholdGoal:
+    """`evaluation.threshold`: what the threshold is to reach on the validation rows; one of the keys.
+
+    Attributes:
+        recall, precision: of the second class, at least.
+        cost: of a miss of it, and of a false alarm; their sum is to be the least.
+    """
+
+    recall: float | None = field(default=None, metadata={"above": 0.0, "at_most": 1.0})
+    precision: float | None = field(default=None, metadata={"above": 0.0, "at_most": 1.0})
+    cost: list[float] | None = field(default=None, metadata={"above": 0.0})
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is one goal, of which the costs are two."""
+        given = [each for each in (self.recall, self.precision, self.cost) if each is not None]
+        return len(given) == 1 and (self.cost is None or len(self.cost) == 2)
+
+
+@dataclass(frozen=True)
 class EvaluationOptions:
     """`evaluation`: what is made of the predictions for the test split, or without one, for the validation split."""
 
@@ -372,7 +392,21 @@ class EvaluationOptions:
     importance: int = field(default=5000, metadata={"at_least": 0, "at_most": 1_000_000})
     seconds: float = field(default=5.0, metadata={"above": 0.0})
     miss_cost: float = field(default=1.0, metadata={"above": 0.0})
+    threshold: float | Literal["auto"] | ThresholdGoal = field(default=0.5, metadata={"above": 0.0, "below": 1.0})
+    calibrate: Literal["auto"] | None = None
+    interval: float | None = field(default=None, metadata={"above": 0.0, "below": 1.0})
     baselines: int = field(default=1_000_000, metadata={"at_least": 0, "at_most": 1_000_000})
+
+    @property
+    def own_threshold(self) -> float | None:
+        """The threshold, if it is a number and not the usual one."""
+        return self.threshold if isinstance(self.threshold, float) and self.threshold != 0.5 else None
+
+    @property
+    def learned(self) -> list[str]:
+        """The keys that ask for something that the validation rows decide."""
+        values = {"threshold": not isinstance(self.threshold, float), "calibrate": self.calibrate}
+        return [f"evaluation.{key}" for key, is_asked in {**values, "interval": self.interval}.items() if is_asked]
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,12 @@ class Outputs:
             is minimised is that of the logits before it. None: nothing.
         limits: for `regression`: the least and the greatest target of the training split, for a model that predicts
             nothing beyond them. None: they are not known.
+        calibration: (factor, shift) of the logits that the last layer of the exported model applies, as the validation
+            rows say (`evaluation.calibrate`). None: nothing.
+        threshold: for two classes: the least probability of the second one at which it is predicted
+            (`evaluation.threshold`). None: it is predicted if it is the likelier one.
+        margins: for `regression`: how far below and above each value its interval reaches (`evaluation.interval`).
+            None: there are no intervals.
     """
 
     kind: Kind
@@ -144,6 +150,9 @@ class Outputs:
     scaling: tuple[float, float] | None = None
     limits: tuple[float, float] | None = None
     logit_shift: tuple[float, ...] | None = field(default=None, compare=False)
+    calibration: tuple[float, float] | None = field(default=None, compare=False)
+    threshold: float | None = field(default=None, compare=False)
+    margins: tuple[float, ...] | None = field(default=None, compare=False)
 
     @property
     def target_shape(self) -> tuple[int, ...]:

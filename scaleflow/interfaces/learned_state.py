@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from scaleflow.interfaces.data import Inputs, InputStructure, Outputs, OutputStructure, name_leaves
+from scaleflow.interfaces.data import Inputs, InputStructure, Outputs, OutputStructure, map_named, name_leaves
 
 #: The version of the record. A reader refuses newer ones.
 FORMAT = 1
@@ -129,9 +129,23 @@ class EarlierState:
     def find_outputs(self, name: str = "") -> Outputs | None:
         """Returns the earlier run's description of an output; None if it has no such output."""
         outputs: Outputs | None = name_leaves(self.state.outputs).get(name)
-        if outputs is None or not outputs.is_one_class or outputs.ignore is not None:
+        if outputs is None:
+            return None
+        outputs = replace(outputs, calibration=None, threshold=None, margins=None)  # each model has its own
+        if not outputs.is_one_class or outputs.ignore is not None:
             return outputs
         return replace(outputs, ignore=self.unknown_class)
+
+    def take_answers(self, outputs: OutputStructure) -> OutputStructure:
+        """Returns outputs with the threshold and the intervals of the earlier run's model."""
+        before: Mapping[str, Outputs] = name_leaves(self.state.outputs)
+
+        def take(name: str, each: Outputs) -> Outputs:
+            old = before.get(name, each)
+            return replace(each, threshold=old.threshold, margins=old.margins)
+
+        taken: OutputStructure = map_named(take, outputs)
+        return taken
 
     def find_reading(self, source: object) -> Mapping[str, Any]:
         """Returns how a source of the same class read its files; empty if the class differs."""

@@ -23,6 +23,7 @@ from scaleflow.model.keras_ops import (
 )
 from scaleflow.model.layers import entry, head, hidden, label_leaves, make_inputs
 from scaleflow.model.make import (
+    calibrate_outputs,
     check_tracked,
     explain_load_error,
     find_batch_norm_warnings,

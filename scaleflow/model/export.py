@@ -155,9 +155,10 @@ def make_signatures(outputs: OutputStructure) -> Mapping[str, Signature]:
     """Returns the functions from outputs [batch, ...] to tensors by name, by the name of the signature.
 
     `serving_default`: `prediction` (the name of a class, or its number if classes have no names; the label's truth; the
-    value) and `probability`. `probabilities`: `probabilities` [batch, ..., classes], in the order of the record
-    `learned_state.json`; it is left out if no output has probabilities. `logits`: the outputs as they are. With several
-    outputs, names begin with that of the output, except those of `logits`, which are the names of the outputs.
+    value) and `probability`; of values with intervals also their ends, `prediction_low` and `prediction_high`.
+    `probabilities`: `probabilities` [batch, ..., classes], in the order of the record `learned_state.json`; it is left
+    out if no output has probabilities. `logits`: the outputs as they are. With several outputs, names begin with that
+    of the output, except those of `logits`, which are the names of the outputs.
     """
     described = name_leaves(outputs)
 
@@ -178,12 +179,18 @@ def make_signatures(outputs: OutputStructure) -> Mapping[str, Signature]:
 def make_predictions(described: Outputs, values: tf.Tensor) -> dict[str, tf.Tensor]:
     chances = make_probabilities(described, values).get("probabilities")
     if chances is None:
-        return {"prediction": tf.squeeze(values, -1) if values.shape[1:] == (1,) else values}
+        margins = None if described.margins is None else np.reshape(described.margins, described.shape)
+        ends = {} if margins is None else {"prediction_low": values - margins, "prediction_high": values + margins}
+        found = {"prediction": values, **ends}
+        return {key: tf.squeeze(each, -1) if values.shape[1:] == (1,) else each for key, each in found.items()}
     if not is_one_of_several(described):
         return {"prediction": chances >= 0.5, "probability": chances}
-    best = tf.argmax(chances, axis=-1)
+    best, chance = tf.argmax(chances, axis=-1), tf.reduce_max(chances, axis=-1)
+    if described.threshold is not None:
+        is_second = chances[..., 1] >= described.threshold
+        best, chance = tf.cast(is_second, tf.int64), tf.where(is_second, chances[..., 1], chances[..., 0])
     prediction = best if described.names is None else tf.gather(tf.constant(described.names), best)
-    return {"prediction": prediction, "probability": tf.reduce_max(chances, axis=-1)}
+    return {"prediction": prediction, "probability": chance}
 
 
 def make_probabilities(described: Outputs, values: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -227,6 +227,23 @@ def scale_output(name: str, tensor: keras.KerasTensor, described: Outputs) -> ke
     return keras.ops.cast(tensor, "float64") * deviation + mean  # the layer would round both to float32
 
 
+def calibrate_outputs(model: keras.Model, inputs: InputStructure, outputs: OutputStructure) -> keras.Model:
+    """Returns a model whose last layers apply `Outputs.calibration`; the model itself if there is none."""
+    described = name_leaves(outputs)
+    if all(each.calibration is None for each in described.values()):
+        return model
+
+    def calibrate(name: str, tensor: Any) -> Any:
+        if described[name].calibration is None:
+            return tensor
+        factor, shift = described[name].calibration
+        return keras.layers.Rescaling(factor, offset=shift, dtype="float32")(tensor)
+
+    given = make_inputs(inputs)
+    given, returned = find_graph(model) or (given, model(given))
+    return keras.Model(given, map_named(calibrate, returned), name=model.name)
+
+
 def find_compile_note(model: Any) -> str | None:
     """Returns a note if a factory's model is compiled: with what has no effect. None if it is not, or by KerasHub."""
     if not getattr(model, "compiled", False) or type(model).__module__.startswith("keras_hub."):

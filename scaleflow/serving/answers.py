@@ -21,6 +21,7 @@ class DescribedOutput(Protocol):
         kind: as in `Outputs`; None if it is not known.
         names: of the classes, labels or values; None if they have none.
         dtype: numpy's name of the dtype of its values.
+        threshold, margins: as in `Outputs`.
     """
 
     @property
@@ -35,6 +36,12 @@ class DescribedOutput(Protocol):
     @property
     def dtype(self) -> str: ...
 
+    @property
+    def threshold(self) -> float | None: ...
+
+    @property
+    def margins(self) -> Sequence[float] | None: ...
+
 
 #: Outputs by name; "" is the name of a single one without a name.
 Outputs = Mapping[str, DescribedOutput]
@@ -45,18 +52,23 @@ def make_prediction_columns(outputs: Outputs, values: Mapping[str, Array], has_a
 
     classification: `prediction`, the class; `probability`, its probability; `probability_CLASS` of each class, if these
     are few or the caller wants all. binary: the same for two classes. multi_label: `prediction_LABEL`, a boolean, and
-    `probability_LABEL`. regression: `prediction`, or `prediction_NAME` for several values. Unknown: `output`. A class
-    without a name is its number, counted from 0. With several outputs, names begin with that of the output.
+    `probability_LABEL`. regression: `prediction`, or `prediction_NAME` for several values; if they have intervals, also
+    their ends, `prediction_low` and `prediction_high`. Unknown: `output`. A class without a name is its number, counted
+    from 0. With several outputs, names begin with that of the output.
     """
     columns: dict[str, Array] = {}
     for name, described in outputs.items():
         chances = compute_probabilities(described, values[name])
         if chances is None:
             found = divide_columns("prediction" if described.kind else "output", values[name], described.names)
+            for end, ends in bound_values(described, values[name]).items():
+                found |= {
+                    f"{key}_{end}": each for key, each in divide_columns("prediction", ends, described.names).items()
+                }
         elif is_one_of_several(described):
-            best, names = chances.argmax(axis=-1), described.names
+            best, names = choose_classes(described, chances), described.names
             found = {"prediction": best if names is None else np.array(names, object)[best]}
-            found["probability"] = chances.max(axis=-1)
+            found["probability"] = np.take_along_axis(chances, best[..., None], axis=-1)[..., 0]
             if chances.ndim == 2 and (has_all or chances.shape[-1] <= MOST_PROBABILITIES):
                 found |= divide_columns("probability", chances, names)
         else:
@@ -88,6 +100,20 @@ def make_logit_columns(outputs: Outputs, values: Mapping[str, Array]) -> dict[st
             is_one = described.kind == "binary" and values[name].shape[1:] in ((), (1,))
             columns |= prefix_names(name, divide_columns("logit", values[name], None if is_one else described.names))
     return columns
+
+
+def choose_classes(described: DescribedOutput, chances: Array) -> Array:
+    """Returns the predicted classes, [rows, ...] int64: the likeliest ones, or what the threshold says."""
+    is_second = None if described.threshold is None else chances[..., 1] >= np.float32(described.threshold)
+    return chances.argmax(axis=-1) if is_second is None else is_second.astype(np.int64)
+
+
+def bound_values(described: DescribedOutput, values: Array) -> dict[str, Array]:
+    """Returns the lower and upper ends of the intervals of values [rows, ...]; empty if there are none."""
+    if described.margins is None:
+        return {}
+    margins = np.asarray(described.margins, values.dtype).reshape(values.shape[1:])
+    return {"low": values - margins, "high": values + margins}
 
 
 def is_one_of_several(described: DescribedOutput) -> bool:

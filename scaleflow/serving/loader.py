@@ -53,7 +53,7 @@ class SavedModel:
             for name, kind in reading.get("columns", {}).items()
         }
         self._outputs = {
-            each["name"]: SimpleNamespace(kind=each["kind"], shape=tuple(each["shape"]), names=each["names"])
+            each["name"]: SimpleNamespace(**{"threshold": None, "margins": None, **each, "shape": tuple(each["shape"])})
             for each in learned.get("outputs", ())
         }
         self._nested = read_specs(self._loaded.serve)
@@ -99,7 +99,7 @@ class SavedModel:
     def _answer(self, values: Any, output: str) -> pd.DataFrame:
         """Returns predictions or probabilities; the cells of a column with a value for each position are arrays."""
         named = values if isinstance(values, dict) else {"": values}
-        outputs = self._outputs or {name: SimpleNamespace(kind=None, names=None) for name in named}
+        outputs = self._outputs or {name: SimpleNamespace(kind=None, names=None, margins=None) for name in named}
         make = make_prediction_columns if output == PREDICTION else make_probability_columns
         columns = make(outputs, named)
         if not columns:

@@ -48,12 +48,15 @@ class ModelOutput:
         kind: `classification`, `binary`, `multi_label` or `regression`; None if the store does not say it.
         names: of the classes, labels or values, in their order; None if they have no names, or too many to be stored.
         dtype: numpy's name of the dtype of its values.
+        threshold, margins: as in `Outputs`.
     """
 
     shape: tuple[int, ...]
     kind: str | None = None
     names: tuple[str, ...] | None = None
     dtype: str = "float32"
+    threshold: float | None = None
+    margins: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,12 @@ def describe_model(
         return ModelDescription(
             {name: ModelInput(tuple(each.shape), each.dtype, name in state.pictures) for name, each in inputs.items()},
             {
-                name: replace(describe_output(tuple(each.shape), each.kind, list(each.names or ())), dtype=each.dtype)
+                name: replace(
+                    describe_output(tuple(each.shape), each.kind, list(each.names or ())),
+                    dtype=each.dtype,
+                    threshold=each.threshold,
+                    margins=each.margins,
+                )
                 for name, each in outputs.items()
             },
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -169,6 +169,10 @@ class Engine(ABC):
     def keep_outputs(self, feed: Feed, keeper: OutputKeeper) -> None:
         """Makes each evaluation of a feed pass what the model returns to `keeper`. Call it before `trace`."""
         self._evaluation.keep_outputs(feed, keeper)
+
+    def adjust_outputs(self, adjust: Callable[[Any], Any]) -> None:
+        """Makes `evaluate` and `predict` use `adjust` of the model's outputs, traced."""
+        self._evaluation.adjust_outputs(adjust)
 
     def read_confusion(self, feed: Feed) -> np.ndarray[Any, Any] | None:
         """Returns the confusion matrix of a split's last evaluation, as `Evaluation.read_confusion` does."""

@@ -145,6 +145,12 @@ class Evaluation:
         """Makes each evaluation of a feed pass what the model returns to `keeper`. Call it before `trace`."""
         self._keepers[id(feed)] = keeper
 
+    def adjust_outputs(self, adjust: Callable[[Any], Any]) -> None:
+        """Makes evaluations and predictions use `adjust` of the outputs, traced. They are compiled anew."""
+        report, self._predict = self._report, None
+        self._report = lambda outputs, evaluates: adjust(report(outputs, evaluates))
+        self._functions.clear()
+
     def trace(self, feed: Feed) -> None:
         """Compiles for a feed without running anything."""
         self._trace(feed, feed.open(0, 0))

@@ -226,8 +226,11 @@ class Session:
         self._doubts: list[str] = []
         self._report_doubts()
 
-    def run(self) -> SessionResult:
-        """Trains, validates after each epoch, and tests the last or the best model at the end."""
+    def run(self, before_test: Callable[[], object] = bool) -> SessionResult:
+        """Trains, validates after each epoch, and tests the last or the best model at the end.
+
+        `before_test` is called once it is known which model that is.
+        """
         self._call_callbacks("train_begin", is_repeated=self._is_restored)
         if self._rollbacks.is_enabled and not self.step:
             self._save()  # a rollback in the first epoch needs a checkpoint
@@ -247,9 +250,10 @@ class Session:
         self._call_callbacks("train_end", to_keras_logs(self._log.values))
         if self._stopped:
             return SessionResult(self._updates, True, self._updates, {})
+        model_step = self._restore_best() if self._checkpointing.ends_as_best else self._updates
+        before_test()
         if self._feeds.test is not None:
             self._log.emit(StageBegan("evaluating the test split"))
-        model_step = self._restore_best() if self._checkpointing.ends_as_best else self._updates
         test = self._log.evaluate("test", self._feeds.test, model_step)
         train = {name: value for name, value in self._log.values.items() if name.startswith("train/")}
         return SessionResult(self._updates, False, model_step, test, train)

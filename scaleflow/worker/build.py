@@ -22,8 +22,9 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import BY_SIZE, LearnedState, Objective, OutputStructure, Plan, Source
 from scaleflow.interfaces.config import Best
 from scaleflow.interfaces.events import Emit, Note, StageBegan
-from scaleflow.runs import RunFolder
+from scaleflow.runs import RunFolder, RunSpec
 from scaleflow.runs.learned_state import write_learned_state
+from scaleflow.worker.answers import AnswerRules
 from scaleflow.worker.augmented_sheet import write_sheet
 from scaleflow.worker.balance import balance_classes
 from scaleflow.worker.baseline_data import write_baseline_data
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from scaleflow.dataset import Splits
-    from scaleflow.training import Engine, Feeds, Length
+    from scaleflow.training import Engine, Feeds, Length, WorkerSync
 
 
 #: The function of the model that tables get for keys that the default model lacks.
@@ -182,6 +183,7 @@ class TrainingSetup:
         write_baseline_data: writes what baselines are fitted to into the run's folder.
         write_sheet: writes augmented examples into a folder, and returns the files; none without `dataset.augment`.
         kept: the split whose predictions are kept; None if none are.
+        answers: what the validation rows decide, if `evaluation` asks for it.
     """
 
     plan: Plan
@@ -196,6 +198,23 @@ class TrainingSetup:
     write_sheet: Callable[[Path], Sequence[Path]]
     facts: RunFacts
     kept: KeptSplit | None = None
+    answers: AnswerRules | None = None
+
+    def learn_answers(self, worker_sync: WorkerSync, worker: int, emit: Emit) -> None:
+        """Lets the validation rows decide about the answers of the trained model. All workers must call it."""
+        if self.answers is not None:
+            self.answers.learn(worker_sync, worker, emit)
+
+    def take_answers(self, spec: RunSpec) -> TrainingSetup:
+        """Returns the setup with what the validation rows have decided, and writes that into the run's record."""
+        if self.answers is None:
+            return self
+        learned = replace(self.facts.learned, outputs=self.answers.outputs)
+        if spec.records:
+            write_learned_state(spec.folder, learned)
+        kept = None if self.kept is None else replace(self.kept, outputs=learned.outputs)
+        export = functools.partial(self.export, learned=learned)
+        return replace(self, export=export, facts=replace(self.facts, learned=learned), kept=kept)
 
 
 def build_training(
@@ -240,6 +259,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     if plan.hardware.xla is True:
         training.check_xla(engine.model, splits.inputs, runtime.strategy)
     kept = keep_outputs(plan, runtime, engine, feeds, source, splits, emit)
+    answers = find_answers(plan, engine, feeds, source, kept)
     startup_timer.end_part("build")
     emit(StageBegan("compiling the training step"))
     if not engine.begin_phase(0, feeds.train, feeds.validation, feeds.test):
@@ -283,6 +303,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         write_sheet=functools.partial(write_sheet, feeds.train, splits, words),
         facts=facts,
         kept=kept,
+        answers=answers,
     )
 
 
@@ -342,12 +363,12 @@ def make_export(
     """Makes the function that exports the model into a folder, and returns the digest of its weights."""
     from scaleflow import model
 
-    def export(folder: Path, is_trial: bool = False) -> str:
+    def export(folder: Path, is_trial: bool = False, learned: LearnedState = learned) -> str:
         trained = engine.gather_model() if is_trial else model.merge_lora(engine.finish_model())
         model.write_model(
-            trained,
+            model.calibrate_outputs(trained, splits.inputs, learned.outputs),
             source.inputs,
-            source.outputs,
+            learned.outputs,
             splits.sample,
             runtime.policy,
             folder,
@@ -358,6 +379,18 @@ def make_export(
         return model.digest_weights(trained)
 
     return export
+
+
+def find_answers(
+    plan: Plan, engine: Engine, feeds: Feeds, source: Source, kept: KeptSplit | None
+) -> AnswerRules | None:
+    """Returns what the validation rows decide about the answers; None if `evaluation` asks for nothing."""
+    keys = [*plan.evaluation.learned, *(["evaluation.threshold"] if plan.evaluation.own_threshold else [])]
+    if not keys or plan.evaluator == "here":
+        return None
+    if isinstance(source.outputs, Mapping):
+        raise ConfigError(f"{keys[0]}: is for one output, and the dataset has {len(source.outputs)}; leave it out")
+    return AnswerRules(plan, engine, feeds, source.outputs, kept)
 
 
 def keep_outputs(

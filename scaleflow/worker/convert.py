@@ -114,6 +114,8 @@ class SavedParts:
         for name, tensor in self.outputs.items():
             keys = ["kind", "names", *(["scaling"] if name in self.wide and not takes_raw else [])]
             more = {} if name not in described else {key: asdict(described[name])[key] for key in keys}
+            own = ("threshold", "margins") if name in described else ()
+            more |= {key: value for key in own if (value := getattr(described[name], key)) is not None}
             outputs.append({"name": name, "tensor": tensor, **more})
         return json.dumps({"version": VERSION, "inputs": inputs, "outputs": outputs}, indent=1)
 

@@ -106,7 +106,9 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
     kept = None
     if plan.evaluation.name != "none":
-        kept = replace(make_kept_split(split, feed, splits.raw[read_as], source, plan), rule=rule)
+        outputs = source.outputs if earlier is None else earlier.take_answers(source.outputs)
+        kept = make_kept_split(split, feed, splits.raw[read_as], source, plan)
+        kept = replace(kept, rule=rule, outputs=outputs)
         evaluate.keep_outputs(feed, kept.keeper)
     emit(StageBegan("evaluating all examples" if is_whole else f"evaluating the {split} split"))
     evaluate.trace(feed)

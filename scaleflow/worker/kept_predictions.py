@@ -43,24 +43,29 @@ class PredictionKeeper:
 
     Args:
         feed: of the split, which is not shuffled.
+        is_raw: whether targets and outputs are kept as they are, whatever a record of predictions has of them.
+
+    Attributes:
+        is_raw: whether they are.
     """
 
-    def __init__(self, outputs: OutputStructure, feed: Feed) -> None:
-        from scaleflow.evaluation.collector import PredictionCollector
+    def __init__(self, outputs: OutputStructure, feed: Feed, is_raw: bool = False) -> None:
+        from scaleflow.evaluation.collector import PredictionCollector, choose_form
 
         self._outputs = name_leaves(outputs)
+        self._forms = {n: "values" if is_raw else choose_form(each) for n, each in self._outputs.items()}
+        self.is_raw = not {"positions", "best"} & set(self._forms.values())
         self._feed = feed
         self.collector = PredictionCollector(outputs, feed.examples)
 
     def reduce(self, targets: Any, outputs: Any) -> Mapping[str, tf.Tensor]:
         """Traced: returns what is kept of a batch, by `OUTPUT/NAME`."""
         from scaleflow import objective
-        from scaleflow.evaluation.collector import choose_form
 
         reduced: dict[str, tf.Tensor] = {}
         named_targets, named_outputs = name_leaves(targets), name_leaves(outputs)
         for name, described in self._outputs.items():
-            pair, form = (named_targets[name], named_outputs[name]), choose_form(described)
+            pair, form = (named_targets[name], named_outputs[name]), self._forms[name]
             if form == "positions":
                 values = objective.sum_positions(described, *pair)
             elif form == "best":

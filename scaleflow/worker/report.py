@@ -459,6 +459,11 @@ def import_ahead(setup: TrainingSetup) -> None:
 def emit_intervals(report: ModelReport, step: int, metrics: Mapping[str, float], prefix: str, emit: Emit) -> None:
     """Reports the ends of the intervals of metrics, such as `test/accuracy`, that are figures of the report, too."""
     values: dict[str, float] = {}
+    own = {
+        f"{prefix}{n}": each.value for n, each in report.figures.items() if n.endswith(("_at_threshold", "coverage"))
+    }
+    values |= own
+    metrics = {**metrics, **own}
     for name, value in metrics.items():
         figure = report.figures.get(name.removeprefix(prefix))
         if figure is not None and figure.low == figure.low and abs(figure.value - value) <= 0.02 * abs(value) + 1e-6:

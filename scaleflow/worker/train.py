@@ -408,8 +408,9 @@ def train_and_export(
     should_stop: Callable[[], bool],
 ) -> None:
     """Trains to the end, or until it has to stop, exports the model, and reports the end."""
+
     with user_metrics(session.log_metric):
-        result = session.run()
+        result = session.run(lambda: setup.learn_answers(worker_sync, spec.worker, emit))
     if isinstance(emit, EvaluationRelay):
         finish_evaluations(emit, session.step, spec.plan.cluster.start_seconds)
     if result.stopped:
@@ -420,6 +421,7 @@ def train_and_export(
         emit(RunEnded("KILLED", f"{why}stopped at step {result.steps}"))
         worker_sync.leave()
         return
+    setup = setup.take_answers(spec)
     report = begin_report(spec, setup, result, worker_sync, emit)
     emit(StageBegan("exporting the model"))
     if spec.records:

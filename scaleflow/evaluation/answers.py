@@ -1,0 +1,130 @@
+"""What validation rows decide about the answers of a model: calibration, a threshold, the margins of intervals.
+
+All are weighted by the weights of the rows. No TensorFlow.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from scaleflow.evaluation.figures import accumulate, divide_or
+from scaleflow.interfaces.quantiles import weighted_quantiles
+
+if TYPE_CHECKING:
+    from scaleflow.interfaces.config import ThresholdGoal
+
+Array = np.ndarray[Any, Any]
+
+#: The parts of a cross-validation, and what draws them.
+PARTS, SEED = 5, 0xCA11
+
+#: The least and the greatest factor of logits.
+FACTORS = 0.01, 100.0
+
+#: What sums of weights are off by.
+ROUNDING = 1e-9
+
+#: The fewest rows of each class by which a calibration or a threshold can be chosen.
+FEWEST = 10
+
+
+def fit_calibration(target: Array, logits: Array, weights: Array) -> tuple[float, float] | None:
+    """Returns the factor and the shift of logits that make probabilities right; None if that does not help.
+
+    Two classes get both (Platt 1999), several a factor only, a temperature (Guo et al. 2017). What helps is decided by
+    cross-validation: the log loss of each part with what the others fit, against that of the logits as they are.
+
+    Args:
+        target: classes, [n] int64.
+        logits: [n] of two classes, or [n, classes].
+        weights: [n], at least 0.
+    """
+    parts = np.random.default_rng([SEED, len(target)]).permutation(len(target)) % PARTS
+    before = after = 0.0
+    for part in range(PARTS):
+        is_out = parts == part
+        factor, shift = minimise_loss(target[~is_out], logits[~is_out], weights[~is_out])
+        before += float(compute_losses(target[is_out], logits[is_out]) @ weights[is_out])
+        after += float(compute_losses(target[is_out], logits[is_out] * factor + shift) @ weights[is_out])
+    return minimise_loss(target, logits, weights) if after < before else None
+
+
+def minimise_loss(target: Array, logits: Array, weights: Array) -> tuple[float, float]:
+    """Returns the factor, above 0, and the shift of logits with the least log loss."""
+    from scipy.optimize import minimize
+
+    has_shift = logits.ndim == 1
+
+    def compute(values: Array) -> float:
+        moved = logits * math.exp(values[0]) + (values[1] if has_shift else 0.0)
+        return float(compute_losses(target, moved) @ weights / weights.sum())
+
+    bounds = [tuple(map(math.log, FACTORS)), *([(None, None)] if has_shift else [])]
+    found = minimize(compute, np.zeros(len(bounds)), method="L-BFGS-B", bounds=bounds).x
+    return math.exp(found[0]), float(found[1]) if has_shift else 0.0
+
+
+def compute_losses(target: Array, logits: Array) -> Array:
+    """Returns the log loss of each row, [n] float64."""
+    values = logits.astype(np.float64)
+    if values.ndim == 1:
+        return np.asarray(np.logaddexp(0, np.where(target > 0, -values, values)))
+    peak = values.max(axis=1)
+    sums = peak + np.log(np.exp(values - peak[:, None]).sum(axis=1))
+    return np.asarray(sums - values[np.arange(len(values)), target])
+
+
+def choose_threshold(
+    target: Array, chance: Array, weights: Array, goal: Literal["auto"] | ThresholdGoal
+) -> tuple[float | None, str]:
+    """Returns the least probability of the second class at which it is predicted, and what it reaches, in words.
+
+    `auto`: the highest F1. A threshold lies between two probabilities that occur. None: no threshold reaches the goal.
+
+    Args:
+        target: 0 or 1, [n].
+        chance: the probability of 1, [n].
+        weights: [n], at least 0.
+    """
+    scores, found, alarms = accumulate(chance.astype(np.float64), target > 0, weights[None])
+    found, alarms = found[0], alarms[0]
+    precision, recall = divide_or(found, found + alarms), divide_or(found, found[-1:])
+    if goal == "auto":
+        at = int(divide_or(2 * found, found + alarms + found[-1]).argmax())
+    elif goal.cost is not None:
+        miss, alarm = goal.cost
+        at = int(((found[-1] - found) * miss + alarms * alarm).argmin())
+        if found[-1] * miss < (found[-1] - found[at]) * miss + alarms[at] * alarm:
+            return None, "it costs least never to predict the class"
+    else:
+        reached, least = (recall, goal.recall) if goal.recall is not None else (precision, goal.precision)
+        places = np.flatnonzero(reached >= float(least or 0.0) - ROUNDING)
+        if not len(places):
+            return None, f"the highest precision is {precision.max():.3g}"
+        # Of those with enough recall the first makes the fewest alarms; with enough precision the last finds the most.
+        at = int(places[0] if goal.recall is not None else places[-1])
+    below = scores[at + 1] if at + 1 < len(scores) else 0.0
+    threshold = float(np.float32((scores[at] + below) / 2))
+    threshold = min(max(threshold, float(np.finfo(np.float32).tiny)), float(scores[at]))
+    return threshold, f"precision {precision[at]:.3g} and recall {recall[at]:.3g} there"
+
+
+def find_margins(errors: Array, level: float, weights: Array) -> Array:
+    """Returns how far from predictions to reach so that new targets are inside with a probability, [k] float64.
+
+    Split conformal prediction (Vovk et al. 2005; Lei et al. 2018): of n rows, the error number ceil((n + 1) x level).
+    It holds for new rows that are like the validation rows, whatever the model is.
+
+    Args:
+        errors: predictions minus targets, [n, k].
+    """
+    share = min(1.0, level * (len(errors) + 1) / len(errors))
+    return np.array([weighted_quantiles(np.abs(each), [share - ROUNDING], weights)[0] for each in errors.T])
+
+
+def count_needed(level: float) -> int:
+    """Returns the fewest rows by which an interval of a level can be found: with fewer it would have no end."""
+    return math.ceil(level / (1 - level) - 1e-9)

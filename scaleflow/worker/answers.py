@@ -1,0 +1,157 @@
+"""Learns from the validation rows, after the training, how the model's outputs become answers (`evaluation`)."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import Outputs, Plan
+from scaleflow.interfaces.config import EvaluationOptions
+from scaleflow.interfaces.events import Emit, Note
+from scaleflow.interfaces.learned_state import parse_leaves
+from scaleflow.worker.kept_predictions import KeptSplit, PredictionKeeper
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from scaleflow.training import Engine, Feeds, WorkerSync
+
+    Array = np.ndarray[Any, Any]
+
+
+class AnswerRules:
+    """What the validation rows decide about the answers: the calibration, the threshold, the margins of intervals.
+
+    Args:
+        outputs: of the model: a single one.
+        kept: the split whose predictions are kept; the validation split itself if there is no test split.
+
+    Attributes:
+        outputs: with what was learned, after `learn`.
+
+    Raises ConfigError if the outputs have no such answers, or if there are too few rows.
+    """
+
+    def __init__(self, plan: Plan, engine: Engine, feeds: Feeds, outputs: Outputs, kept: KeptSplit | None) -> None:
+        options, feed = plan.evaluation, feeds.validation
+        check_answers(options, outputs, 0 if feed is None else feed.examples)
+        self.outputs = replace(outputs, threshold=options.own_threshold)
+        self._options, self._engine, self._feed = options, engine, feed
+        self._is_kept = kept is not None and kept.feed is feed
+        if not options.learned:
+            return
+        if feed is None:
+            raise ConfigError(
+                f"{options.learned[0]}: there are no validation rows to decide by; set dataset.validation"
+            )
+        if self._is_kept and kept is not None:
+            if not kept.keeper.is_raw:
+                raise ConfigError(f"{options.learned[0]}: needs a test split if there are more than 20 classes")
+            self._keeper = kept.keeper
+        else:
+            self._keeper = PredictionKeeper(outputs, feed, is_raw=True)
+            engine.keep_outputs(feed, self._keeper)
+
+    def learn(self, worker_sync: WorkerSync, worker: int, emit: Emit) -> None:
+        """Evaluates the validation rows with the trained model, and learns from them. All workers must call it."""
+        if not self._options.learned or self._feed is None:
+            return
+        self._engine.evaluate(self._feed)
+        contents = worker_sync.gather(self._keeper.collector.to_bytes(), worker)
+        text = worker_sync.from_chief(
+            lambda: json.dumps(learn_from(self._options, self.outputs, contents), default=vars)
+        )
+        found, notes = json.loads(text)
+        self.outputs = parse_leaves([{"name": "", **found}], Outputs)
+        if (calibration := self.outputs.calibration) is not None:
+            self._engine.adjust_outputs(lambda outputs: outputs * calibration[0] + calibration[1])
+            if self._is_kept:
+                self._engine.evaluate(self._feed)  # again: these predictions are kept
+        for note in notes if worker == 0 else ():
+            emit(Note(note))
+        if self._is_kept and worker == 0:
+            emit(Note("evaluation: there is no test split, so the figures are of the rows that decided"))
+
+
+def check_answers(options: EvaluationOptions, described: Outputs, rows: int) -> None:
+    """Raises ConfigError if the outputs do not have the answers that `evaluation` asks for."""
+    from scaleflow.evaluation.answers import count_needed
+    from scaleflow.evaluation.collector import choose_form
+
+    has = f"the dataset has {described.kind} targets" + (f" {described.shape}" if described.shape else "")
+    is_class = described.is_one_class and described.ignore is None
+    count = described.shape[-1] if described.shape else 1
+    if options.threshold != 0.5 and not (is_class and (described.kind == "binary" or count == 2)):
+        raise ConfigError(f"evaluation.threshold: is for two classes, and {has}; leave it 0.5")
+    if options.calibrate and not is_class:
+        raise ConfigError(f"evaluation.calibrate: is for one class of each example, and {has}; leave it null")
+    if options.interval is not None:
+        if described.kind != "regression" or choose_form(described) != "values":
+            raise ConfigError(f"evaluation.interval: is for numbers, and {has}; leave it null")
+        if rows < (needed := count_needed(options.interval)):
+            raise ConfigError(
+                f"evaluation.interval={options.interval:g}: needs {needed} validation rows, and there are {rows}; use "
+                "a lower one, or a larger dataset.validation"
+            )
+
+
+def learn_from(options: EvaluationOptions, described: Outputs, contents: list[bytes]) -> tuple[Outputs, list[str]]:
+    """Returns the outputs with what the validation rows decide, and notes about that; on the chief.
+
+    `contents` is what each worker collected.
+    """
+    import numpy as np
+
+    from scaleflow.evaluation.answers import find_margins
+
+    parts = [dict(np.load(io.BytesIO(content))) for content in contents if content]
+    values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    weights = values["weight"].astype(np.float64) if "weight" in values else np.ones(len(values["example"]))
+    if options.interval is None:
+        return learn_classes(options, described, values, weights)
+    errors = (values["/output"] - values["/target"]).reshape(len(weights), -1)
+    margins = find_margins(errors, options.interval, weights).tolist()
+    many = "" if len(margins) == 1 else f" and {len(margins) - 1} more"
+    note = f"evaluation.interval={options.interval:g}: {len(weights):,} validation rows give +-{margins[0]:.4g}{many}"
+    return replace(described, margins=tuple(margins)), [note]
+
+
+def learn_classes(
+    options: EvaluationOptions, described: Outputs, values: Mapping[str, Array], weights: Array
+) -> tuple[Outputs, list[str]]:
+    """Returns the outputs with the calibration and the threshold, and notes about them."""
+    import numpy as np
+
+    from scaleflow.evaluation.answers import FEWEST, choose_threshold, fit_calibration
+    from scaleflow.serving.answers import compute_probabilities
+
+    is_binary = described.kind == "binary"
+    logits = values["/output"].astype(np.float64)
+    logits = logits.reshape(-1) if is_binary else logits
+    target = (values["/target"].reshape(-1) > 0.5 if is_binary else values["/target"].reshape(-1)).astype(np.int64)
+    counts = np.bincount(target[weights > 0])
+    key = options.learned[0]
+    if len(counts) < 2 or counts[counts > 0].min() < FEWEST or (counts > 0).sum() < 2:
+        note = f"{key}: nothing is learned, as a class has fewer than {FEWEST} validation rows"
+        return described, [note]
+    notes: list[str] = []
+    if options.calibrate:
+        calibration = fit_calibration(target, logits, weights)
+        if calibration is None:
+            notes.append("evaluation.calibrate: probabilities stay as they are, which no calibration makes better")
+        else:
+            described, (factor, shift) = replace(described, calibration=calibration), calibration
+            logits = logits * factor + shift
+            notes.append(f"evaluation.calibrate: logits are multiplied by {factor:.3g}" + f", {shift:+.3g}" * is_binary)
+    if not isinstance(options.threshold, float):
+        chances = compute_probabilities(described, logits.reshape(values["/output"].shape))
+        assert chances is not None
+        threshold, reached = choose_threshold(target, chances[:, 1], weights, options.threshold)
+        described = replace(described, threshold=threshold)
+        used = "0.5 is used" if threshold is None else f"{threshold:.3g}"
+        notes.append(f"evaluation.threshold: {used}, as {len(target):,} validation rows say ({reached})")
+    return described, notes

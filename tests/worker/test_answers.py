@@ -1,0 +1,169 @@
+"""What the validation rows decide is what every door answers: `evaluation.threshold`, `calibrate` and `interval`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces import EvaluationOptions, Outputs, Plan
+from tests.training.fake_engine import ignore, make_session, run_apart
+from tests.worker.test_balance import LINEAR, write_rare
+
+
+def answer(plan: Plan, x: Any, folder: Path) -> dict[str, Any]:
+    """Trains, and returns what each door answers for inputs, the notes, and the test metrics."""
+    import keras
+    import tensorflow as tf
+
+    from scaleflow import training
+    from scaleflow.interfaces.events import Note
+    from scaleflow.serving.loader import SavedModel
+    from scaleflow.worker.build import build_training
+
+    values: dict[str, float] = {}
+    notes: list[str] = []
+
+    def emit(event: Any) -> None:
+        values.update(getattr(event, "values", None) or {})
+        if isinstance(event, Note):
+            notes.append(event.text)
+
+    built = build_training(plan, ignore)
+    sync = training.WorkerSync(built.strategy, 1, bool)
+    make_session(plan, built, emit).run(lambda: built.learn_answers(sync, 0, emit))
+    built = built.take_answers(SimpleNamespace(records=False))  # type: ignore[arg-type]
+    built.export(folder)
+    served = tf.saved_model.load(folder / "saved_model").signatures["serving_default"](tf.constant(x))
+    flavour = SavedModel(str(folder / "saved_model"), built.facts.learned.to_json())
+    return {
+        "in training": np.asarray(built.engine.predict(x)),
+        "keras": np.asarray(keras.models.load_model(folder / "model.keras", compile=False)(x)),
+        "served": {name: each.numpy() for name, each in served.items()},
+        "pyfunc": {name: each.to_numpy() for name, each in flavour.predict(x).items()},
+        "chances": built.outputs.kind == "binary" and flavour.predict(x, {"output": "probabilities"}).to_numpy(),
+        "outputs": built.facts.learned.outputs,
+        "notes": notes,
+        "values": values,
+    }
+
+
+def answer_all(cases: list[Any]) -> list[dict[str, Any]]:
+    return run_apart(answer, cases)
+
+
+def write_values(folder: Path) -> dict[str, Any]:
+    random = np.random.default_rng(4)
+    x = random.normal(size=(1200, 2)).astype(np.float32)
+    y = (3 * x[:, :1] + random.standard_t(4, (1200, 1))).astype(np.float32)
+    data = {"x_train": x[:800], "y_train": y[:800], "x_test": x[800:], "y_test": y[800:]}
+    np.savez(folder / "values.npz", **data)
+    return data
+
+
+def test_every_door_answers_with_what_was_learned(
+    isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import log_loss
+
+    known, values = write_rare(tmp_path)["two"], write_values(tmp_path)
+    wrong = ("dataset.balance=oversample", "dataset.prior_correction=false")
+    cases = [
+        ("two", *wrong, "evaluation.calibrate=auto", "evaluation.threshold={recall: 0.8}", "dataset.validation=0.25"),
+        ("values", "evaluation.interval=0.9", "dataset.validation=0.25"),
+    ]
+    plans = [plan(*LINEAR, "dataset=npz", f"dataset.data_dir={tmp_path / name}.npz", *words) for name, *words in cases]
+    inputs = [known["x_test"], values["x_test"]]
+    folders = [tmp_path / "0", tmp_path / "1"]
+    two, one = isolated(answer_all, list(zip(plans, inputs, folders, strict=True)))
+
+    wanted = LogisticRegression(C=1e6).fit(known["x_train"], known["y_train"]).predict_proba(known["x_test"])
+    assert abs(two["chances"] - wanted).mean() < 0.03  # oversampled, the mean probability of the rare class is doubled
+    np.testing.assert_allclose(two["keras"], two["in training"], atol=1e-5)
+    assert two["values"]["test/loss"] == pytest.approx(log_loss(known["y_test"], two["chances"][:, 1]), abs=1e-4)
+    threshold = two["outputs"].threshold
+    assert threshold is not None
+    assert threshold < 0.4
+    is_second = two["chances"][:, 1] >= threshold
+    assert 0.7 < is_second[known["y_test"] == 1].mean() < 0.9
+    for door in ("served", "pyfunc"):
+        assert two[door]["prediction"].tolist() == is_second.astype(int).tolist()
+        chosen = np.where(is_second, two["chances"][:, 1], two["chances"][:, 0])
+        np.testing.assert_allclose(two[door]["probability"], chosen, atol=1e-5)
+    assert two["notes"][0].startswith("evaluation.calibrate: logits are multiplied by ")
+    assert two["notes"][1].startswith(
+        f"evaluation.threshold: {threshold:.3g}, as 1,000 validation rows say (precision "
+    )
+
+    (margin,) = one["outputs"].margins
+    for door in ("served", "pyfunc"):
+        np.testing.assert_allclose(one[door]["prediction"], one["in training"][:, 0], atol=1e-5)
+        np.testing.assert_allclose(one[door]["prediction_high"] - one[door]["prediction"], margin, rtol=1e-4)
+        inside = abs(one[door]["prediction"] - values["y_test"][:, 0]) <= margin
+        assert 0.85 < inside.mean() < 0.95
+
+
+def check(options: EvaluationOptions, outputs: Outputs, rows: int) -> None:
+    from scaleflow.worker.answers import check_answers
+
+    check_answers(options, outputs, rows)
+
+
+TWO, MANY, REAL = Outputs("binary", (1,)), Outputs("classification", (5,)), Outputs("regression", (1,))
+
+
+@pytest.mark.parametrize(
+    ("options", "outputs", "rows", "reason"),
+    [
+        (
+            EvaluationOptions(threshold=0.3),
+            MANY,
+            99,
+            "is for two classes, and the dataset has classification",
+        ),
+        (
+            EvaluationOptions(threshold="auto"),
+            REAL,
+            99,
+            "is for two classes, and the dataset has regression",
+        ),
+        (EvaluationOptions(calibrate="auto"), REAL, 99, "calibrate: is for one class of each example"),
+        (EvaluationOptions(calibrate="auto"), Outputs("multi_label", (3,)), 99, "calibrate: is for one class"),
+        (EvaluationOptions(interval=0.9), TWO, 99, "interval: is for numbers, and the dataset has binary"),
+        (EvaluationOptions(interval=0.9), REAL, 8, "needs 9 validation rows, and there are 8; use a lower one"),
+        (EvaluationOptions(interval=0.9), Outputs("regression", (64, 64)), 99, "interval: is for numbers"),
+    ],
+)
+def test_answers_that_outputs_do_not_have_are_refused(
+    options: EvaluationOptions, outputs: Outputs, rows: int, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        check(options, outputs, rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("evaluation.threshold=1.5", "evaluation.threshold=1.5: expected"),
+        ("'evaluation.threshold={recall: 1.2}'", "evaluation.threshold.recall=1.2: expected"),
+        ("'evaluation.threshold={f2: 1}'", "evaluation.threshold.f2"),
+        ("'evaluation.threshold={recall: 0.9, precision: 0.5}'", "a threshold has one goal"),
+        ("'evaluation.threshold={cost: [5]}'", "of a miss and of a false alarm"),
+        ("evaluation.interval=1", "evaluation.interval=1: expected"),
+        ("evaluation.calibrate=platt", "evaluation.calibrate=platt: expected auto"),
+        ("evaluation.threshold=auto dataset.validation=null", "there are no validation rows to decide by"),
+        ("evaluation.calibrate=auto dataset.fold=1/5", "both what decides and what is measured"),
+        ("evaluation.interval=0.9 debug=overfit", "debug.overfit has no validation rows"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(plan: Callable[..., Plan], words: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        plan(*shlex.split(words))
