@@ -21,43 +21,6 @@ MOST_ROWS = 2048
 Array = np.ndarray[Any, Any]
 
 
-class DriftWatch:
-    """Compares the inputs of a model with the schema that its run learned.
-
-    Args:
-        state: what the run learned; None, or without a schema: nothing is known.
-        counted: columns whose unknown categories others count, all of them.
-    """
-
-    def __init__(self, state: LearnedState | None, counted: Collection[str]) -> None:
-        self._counter = None if state is None or not state.schema else DriftCounter(state.schema)
-        self._inputs = {} if state is None else name_leaves(state.inputs)
-        self._counted = counted
-        self.rows = 0
-
-    def add(self, inputs: Mapping[str, Array]) -> None:
-        """Adds rows, [n, ...] by the name of the input; numbers, or texts ("" is missing)."""
-        rows = len(next(iter(inputs.values()), ()))
-        if self._counter is None or not rows:
-            return
-        taken = slice(None, None, -(-rows // MOST_ROWS))
-        for name, values in inputs.items():
-            if name in self._inputs:
-                for column, each in expand_input(name, self._inputs[name], values[taken]).items():
-                    self._counter.add(column, to_texts_array(each) if each.dtype.kind in "OSU" else each)
-        self.rows += len(range(rows)[taken])
-
-    def find(self) -> list[DataFinding]:
-        """Returns what differs: drift, and categories that nobody else counts."""
-        found = [] if self._counter is None else list(self._counter.find())
-        return [
-            each
-            for each in found
-            if (each.level != HINT or each.rule == "unseen")
-            and not (each.rule == "unseen" and set(each.columns) & set(self._counted))
-        ]
-
-
 #: The most different values, and the most columns, that the last lines name.
 MOST_VALUES, MOST_COLUMNS = 5, 20
 
@@ -81,12 +44,22 @@ class RowReport:
 
     Args:
         on_bad: what is done with a bad row: `raise`, `skip` or `empty`.
-        watch: compares good rows with those of the training; None: nothing is known of these.
+        name: names a row, by its place among all rows.
+        state: what the run learned; good rows are compared with its schema.
+        counted: columns of which all unknown categories are counted.
+
+    Attributes:
+        compared: the number of rows that were compared.
     """
 
-    def __init__(self, on_bad: str, watch: DriftWatch | None = None) -> None:
+    def __init__(
+        self, on_bad: str, name: Callable[[int], str], state: LearnedState, counted: Collection[str] = ()
+    ) -> None:
         self.on_bad = on_bad
-        self.watch = watch or DriftWatch(None, ())
+        self.compared = 0
+        self._name, self._counted = name, counted
+        self._drift = DriftCounter(state.schema)
+        self._inputs = name_leaves(state.inputs) if state.schema else {}
         self._bad: Counter[str] = Counter()
         self._first: dict[str, str] = {}
         self._missing: Counter[str] = Counter()
@@ -95,8 +68,8 @@ class RowReport:
         self._others: Counter[str] = Counter()
         self._has_rare: set[str] = set()
 
-    def add_problems(self, problems: Sequence[Problem], name: Callable[[int], str]) -> None:
-        """Counts bad rows. `name` names the file of a row and its number.
+    def add_problems(self, problems: Sequence[Problem], place: int) -> None:
+        """Counts bad rows; the first of the rows is at this place among all rows.
 
         Raises:
             RunError: with `raise`, naming the first bad row.
@@ -104,10 +77,27 @@ class RowReport:
         found = [each for each in problems if each.is_bad.any()]
         if found and self.on_bad == "raise":
             first = min(found, key=lambda each: int(each.is_bad.argmax()))
-            raise RunError(describe_first(first, name))
+            raise RunError(self._describe_first(first, place))
         for each in found:
             self._bad[each.column] += int(each.is_bad.sum())
-            self._first.setdefault(each.column, describe_first(each, name))
+            self._first.setdefault(each.column, self._describe_first(each, place))
+
+    def add_inputs(self, inputs: Mapping[str, Array]) -> None:
+        """Compares good rows, [n, ...] by the name of the input, with training's; numbers, or texts ("" is missing)."""
+        rows = len(next(iter(inputs.values()), ()))
+        if not self._inputs or not rows:
+            return
+        taken = slice(None, None, -(-rows // MOST_ROWS))
+        for name, values in inputs.items():
+            if name in self._inputs:
+                for column, each in expand_input(name, self._inputs[name], values[taken]).items():
+                    self._drift.add(column, to_texts_array(each) if each.dtype.kind in "OSU" else each)
+        self.compared += len(range(rows)[taken])
+
+    def find_drift(self) -> list[DataFinding]:
+        """Returns what differs: drift, and categories that are not counted."""
+        found = [each for each in self._drift.find() if each.level != HINT or each.rule == "unseen"]
+        return [each for each in found if each.rule != "unseen" or not set(each.columns) & set(self._counted)]
 
     def add_missing(self, column: str, count: int, had_missing: bool | None) -> None:
         """Counts values that the model replaces; `had_missing`: whether training had such values, if it is known."""
@@ -146,14 +136,18 @@ class RowReport:
         )
         yield from list_columns("unknown", map(self._describe_unknown, sorted(self._unknown)))
         yield from list_columns("imputed", map(self._describe_missing, sorted(self._missing)))
-        yield from list_columns("drift", (f"{each.text} ({each.because})" for each in self.watch.find()))
+        yield from list_columns("drift", (f"{each.text} ({each.because})" for each in self.find_drift()))
 
     def to_counts(self, bad: int) -> dict[str, Any]:
         """Returns the number of bad rows, and by column the counts that `describe` names."""
         unknown = {name: shown.total() + self._others[name] for name, shown in self._unknown.items()}
-        drift = [{"rule": each.rule, "columns": each.columns, "text": each.text} for each in self.watch.find()]
+        drift = [{"rule": each.rule, "columns": each.columns, "text": each.text} for each in self.find_drift()]
         found = {"bad rows": bad, "bad": dict(self._bad), "unknown": unknown, "imputed": dict(self._missing)}
-        return {**found, "drift": drift, "compared rows": self.watch.rows}
+        return {**found, "drift": drift, "compared rows": self.compared}
+
+    def _describe_first(self, problem: Problem, place: int) -> str:
+        row = int(problem.is_bad.argmax())
+        return f"{self._name(place + row)}: {problem.explain(row)}"
 
     def _describe_missing(self, column: str) -> str:
         is_new = self._has_missing[column] is False
@@ -167,11 +161,6 @@ class RowReport:
         total = shown.total() + self._others[column]
         which = "are rare in training, or not in it" if column in self._has_rare else "training did not have"
         return f"{column}: {total:,} of categories that {which}: {', '.join(parts)}{others}"
-
-
-def describe_first(problem: Problem, name: Callable[[int], str]) -> str:
-    row = int(problem.is_bad.argmax())
-    return f"{name(row)}: {problem.explain(row)}"
 
 
 def list_columns(label: str, texts: Iterator[str]) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from scaleflow.evaluation.predictions import OutputColumns
 from scaleflow.interfaces.sampling import Sampling
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.language_model import LanguageModel
-from scaleflow.predict.reading import Array, Reading, RowBatch, RowSource, divide_rows
+from scaleflow.predict.reading import Array, InputForm, RowBatch, RowSource, divide_rows, to_words
 
 if TYPE_CHECKING:
     from scaleflow.predict.compute import DistributedModel
@@ -27,17 +27,11 @@ if TYPE_CHECKING:
 PROMPT = "prompt"
 
 
-class TextColumns:
+class TextColumns(OutputColumns):
     """The column that generated texts become."""
 
     def convert(self, values: Mapping[str, Array]) -> dict[str, Any]:
-        return {"prediction": pyarrow.array(values[""], pyarrow.string())}
-
-    def make_empty(self) -> dict[str, Any]:
-        return self.convert({"": np.zeros(0, object)})
-
-    def make_schema(self) -> Any:
-        return pyarrow.schema([("prediction", pyarrow.string())])
+        return {"prediction": pyarrow.array(values.get("", ()), pyarrow.string())}
 
 
 class PromptModel:
@@ -109,31 +103,30 @@ class Task:
 
     Attributes:
         source: the rows.
-        columns: of the table, for each input of the model.
+        form: how they become the inputs of the model.
         keep: columns that are copied to the output.
-        reading: how the run read its data.
         predicted: the columns that the outputs become.
         schema: of the output.
         shard_rows: rows of the table that a shard is made of; None: one file.
     """
 
     source: RowSource
-    columns: dict[str, list[str]]
+    form: InputForm
     keep: Sequence[str]
-    reading: Reading
-    predicted: OutputColumns | TextColumns
+    predicted: OutputColumns
     schema: Any
     shard_rows: int | None
 
     @property
     def read(self) -> list[str]:
         """The columns that are read."""
-        return list(dict.fromkeys([*(name for names in self.columns.values() for name in names), *self.keep]))
+        return list(dict.fromkeys([*(name for names in self.form.columns.values() for name in names), *self.keep]))
 
     def list_new_columns(self) -> list[str]:
         """Returns the columns that the table of the run did not have; none if its columns are not known."""
-        unused, target = self.reading.unused, self.reading.target
-        known = {*self.read, target, *(unused or ())}
+        reading = self.form.state.reading
+        unused = to_words(reading.get("unused"))
+        known = {*self.read, reading.get("target"), *(unused or ())}
         return [] if unused is None else [name for name in self.source.schema.names if name not in known]
 
 
@@ -142,13 +135,11 @@ class Chunk:
     """Rows that are computed together.
 
     Attributes:
-        shard: the number of the shard that they belong to.
         rows: the rows, with the columns that are read.
         inputs: of the model, by name, for the good rows.
         is_good: which rows are: [rows] bool.
     """
 
-    shard: int
     rows: RowBatch
     inputs: dict[str, Array]
     is_good: Array
@@ -158,14 +149,14 @@ class Chunk:
         places, is_good = np.flatnonzero(self.is_good), self.is_good
         if not len(places):
             return make_rows(task, self.rows, is_good, task.predicted.make_empty(), report), 0
-        outputs = model.predict(self.inputs, lambda row: self.rows.name(int(places[row])))
+        outputs = model.predict(self.inputs, lambda row: task.source.name(self.rows.first + int(places[row])))
         failed = [find_failed(values).reshape(len(places), -1) for values in outputs.values()]
         is_failed = np.any([each.any(axis=1) for each in failed], axis=0)
         if is_failed.any():
             is_bad = np.zeros(len(is_good), bool)
             is_bad[places[is_failed]] = True
             faults = {int(places[row]): model.explain_failure(int(row)) for row in np.flatnonzero(is_failed)}
-            report.add_problems([Problem("prediction", is_bad, faults.__getitem__)], self.rows.name)
+            report.add_problems([Problem("prediction", is_bad, faults.__getitem__)], self.rows.first)
             is_good = is_good & ~is_bad
             outputs = {name: values[~is_failed] for name, values in outputs.items()}
         return make_rows(task, self.rows, is_good, task.predicted.convert(outputs), report), int(is_good.sum())
@@ -176,18 +167,18 @@ def find_failed(values: Array) -> Array:
     return np.isnan(values) if values.dtype.kind == "f" else np.array([each is None for each in values])
 
 
-def read_chunks(task: Task, model: DistributedModel | PromptModel, report: RowReport, first: int) -> Iterator[Chunk]:
-    """Yields the rows of the shards from number `first`, converted for the model. Raises RunError for bad rows, unless
-    the report counts them.
+def read_chunks(task: Task, model: DistributedModel | PromptModel, report: RowReport, skip: int) -> Iterator[Chunk]:
+    """Yields all rows but the first ones, converted for the model. Raises RunError for bad rows, unless the report
+    counts them.
     """
     from scaleflow.predict.compute import convert_rows
 
     largest = model.batch_size * max(1, min(CHUNK_BATCHES, CHUNK_ROWS // model.batch_size))
-    batches = task.source.read(task.read, largest, first * (task.shard_rows or 0))
-    for shard, rows in divide_rows(batches, first, largest, task.shard_rows):
-        inputs, is_good = convert_rows(model.inputs, task.columns, rows, task.reading, report, model.decode)
-        report.watch.add(inputs)
-        yield Chunk(shard, rows, inputs, is_good)
+    batches = task.source.read(task.read, largest, skip)
+    for rows in divide_rows(batches, largest, task.shard_rows):
+        inputs, is_good = convert_rows(model.inputs, task.form, rows, report, model.decode)
+        report.add_inputs(inputs)
+        yield Chunk(rows, inputs, is_good)
 
 
 def read_ahead(items: Iterator[T]) -> Iterator[T]:

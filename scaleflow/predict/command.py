@@ -38,7 +38,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +50,7 @@ from scaleflow.dataset.reading.files import identify_in_store
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.files.cache import identify_file
 from scaleflow.files.object_store import is_store_address
-from scaleflow.interfaces import Plan, Tracking
+from scaleflow.interfaces import LearnedState, Plan, Tracking, name_leaves
 from scaleflow.interfaces.events import Event, Note
 from scaleflow.interfaces.sampling import Sampling
 from scaleflow.launcher.answer import ANSWER, FINISHED, write_error
@@ -63,18 +63,16 @@ from scaleflow.predict.language_model import (
     load_language_model,
     read_sampling,
 )
-from scaleflow.predict.reading import describe_reading
 from scaleflow.runs.reuse import RerunCommand
 from scaleflow.runs.run import Run, locate_run
 
 if TYPE_CHECKING:
     from scaleflow.evaluation.predictions import OutputColumns
     from scaleflow.predict.bad_rows import RowReport
-    from scaleflow.predict.chunks import PromptModel, Task, TextColumns
+    from scaleflow.predict.chunks import PromptModel, Task
     from scaleflow.predict.compute import DistributedModel
     from scaleflow.predict.output import Output
-    from scaleflow.predict.reading import Reading, RowSource
-    from scaleflow.tracking.saved_models import ModelDescription
+    from scaleflow.predict.reading import InputForm, RowSource
 
 #: The overrides that this command uses.
 OVERRIDES = re.compile(
@@ -182,23 +180,21 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
         raise ConfigError(f"--shard-rows {typed.shard_rows}: is for a folder of shards; use --output FOLDER/")
     display.begin_stage("reading the run and its model from MLflow")
     run, _ = find_run(RerunCommand(typed.run_id, typed.overrides))
-    from scaleflow.predict.bad_rows import DriftWatch, RowReport
+    from scaleflow.predict.bad_rows import RowReport
     from scaleflow.tracking.saved_models import describe_model
 
-    state, options = run.learned_state, run.config.get("dataset")
+    options = run.config.get("dataset")
     options = options if isinstance(options, dict) else {}
     load: Callable[[Path], tuple[DistributedModel | PromptModel, str, list[Note]]]
-    if state is not None and is_language_model(state):
-        sampling, watch = sampling or Sampling(), DriftWatch(None, ())
-        task = make_text_task(typed, options.get("column"), output)
-        load = partial(load_prompt_model, sampling, plan, run)
-    elif sampling is not None:
+    load, has_text = partial(load_predictor, plan, run, typed.batch_size), is_language_model(run.learned_state)
+    if sampling is not None and not has_text:
         raise explain_no_language_model(run)
-    else:
-        description = describe_model(run.tracker, run.model, state)
-        reading = describe_reading(state, options, description.inputs)
-        task, watch = make_task(typed, reading, description, output), DriftWatch(state, reading.categories)
-        load = partial(load_predictor, plan, run, typed.batch_size)
+    state = run.learned_state or replace(describe_model(run.tracker, run.model), source=str(options.get("_target_")))
+    state = replace(state, reading={**options, **state.reading})
+    if has_text:
+        sampling, state = sampling or Sampling(), replace(state, schema={})
+        load = partial(load_prompt_model, sampling, plan, run)
+    task = (make_text_task if has_text else make_task)(typed, state, output)
     with output.lock(), tempfile.TemporaryDirectory(prefix="scaleflow-predict-") as folder:
         manifest = describe_task(typed, run, task) | ({"sampling": asdict(sampling)} if sampling else {})
         first = output.find_first(manifest, typed.resume)
@@ -207,12 +203,13 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
             with hide_errors():
                 model, devices, notes = load(Path(folder))
             display.end_stage()
-            for note in [*notes, *([Note(NO_RECORD)] if state is None else [])]:
+            for note in [*notes, *([Note(NO_RECORD)] if run.learned_state is None else [])]:
                 display.show_event(note)
             output.begin(manifest, first)
-            began, skipped, report = time.monotonic(), output.count_rows(first), RowReport(typed.on_bad, watch)
-            progress = Progress(display, task.source.rows)
-            rows, bad = write_predictions(task, model, output, first, report, progress, stop.is_set)
+            report = RowReport(typed.on_bad, task.source.name, state, task.form.categories)
+            began, skipped = time.monotonic(), output.count_rows(first)
+            with show_progress(display, task.source.rows) as advance:
+                rows, bad = write_predictions(task, model, output, first, report, advance, stop.is_set)
             seconds = time.monotonic() - began
     new = task.list_new_columns()
     counts = {"there before": skipped, "new columns": new, **report.to_counts(bad)}
@@ -242,46 +239,40 @@ def make_prediction_plan(typed: argparse.Namespace) -> Plan:
     return make_one_process_plan(resolve_config(composed.config), composed, "predictions")
 
 
-def make_task(typed: argparse.Namespace, reading: Reading, description: ModelDescription, output: Output) -> Task:
+def make_task(typed: argparse.Namespace, state: LearnedState, output: Output) -> Task:
     """Opens the table and checks that the model can take it. Raises ConfigError if it cannot."""
     from scaleflow.evaluation.predictions import OutputColumns
     from scaleflow.predict.inputs import open_input
-    from scaleflow.predict.reading import match_columns
+    from scaleflow.predict.reading import InputForm, match_columns
+    from scaleflow.tracking.saved_models import drop_unfit_names
 
     selected = split_names(typed.columns)
-    source = open_input(typed.input, typed.delimiter, reading, description.inputs, selected)
-    columns = match_columns(description.inputs, source.schema, selected or source.values, reading.target)
-    predicted = OutputColumns(description.outputs, typed.probabilities, typed.logits)
-    if typed.logits and all(each.kind in ("regression", None) for each in description.outputs.values()):
+    source = open_input(typed.input, typed.delimiter, state, selected)
+    columns = match_columns(state, source.schema, selected or source.values)
+    outputs = {name: drop_unfit_names(each) for name, each in name_leaves(state.outputs).items()}
+    if typed.logits and all(each.kind in ("regression", None) for each in outputs.values()):
         raise ConfigError("--logits: this model predicts values, and has no logits; leave it out")
-    return complete_task(typed, source, columns, reading, predicted, output)
+    predicted = OutputColumns(outputs, typed.probabilities, typed.logits)
+    return complete_task(typed, source, InputForm(state, columns), predicted, output)
 
 
-def make_text_task(typed: argparse.Namespace, usual: Any, output: Output) -> Task:
-    """Opens the prompts of a language model: text files, or a table, of which `usual` may be the column.
-
-    Raises ConfigError if there are none.
-    """
+def make_text_task(typed: argparse.Namespace, state: LearnedState, output: Output) -> Task:
+    """Opens the prompts of a language model: text files, or a table. Raises ConfigError if there are none."""
     from scaleflow.predict.chunks import TextColumns, choose_prompt_column
     from scaleflow.predict.inputs import open_table, open_text_files
-    from scaleflow.predict.reading import Reading
+    from scaleflow.predict.reading import InputForm
 
     source: RowSource | None = open_text_files(typed.input)
     if source is not None:
         (column,) = source.values
     else:
         source = open_table(typed.input, typed.delimiter)
-        column = choose_prompt_column(source.schema.names, split_names(typed.columns), usual)
-    return complete_task(typed, source, {"": [column]}, Reading(), TextColumns(), output)
+        column = choose_prompt_column(source.schema.names, split_names(typed.columns), state.reading.get("column"))
+    return complete_task(typed, source, InputForm(state, {"": [column]}), TextColumns({}), output)
 
 
 def complete_task(
-    typed: argparse.Namespace,
-    source: RowSource,
-    columns: dict[str, list[str]],
-    reading: Reading,
-    predicted: OutputColumns | TextColumns,
-    output: Output,
+    typed: argparse.Namespace, source: RowSource, form: InputForm, predicted: OutputColumns, output: Output
 ) -> Task:
     """Adds the columns that are kept, and the schema of the output. Raises ConfigError if they cannot be written."""
     import pyarrow
@@ -297,7 +288,7 @@ def complete_task(
     kept = pyarrow.schema([pyarrow.field(name, plain_type(source.schema.field(name).type)) for name in keep])
     schema = check_schema(output, kept, predicted.make_schema())
     shard_rows = (typed.shard_rows or SHARD_ROWS) if output.is_folder else None
-    return Task(source, columns, keep, reading, predicted, schema, shard_rows)
+    return Task(source, form, keep, predicted, schema, shard_rows)
 
 
 def split_names(text: str) -> list[str]:
@@ -321,7 +312,7 @@ def describe_task(typed: argparse.Namespace, run: Run, task: Task) -> dict[str, 
         "run": run.run_id,
         "model": run.model.model_id,
         "input": [[each if is_stored else str(Path(each).absolute()), *known[each]] for each in task.source.files],
-        "columns": task.columns,
+        "columns": task.form.columns,
         "output columns": [[field.name, str(field.type)] for field in task.schema],
         "delimiter": task.source.delimiter,
         "shard-rows": task.shard_rows,
@@ -383,7 +374,7 @@ def write_predictions(
     output: Output,
     first: int,
     report: RowReport,
-    progress: Progress,
+    advance: Callable[[int], None],
     must_stop: Callable[[], bool],
 ) -> tuple[int, int]:
     """Writes the shards from number `first`. Returns the number of rows that were read, and how many of them are bad.
@@ -393,9 +384,11 @@ def write_predictions(
     from scaleflow.predict.chunks import read_ahead, read_chunks
 
     rows, good = 0, 0
-    shards = itertools.groupby(read_ahead(read_chunks(task, model, report, first)), key=lambda chunk: chunk.shard)
-    with contextlib.suppress(Interrupted), progress:
-        progress.advance(first * (task.shard_rows or 0))
+    shard_rows = task.shard_rows or sys.maxsize
+    read = read_ahead(read_chunks(task, model, report, first * shard_rows))
+    shards = itertools.groupby(read, key=lambda chunk: chunk.rows.first // shard_rows)
+    with contextlib.suppress(Interrupted):
+        advance(first * shard_rows)
         for number, chunks in shards:
             with output.open_shard(number, task.schema) as writer:
                 for chunk in chunks:
@@ -404,7 +397,7 @@ def write_predictions(
                     table, predictions = chunk.predict(task, model, report)
                     writer.write_table(table)
                     rows, good = rows + len(chunk.is_good), good + predictions
-                    progress.advance(len(chunk.is_good))
+                    advance(len(chunk.is_good))
         if not rows and not first:  # a table without rows
             with output.open_shard(0, task.schema):
                 pass
@@ -415,42 +408,25 @@ class Interrupted(Exception):
     """A signal has asked for the end."""
 
 
-class Progress:
-    """Shows how many rows are predicted: a bar on a terminal, a line now and then elsewhere.
+@contextlib.contextmanager
+def show_progress(display: Display, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Yields a function that shows that so many more rows are predicted: in a bar on a terminal, else in lines.
 
-    Args:
-        display: prints the lines.
-        total: the number of rows; None if it is not known.
+    `total` is the number of rows; None if it is not known.
     """
+    rows, printed_at = 0, time.monotonic()
 
-    def __init__(self, display: Display, total: int | None) -> None:
-        self._display = display
-        self._total = total
-        self._rows = 0
-        self._bar: Any = None
-        self._task: Any = None
-        self._printed_at = time.monotonic()
+    def print_rows(count: int) -> None:
+        nonlocal rows, printed_at
+        rows += count
+        if time.monotonic() - printed_at >= LINE_SECONDS:
+            display.print_line(f"{rows:,}{'' if total is None else f' of {total:,}'} rows")
+            printed_at = time.monotonic()
 
-    def __enter__(self) -> Progress:
-        if isinstance(self._display, BarDisplay):
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
+    if not isinstance(display, BarDisplay):
+        yield print_rows
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-            columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._bar = Bar(*columns, transient=True)
-            self._task = self._bar.add_task("", total=self._total)
-            self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def advance(self, rows: int) -> None:
-        self._rows += rows
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._rows)
-        elif time.monotonic() - self._printed_at >= LINE_SECONDS:
-            total = "" if self._total is None else f" of {self._total:,}"
-            self._display.print_line(f"{self._rows:,}{total} rows")
-            self._printed_at = time.monotonic()
+    with Progress("rows", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), transient=True) as bar:
+        yield partial(bar.advance, bar.add_task("", total=total))

@@ -17,8 +17,8 @@ from pyarrow import compute, types
 from scaleflow.errors import RunError
 from scaleflow.interfaces import map_named, name_leaves
 from scaleflow.predict.bad_rows import Problem, RowReport
-from scaleflow.predict.reading import Array, Reading, RowBatch, is_list, is_picture
-from scaleflow.serving.cells import DATE
+from scaleflow.predict.reading import Array, InputForm, RowBatch, is_list, is_picture
+from scaleflow.serving.cells import DATE, CellForm
 
 #: From encoded pictures, [b] strings, to arrays [b, ...].
 Decode = Callable[[Any], Any]
@@ -140,20 +140,14 @@ class OutputColumn(NamedTuple):
 
 
 def convert_rows(
-    specs: Mapping[str, tf.TensorSpec],
-    columns: Mapping[str, Sequence[str]],
-    rows: RowBatch,
-    reading: Reading,
-    report: RowReport,
-    decode: Decode | None = None,
+    specs: Mapping[str, tf.TensorSpec], form: InputForm, rows: RowBatch, report: RowReport, decode: Decode | None = None
 ) -> tuple[dict[str, Array], Array]:
     """Converts rows to the inputs of a model, and reports what is not as in training.
 
     Args:
         specs: of the inputs.
-        columns: of each input.
+        form: which columns these are, and how the run read them.
         rows: of the table.
-        reading: how the run read its data.
         report: counts bad rows, unknown categories and missing values.
         decode: of the model.
 
@@ -163,23 +157,29 @@ def convert_rows(
     Raises:
         RunError: if a row is bad and the report does not allow it.
     """
-    is_malformed = rows.faults != ""
-    problems = [Problem("fields", is_malformed, rows.faults.__getitem__)]
+    is_malformed = np.zeros(len(rows.table), bool)
+    is_malformed[[place - rows.first for place in rows.faults]] = True
+    problems = [Problem("fields", is_malformed, lambda row: rows.faults[rows.first + row])]
     found: dict[str, list[OutputColumn]] = {}
     for name, spec in specs.items():
-        if is_picture(rows.table[columns[name][0]].type):
-            found[name] = [read_pictures(spec, name, rows.table[columns[name][0]], decode, is_malformed, problems)]
+        columns = {column: rows.table[column] for column in form.columns[name]}
+        if is_picture(next(iter(columns.values())).type):
+            found[name] = [read_pictures(spec, name, each, decode, is_malformed, problems) for each in columns.values()]
         else:
-            found[name] = [convert_column(spec, column, rows, reading, name, problems) for column in columns[name]]
+            can_miss = name in form.filled
+            found[name] = [
+                convert_column(spec, column, each, form.describe_cells(column), can_miss, problems)
+                for column, each in columns.items()
+            ]
     problems[1:] = [each._replace(is_bad=each.is_bad & ~is_malformed) for each in problems[1:]]
-    report.add_problems(problems, rows.name)
+    report.add_problems(problems, rows.first)
     is_good = ~np.any([each.is_bad for each in problems], axis=0)
     for name, parts in found.items():
         for part in parts:
-            report.add_missing(part.name, int((part.is_missing & is_good).sum()), reading.filled.get(name))
-            if name in reading.categories:
-                words = part.values[is_good].ravel()
-                report.add_categories(part.name, words, reading.categories[name], name in reading.many_words)
+            report.add_missing(part.name, int((part.is_missing & is_good).sum()), form.filled.get(name))
+            if name in form.categories:
+                words, known = part.values[is_good].ravel(), form.cells[name].known
+                report.add_categories(part.name, words, known, name in form.many_words)
     joined = {name: join_columns(parts, specs[name]) for name, parts in found.items()}
     return joined if is_good.all() else {name: values[is_good] for name, values in joined.items()}, is_good
 
@@ -224,10 +224,9 @@ def read_pictures(
 
 
 def convert_column(
-    spec: tf.TensorSpec, name: str, rows: RowBatch, reading: Reading, input_name: str, problems: list[Problem]
+    spec: tf.TensorSpec, name: str, column: Any, form: CellForm, can_miss: bool, problems: list[Problem]
 ) -> OutputColumn:
     """Converts a column of an input, and appends the problems of its rows to `problems`."""
-    column = rows.table[name]
     count, size = len(column), math.prod(spec.shape[1:]) if is_list(column.type) else 1
     is_whole, flat = np.ones(count, bool), column
     if is_list(column.type):
@@ -236,10 +235,9 @@ def convert_column(
         problems.append(Problem(name, ~is_whole, lambda row: f"{name} has {lengths[row]} values, expected {size}"))
         if not is_whole.all():
             flat, _ = flatten_lists(column.filter(pyarrow.array(is_whole)))
-    form = reading.describe_cells(name)
     converted, is_unusable, expected = form.convert(flat, np.dtype(spec.dtype.as_numpy_dtype))
     absent = find_missing(converted, form.kind) & ~is_unusable
-    is_bad = is_unusable if input_name in reading.filled else is_unusable | absent
+    is_bad = is_unusable if can_miss else is_unusable | absent
 
     def explain(row: int) -> str:
         value = column[row].as_py()

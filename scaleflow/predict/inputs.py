@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -31,8 +32,8 @@ from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.evaluation.predictions import to_column
 from scaleflow.files.object_store import is_store_address
 from scaleflow.files.table_formats import CsvForm, explain_arrow_error, find_format
-from scaleflow.predict.reading import Reading, RowBatch, RowSource, format_columns, make_batch, read_places
-from scaleflow.tracking.saved_models import ModelInput
+from scaleflow.interfaces import LearnedState, name_leaves
+from scaleflow.predict.reading import FileRows, RowBatch, RowSource, format_columns, read_places, to_word, to_words
 
 #: Threads that read files of one row each.
 THREADS = 8
@@ -47,16 +48,13 @@ PROMPT_SUFFIXES = (*TEXT_SUFFIXES, ".md")
 SAVED_SPLIT, SAVED_SPLITS = "state.json", "dataset_dict.json"
 
 
-def open_input(
-    path: str, delimiter: str | None, reading: Reading, inputs: Mapping[str, ModelInput], selected: Sequence[str] = ()
-) -> RowSource:
+def open_input(path: str, delimiter: str | None, state: LearnedState, selected: Sequence[str] = ()) -> RowSource:
     """Opens what the user names.
 
     Args:
         path: a file, a glob or a folder.
         delimiter: between the fields of a CSV file; None: that of the run.
-        reading: how the run read its data.
-        inputs: of the model.
+        state: what the model takes, and how its run read its data.
         selected: the columns that the user names.
 
     Raises:
@@ -66,13 +64,13 @@ def open_input(
         splits = sorted(each.parent.name for each in Path(path).glob(f"*/{SAVED_SPLIT}"))
         raise ConfigError(f"--input {path}: has the splits {', '.join(splits)}; use --input {path.rstrip('/')}/NAME")
     if Path(path, SAVED_SPLIT).is_file():
-        return open_saved_dataset(path, reading)
+        return open_saved_dataset(path, state.reading)
     files = list_input_files(path)
     pictures, texts, records, arrays = (
         [file for file in files if has_suffix(file, suffixes)]
         for suffixes in (PICTURE_SUFFIXES, TEXT_SUFFIXES, RECORD_SUFFIXES, (".npz",))
     )
-    if pictures and any(each.is_picture for each in inputs.values()):
+    if pictures and state.pictures:
         return open_files(pictures, PICTURE)
     if texts:
         return open_files(texts, TEXT)
@@ -81,10 +79,10 @@ def open_input(
             f"--input {path}: has pictures, and the model was trained on arrays of pixels; use an .npz file"
         )
     if records:
-        return open_records(path, records, reading, inputs)
+        return open_records(path, records, state)
     if arrays:
-        return open_npz(path, arrays, reading, inputs, selected)
-    return open_table(path, delimiter, reading, [name for name in inputs if name])
+        return open_npz(path, arrays, state, selected)
+    return open_table(path, delimiter, state.reading, [name for name in name_leaves(state.inputs) if name])
 
 
 def list_input_files(path: str) -> Sequence[str]:
@@ -107,7 +105,7 @@ def list_input_files(path: str) -> Sequence[str]:
 
 
 def open_table(
-    path: str, delimiter: str | None = None, reading: Reading | None = None, inputs: Collection[str] = ()
+    path: str, delimiter: str | None = None, reading: Mapping[str, Any] = {}, inputs: Collection[str] = ()
 ) -> RowSource:
     """Finds the files of a table and reads the names of their columns.
 
@@ -123,45 +121,35 @@ def open_table(
     """
     if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
         raise ConfigError(f"--delimiter {delimiter!r}: expected one character, such as ';'")
-    files, form, target = list_input_files(path), CsvForm(), None
-    if find_format(files[0], "--input") != "csv":
-        if delimiter is not None:
-            raise ConfigError(f"--delimiter {delimiter}: {files[0]} is no CSV file; leave it out")
-    elif reading is not None:
-        usual, target = reading.form.delimiter, reading.target
-        form = replace(reading.form, delimiter=delimiter or (usual if usual != "," else None))
-    else:
-        form = CsvForm(delimiter)
+    files, form = list_input_files(path), CsvForm()
+    if find_format(files[0], "--input") == "csv":
+        usual, encoding = to_word(reading.get("delimiter")), to_word(reading.get("encoding")) or form.encoding
+        form = CsvForm(delimiter or (usual if usual != "," else None), to_words(reading.get("header")) or (), encoding)
+    elif delimiter is not None:
+        raise ConfigError(f"--delimiter {delimiter}: {files[0]} is no CSV file; leave it out")
     table = prepare_tables({ALL: [*files]}, path, form, LearnedCache(None, path), "--input")
     if table.csv.header:
-        table.csv = replace(table.csv, header=find_header(table, inputs, target))
+        table.csv = replace(table.csv, header=find_header(table, inputs, to_word(reading.get("target"))))
     table.name_columns([table.read_schema(file) for file in files])
     table.use(table.names)
     counts = {file: table.count_rows(file) for file in files}
     rows = None if None in counts.values() else sum(filter(None, counts.values()))
-    return RowSource(files, table.used, partial(read_table_rows, table, counts), rows, delimiter=table.csv.delimiter)
+    found = FileRows(counts, partial(read_file_rows, table))
+    return RowSource(files, table.used, found.read, found.name, rows, delimiter=table.csv.delimiter)
 
 
-def read_table_rows(
-    table: TableFiles, counts: Mapping[str, int | None], columns: Sequence[str], at_once: int, skip: int = 0
-) -> Iterator[RowBatch]:
-    """Yields the rows of a table as `RowSource.read` does; `counts` has those of each file, if they are known.
-
-    Raises RunError if a file cannot be read.
-    """
-    for file, count in counts.items():
-        if skip and count is not None and skip >= count:
-            skip -= count
-            continue
-        first = 0
-        try:
-            for part, malformed in table.read_in_order(file, columns, at_once):
-                if len(part) > skip:
-                    yield make_batch(file, first, part, malformed).slice(skip)
-                first, skip = first + len(part), max(0, skip - len(part))
-        except (pyarrow.ArrowException, OSError, UnicodeDecodeError, ConfigError) as error:
-            reason = str(error) if isinstance(error, ConfigError) else explain_arrow_error(error)
-            raise RunError(f"{file}: cannot be read after row {first}: {reason}") from error
+def read_file_rows(
+    table: TableFiles, file: str, columns: Sequence[str], at_once: int
+) -> Iterator[tuple[Any, dict[int, str]]]:
+    """Yields the rows of a file as `TableFiles.read_in_order` does. Raises RunError if it cannot be read."""
+    first = 0
+    try:
+        for part, malformed in table.read_in_order(file, columns, at_once):
+            yield part, malformed
+            first += len(part)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, ConfigError) as error:
+        reason = str(error) if isinstance(error, ConfigError) else explain_arrow_error(error)
+        raise RunError(f"{file}: cannot be read after row {first}: {reason}") from error
 
 
 def find_header(table: TableFiles, inputs: Collection[str], target: str | None) -> tuple[str, ...]:
@@ -205,11 +193,10 @@ def open_files(files: Sequence[str], column: str) -> RowSource:
     def read(columns: list[str], first: int, end: int) -> RowBatch:
         with ThreadPoolExecutor(THREADS) as pool:
             values, faults = zip(*pool.map(lambda file: read_file(file, column == TEXT), files[first:end]), strict=True)
-        paths = np.array(files[first:end], object)
-        table = pyarrow.table([pyarrow.array(paths), pyarrow.array(values, type_)], schema=schema)
-        return RowBatch(table.select(columns), paths, np.zeros(len(paths), int), np.array(faults, object))
+        table = pyarrow.table([pyarrow.array(files[first:end]), pyarrow.array(values, type_)], schema=schema)
+        return RowBatch(first, table.select(columns), {first + row: why for row, why in enumerate(faults) if why})
 
-    return RowSource(files, schema, read_places(len(files), read), len(files), (column,), (FILE,))
+    return RowSource(files, schema, read_places(len(files), read), files.__getitem__, len(files), (column,), (FILE,))
 
 
 def read_file(path: str, is_text: bool) -> tuple[bytes | str, str]:
@@ -224,21 +211,20 @@ def read_file(path: str, is_text: bool) -> tuple[bytes | str, str]:
         return "", "it is not UTF-8"
 
 
-def open_npz(
-    path: str, files: Sequence[str], reading: Reading, inputs: Mapping[str, ModelInput], selected: Sequence[str]
-) -> RowSource:
+def open_npz(path: str, files: Sequence[str], state: LearnedState, selected: Sequence[str]) -> RowSource:
     """Opens an `.npz` file: the arrays of the model's inputs, and those of the same length."""
     if len(files) > 1:
         raise ConfigError(f"--input {path}: has {len(files)} .npz files; use one of them")
     arrays = {name: each for name, each in open_arrays(files[0], "--input").items() if each.ndim}
-    names = [name for name in inputs if name] or list(selected)
+    is_single = "" in name_leaves(state.inputs)
+    names = list(selected) if is_single else list(name_leaves(state.inputs))
     if not names:  # as the training named it, or the only one
-        known = reading.input or "x"
+        known = find_input(state.reading) or "x"
         names = [known] if known in arrays else list(arrays)
     found = f"the arrays are {format_columns(list(arrays))}"
     if missing := [name for name in names if name not in arrays]:
         raise ConfigError(f"--input {path}: there is no array {format_columns(missing)}; {found}")
-    if "" in inputs and len(names) != 1:
+    if is_single and len(names) != 1:
         raise ConfigError(f"--input {path}: {found}; name that of the model with --columns NAME")
     (rows, *others) = {len(arrays[name]) for name in names}
     if others:
@@ -246,46 +232,55 @@ def open_npz(
 
     def read(columns: Sequence[str], first: int, end: int) -> RowBatch:
         table = pyarrow.table({name: to_column(np.asarray(arrays[name][first:end])) for name in columns})
-        return make_batch(files[0], first, table)
+        return RowBatch(first, table)
 
     schema = read([name for name, each in arrays.items() if len(each) == rows], 0, 0).table.schema
-    return RowSource(files, schema, read_places(rows, read), rows, names if "" in inputs else ())
+    return RowSource(
+        files, schema, read_places(rows, read), partial(name_row, files[0]), rows, names if is_single else ()
+    )
 
 
-def open_records(path: str, files: Sequence[str], reading: Reading, inputs: Mapping[str, ModelInput]) -> RowSource:
+def name_row(path: str, place: int) -> str:
+    return f"{path}, row {place + 1}"
+
+
+def find_input(reading: Mapping[str, Any]) -> str | None:
+    """Returns the array, column or feature that a run read its single input from; None if it is not known."""
+    return to_word(reading.get("input")) or to_word(reading.get("inputs"))
+
+
+def open_records(path: str, files: Sequence[str], state: LearnedState) -> RowSource:
     """Opens TFRecord files of the run's features; the column of the input only.
 
     Raises ConfigError if the run read no such files: it does not describe their features.
     """
-    name = reading.input or ""
-    if name not in reading.features or "" not in inputs:
+    name, described = find_input(state.reading) or "", name_leaves(state.inputs).get("")
+    features = state.reading.get("features")
+    if described is None or not isinstance(features, dict) or name not in features:
         raise ConfigError(
             f"--input {path}: are TFRecord files, whose features only a run of dataset=tfrecord describes; use a table "
             "or an .npz file"
         )
-    described = inputs[""]
-    if described.is_picture:
+    if "" in state.pictures:
         type_ = pyarrow.binary()
     elif described.dtype == "string":
         type_ = pyarrow.string()
     else:
         type_ = to_column(np.zeros((0, *described.shape), described.dtype)).type
+    compression = (to_word(state.reading.get("compression")) or "").upper().removeprefix("NONE")
 
-    def read(columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[RowBatch]:
+    def read(file: str, columns: Sequence[str], at_once: int) -> Iterator[tuple[Any, dict[int, str]]]:
         from scaleflow.dataset.tfrecord import read_inputs
 
-        for file in files:
-            first = 0
-            for values in read_inputs(file, name, reading.features[name], reading.compression, at_once):
-                if len(values) > skip:
-                    column = pyarrow.array(values.tolist()) if values.dtype == object else to_column(values)
-                    yield make_batch(file, first, pyarrow.table({name: column})).slice(skip)
-                first, skip = first + len(values), max(0, skip - len(values))
+        for values in read_inputs(file, name, features[name], compression, at_once):
+            column = pyarrow.array(values.tolist()) if values.dtype == object else to_column(values)
+            yield pyarrow.table({name: column}), {}
 
-    return RowSource(files, pyarrow.schema([(name, type_)]), read, values=(name,))
+    rows = FileRows(dict.fromkeys(files), read)
+    return RowSource(files, pyarrow.schema([(name, type_)]), rows.read, rows.name, values=(name,))
 
 
-def open_saved_dataset(path: str, reading: Reading) -> RowSource:
+def open_saved_dataset(path: str, reading: Mapping[str, Any]) -> RowSource:
     """Opens a folder that `datasets.Dataset.save_to_disk` wrote. Raises ConfigError if it cannot be read."""
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     try:
@@ -298,8 +293,8 @@ def open_saved_dataset(path: str, reading: Reading) -> RowSource:
         raise ConfigError(f"--input {path}: cannot be read: {read_reason(error)}") from error
 
     def read(columns: list[str], first: int, end: int) -> RowBatch:
-        return make_batch(path, first, rows.select_columns(columns)[first:end])
+        return RowBatch(first, rows.select_columns(columns)[first:end])
 
     schema = rows.features.arrow_schema
-    values = [name for name in schema.names if name == reading.input]
-    return RowSource((path,), schema, read_places(len(rows), read), len(rows), values)
+    values = [name for name in schema.names if name == find_input(reading)]
+    return RowSource((path,), schema, read_places(len(rows), read), partial(name_row, path), len(rows), values)

@@ -1,153 +1,39 @@
-"""How a run read its data; the rows of a new table; the columns that a model takes. No TensorFlow."""
+"""The rows of new data in order, and the columns that a model takes. No TensorFlow."""
 
 from __future__ import annotations
 
 import math
-import sys
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow
 from pyarrow import types
 
 from scaleflow.errors import ConfigError
-from scaleflow.files.table_formats import CsvForm
-from scaleflow.interfaces import LearnedState
+from scaleflow.interfaces import Inputs, LearnedState, name_leaves
 from scaleflow.interfaces.formatting import join_first
-from scaleflow.serving.cells import CATEGORY, DATE, NUMBER, CellForm
-from scaleflow.tracking.saved_models import ModelInput
-
-#: The source of tables, and the kinds of columns of which the model replaces a missing value by what training learned.
-TABLE, FILLED = "scaleflow.dataset.table.Table", (NUMBER, DATE)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How a run read its data.
-
-    Attributes:
-        form: of CSV files.
-        target: the column that the run predicts; None if it is not known.
-        missing: words that mean a missing value; None: text is taken as it is.
-        kinds: what the columns are taken for: `numbers`, `categories`, `texts` or `dates`; empty if it is not known.
-        filled: the inputs in which the model replaces a missing value, and whether training had missing ones; None: it
-            is not known.
-        categories: those that the model knows, by input.
-        many_words: the inputs of which it knows only the most frequent words of training.
-        input: the column, array or feature that the run read its single input from; None if it is not known.
-        features: `dataset.features` of TFRecord files.
-        compression: of TFRecord files, as TensorFlow names it.
-        forms: how the numbers and dates of columns are written; see `rewrite_cells`.
-        unused: the columns of the run's table that were no inputs; None: it is not known.
-    """
-
-    form: CsvForm = field(default_factory=CsvForm)
-    target: str | None = None
-    missing: tuple[str, ...] | None = None
-    kinds: Mapping[str, str] = field(default_factory=dict)
-    filled: Mapping[str, bool | None] = field(default_factory=dict)
-    categories: Mapping[str, Collection[str]] = field(default_factory=dict)
-    many_words: Collection[str] = ()
-    input: str | None = None
-    features: Mapping[str, Any] = field(default_factory=dict)
-    compression: str = ""
-    forms: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    unused: tuple[str, ...] | None = None
-
-    def describe_cells(self, name: str) -> CellForm:
-        """Returns how the run read the cells of a column."""
-        return CellForm(self.kinds.get(name), self.missing, self.forms.get(name), [*self.categories.get(name, ())])
-
-
-def describe_reading(state: LearnedState | None, options: Mapping[str, Any], inputs: Collection[str]) -> Reading:
-    """Returns how a run read its data.
-
-    Args:
-        state: what the run learned; None if its model was logged before that was recorded.
-        options: `dataset` of its config, for what the record does not say.
-        inputs: the names of the model's inputs.
-    """
-    found = {**options, **(state.reading if state is not None else {})}
-    delimiter, target, encoding = (to_word(found.get(key)) for key in ("delimiter", "target", "encoding"))
-    missing, kinds = to_words(found.get("missing")), found.get("columns")
-    kinds = kinds if isinstance(kinds, dict) and to_words([*kinds.values()]) else {}  # a store's content is not trusted
-    form = CsvForm(delimiter, to_words(found.get("header")) or (), encoding or CsvForm.encoding)
-    features = found.get("features")
-    compression = (to_word(found.get("compression")) or "none").upper()
-    common = Reading(
-        form,
-        target,
-        missing,
-        input=to_word(found.get("input")) or to_word(found.get("inputs")),
-        features=features if isinstance(features, dict) else {},
-        compression="" if compression == "NONE" else compression,
-        forms=forms if isinstance(forms := found.get("forms"), dict) else {},
-        unused=to_words(found.get("unused")),
-        many_words=tuple(many) if isinstance(many := found.get("many_words"), dict) else (),
-    )
-    if state is None:
-        is_table = options.get("_target_") == TABLE
-        return replace(common, filled=dict.fromkeys(inputs)) if is_table else common
-    learned = {name: each.learned for name, each in state.preprocessing.items()}
-    numbers = {name: each for name, each in learned.items() if kinds.get(name) in FILLED and isinstance(each, dict)}
-    own = [name for name, each in state.preprocessing.items() if not each.path.startswith("scaleflow.")]  # may fill
-    return replace(
-        common,
-        kinds=kinds,
-        filled={name: bool(each.get("missing")) for name, each in numbers.items()}
-        | dict.fromkeys(own),  # may fill, too
-        categories={name: to_words(each) or () for name, each in learned.items() if kinds.get(name) == CATEGORY},
-    )
-
-
-def to_word(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def to_words(value: Any) -> tuple[str, ...] | None:
-    is_words = isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
-    return tuple(value) if is_words else None
-
+from scaleflow.serving.cells import CATEGORY, DATE, NUMBER, CellForm, read_forms
 
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
-class RowBatch:
+class RowBatch(NamedTuple):
     """Some rows.
 
     Attributes:
+        first: the place of the first one among all rows, from 0.
         table: the rows.
-        paths: the file of each: [rows] `str` objects.
-        numbers: the number of each in its file, from 1; 0: the file is the row. [rows] int64.
-        faults: why a row cannot be read, as those with too few or too many fields; "" if it can. Such a row is empty
-            in the table. [rows] `str` objects.
+        faults: why rows cannot be read, as those with too few or too many fields, by their places. Such a row is empty
+            in the table.
     """
 
+    first: int
     table: Any
-    paths: Array
-    numbers: Array
-    faults: Array
-
-    def slice(self, start: int, count: int = sys.maxsize) -> RowBatch:
-        parts = (each[start : start + count] for each in (self.paths, self.numbers, self.faults))
-        return RowBatch(self.table.slice(start, count), *parts)
-
-    def name(self, row: int) -> str:
-        """Names a row by its file; the first row of a file is row 1, and a header does not count."""
-        number = self.numbers[row]
-        return f"{self.paths[row]}, row {number}" if number else str(self.paths[row])
-
-
-def make_batch(path: str, first: int, table: Any, malformed: Mapping[int, str] | None = None) -> RowBatch:
-    """Returns rows of a file, `first` and the malformed ones counted from 0."""
-    rows = len(table)
-    faults = np.full(rows, "", object)
-    for row, reason in (malformed or {}).items():
-        faults[row] = reason
-    return RowBatch(table, np.full(rows, path, object), np.arange(first + 1, first + rows + 1), faults)
+    faults: Mapping[int, str] = {}
 
 
 @dataclass(frozen=True)
@@ -159,6 +45,7 @@ class RowSource:
         schema: names and types of the columns.
         read: yields the rows in order: `read(columns, at_once, skip)`, with the names of the columns, the most rows of
             a batch (of a text file, a block is one), and the number of rows to leave out.
+        name: names a row that was read, by its place: a file, or a file and a row, from 1; a header does not count.
         rows: the number of rows, if it is known without reading them.
         values: the columns that have the values of a model's single input, if that is known.
         labels: the columns that are copied to the output, unless the user names some.
@@ -168,6 +55,7 @@ class RowSource:
     files: Sequence[str]
     schema: Any
     read: Callable[..., Iterator[RowBatch]]
+    name: Callable[[int], str]
     rows: int | None = None
     values: Sequence[str] = ()
     labels: Sequence[str] = ()
@@ -186,51 +74,88 @@ def read_places(
     return read_in_order
 
 
-def divide_rows(
-    batches: Iterator[RowBatch], shard: int, largest: int, shard_rows: int | None
-) -> Iterator[tuple[int, RowBatch]]:
-    """Yields rows with the number of their shard, that of the first one being `shard`; at most `largest` at once."""
-    left = shard_rows or sys.maxsize
-    parts, missing = list[RowBatch](), min(left, largest)
+class FileRows:
+    """The rows of files that are read one after the other.
+
+    Args:
+        counts: the number of rows of each file; None: it is not known.
+        read: yields the rows of a file in pieces: `read(file, columns, at_once)`, each with what is wrong with its
+            malformed rows, counted from 0.
+    """
+
+    def __init__(
+        self,
+        counts: Mapping[str, int | None],
+        read: Callable[[str, Sequence[str], int], Iterator[tuple[Any, Mapping[int, str]]]],
+    ) -> None:
+        self._counts, self._read = counts, read
+        self._firsts: list[int] = []
+
+    def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[RowBatch]:
+        place, self._firsts = 0, []
+        for file, count in self._counts.items():
+            self._firsts.append(place)
+            if count is not None and place + count <= skip:
+                place += count
+                continue
+            for table, malformed in self._read(file, columns, at_once):
+                first, end = max(place, skip), place + len(table)
+                if first < end:
+                    faults = {place + row: why for row, why in malformed.items() if place + row >= first}
+                    yield RowBatch(first, table.slice(first - place), faults)
+                place = end
+
+    def name(self, place: int) -> str:
+        number = bisect_right(self._firsts, place) - 1
+        return f"{[*self._counts][number]}, row {place - self._firsts[number] + 1}"
+
+
+def divide_rows(batches: Iterator[RowBatch], largest: int, shard_rows: int | None) -> Iterator[RowBatch]:
+    """Yields the rows in batches of at most `largest`, each of rows of one shard."""
+    parts, faults, place, waiting = list[Any](), dict[int, str](), 0, 0
     for batch in batches:
-        while len(batch.table):
-            parts.append(batch.slice(0, missing))
-            taken = len(parts[-1].table)
-            batch, missing, left = batch.slice(taken), missing - taken, left - taken
-            if not missing:
-                yield shard, join_batches(parts)
-                shard, left = (shard, left) if left else (shard + 1, shard_rows or sys.maxsize)
-                parts, missing = [], min(left, largest)
-    if parts:
-        yield shard, join_batches(parts)
+        place = place if waiting else batch.first
+        parts.append(batch.table)
+        faults |= batch.faults
+        waiting += len(batch.table)
+        while waiting >= (size := min(largest, shard_rows - place % shard_rows if shard_rows else largest)):
+            table = pyarrow.concat_tables(parts)
+            yield RowBatch(place, table.slice(0, size), {at: why for at, why in faults.items() if at < place + size})
+            place, waiting, parts = place + size, waiting - size, [table.slice(size)]
+            faults = {at: why for at, why in faults.items() if at >= place}
+    if waiting:
+        yield RowBatch(place, pyarrow.concat_tables(parts), faults)
 
 
-def join_batches(parts: Sequence[RowBatch]) -> RowBatch:
-    arrays = zip(*((each.paths, each.numbers, each.faults) for each in parts), strict=True)
-    return RowBatch(pyarrow.concat_tables([each.table for each in parts]), *map(np.concatenate, arrays))
+def to_word(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def to_words(value: Any) -> tuple[str, ...] | None:
+    is_words = isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
+    return tuple(value) if is_words else None
 
 
 #: The most columns that a message names.
 MOST_NAMED = 20
 
 
-def match_columns(
-    inputs: Mapping[str, ModelInput], schema: Any, selected: Sequence[str], target: str | None
-) -> dict[str, list[str]]:
+def match_columns(state: LearnedState, schema: Any, selected: Sequence[str]) -> dict[str, list[str]]:
     """Returns the columns of each input.
 
     An input with a name is read from the column of that name. An input without one is read from several columns with a
     value each, in order, or from one column of lists.
 
     Args:
-        inputs: of the model.
+        state: what the model takes.
         schema: of the table.
-        selected: the columns that the user names, in the order of the model's values; empty: all but the target.
-        target: the target that the model was trained on, if it is known.
+        selected: the columns that the user names, in the order of the model's values; empty: all but the target that
+            the model was trained on.
 
     Raises:
         ConfigError: if columns are missing, or cannot be what the model takes.
     """
+    inputs = name_leaves(state.inputs)
     if "" not in inputs:
         if selected:
             raise ConfigError(
@@ -242,42 +167,42 @@ def match_columns(
                 f"{format_columns(schema.names)}"
             )
         for name, described in inputs.items():
-            check_type(name, schema.field(name).type, described)
+            check_type(name, schema.field(name).type, described, name in state.pictures)
         return {name: [name] for name in inputs}
     if missing := [name for name in selected if name not in schema.names]:
         raise ConfigError(
             f"--columns {format_columns(missing)}: there is no such column; the table has "
             f"{format_columns(schema.names)}"
         )
-    columns = list(selected) or [name for name in schema.names if name != target]
-    described = inputs[""]
+    columns = list(selected) or [name for name in schema.names if name != state.reading.get("target")]
+    described, takes_pictures = inputs[""], "" in state.pictures
     count = math.prod(described.shape)
     first = schema.field(columns[0]).type if len(columns) == 1 else None
-    if first is not None and (is_list(first) or (described.is_picture and is_picture(first))):
-        check_type(columns[0], schema.field(columns[0]).type, described)
+    if first is not None and (is_list(first) or (takes_pictures and is_picture(first))):
+        check_type(columns[0], first, described, takes_pictures)
     elif len(columns) == count:
         for name in columns:
-            check_type(name, schema.field(name).type, ModelInput((), described.dtype))
+            check_type(name, schema.field(name).type, Inputs((), described.dtype))
     else:
         raise ConfigError(
-            f"--input: the model takes {describe_model_input(described)}: {count:,} column"
+            f"--input: the model takes {describe_in_words(described, takes_pictures)}: {count:,} column"
             f"{'s' if count != 1 else ''} with a value each, or one column of lists; the table has {len(columns)}: "
             f"{format_columns(columns)}; name those of the model, in its order, with --columns"
         )
     return {"": columns}
 
 
-def describe_model_input(described: ModelInput) -> str:
+def describe_in_words(described: Inputs, takes_pictures: bool = False) -> str:
     """Returns an input in words, such as `an array of shape (8, 8, 1), float32`."""
-    if described.is_picture:
+    if takes_pictures:
         return "pictures (the bytes of JPEG, PNG, BMP or GIF files)"
-    kind = "text" if described.dtype in ("object", "string") else str(described.dtype)
+    kind = "text" if described.dtype in ("object", "string") else described.dtype
     return f"an array of shape {described.shape}, {kind}" if described.shape else f"one value, {kind}"
 
 
-def check_type(name: str, type_: Any, described: ModelInput) -> None:
+def check_type(name: str, type_: Any, described: Inputs, takes_pictures: bool = False) -> None:
     """Raises ConfigError if no value of a column's type can be a value of the input."""
-    if described.is_picture and is_picture(type_):
+    if takes_pictures and is_picture(type_):
         return
     inner = type_
     while is_list(inner):
@@ -285,7 +210,7 @@ def check_type(name: str, type_: Any, described: ModelInput) -> None:
     if is_list(type_) and not described.shape:
         problem = "the model takes one value of each row"
     elif math.prod(described.shape) != 1 and not is_list(type_):
-        problem = f"the model takes a list, {describe_model_input(described)}"
+        problem = f"the model takes a list, {describe_in_words(described, takes_pictures)}"
     elif types.is_nested(inner) or types.is_binary(inner) or types.is_large_binary(inner):
         problem = "the model takes numbers, texts or dates"
     else:
@@ -306,3 +231,53 @@ def is_list(type_: Any) -> bool:
 
 def format_columns(names: Sequence[str]) -> str:
     return join_first(names, MOST_NAMED)
+
+
+#: The source of tables, and the kinds of columns of which the model replaces a missing value by what training learned.
+TABLE, FILLED = "scaleflow.dataset.table.Table", (NUMBER, DATE)
+
+
+@dataclass(frozen=True)
+class InputForm:
+    """How rows become the inputs of a model.
+
+    Attributes:
+        state: what the model takes, and how its run read its data.
+        columns: of the rows, for each input.
+    """
+
+    state: LearnedState
+    columns: Mapping[str, Sequence[str]]
+
+    @cached_property
+    def cells(self) -> dict[str, CellForm]:
+        """How the run read the columns that it took for numbers, categories, texts or dates."""
+        words = {name: to_words(each.learned) or () for name, each in self.state.preprocessing.items()}
+        return read_forms(self.state.reading, words)
+
+    def describe_cells(self, column: str) -> CellForm:
+        return self.cells.get(column) or CellForm(missing=to_words(self.state.reading.get("missing")))
+
+    @cached_property
+    def filled(self) -> dict[str, bool | None]:
+        """The inputs in which the model replaces a missing value, and whether training had some; None: not known."""
+        if not self.state.preprocessing:  # of an earlier version
+            return dict.fromkeys(name_leaves(self.state.inputs)) if self.state.source == TABLE else {}
+        found: dict[str, bool | None] = {}
+        for name, each in self.state.preprocessing.items():
+            if not each.path.startswith("scaleflow."):  # it may
+                found[name] = None
+            elif self.describe_cells(name).kind in FILLED and isinstance(each.learned, dict):
+                found[name] = bool(each.learned.get("missing"))
+        return found
+
+    @property
+    def categories(self) -> list[str]:
+        """The inputs that are categories."""
+        return [name for name, form in self.cells.items() if form.kind == CATEGORY]
+
+    @property
+    def many_words(self) -> Collection[str]:
+        """The inputs of which the model knows only the most frequent words of training."""
+        found = self.state.reading.get("many_words")
+        return found if isinstance(found, dict) else ()

@@ -260,6 +260,23 @@ class CellForm:
         return *to_texts(column if self.missing is None else clean_column(column, missing)), EXPECTED[TEXT]
 
 
+def read_forms(reading: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, CellForm]:
+    """Returns how a run read the cells of the columns that are inputs; none if its source describes them otherwise.
+
+    Args:
+        reading: how its source read its files, as the record of the run says.
+        words: what the preprocessing of each input learned.
+    """
+    kinds, written = reading.get("columns"), reading.get("forms")
+    if not isinstance(kinds, dict) or not {*map(str, kinds.values())} <= CONVERSIONS.keys():
+        return {}
+    written = written if isinstance(written, dict) else {}
+    return {
+        name: CellForm(kind, reading.get("missing"), written.get(name), words.get(name, ()) if kind == CATEGORY else ())
+        for name, kind in kinds.items()
+    }
+
+
 def read_numbers(column: Any, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Returns numbers, whole ones with all their digits, and which cannot be converted."""
     if dtype.kind in "iu":

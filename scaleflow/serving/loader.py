@@ -16,7 +16,7 @@ import tensorflow as tf
 from mlflow.exceptions import MlflowException
 
 from scaleflow.serving.answers import make_prediction_columns, make_probability_columns
-from scaleflow.serving.cells import CATEGORY, CellForm, fit_numbers, gather_cells, write_cell
+from scaleflow.serving.cells import CellForm, fit_numbers, gather_cells, read_forms, write_cell
 
 #: What the inference parameter `output` may be.
 PREDICTION, PROBABILITIES, LOGITS = OUTPUTS = ("prediction", "probabilities", "logits")
@@ -41,17 +41,8 @@ class SavedModel:
 
     def __init__(self, folder: str, learned: Mapping[str, Any]) -> None:
         self._loaded = tf.saved_model.load(folder)
-        reading = learned.get("reading", {})
         words = {name: each["learned"] for name, each in learned.get("preprocessing", {}).items()}
-        self._cells = {
-            name: CellForm(
-                kind,
-                reading.get("missing"),
-                reading.get("forms", {}).get(name),
-                words.get(name, ()) if kind == CATEGORY else (),
-            )
-            for name, kind in reading.get("columns", {}).items()
-        }
+        self._cells = read_forms(learned.get("reading", {}), words)
         self._outputs = {
             each["name"]: SimpleNamespace(**{"threshold": None, "margins": None, **each, "shape": tuple(each["shape"])})
             for each in learned.get("outputs", ())

@@ -7,12 +7,12 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from scaleflow.errors import ConfigError, read_reason
-from scaleflow.interfaces import LearnedState, name_leaves
+from scaleflow.interfaces import Inputs, Kind, LearnedState, Outputs
 from scaleflow.interfaces.events import FormatExported
 from scaleflow.tracking.model_uris import ModelReference
 from scaleflow.tracking.store import MlflowTracker
@@ -25,82 +25,22 @@ SAVED_MODEL = "data/saved_model"
 TRAINING_SPLITS = ("train", "validation", "test")
 
 
-@dataclass(frozen=True)
-class ModelInput:
-    """One input of a model.
+def describe_model(tracker: MlflowTracker, model: ModelReference) -> LearnedState:
+    """Returns what the logged model of a run takes and returns, if the run has no record of it.
 
-    Attributes:
-        shape: its shape, without the batch dimension.
-        dtype: numpy's name of its dtype, `object` or `string` for text; None if the store does not say it.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str | None
-    is_picture: bool = False
-
-
-@dataclass(frozen=True)
-class ModelOutput:
-    """One output of a model.
-
-    Attributes:
-        shape: its shape, without the batch dimension.
-        kind: `classification`, `binary`, `multi_label` or `regression`; None if the store does not say it.
-        names: of the classes, labels or values, in their order; None if they have no names, or too many to be stored.
-        dtype: numpy's name of the dtype of its values.
-        threshold, margins: as in `Outputs`.
-    """
-
-    shape: tuple[int, ...]
-    kind: str | None = None
-    names: tuple[str, ...] | None = None
-    dtype: str = "float32"
-    threshold: float | None = None
-    margins: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True)
-class ModelDescription:
-    """Inputs and outputs of a logged model by their names. A single one without a name has the name ""."""
-
-    inputs: Mapping[str, ModelInput]
-    outputs: Mapping[str, ModelOutput]
-
-
-def describe_model(
-    tracker: MlflowTracker, model: ModelReference, state: LearnedState | None = None
-) -> ModelDescription:
-    """Returns what the logged model of a run takes and returns.
-
-    Args:
-        state: what the run learned; None: what the store says of the model and of the run's dataset.
-
-    Raises ConfigError if the run has no logged model, or the model has no description that can be read.
+    The store says it of the model and of the run's dataset. Raises ConfigError if the run has no logged model, or the
+    model has no description that can be read.
     """
     from mlflow.models import Model
 
     address = find_model(tracker, model)
-    if state is not None:
-        inputs, outputs = name_leaves(state.inputs), name_leaves(state.outputs)
-        return ModelDescription(
-            {name: ModelInput(tuple(each.shape), each.dtype, name in state.pictures) for name, each in inputs.items()},
-            {
-                name: replace(
-                    describe_output(tuple(each.shape), each.kind, list(each.names or ())),
-                    dtype=each.dtype,
-                    threshold=each.threshold,
-                    margins=each.margins,
-                )
-                for name, each in outputs.items()
-            },
-        )
     with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
         path = download_artifact(f"{address}/MLmodel", tracker.uri, Path(folder))
         try:
             signature = None if path is None else Model.load(str(path)).signature
             if signature is None or signature.inputs is None or signature.outputs is None:
                 raise ValueError("it has no signature")
-            inputs = {name: ModelInput(shape, dtype) for name, shape, dtype in read_schema(signature.inputs)}
+            inputs = {name: Inputs(shape, dtype) for name, shape, dtype in read_schema(signature.inputs)}
             shapes = {name: shape for name, shape, _ in read_schema(signature.outputs)}
         except Exception as error:  # MLflow and YAML raise many types
             reason = read_reason(error)
@@ -108,9 +48,8 @@ def describe_model(
                 f"{model.run_id}: the description of its model {model.model_id} cannot be read: {reason[:300]}"
             ) from error
     kinds, names = read_target_kinds(tracker.fetch_run())
-    return ModelDescription(
-        inputs, {name: describe_output(shape, pick(kinds, name), pick(names, name)) for name, shape in shapes.items()}
-    )
+    outputs = {name: describe_output(shape, pick(kinds, name), pick(names, name)) for name, shape in shapes.items()}
+    return LearnedState(inputs, outputs)
 
 
 def download_saved_model(tracker: MlflowTracker, model: ModelReference, folder: Path) -> Path:
@@ -123,11 +62,11 @@ def download_saved_model(tracker: MlflowTracker, model: ModelReference, folder: 
     return path
 
 
-def read_schema(schema: Any) -> list[tuple[str, tuple[int, ...], str | None]]:
+def read_schema(schema: Any) -> list[tuple[str, tuple[int, ...], str]]:
     """Returns the name, the shape without the batch dimension and the dtype of each entry of MLflow's schema."""
     if schema.is_tensor_spec():
         return [(spec.name or "", tuple(spec.shape[1:]), str(spec.type)) for spec in schema.inputs]
-    return [(spec.name or "", (), "string" if not spec.name else None) for spec in schema.inputs]
+    return [(spec.name or "", (), "any" if spec.name else "string") for spec in schema.inputs]
 
 
 def read_target_kinds(run: Any) -> tuple[Any, Any]:
@@ -147,13 +86,18 @@ def pick(values: Any, name: str) -> Any:
     return values.get(name) if isinstance(values, dict) else values
 
 
-def describe_output(shape: tuple[int, ...], kind: Any, names: Any) -> ModelOutput:
-    """Describes an output. Names that do not fit its shape are left out."""
-    if kind not in ("classification", "binary", "multi_label", "regression"):
-        return ModelOutput(shape)
-    count = 2 if kind == "binary" else shape[-1] if shape else 1
-    has_names = isinstance(names, list) and len(names) == count and len(set(map(str, names))) == count
-    return ModelOutput(shape, kind, tuple(map(str, names)) if has_names else None)
+def describe_output(shape: tuple[int, ...], kind: Any, names: Any) -> Outputs:
+    """Describes an output; its kind is None if it is not known."""
+    known: Any = kind if kind in get_args(Kind) else None
+    return Outputs(known, shape, tuple(map(str, names)) if isinstance(names, list) else None)
+
+
+def drop_unfit_names(outputs: Outputs) -> Outputs:
+    """Returns outputs without names that do not fit their shape, or are there twice."""
+    count = 2 if outputs.kind == "binary" else outputs.shape[-1] if outputs.shape else 1
+    return (
+        outputs if len(set(outputs.names or ())) == len(outputs.names or ()) == count else replace(outputs, names=None)
+    )
 
 
 #: The table of the formats among a run's artifacts.

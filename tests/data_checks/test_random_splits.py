@@ -10,7 +10,7 @@ import pytest
 from scaleflow.data_checks.drift import DRIFT, SplitSample, compare_sample, make_schema, select_level
 from scaleflow.dataset.column_kinds import ARRAY, CATEGORY, DATE, NUMBER, TEXT
 from scaleflow.interfaces import Inputs, LearnedState, Outputs
-from scaleflow.predict.bad_rows import DriftWatch
+from scaleflow.predict.bad_rows import RowReport
 from tests.data_checks.made import WORDS, cut, replace_some
 
 Array = np.ndarray[Any, Any]
@@ -66,23 +66,23 @@ def test_data_is_not_said_to_differ_from_itself(rows: int) -> None:
             assert find_drift(known, now) == [], seed
 
 
-def make_watch(schema: dict[str, Any]) -> DriftWatch:
+def make_report(schema: dict[str, Any]) -> RowReport:
     inputs = {"text": Inputs((), "string"), "number": Inputs((), "float32")}
-    return DriftWatch(LearnedState(inputs, Outputs("regression", (1,)), {}, schema=schema), ())
+    return RowReport("raise", str, LearnedState(inputs, Outputs("regression", (1,)), {}, schema=schema))
 
 
 def test_prediction_s_inputs_are_not_said_to_differ_from_training_s() -> None:
     for seed in range(SEEDS):
         whole = make_hard_table(seed, 600)
         chosen = {name: whole.columns[name] for name in ("text", "number")}
-        watch = make_watch(make_schema(SplitSample(chosen, KINDS, {}, 600)))
+        report = make_report(make_schema(SplitSample(chosen, KINDS, {}, 600)))
         for start in range(0, 600, 200):
-            watch.add({name: values[start : start + 200] for name, values in chosen.items()})
-        assert watch.find() == []
+            report.add_inputs({name: values[start : start + 200] for name, values in chosen.items()})
+        assert report.find_drift() == []
         shorter = {**chosen, "text": np.array([text[:20] for text in chosen["text"]], object)}
-        watch.add(shorter)
-        watch.add(shorter)
-        assert [each.columns for each in watch.find() if each.rule == "drift"] == [["text"]]
+        report.add_inputs(shorter)
+        report.add_inputs(shorter)
+        assert [each.columns for each in report.find_drift() if each.rule == "drift"] == [["text"]]
 
 
 def test_a_schema_of_an_early_version_counts_empty_texts_with_the_others() -> None:
@@ -92,9 +92,9 @@ def test_a_schema_of_an_early_version_counts_empty_texts_with_the_others() -> No
         schema = make_schema(SplitSample(chosen, KINDS, {}, 600))
         lengths = np.array([len(text) for text in chosen["text"]], np.float64)
         early = NUMBER.describe(lengths) | {"kind": TEXT.name, "missing": float((lengths == 0).mean())}
-        watch = make_watch({**schema, "columns": {**schema["columns"], "text": early}})
-        watch.add(chosen)
-        assert watch.find() == []
+        report = make_report({**schema, "columns": {**schema["columns"], "text": early}})
+        report.add_inputs(chosen)
+        assert report.find_drift() == []
 
 
 def test_more_gaps_than_chance_gives_are_found_in_small_data_too() -> None:

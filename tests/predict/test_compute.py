@@ -17,19 +17,23 @@ def converted(cases: list[tuple[Any, str, tuple[int, ...], Any, str | None, bool
     import tensorflow as tf
 
     from scaleflow.errors import RunError
+    from scaleflow.interfaces import Inputs, LearnedPreprocessing, LearnedState, Outputs
     from scaleflow.predict.bad_rows import RowReport
     from scaleflow.predict.compute import convert_rows
-    from scaleflow.predict.reading import Reading, make_batch
+    from scaleflow.predict.reading import InputForm, RowBatch
 
     found: list[Any] = []
     for column, dtype, shape, missing, kind, is_filled in cases:
-        reading = Reading(missing=missing, kinds={"x": kind} if kind else {}, filled={"x": True} if is_filled else {})
+        reading = {"missing": missing, "columns": {"x": kind} if kind else {}}
+        own = {"x": LearnedPreprocessing("my_code.Fill" if is_filled else "scaleflow.Other", {}, None)}
+        state = LearnedState(Inputs(shape, dtype), Outputs("regression", (1,)), own, reading=reading)
         specs = {"x": tf.TensorSpec([None, *shape], dtype)}
-        rows = make_batch("a.csv", 5, pyarrow.table({"x": column}))
+        rows = RowBatch(5, pyarrow.table({"x": column}))
         results = []
         for on_bad in ("raise", "skip"):
             try:
-                arrays, is_good = convert_rows(specs, {"x": ["x"]}, rows, reading, RowReport(on_bad))
+                report = RowReport(on_bad, lambda place: f"a.csv, row {place + 1}", state)
+                arrays, is_good = convert_rows(specs, InputForm(state, {"x": ["x"]}), rows, report)
                 results.append((arrays["x"].dtype.name, arrays["x"].tolist(), is_good.tolist()))
             except RunError as error:
                 results.append(str(error))
@@ -100,10 +104,10 @@ def read_codes() -> list[Any]:
     """Categories that training had as 1, 2 and 007, in cells of other types, for `predict` and for the served model."""
     import tensorflow as tf
 
-    from scaleflow.predict.reading import Reading
+    from scaleflow.serving.cells import read_forms
     from scaleflow.serving.loader import to_tensor
 
-    form = Reading(kinds={"x": "categories"}, categories={"x": ["1", "2", "007"]}).describe_cells("x")
+    form = read_forms({"columns": {"x": "categories"}}, {"x": ["1", "2", "007"]})["x"]
     cells = [[1.0, None, 7.0], ["1", " NA ", "7"], [1, 3, 7]]
     served = [
         to_tensor(tf.TensorSpec([None], tf.string), each, "x", form).numpy().astype(str).tolist() for each in cells

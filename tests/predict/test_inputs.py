@@ -12,14 +12,18 @@ import pyarrow
 import pytest
 
 from scaleflow.errors import ConfigError, RunError
+from scaleflow.interfaces import Inputs, LearnedState, Outputs
 from scaleflow.predict.inputs import open_input
-from scaleflow.predict.reading import Reading, RowSource
-from scaleflow.tracking.saved_models import ModelInput
+from scaleflow.predict.reading import RowSource
 from tests.conftest import Command
 
-PICTURE, TEXT, ROW = (
-    {"": each} for each in (ModelInput((8, 8, 3), "uint8", True), ModelInput((), "string"), ModelInput((2,), "float32"))
-)
+
+def take(inputs: Any, pictures: Sequence[str] = (), **reading: Any) -> LearnedState:
+    """What a run learned whose model takes these inputs."""
+    return LearnedState(inputs, Outputs("regression", (1,)), pictures=pictures, reading=reading)
+
+
+PICTURE, TEXT, ROW = take(Inputs((8, 8, 3), "uint8"), [""]), take(Inputs((), "string")), take(Inputs((2,)))
 
 
 def read_all(source: RowSource, columns: Sequence[str], skip: int = 0) -> Any:
@@ -30,23 +34,23 @@ def test_each_file_of_a_folder_of_texts_is_a_row(tmp_path: Path) -> None:
     for name, content in (("b/1.txt", b"one"), ("a.txt", "zwei ü".encode()), ("c.txt", b"\xff"), ("d.md", b"no")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    source = open_input(str(tmp_path), None, Reading(), TEXT)
+    source = open_input(str(tmp_path), None, TEXT)
     assert (source.values, source.labels, source.rows) == (("text",), ("file",), 3)
     files = [str(tmp_path / name) for name in ("a.txt", "b/1.txt", "c.txt")]
     assert read_all(source, ["file", "text"]) == {"file": files, "text": ["zwei ü", "one", ""]}
     assert read_all(source, ["text"], skip=2) == {"text": [""]}
     (*_, last) = source.read(["text"], 2)
-    assert (last.faults.tolist(), last.name(0)) == (["it is not UTF-8"], files[2])
+    assert (last.first, last.faults, source.name(2)) == (2, {2: "it is not UTF-8"}, files[2])
 
 
 def test_pictures_are_taken_from_among_other_files_if_the_model_takes_pictures(tmp_path: Path) -> None:
     for name in ("1.JPG", "2.png", "notes.txt"):
         (tmp_path / name).write_bytes(name.encode())
-    source = open_input(str(tmp_path), None, Reading(), PICTURE)
+    source = open_input(str(tmp_path), None, PICTURE)
     assert read_all(source, ["picture"]) == {"picture": [b"1.JPG", b"2.png"]}
     (tmp_path / "notes.txt").unlink()
     with pytest.raises(ConfigError, match="has pictures, and the model was trained on arrays of pixels"):
-        open_input(str(tmp_path), None, Reading(), ROW)
+        open_input(str(tmp_path), None, ROW)
 
 
 def test_arrays_of_one_length_are_columns(tmp_path: Path) -> None:
@@ -54,23 +58,24 @@ def test_arrays_of_one_length_are_columns(tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", points=rows, id=np.arange(5), other=np.zeros(3))
     path = str(tmp_path / "new.npz")
     with pytest.raises(ConfigError, match="the arrays are points, id, other; name that of the model with --columns"):
-        open_input(path, None, Reading(), ROW)
+        open_input(path, None, ROW)
     for source in (
-        open_input(path, None, Reading(), ROW, ["points"]),
-        open_input(path, None, Reading(input="points"), ROW),
+        open_input(path, None, ROW, ["points"]),
+        open_input(path, None, take(Inputs((2,)), input="points")),
     ):
         assert source.values == ["points"]
         assert source.schema.names == ["points", "id"]
         assert read_all(source, ["id", "points"], skip=3) == {"id": [3, 4], "points": rows[3:].tolist()}
-    named = {"points": ROW[""], "id": ModelInput((), "int32")}
-    assert open_input(path, None, Reading(), named).values == ()
+        assert (source.name(3), source.rows) == (f"{path}, row 4", 5)
+    named = {"points": Inputs((2,)), "id": Inputs((), "int32")}
+    assert open_input(path, None, take(named)).values == ()
     with pytest.raises(ConfigError, match="there is no array town; the arrays are"):
-        open_input(path, None, Reading(), {**named, "town": TEXT[""]})
-    with pytest.raises(ConfigError, match="points, other have different lengths"):
-        open_input(path, None, Reading(), {"points": ROW[""], "other": ROW[""]})
+        open_input(path, None, take({**named, "town": Inputs((), "string")}))
+    with pytest.raises(ConfigError, match="other, points have different lengths"):
+        open_input(path, None, take({"points": Inputs((2,)), "other": Inputs((2,))}))
     (tmp_path / "cut.npz").write_bytes((tmp_path / "new.npz").read_bytes()[:100])
     with pytest.raises(ConfigError, match=r"^--input=.*cut.npz: is not a complete .npz file"):
-        open_input(str(tmp_path / "cut.npz"), None, Reading(), ROW)
+        open_input(str(tmp_path / "cut.npz"), None, ROW)
 
 
 def test_a_folder_of_the_library_datasets_is_read_in_its_order(tmp_path: Path) -> None:
@@ -78,8 +83,8 @@ def test_a_folder_of_the_library_datasets_is_read_in_its_order(tmp_path: Path) -
     rows = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [1, 0, 1]})
     datasets.DatasetDict({"train": rows, "test": rows.select([2, 0])}).save_to_disk(tmp_path / "saved")
     with pytest.raises(ConfigError, match=r"has the splits test, train; use --input .*saved/NAME"):
-        open_input(str(tmp_path / "saved"), None, Reading(), TEXT)
-    source = open_input(str(tmp_path / "saved" / "test"), None, Reading(input="text"), TEXT)
+        open_input(str(tmp_path / "saved"), None, TEXT)
+    source = open_input(str(tmp_path / "saved" / "test"), None, take(Inputs((), "string"), input="text"))
     assert (source.values, source.rows) == (["text"], 2)
     assert read_all(source, ["label", "text"]) == {"label": [1, 1], "text": ["c", "a"]}
 
@@ -97,10 +102,10 @@ def read_records_of(folder: Path) -> list[Any]:
     content = (folder / "whole.tfrecord").read_bytes()
     (folder / "cut.tfrecord").write_bytes(content[:-5])
     write("other.tfrecord", [[0, 1], [2]])
-    reading = Reading(input="point", features={"point": {"shape": [2]}})
+    state = take(Inputs((2,)), input="point", features={"point": {"shape": [2]}}, compression="none")
     found: list[Any] = []
     for name in ("whole", "cut", "other"):
-        source = open_input(str(folder / f"{name}.tfrecord"), None, reading, ROW)
+        source = open_input(str(folder / f"{name}.tfrecord"), None, state)
         try:
             found.append(read_all(source, ["point"], skip=1))
         except RunError as error:
@@ -114,7 +119,7 @@ def test_records_have_the_features_that_the_run_describes(isolated: Callable[...
     assert cut == f"{tmp_path}/cut.tfrecord: record 3 is damaged, or the file is cut off there"
     assert other.startswith(f"{tmp_path}/other.tfrecord: a record is not as dataset.features says: Key: point.")
     with pytest.raises(ConfigError, match="whose features only a run of dataset=tfrecord describes"):
-        open_input(str(tmp_path / "whole.tfrecord"), None, Reading(), ROW)
+        open_input(str(tmp_path / "whole.tfrecord"), None, ROW)
 
 
 @pytest.mark.slow  # the tests above read the files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ from pyarrow import feather, parquet
 from scaleflow.dataset.tables import files as table_files
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.evaluation.predictions import OutputColumns
-from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import Inputs, LearnedPreprocessing, LearnedState, Outputs
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.chunks import Chunk, Task
 from scaleflow.predict.inputs import open_table
 from scaleflow.predict.output import MANIFEST, open_output
-from scaleflow.predict.reading import Reading, describe_reading, divide_rows, join_batches, make_batch, match_columns
-from scaleflow.tracking.saved_models import ModelInput, ModelOutput
+from scaleflow.predict.reading import InputForm, RowBatch, divide_rows, match_columns
+from scaleflow.serving.cells import CellForm
+from scaleflow.tracking.saved_models import drop_unfit_names
 
 ROWS = pyarrow.table({"x": list(range(10)), "word": [f"w\n{n}" for n in range(10)]})
 
@@ -48,7 +49,7 @@ def test_every_format_is_read_in_pieces_from_any_row(tmp_path: Path, name: str) 
         pieces = list(source.read(["word", "x"], 3, skip))
         assert [int(x) for piece in pieces for x in piece.table["x"].to_pylist()] == list(range(skip, 10))
         assert [word for piece in pieces for word in piece.table["word"].to_pylist()] == ROWS["word"].to_pylist()[skip:]
-        assert [piece.numbers[0] for piece in pieces][:1] == [skip + 1][: len(pieces)]
+        assert [source.name(piece.first) for piece in pieces[:1]] == [f"{tmp_path / name}, row {skip + 1}"][: 10 - skip]
     assert source.rows == (10 if name.endswith(("parquet", "feather")) else None)
 
 
@@ -64,11 +65,12 @@ def test_rows_of_several_files_form_chunks_that_know_their_rows(tmp_path: Path) 
     for name in ("b", "a"):
         write(tmp_path / f"{name}.parquet")
     source = open_table(f"{tmp_path}/*.parquet")
-    chunks = list(divide_rows(source.read(["x"], 4, 8), 2, 3, 5))
-    assert [shard for shard, _ in chunks] == [2, 2, 3, 3, 4]
-    assert [rows.table["x"].to_pylist() for _, rows in chunks] == [[8, 9, 0], [1, 2], [3, 4, 5], [6, 7], [8, 9]]
-    _, rows = next(divide_rows(source.read(["x"], 4, 8), 0, 5, None))
-    assert (rows.name(1), rows.name(2)) == (f"{tmp_path}/a.parquet, row 10", f"{tmp_path}/b.parquet, row 1")
+    chunks = list(divide_rows(source.read(["x"], 4, 8), 3, 5))
+    assert [rows.first for rows in chunks] == [8, 10, 13, 15, 18]
+    assert [rows.table["x"].to_pylist() for rows in chunks] == [[8, 9], [0, 1, 2], [3, 4], [5, 6, 7], [8, 9]]
+    (rows, *_) = divide_rows(source.read(["x"], 4, 8), 5, None)
+    assert (rows.first, len(rows.table)) == (8, 5)
+    assert (source.name(9), source.name(10)) == (f"{tmp_path}/a.parquet, row 10", f"{tmp_path}/b.parquet, row 1")
 
 
 def test_a_delimiter_is_typed_or_that_of_the_run_or_follows_from_the_name(tmp_path: Path) -> None:
@@ -77,9 +79,9 @@ def test_a_delimiter_is_typed_or_that_of_the_run_or_follows_from_the_name(tmp_pa
         (tmp_path / name).write_text(text)
     for name, words, expected in (
         ("comma.csv", (), ["a", "b;c"]),
-        ("comma.csv", (None, Reading(CsvForm(";"))), ["a,b", "c"]),
-        ("comma.csv", (",", Reading(CsvForm(";"))), ["a", "b;c"]),
-        ("tab.tsv", (None, Reading(CsvForm(","))), ["a", "b"]),
+        ("comma.csv", (None, {"delimiter": ";"}), ["a,b", "c"]),
+        ("comma.csv", (",", {"delimiter": ";"}), ["a", "b;c"]),
+        ("tab.tsv", (None, {"delimiter": ","}), ["a", "b"]),
         ("tab.tsv", (), ["a", "b"]),
         ("mark.csv", (), ["a,\nb", "c"]),
     ):
@@ -89,8 +91,8 @@ def test_a_delimiter_is_typed_or_that_of_the_run_or_follows_from_the_name(tmp_pa
             open_table(str(tmp_path / "comma.csv"), wrong)
 
 
-HEADERLESS = Reading(CsvForm(header=("area", "town", "price"), encoding="latin-1"), "price")
-WITH_WEIGHTS = Reading(CsvForm(header=("area", "weight", "town", "price"), encoding="latin-1"), "price")
+HEADERLESS = {"header": ["area", "town", "price"], "encoding": "latin-1", "target": "price"}
+WITH_WEIGHTS = {**HEADERLESS, "header": ["area", "weight", "town", "price"]}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_text_of_another_encoding_is_named_by_its_file(tmp_path: Path, monkeypat
     for encoding in ("utf8", "cp1252"):
         # pyarrow reads ahead, so the header may come with the error.
         with pytest.raises((ConfigError, RunError), match=r"new\.csv:? cannot be read"):
-            list(open_table(str(path), None, Reading(CsvForm(encoding=encoding))).read(["town"], 10))
+            list(open_table(str(path), None, {"encoding": encoding}).read(["town"], 10))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
@@ -135,17 +137,15 @@ def test_rows_with_a_wrong_number_of_fields_keep_their_place(
     text = "\n".join(rows if header else ["x,word", *rows])
     path = tmp_path / f"a{suffix}"
     path.write_bytes(gzip.compress(text.encode()) if suffix == ".csv.gz" else text.encode())
-    source = open_table(str(path), None, Reading(CsvForm(header=header)), () if header else ["x", "word"])
+    source = open_table(str(path), None, {"header": header}, () if header else ["x", "word"])
     for skip in (0, 8, 401):
         pieces = list(source.read(["x"], 100, skip))
         assert len(pieces) > 1
         found = [value for piece in pieces for value in piece.table["x"].to_pylist()]
         assert found == [None if n in wrong else str(n) for n in range(skip, 1000)]
-        rows = join_batches(pieces)
-        assert {int(number) - 1 for number in rows.numbers[rows.faults != ""]} == {n for n in wrong if n >= skip}
-    _, rows = next(divide_rows(source.read(["x"], 100, 395), 0, 300, None))
-    (place,) = np.flatnonzero(rows.faults != "")
-    assert (rows.name(place), rows.faults[place]) == (f"{path}, row 401", "it has 3 field(s), expected 2")
+        assert {place for piece in pieces for place in piece.faults} == {n for n in wrong if n >= skip}
+    rows = next(divide_rows(source.read(["x"], 100, 395), 300, None))
+    assert (rows.faults, source.name(400)) == ({400: "it has 3 field(s), expected 2"}, f"{path}, row 401")
 
 
 def test_the_names_of_subfolders_are_columns(tmp_path: Path) -> None:
@@ -183,8 +183,12 @@ def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path, files: list[str]
         open_table(f"{tmp_path}/{path}")
 
 
-NAMED = {"x": ModelInput((), None), "word": ModelInput((), None)}
-ARRAY = {"": ModelInput((2, 2), "float32")}
+NAMED: Any = {"x": Inputs((), "any"), "word": Inputs((), "any")}
+ARRAY: Any = Inputs((2, 2))
+
+
+def take(inputs: Any, target: str | None = None) -> LearnedState:
+    return LearnedState(inputs, Outputs("regression", (1,)), reading={"target": target})
 
 
 def schema(**columns: Any) -> Any:
@@ -201,11 +205,11 @@ NUMBERS = {name: pyarrow.int64() for name in "abcd"}
         (ARRAY, schema(**NUMBERS, price=pyarrow.int64()), [], {"": ["a", "b", "c", "d"]}),
         (ARRAY, schema(**NUMBERS, e=pyarrow.int64()), ["d", "c", "e", "b"], {"": ["d", "c", "e", "b"]}),
         (ARRAY, schema(pixels=pyarrow.list_(pyarrow.int64())), [], {"": ["pixels"]}),
-        ({"": ModelInput((), "string")}, schema(a=pyarrow.string(), b=pyarrow.string()), ["b"], {"": ["b"]}),
+        (Inputs((), "string"), schema(a=pyarrow.string(), b=pyarrow.string()), ["b"], {"": ["b"]}),
     ],
 )
 def test_columns_are_found_by_name_or_by_order(inputs: Any, columns: Any, selected: Any, expected: Any) -> None:
-    assert match_columns(inputs, columns, selected, "price") == expected
+    assert match_columns(take(inputs, "price"), columns, selected) == expected
 
 
 @pytest.mark.parametrize(
@@ -214,24 +218,24 @@ def test_columns_are_found_by_name_or_by_order(inputs: Any, columns: Any, select
         (NAMED, schema(x=pyarrow.int8(), y=pyarrow.int8()), [], "there is no column word, .* the table has x, y"),
         (NAMED, schema(x=pyarrow.list_(pyarrow.int8()), word=pyarrow.string()), [], "takes one value of each row"),
         (NAMED, schema(x=pyarrow.binary(), word=pyarrow.string()), [], "x has the type binary"),
-        (NAMED, schema(x=pyarrow.int8(), word=pyarrow.string()), ["x"], "takes columns by name: x, word"),
+        (NAMED, schema(x=pyarrow.int8(), word=pyarrow.string()), ["x"], "takes columns by name: word, x"),
         (ARRAY, schema(path=pyarrow.string()), [], r"an array of shape \(2, 2\), float32: 4 columns .* has 1: path"),
         (ARRAY, schema(**NUMBERS), ["a", "z"], "--columns z: there is no such column"),
     ],
 )
 def test_a_table_that_the_model_cannot_take_is_refused(inputs: Any, columns: Any, selected: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        match_columns(inputs, columns, selected, None)
+        match_columns(take(inputs), columns, selected)
 
 
 def test_outputs_become_columns_by_their_kind() -> None:
     outputs = {
-        "kind": ModelOutput((3,), "classification", ("a", "b", "c")),
-        "sold": ModelOutput((1,), "binary", ("no", "yes")),
-        "tags": ModelOutput((2,), "multi_label"),
-        "price": ModelOutput((1,), "regression"),
-        "map": ModelOutput((2, 1, 3), "classification"),
-        "other": ModelOutput((2,)),
+        "kind": Outputs("classification", (3,), ("a", "b", "c")),
+        "sold": Outputs("binary", (1,), ("no", "yes")),
+        "tags": Outputs("multi_label", (2,)),
+        "price": Outputs("regression", (1,)),
+        "map": Outputs("classification", (2, 1, 3)),
+        "other": Outputs(None, (2,)),  # type: ignore[arg-type]
     }
     logits = np.log(np.array([[0.2, 0.7, 0.1], [0.5, 0.25, 0.25]], np.float32))
     found = OutputColumns(outputs).convert(
@@ -259,7 +263,7 @@ def test_outputs_become_columns_by_their_kind() -> None:
 
 
 def test_many_classes_get_columns_only_if_the_user_asks() -> None:
-    outputs = {"": ModelOutput((30,), "classification")}
+    outputs = {"": Outputs("classification", (30,))}
     values = {"": np.zeros((1, 30), np.float32)}
     assert list(OutputColumns(outputs).convert(values)) == ["prediction", "probability"]
     assert "probability_29" in OutputColumns(outputs, has_all=True).convert(values)
@@ -294,20 +298,23 @@ STATE = LearnedState(
 
 
 def test_a_new_table_is_read_as_the_record_says_and_without_it_as_the_config_says() -> None:
-    reading = describe_reading(STATE, {"delimiter": "|", "encoding": "utf8"}, STATE.preprocessing)
-    assert reading == Reading(
-        CsvForm(";"),
-        "bought",
-        ("-",),
-        KINDS,
-        {"age": False, "sold": True, "own": None},
-        {"town": ("Aa", "Bb")},
+    form = InputForm(STATE, {})
+    assert (form.filled, form.categories) == ({"age": False, "sold": True, "own": None}, ["town"])
+    assert form.describe_cells("town") == CellForm("categories", ["-"], None, ("Aa", "Bb"))
+    assert form.describe_cells("raw") == CellForm(missing=("-",))
+    options = {"_target_": "scaleflow.dataset.table.Table", "columns": ["age"], "missing": ["x"]}
+    early = LearnedState(Inputs(()), STATE.outputs, source=options["_target_"], reading=options)
+    assert (InputForm(early, {}).filled, InputForm(early, {}).describe_cells("age")) == (
+        {"": None},
+        CellForm(missing=("x",)),
     )
-    options = {"_target_": "scaleflow.dataset.table.Table", "delimiter": "|", "encoding": "latin-1", "missing": ["x"]}
-    assert describe_reading(None, options, ["age"]) == Reading(
-        CsvForm("|", encoding="latin-1"), None, ("x",), filled={"age": None}
-    )
-    assert describe_reading(None, {"_target_": "scaleflow.dataset.npz.Npz", "missing": 3}, [""]) == Reading()
+    other = InputForm(LearnedState(Inputs(()), STATE.outputs, reading={"missing": 3, "columns": {"age": 3}}), {})
+    assert (other.filled, other.describe_cells("age")) == ({}, CellForm())
+
+
+def test_names_that_do_not_fit_an_output_are_not_used() -> None:
+    for names, is_used in ((("a", "b"), True), (("a", "a"), False), (("a",), False)):
+        assert drop_unfit_names(Outputs("binary", (1,), names)).names == (names if is_used else None)
 
 
 def test_the_last_lines_count_what_is_not_as_in_training_by_column() -> None:
@@ -317,12 +324,15 @@ def test_the_last_lines_count_what_is_not_as_in_training_by_column() -> None:
     def problem(column: str, *rows: int) -> Problem:
         return Problem(column, np.isin(np.arange(4), rows), lambda row: f"{column} is {row}\n")
 
+    def make_report(on_bad: str) -> RowReport:
+        return RowReport(on_bad, name, STATE)
+
     with pytest.raises(RunError, match=r"new\.csv, row 2: town is 1"):  # the first row, not the first column
-        RowReport("raise").add_problems([problem("age", 3), problem("town", 1)], name)
-    report = RowReport("skip")
+        make_report("raise").add_problems([problem("age", 3), problem("town", 1)], 0)
+    report = make_report("skip")
     assert list(report.describe(0, True)) == []
     for _ in range(2):
-        report.add_problems([problem("age", 0, 3), problem("sold"), problem("town", 1)], name)
+        report.add_problems([problem("age", 0, 3), problem("sold"), problem("town", 1)], 0)
         report.add_missing("age", 1, False)
         report.add_missing("sold", 2000, True)
         report.add_missing("other", 0, False)
@@ -374,19 +384,21 @@ class NanModel:
 
 def test_a_row_for_which_the_model_computes_nan_is_bad(tmp_path: Path) -> None:
     numbers, is_good = [1.0, None, -2.0, 3.0], np.array([True, False, True, True])
-    predicted = OutputColumns({"": ModelOutput((1,), "regression")})
+    predicted = OutputColumns({"": Outputs("regression", (1,))})
     schema = pyarrow.schema([("x", pyarrow.float64()), *predicted.make_schema()])
     source = open_table(write(tmp_path / "a.parquet"))
-    task = Task(source, {"x": ["x"]}, ["x"], Reading(), predicted, schema, None)
-    parts = [
-        make_batch("a.csv", 4, pyarrow.table({"x": numbers[:2]})),
-        make_batch("b.csv", 0, pyarrow.table({"x": numbers[2:]})),
-    ]
-    chunk = Chunk(0, join_batches(parts), {"x": np.array([1.0, -2.0, 3.0], np.float32)}, is_good)
+    source = replace(source, name=lambda place: f"row {place}")
+    task = Task(source, InputForm(STATE, {"x": ["x"]}), ["x"], predicted, schema, None)
+    rows = RowBatch(4, pyarrow.table({"x": numbers}))
+    chunk = Chunk(rows, {"x": np.array([1.0, -2.0, 3.0], np.float32)}, is_good)
     model: Any = NanModel()
-    with pytest.raises(RunError, match=r"b\.csv, row 1: the model computes NaN"):
-        chunk.predict(task, model, RowReport("raise"))
-    table, count = chunk.predict(task, model, RowReport("skip"))
+
+    def predict(on_bad: str) -> Any:
+        return chunk.predict(task, model, RowReport(on_bad, source.name, STATE))
+
+    with pytest.raises(RunError, match="row 6: the model computes NaN"):
+        predict("raise")
+    table, count = predict("skip")
     assert (table.to_pydict(), count) == ({"x": [1.0, 3.0], "prediction": [1.0, 3.0]}, 2)
-    table, count = chunk.predict(task, model, RowReport("empty"))
+    table, count = predict("empty")
     assert (table.to_pydict(), count) == ({"x": numbers, "prediction": [1.0, None, None, 3.0]}, 2)
