@@ -78,3 +78,5 @@ def test_the_default_job_reaches_the_promised_accuracy(
     last = {key: value for event in events for key, value in event["values"].items()}
     assert last["test/accuracy"] >= PROMISED
     assert ("train/loss_scale" in last) == (precision == "mixed_float16")
+    assert last["train/gradient_norm"] > 0
+    assert last["train/learning_rate"] == pytest.approx(0.001)

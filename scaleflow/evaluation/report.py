@@ -27,7 +27,7 @@ from scaleflow.evaluation.predictions import FILE, ID, ROW, Predictions, name_co
 from scaleflow.evaluation.resampling import Figure
 from scaleflow.evaluation.slices import decode_text, find_slices
 from scaleflow.interfaces import EvaluationOptions, name_leaves
-from scaleflow.interfaces.formatting import GENERATOR, format_number
+from scaleflow.interfaces.formatting import GENERATOR, OF_STEPS, format_number
 
 PAGE_STYLE = """
 body { background: var(--page); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 0 auto;
@@ -132,21 +132,21 @@ Points = Sequence[tuple[float, float]]
 
 
 def draw_learning_curves(curves: Mapping[str, Points], unit: str) -> list[Drawing]:
-    """Draws the metrics of training and validation, the loss first, and the learning rate.
+    """Draws the metrics of training and validation, the loss first, and the learning rate and the gradients' norm.
 
     Args:
-        curves: points by the name of the metric: `train/loss`, `val/loss`, `learning_rate`.
+        curves: points by the name of the metric: `train/loss`, `val/loss`, `train/learning_rate`.
         unit: what their first numbers count.
     """
-    metrics = [name.removeprefix("train/") for name in curves if name.startswith("train/")]
+    metrics = [name.removeprefix("train/") for name in curves if name.startswith("train/") and name not in OF_STEPS]
     metrics.sort(key=lambda name: (name != "loss", f"val/{name}" not in curves))
     drawings = []
     for metric in metrics[:MOST_METRICS]:
         parts = {"training": curves[f"train/{metric}"], "validation": curves.get(f"val/{metric}", ())}
         drawing = draw_lines(metric, {name: points for name, points in parts.items() if points}, unit)
         drawings += [drawing] if drawing else []
-    rate = draw_lines("learning rate", {"": curves.get("learning_rate", ())}, unit)
-    return [*drawings, rate] if rate else drawings
+    of_steps = [draw_lines(title, {"": curves.get(name, ())}, unit) for name, title in OF_STEPS.items()]
+    return [*drawings, *filter(None, of_steps)]
 
 
 def draw_lines(title: str, lines: Mapping[str, Points], unit: str) -> Drawing | None:

@@ -75,11 +75,15 @@ class Readable:
         return f"<table>{''.join(cells)}</table>"
 
 
+#: The values of single steps that are reported beside the metrics, and their titles.
+OF_STEPS = {"train/learning_rate": "learning rate", "train/gradient_norm": "gradient norm"}
+
+
 def list_metric_rows(values: Mapping[str, float]) -> list[tuple[str, str]]:
     """Returns rows of the metrics of the test, without one of the validation, else of the training; with intervals."""
     for split in ("test/", "val/", "train/"):
         ends = {f"{name}{end}" for name in values for end in ("_low", "_high")}
-        names = [name for name in values if name.startswith(split) and name not in ends]
+        names = [name for name in values if name.startswith(split) and name not in ends and name not in OF_STEPS]
         if names:
             return [(name.replace("/", " "), format_with_interval(values, name)) for name in names]
     return []

@@ -269,7 +269,7 @@ def unknown_name(start: str, module: Any, base: type, name: str, known: list[str
 
 
 #: Names of other values that are reported under `train/`.
-RESERVED = ("loss", "extra_loss", "loss_scale", "rollbacks", "lr")
+RESERVED = ("loss", "extra_loss", "loss_scale", "learning_rate", "gradient_norm", "rollbacks", "lr")
 
 
 def make_objective(

@@ -52,9 +52,6 @@ LARGER_IS_BETTER = plain_names(
 )
 SMALLER_IS_BETTER = plain_names("FalsePositives", "FalseNegatives")
 
-#: Names under which the loop reports other values of training.
-RESERVED = ("loss", "loss_scale", "rollbacks", "lr")
-
 Mode = Literal["min", "max"]
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
@@ -373,32 +374,31 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
         self._warmup = count_warm_up(options, total_steps)
 
     def __call__(self, step: Any) -> tf.Tensor:
-        """Returns the rate, a float32 scalar, of the update after `step` updates."""
-        decay = self._decay(tf.cast(step, tf.float32)) if self.given is None else tf.cast(self.given(step), tf.float32)
-        step = tf.cast(step, tf.float32)
-        rate = self.peak * self.factor * decay
+        """Returns the rate of the update after `step` updates, a float32 scalar; without TensorFlow for an `int`."""
+        given = None if self.given is None else tf.cast(self.given(step), tf.float32)
+        functions, step = (np, np.float32(step)) if isinstance(step, int) else (tf.math, tf.cast(step, tf.float32))
+        rate = self.peak * self.factor * (self._decay(step, functions) if given is None else given)
         if self.options.schedule == "one_cycle":
-            return rate * (1 - 0.96 * 0.5 * (1 + tf.cos(math.pi * tf.minimum(1.0, step / self._warmup))))
-        return rate * tf.minimum(1.0, (step + 1) / self._warmup) if self._warmup else rate
+            return rate * (1 - 0.96 * 0.5 * (1 + functions.cos(math.pi * functions.minimum(1.0, step / self._warmup))))
+        return rate * functions.minimum(1.0, (step + 1) / self._warmup) if self._warmup else rate
 
-    def _decay(self, step: tf.Tensor) -> tf.Tensor:
+    def _decay(self, step: Any, functions: Any) -> Any:
         options, name = self.options, self.options.schedule
         if name == "step":
-            return tf.pow(options.step_factor, tf.floor(step / float(options.step_every or 1)))
+            return options.step_factor ** (step // float(options.step_every or 1))
         if name == "constant":
-            return tf.ones_like(step)
+            return 0.0 * step + 1.0
         length = max(1, self.total_steps - self._warmup)
-        progress = tf.clip_by_value((step - self._warmup) / length, 0.0, 1.0)
+        progress = functions.minimum(functions.maximum((step - self._warmup) / length, 0.0), 1.0)
         if name == "cosine_restarts":
             every = float(options.step_every or 1)
-            progress = tf.math.floormod(tf.maximum(step - self._warmup, 0.0), every) / every
+            progress = functions.maximum(step - self._warmup, 0.0) % every / every
         if name == "exponential":
-            return tf.pow(options.final_rate, progress)
+            return options.final_rate**progress
         if name in ("linear", "polynomial"):
-            return options.final_rate + (1 - options.final_rate) * tf.pow(
-                1 - progress, 1.0 if name == "linear" else options.power
-            )
-        return options.final_rate + (1 - options.final_rate) * 0.5 * (1 + tf.cos(math.pi * progress))
+            power = 1.0 if name == "linear" else options.power
+            return options.final_rate + (1 - options.final_rate) * (1 - progress) ** power
+        return options.final_rate + (1 - options.final_rate) * 0.5 * (1 + functions.cos(math.pi * progress))
 
     def get_config(self) -> dict[str, Any]:
         return {"peak": self.peak, "schedule": str(self.options.schedule), "total_steps": self.total_steps}

@@ -80,6 +80,8 @@ class Engine(ABC):
         remat: which parts the backward pass computes again, such as `12 segments`; `false` if none.
         flops_per_example: operations of a training step per example; None before `trace`, or if they cannot be counted.
         freezing: what trains in which epoch; None if that does not change.
+        gradient_norm: the global norm of the gradients of the last step, summed over the replicas, before clipping and
+            without the loss scale; NaN if it is not known.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Engine(ABC):
         self.remat = "false"
         self.flops_per_example: float | None = None
         self.freezing: FreezePhases | None = None
+        self.gradient_norm = float("nan")
         self._evaluation = evaluation
         self._evaluation.check_graph = self._check_evaluation
         self._captured: list[Any] = []
@@ -116,6 +119,15 @@ class Engine(ABC):
         """The dynamic loss scale; None if there is none."""
         scale = getattr(self.optimizer, "dynamic_scale", None)
         return None if scale is None else float(np.asarray(scale.numpy()))
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The rate of the last update; None if the training step has its own optimizers."""
+        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        if inner is None:
+            return None
+        rate = inner._learning_rate
+        return float(rate(max(0, int(inner.iterations.numpy()) - 1)) if callable(rate) else np.asarray(rate.numpy()))
 
     @abstractmethod
     def run(self, feed: Feed, host: Host) -> None:

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import keras
 import numpy as np
@@ -37,6 +37,10 @@ from scaleflow.training.metrics_log import flops_per_example
 from scaleflow.training.xla import XlaChoice, find_slow_operation, with_xla
 
 NEVER = np.iinfo(np.int64).max
+
+#: The result of a call: the sums [count, loss, *metrics], the first step with a bad loss or `NEVER`, and the norm of
+#: the last step's gradients.
+CallResult: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
 
 class Loop(Engine):
@@ -177,7 +181,8 @@ class Loop(Engine):
     def _take(self, feed: Feed, opened: Any, epoch: int, first: int, steps: int) -> tuple[np.ndarray[Any, Any], int]:
         """Takes steps; returns the sums over their examples, and the first step with a bad loss, or `NEVER`."""
         position = (tf.constant(value, tf.int64) for value in (epoch, first, steps))
-        sums, bad = self._function(feed)(opened, *position)
+        sums, bad, norm = self._function(feed)(opened, *position)
+        self.gradient_norm = float(norm)
         return sums.numpy(), int(bad)
 
     # Compiled functions ----------------------------------------------------------------------
@@ -192,35 +197,39 @@ class Loop(Engine):
         """Compiles one step per call, to be traced: xprof finds the name scopes of operations outside loops only."""
 
         @tf.function(autograph=False, reduce_retracing=True)
-        def one(opened: Any, epoch: tf.Tensor, step: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def one(opened: Any, epoch: tf.Tensor, step: tf.Tensor, steps: tf.Tensor) -> CallResult:
             with tf.name_scope(STEP_SCOPE):
                 with tf.name_scope(READ_SCOPE):
                     fetched = feed.fetch(opened)
-                state = *self.strategy.run(self._zero_sums), ()
-                arguments = feed, False, fetched, epoch, step, *state
-                sums, first_bad, _ = self.strategy.run(self._step, args=arguments)
-            total = self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
-            return total, self.strategy.experimental_local_results(first_bad)[0]
+                state = *self.strategy.run(self._zero_state), ()
+                arguments = feed, False, fetched, epoch, step, step + 1, *state
+                return self._end_call(*self.strategy.run(self._step, args=arguments))
 
         return one
 
     def _compile(self, feed: Feed) -> Any:
         # No autograph: converting all functions called below takes longer than tracing them.
         @tf.function(autograph=False, reduce_retracing=True)
-        def call(opened: Any, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def call(opened: Any, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> CallResult:
             def update(step: tf.Tensor, *state: Any) -> Any:
-                return self.strategy.run(self._step, args=(feed, feed.ahead, feed.fetch(opened), epoch, step, *state))
+                arguments = feed, feed.ahead, feed.fetch(opened), epoch, step, first + steps, *state
+                return self.strategy.run(self._step, args=arguments)
 
             ahead = self.strategy.run(self._batch, args=(feed, opened, epoch, first)) if feed.ahead else ()
-            sums, first_bad, _ = repeat_in_graph(update, first, steps, (*self.strategy.run(self._zero_sums), ahead))
-            total = self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
-            return total, self.strategy.experimental_local_results(first_bad)[0]
+            state = *self.strategy.run(self._zero_state), ahead
+            return self._end_call(*repeat_in_graph(update, first, steps, state))
 
         return call
 
-    def _zero_sums(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns a replica's initial loop state: sums [count, loss, *metrics], and the first step with a bad loss."""
-        return tf.zeros([self._metric_sums.size], tf.float64), tf.constant(NEVER, tf.int64)
+    def _end_call(self, sums: Any, first_bad: Any, norm: Any, ahead: Any) -> CallResult:
+        """Returns the result of a call, from the last state of the replicas."""
+        total = self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
+        first_bad, norm = (self.strategy.experimental_local_results(each)[0] for each in (first_bad, norm))
+        return total, first_bad, norm
+
+    def _zero_state(self) -> CallResult:
+        """Returns a replica's initial loop state."""
+        return tf.zeros([self._metric_sums.size], tf.float64), tf.constant(NEVER, tf.int64), tf.zeros([])
 
     def _batch(self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor) -> Any:
         """Reads a step's batch in a replica, (inputs, targets, mask), if the step has a single micro-batch."""
@@ -235,21 +244,34 @@ class Loop(Engine):
         fetched: Any,
         epoch: tf.Tensor,
         step: tf.Tensor,
+        end: tf.Tensor,
         sums: tf.Tensor,
         first_bad: tf.Tensor,
+        norm: tf.Tensor,
         ahead: Any,
-    ) -> tuple[tf.Tensor, tf.Tensor, Any]:
-        """Takes one step in a replica; returns the new loop state, with the next batch if it reads ahead."""
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Any]:
+        """Takes one step in a replica; returns the new loop state, with the next batch if it reads ahead.
+
+        The norm of the gradients is computed in the last step before `end` only, so that it takes no time.
+        """
         next_batch = self._batch(feed, fetched, epoch, step + 1) if reads_ahead else ()
         weight = 1.0 / tf.cast(self._count_valid(feed, step), tf.float32)
-        step_sums, loss = self._update(feed, fetched, epoch, step, weight, ahead)
+        is_last = tf.equal(step + 1, end)
+        step_sums, loss, norm = self._update(feed, fetched, epoch, step, weight, ahead, is_last)
         bad = tf.where(tf.math.is_finite(loss), tf.constant(NEVER, tf.int64), step)
-        return sums + tf.cast(step_sums, sums.dtype), tf.minimum(first_bad, bad), next_batch
+        return sums + tf.cast(step_sums, sums.dtype), tf.minimum(first_bad, bad), norm, next_batch
 
     def _update(
-        self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, weight: tf.Tensor, ahead: Any
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Updates the weights; returns this replica's sums, and the loss of the global batch."""
+        self,
+        feed: Feed,
+        fetched: Any,
+        epoch: tf.Tensor,
+        step: tf.Tensor,
+        weight: tf.Tensor,
+        ahead: Any,
+        is_last: tf.Tensor,
+    ) -> CallResult:
+        """Updates the weights; returns this replica's sums, the loss of the global batch, and the gradients' norm."""
         if feed.batching.accumulate == 1:
             batch = ahead or self._batch(feed, fetched, epoch, step)
             gradients, sums = self._differentiate(feed, batch, weight)
@@ -258,10 +280,20 @@ class Loop(Engine):
         minimised = tf.cast(sums[1] + sums[-1], weight.dtype) * weight
         gradients, loss = self._sum_over_replicas(gradients, minimised)
         gradients = [sum_rows(gradient) for gradient in gradients]
+        norm = tf.cond(is_last, lambda: self._measure_norm(gradients), lambda: tf.zeros([]))
         if self._clip_norm is not None:
             gradients = self._clip(gradients, self._clip_norm)
         self.optimizer.apply(gradients, self.passes.variables)
-        return sums, loss
+        return sums, loss, norm
+
+    def _measure_norm(self, gradients: Sequence[Gradient]) -> tf.Tensor:
+        """Returns the global norm of gradients, without the loss scale."""
+        halves = [tf.zeros([])]
+        for device, gradient in zip(self.passes.devices, gradients, strict=True):
+            with tf.device(device):
+                values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+                halves += [] if values is None else [tf.cast(tf.nn.l2_loss(values), tf.float32)]
+        return tf.sqrt(2.0 * tf.add_n(halves)) / self._scale_loss(tf.ones([]))
 
     def _count_valid(self, feed: Feed, step: tf.Tensor) -> tf.Tensor:
         """Counts the examples of the global batch at `step`, without padding."""
@@ -407,25 +439,24 @@ class XlaLoop(Loop):
         length = most_steps(feed) * feed.batching.global_size
 
         @tf.function(autograph=False, reduce_retracing=True)
-        def call(opened: Any, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def call(opened: Any, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> CallResult:
             indices = indexed.list_indices(epoch, first, tf.maximum(steps, 1))  # `index_shuffle` needs one
             padded = tf.ensure_shape(tf.pad(indices, [[0, length - tf.size(indices)]]), [length])
-            result: tuple[tf.Tensor, tf.Tensor]
-            result = self.strategy.run(program, args=(opened, padded, epoch, first, steps))
+            result: CallResult = self.strategy.run(program, args=(opened, padded, epoch, first, steps))
             return result
 
         return call
 
     def _take_steps(
         self, feed: IndexedFeed, arrays: Any, indices: tf.Tensor, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    ) -> CallResult:
         listed = feed.with_indices(indices, first)
 
         def update(step: tf.Tensor, *state: Any) -> Any:
-            return self._step(listed, False, arrays, epoch, step, *state)
+            return self._step(listed, False, arrays, epoch, step, first + steps, *state)
 
-        sums, first_bad, _ = repeat_in_graph(update, first, steps, (*self._zero_sums(), ()))
-        return sums, first_bad
+        sums, first_bad, norm, _ = repeat_in_graph(update, first, steps, (*self._zero_state(), ()))
+        return sums, first_bad, norm
 
     def _take(self, feed: Feed, opened: Any, epoch: int, first: int, steps: int) -> tuple[np.ndarray[Any, Any], int]:
         if self.xla.mode != "loop" or self._is_alone:

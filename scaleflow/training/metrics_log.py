@@ -145,9 +145,10 @@ class MetricsLog:
         Returns:
             The reported values, without the speed.
         """
-        scale = self._engine.loss_scale
-        values = add_prefix("train", means) | ({} if scale is None else {"train/loss_scale": scale})
-        values |= {"train/rollbacks": float(rollbacks)} if rollbacks else {}
+        engine = self._engine
+        own = {name: getattr(engine, name) for name in ("loss_scale", "learning_rate", "gradient_norm")}
+        known = {name: value for name, value in own.items() if value is not None and math.isfinite(value)}
+        values = add_prefix("train", {**means, **known, **({"rollbacks": float(rollbacks)} if rollbacks else {})})
         self.values = values | ({**self._make_speed_metrics(), **measure_peaks()} if is_last else {})
         compiled, self.compiles = self.compiles or None, False
         self.emit(MetricsLogged(step, self.values, rate=self.clock.examples_per_second, compiled=compiled))

@@ -94,7 +94,8 @@ class ParameterServerLoop(Loop):
         ]
         self._coordinator.join()
         results = [remote.fetch() for remote in scheduled]
-        return sum(sums for sums, _ in results), min(int(bad) for _, bad in results)
+        self.gradient_norm = float(results[-1][2])
+        return sum(sums for sums, *_ in results), min(int(bad) for _, bad, _ in results)
 
     def _schedule(self, feed: CoordinatedFeed, opened: Any, epoch: int, first: int, steps: int) -> Any:
         position = tuple(tf.constant(value, tf.int64) for value in (epoch, first, steps))

@@ -24,7 +24,7 @@ from scaleflow.interfaces import (
     map_leaves,
     name_leaves,
 )
-from scaleflow.training.loop import Loop
+from scaleflow.training.loop import CallResult, Loop
 from scaleflow.training.state import list_variables_in
 
 KEY = "training.step._target_"
@@ -121,13 +121,21 @@ class CustomUpdateLoop(Loop):
         return {**super().variables_by_name(), **named}
 
     def _update(
-        self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, weight: tf.Tensor, ahead: Any
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+        self,
+        feed: Feed,
+        fetched: Any,
+        epoch: tf.Tensor,
+        step: tf.Tensor,
+        weight: tf.Tensor,
+        ahead: Any,
+        is_last: tf.Tensor,
+    ) -> CallResult:
         inputs, targets, mask, *own = ahead or self._batch(feed, fetched, epoch, step)
         weights = own[0] if own else mask
         loss, outputs = self._own_update(self.model, (inputs, targets), weights * weight)
         _, total = self._sum_over_replicas([], loss)
-        return self._metric_sums.compute(targets, outputs, loss / weight, mask, weights), total
+        sums = self._metric_sums.compute(targets, outputs, loss / weight, mask, weights)
+        return sums, total, tf.constant(float("nan"))
 
 
 def check_methods(own: Any, name: str) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.errors import read_reason
 from scaleflow.interfaces import EvaluationOptions, Inputs, Outputs, map_named, name_leaves
 from scaleflow.interfaces.events import ArtifactWritten, Emit, EpochEnded, MetricsLogged, Note, StageBegan
+from scaleflow.interfaces.formatting import OF_STEPS
 from scaleflow.interfaces.quantiles import weighted_quantiles
 from scaleflow.runs import EventReader, RunSpec
 from scaleflow.runs.run_name import make_run_name
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Curves = Mapping[str, Sequence[tuple[float, float]]]
 
-#: The metric of callbacks that change the learning rate, and the most points of the curve of a schedule.
-LEARNING_RATE, MOST_POINTS = "learning_rate", 200
+#: The most points of the curve of a value of single steps.
+MOST_POINTS = 200
 
 #: Seconds that the end of a run waits for the user's code that makes the layers of a model again.
 LOAD_SECONDS = 30.0
@@ -368,7 +369,6 @@ def begin_report(
         mattered=mattered,
     )
     title = make_run_name(spec.plan, facts.resolved, spec.label)
-    rate = find_rate(setup.engine)
     return ReportThread(
         predictions,
         setup.kept,
@@ -376,31 +376,15 @@ def begin_report(
         context,
         spec.files.evaluation,
         title,
-        lambda: read_curves(spec.files.events, rate, result.steps),
+        lambda: read_curves(spec.files.events),
     )
 
 
-def find_rate(engine: Engine) -> Callable[[Array], Array] | None:
-    """Returns the learning rate as a function of steps [n]; None if the user's training step has its own optimizers."""
-    import numpy as np
-
-    inner = getattr(engine.optimizer, "inner_optimizer", engine.optimizer)
-    if inner is None:
-        return None
-    rate = inner._learning_rate
-    if callable(rate):
-        return lambda steps: np.asarray(rate(steps))
-    value = float(np.asarray(inner.learning_rate))
-    return lambda steps: np.full(len(steps), value)
-
-
-def read_curves(events: Path, rate: Callable[[Array], Array] | None, steps: int) -> tuple[Curves, str]:
-    """Returns points (epoch, value) of the metrics of training and validation, and of the learning rate, and "epoch".
+def read_curves(events: Path) -> tuple[Curves, str]:
+    """Returns points (epoch, value) of the metrics of training and validation, and "epoch".
 
     A run of one epoch has those of its calls, by step.
     """
-    import numpy as np
-
     calls: dict[str, list[tuple[float, float]]] = {}
     epochs: dict[str, list[tuple[float, float]]] = {}
     ends: list[int] = []
@@ -413,11 +397,9 @@ def read_curves(events: Path, rate: Callable[[Array], Array] | None, steps: int)
             for name, value in event.values.items():
                 epochs.setdefault(name, []).append((event.step, value))
     is_by_epoch = len(ends) > 1
-    curves = {name: points for name, points in calls.items() if name.startswith("val/") or name == LEARNING_RATE}
-    curves |= {n: points for n, points in (epochs if is_by_epoch else calls).items() if n.startswith("train/")}
-    if LEARNING_RATE not in curves and rate is not None:
-        places = np.unique(np.linspace(0, max(0, steps - 1), MOST_POINTS).astype(int))
-        curves[LEARNING_RATE] = list(zip(places.tolist(), rate(places).tolist(), strict=True))
+    curves = {n: points for n, points in (epochs if is_by_epoch else calls).items() if n.startswith("train/")}
+    curves |= {name: points for name, points in calls.items() if name.startswith("val/")}
+    curves |= {name: points[:: -(-len(points) // MOST_POINTS)] for name in OF_STEPS if (points := calls.get(name))}
     unit = ends[0] if is_by_epoch else 1
     scaled = {name: [(step / unit, value) for step, value in points] for name, points in curves.items()}
     return scaled, "epoch" if is_by_epoch else "step"

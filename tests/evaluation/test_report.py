@@ -201,12 +201,13 @@ def test_learning_curves_and_the_learning_rate_are_drawn(tmp_path: Path) -> None
         "train/loss": [(1.0, 2.0), (2.0, float("nan")), (3.0, 1.0)],
         "val/loss": [(1.0, 2.5), (3.0, 1.5)],
         "train/once": [(1.0, 1.0)],
-        "learning_rate": [(0.0, 0.0), (3.0, 0.1)],
+        "train/learning_rate": [(0.0, 0.0), (3.0, 0.1)],
+        "train/gradient_norm": [(0.0, 2.0), (3.0, 1.0)],
     }
     report = report_in(tmp_path, draw_predictions(CLASSES, 100), known=KnownOfRun(curves=curves))
     page = (tmp_path / "report.html").read_text()
     section = page.partition("<h2>Learning curves")[2].partition("</section>")[0]
-    assert re.findall(r"<h3>(.*?)</h3>", section) == ["loss", "accuracy", "learning rate"]
+    assert re.findall(r"<h3>(.*?)</h3>", section) == ["loss", "accuracy", "learning rate", "gradient norm"]
     assert "Training: 1 at the end; validation, dashed: 1.5 at the end" in section
     assert section.count('class="line other"') == 1
     assert {"curve_loss.svg", "curve_learning_rate.svg"} <= {path.name for path in report.files}

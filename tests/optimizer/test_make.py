@@ -103,11 +103,15 @@ NOWHERE = Target("optimizer", "nowhere")
 
 
 def rates(cases: list[tuple[dict[str, Any], int, int, list[int]]]) -> list[Any]:
-    """Of each case the rate at some steps: options, global batch, total steps, the steps."""
+    """Of each case the rate at some steps, by TensorFlow and then without it: options, global batch, total steps, the
+    steps.
+    """
+    import tensorflow as tf
+
     from scaleflow.optimizer import make_learning_rate
 
     return [
-        [rate if isinstance(rate, float) else float(rate(step)) for step in steps]
+        [rate if isinstance(rate, float) else float(rate(form(step))) for form in (tf.constant, int) for step in steps]
         for options, size, total, steps in cases
         for rate in [make_learning_rate(Optimizer(NOWHERE, **options), size, total)]
     ]
@@ -149,7 +153,7 @@ def test_schedules_follow_their_formulas(isolated: Callable[..., Any]) -> None:
     ]
     found = isolated(rates, [({"learning_rate": 0.2, **options}, 32, 100, steps) for options, steps, _ in cases])
     for (options, _, wanted), values in zip(cases, found, strict=True):
-        assert values == pytest.approx(wanted, rel=1e-5, abs=1e-8), options
+        assert values == pytest.approx([*wanted, *wanted], rel=1e-5, abs=1e-8), options
 
 
 def follow_given() -> tuple[list[float], str]:
@@ -185,7 +189,7 @@ def test_the_rate_scales_with_the_global_batch(isolated: Callable[..., Any]) -> 
             ({**options, "scale": "linear", "warmup_steps": 2}, 256, 10, [0, 1]),
         ],
     )
-    assert (none, linear, root, smaller) == ([0.1], [0.4], [0.2], [0.05])
+    assert (none, linear, root, smaller) == ([0.1] * 2, [0.4] * 2, [0.2] * 2, [0.05] * 2)
     assert warm == pytest.approx([0.2, 0.4])
 
 

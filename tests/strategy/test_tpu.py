@@ -208,7 +208,7 @@ def compiled(policy: str, accumulate: int) -> tuple[list[np.ndarray[Any, Any]], 
             @tf.function(jit_compile=by_xla, autograph=False)
             def in_replica(fetched: Any, epoch: tf.Tensor, number: tf.Tensor) -> Any:
                 ahead = loop._batch(feed, fetched, epoch, number) if feed.ahead else ()
-                return loop._step(feed, feed.ahead, fetched, epoch, number, *loop._zero_sums(), ahead)
+                return loop._step(feed, feed.ahead, fetched, epoch, number, number + 1, *loop._zero_state(), ahead)
 
             return strategy.run(in_replica, args=(fetched, epoch, number))
 

@@ -107,7 +107,9 @@ def test_every_digit_counts_once_in_an_evaluation(
 
 
 def partial_batch(replicas: int, accumulate: int) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
-    """SGD over 2 epochs of 29 examples in batches of 12 (12, 12, 5), by the loop and by hand."""
+    """SGD over 2 epochs of 29 examples in batches of 12 (12, 12, 5), by the loop and by hand: the weights, and the norm
+    of the last gradients.
+    """
     import keras
     import tensorflow as tf
 
@@ -125,9 +127,12 @@ def partial_batch(replicas: int, accumulate: int) -> tuple[list[np.ndarray[Any, 
                 tf.nn.sparse_softmax_cross_entropy_with_logits(arrays.targets[first : first + 12], outputs)
             )
         variables = [v.value for v in twin.trainable_variables]
-        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+        gradients = tape.gradient(loss, variables)
+        for variable, gradient in zip(variables, gradients, strict=True):
             variable.assign_sub(0.1 * gradient)
-    return weights(parts.loop), [np.asarray(v) for v in twin.trainable_variables]
+    norm = np.linalg.norm(np.concatenate([np.ravel(each) for each in gradients]))
+    found = np.array([parts.loop.gradient_norm])
+    return [*weights(parts.loop), found], [*(np.asarray(v) for v in twin.trainable_variables), norm[None]]
 
 
 @pytest.mark.parametrize(("replicas", "accumulate"), [(1, 1), (2, 3)])
@@ -136,6 +141,34 @@ def test_an_update_is_the_mean_over_the_examples_that_are_there(
 ) -> None:
     found, wanted = isolated(partial_batch, replicas, accumulate)
     assert far(found, wanted) < 1e-6
+
+
+def measure_norms(plans: list[Any]) -> list[list[float]]:
+    """The norms of the gradients of the first step, and of the last one of a longer call."""
+    from scaleflow.worker.build import build_training
+
+    found = []
+    for plan in plans:
+        built = build_training(plan, ignore)
+        opened, norms = built.feeds.train.open(0, 0), []
+        for first, steps in ((0, 1), (1, 4)):
+            built.engine.train(built.feeds.train, opened, 0, first, steps, first)
+            norms.append(built.engine.gradient_norm)
+        found.append([*norms, built.engine.learning_rate])
+    return found
+
+
+def test_the_norm_is_that_before_clipping_without_the_loss_scale(
+    isolated: Callable[..., Any], plan: Callable[..., Any]
+) -> None:
+    words = ("hardware=cpu", "optimizer=sgd", "optimizer.learning_rate=1e-9", "training.clip_norm=1e-3")
+    rate = ("optimizer.schedule=linear", "optimizer.warmup_steps=10", "training.max_steps=100")
+    cases = ["hardware.xla=true", "hardware.xla=false", "precision=mixed_float16"]
+    xla, plain, scaled = isolated(measure_norms, [plan(*words, *rate, case) for case in cases])
+    assert plain[0] > 0.1  # far above the clip
+    assert xla == pytest.approx(plain, rel=1e-4)
+    assert scaled == pytest.approx(plain, rel=2e-2)
+    assert plain[2] == pytest.approx(0.5e-9)  # of the fifth of ten steps of warm-up
 
 
 def traces(replicas: int) -> list[int]:

@@ -64,6 +64,7 @@ def test_a_run_tells_one_event_a_call_and_one_an_epoch(isolated: Callable[..., A
     assert (first["epochs"], second["epochs"]) == (2, 2)
     names = {"train/loss", "train/accuracy", "val/loss", "val/accuracy", "perf/examples_per_second", "perf/step_ms"}
     names |= {"val/balanced_accuracy", "perf/peak_host_mb", "perf/step_ms_p50", "perf/step_ms_p95"}
+    names |= {"train/learning_rate", "train/gradient_norm"}
     assert set(first["values"]) == names
     assert result.test == events[-1][1]["values"]  # the last event holds the test's values
 
@@ -331,7 +332,7 @@ class OnPaper:
         opening: of each epoch's input.
     """
 
-    loss_scale = flops_per_example = freezing = None
+    loss_scale = learning_rate = gradient_norm = flops_per_example = freezing = None
     objective = Objective(lambda targets, outputs: outputs)
 
     def __init__(self, seconds: list[float], opening: float) -> None:
