@@ -363,7 +363,7 @@ def run_sweep(
         n_jobs: how many jobs run at a time, as `hydra.launcher.n_jobs`; None: that of the launcher, 1.
 
     Returns:
-        The result, also if jobs failed or were refused.
+        The result, also if jobs failed or were refused, or if `sweep.max_seconds` has stopped it (KILLED).
 
     Raises:
         ConfigError: if no job can run.
@@ -388,8 +388,9 @@ def run_sweep(
         sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=task, config=config)
         sweeper.sweep(arguments=list(config.hydra.overrides.task))
         context.callbacks.on_multirun_end(config=config, config_name="config")
-    raise_interruption(task.code, f"the sweep was stopped; its folder is {path}")
-    result = read_sweep(path, is_finished=task.code == FINISHED)
+    if not task.limit:
+        raise_interruption(task.code, f"the sweep was stopped; its folder is {path}")
+    result = read_sweep(path, "KILLED" if task.limit else "FINISHED" if task.code == FINISHED else "FAILED")
     if task.code == REFUSED:
         raise ConfigError(str(result.jobs[0].result.error))
     return result
@@ -418,12 +419,11 @@ def to_job_result(best: BestJob) -> JobResult:
     return JobResult(best.number, tuple(best.overrides), result)
 
 
-def read_sweep(folder: Path, is_finished: bool) -> SweepResult:
+def read_sweep(folder: Path, status: Status) -> SweepResult:
     """Reads the result of the sweep in a folder."""
     run, tags = Run(folder), read_sweep_tags(folder)
     jobs = tuple(read_job(folder, entry) for entry in Ledger.load(RunFolder(folder)).entries)
     best = next((job for job in jobs if str(job.number) == tags.get(BEST)), None)
-    status: Status = "FINISHED" if is_finished else "FAILED"
     return SweepResult(status, run.run_id, folder, jobs, best)
 
 

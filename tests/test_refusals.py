@@ -354,6 +354,9 @@ training.epochs=1 strategy=mirrored,one_device | strategy=mirrored,one_device | 
 --cfg job training.epoch=3 | training.epoch | did you mean training.epochs=
 -m strategy=mirrored,miror | strategy=miror | did you mean mirrored?
 -m cluster=local,flink | cluster=flink | there is no such option | kubernetes
+sweep.max_seconds=10m | applies only to the jobs of a sweep
+-m seed=1 sweep.max_seconds=soon | this is no time; write 600 for seconds, or 10m
+-m seed=1,2 hydra.sweeper.timeout=10m | hydra.sweeper.timeout: the sweeper has no such key; type sweep.max_seconds=10m
 -m training.epoch=1,2 | training.epoch | did you mean training.epochs=
 hydra/launcher=jobless | hydra/launcher=jobless | basic
 hydra.run.dirr=x | hydra.run.dirr

@@ -99,6 +99,11 @@ class HydraTask:
         return self._sweep
 
     @property
+    def limit(self) -> str:
+        """The limit that ended the sweep; empty if none did."""
+        return "" if self._sweep is None else self._sweep.limit
+
+    @property
     def code(self) -> int:
         return self._codes[0] if len(self._codes) == 1 else int(any(self._codes))
 

@@ -111,6 +111,10 @@ def explain_mapping(error: Exception, words: Sequence[str]) -> str:
     inner = getattr(error.__cause__, "key", None)
     if key == "dataset.split" and inner:
         return str(unknown_key_error(f"{key}.{inner}", [f"{key}.{each.name}" for each in fields(Split)]))
+    if key.startswith("hydra.sweeper."):
+        meant = translate_key(key, mask_override(typed).partition("=")[2])
+        hint = f"; type {meant.replace('training', 'sweep', 1)}" if meant.startswith("training.max_seconds=") else ""
+        return f"{key}: the sweeper has no such key{hint}"
     if key not in EMPTY_MAPPINGS:  # of a sweep, what not every option has that it names
         word = shlex.quote(f"{key}=choice({mask_override(typed).partition('=')[2]})")
         return f"{key}: there is no such key with each option of the sweep; type {word}"
@@ -372,7 +376,7 @@ def refuse_flags(words: Sequence[str]) -> None:
 
 def check_single_run(config: DictConfig) -> None:
     """Raises `ConfigError` if a single run sets an option that is only for the jobs of a sweep."""
-    defaults: dict[str, Any] = {"repeat": 1, "warm_up": 0, "folds": None, "same_losses": False}
+    defaults: dict[str, Any] = {"repeat": 1, "warm_up": 0, "folds": None, "max_seconds": None, "same_losses": False}
     options = config.get("sweep")
     for key, default in defaults.items():
         if isinstance(options, DictConfig) and (value := options.get(key, default)) != default:

@@ -3,10 +3,10 @@
 The functions depend only on their arguments. `launcher/prepare.py` reads the environment (TF_CONFIG, TPUs, ports, the
 store). The worker checks what needs TensorFlow or the code of a `_target_`.
 
-Each combination that cannot work is one `Rule` in `device_rules.py` or `training_rules.py`, or in the `rules` of a
-cluster engine if it is only about that engine. `tests/combinations.py` renders the docs page from them. The launcher
-checks them with the config, in which `auto` means not known yet. The worker checks them again with the actual devices,
-strategy and precision, before `ready`.
+Each combination that cannot work is one `Rule` in a module `..._rules.py`, or in the `rules` of a cluster engine if it is
+only about that engine. `tests/combinations.py` renders the docs page from them. The launcher checks them with the config,
+in which `auto` means not known yet. The worker checks them again with the actual devices, strategy and precision, before
+`ready`.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ from scaleflow.cluster.engines import ClusterEngine, find_engine, list_engines
 from scaleflow.cluster.tasks import count_synchronous_workers
 from scaleflow.config.device_rules import DEVICE_RULES
 from scaleflow.config.evaluation_rules import EVALUATION_RULES
+from scaleflow.config.optimizer_rules import OPTIMIZER_RULES
 from scaleflow.config.parse import MAX_INT, format_value, parse_section, parse_value, type_hints, unknown_key_error
 from scaleflow.config.training_rules import TRAINING_RULES, is_fit_mirrored
 from scaleflow.config.trust import check_trusted_targets
@@ -53,7 +54,7 @@ def find_version_rules(find_version: Callable[[str], str] = version) -> tuple[Ru
     return tuple(rules)
 
 
-RULES = (*DEVICE_RULES, *TRAINING_RULES, *EVALUATION_RULES)
+RULES = (*DEVICE_RULES, *OPTIMIZER_RULES, *TRAINING_RULES, *EVALUATION_RULES)
 
 #: The most keys that a message about keys of another engine shows with their values.
 MAX_SHOWN_KEYS = 3

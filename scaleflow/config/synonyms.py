@@ -24,6 +24,7 @@ KEYS = invert(
         "training.global_batch_size={}": "globalbatch globalbatchsize totalbatchsize effectivebatchsize",
         "training.epochs={}": "e epoch epochs nepochs numepochs maxepochs nbepochs trainepochs numtrainepochs",
         "training.max_steps={}": "steps maxsteps numsteps trainsteps totalsteps iterations numiterations maxiter",
+        "training.max_seconds={}": "seconds maxseconds maxtime timeout timelimit timebudget",
         "training.steps_per_epoch={}": "stepsperepoch limittrainbatches",
         "training.accumulate={}": "accumulate accumulation gradaccum accumulategradbatches gradientaccumulationsteps",
         "training.clip_norm={}": "clip clipnorm gradclip gradientclipval clipgradnorm maxgradnorm globalclipnorm",

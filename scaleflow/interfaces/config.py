@@ -273,6 +273,14 @@ class EarlyStopping:
     restore_best: bool = False
 
 
+def parse_duration(value: float | str | None) -> float | None:
+    """Returns a time in seconds, such as 600 or `10m`; 0 if it is no time."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smhd])", str(value))
+    if match is None:
+        return 0.0 if isinstance(value, str) else value
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
 @dataclass(frozen=True)
 class Training:
     """`training`: how long the run trains, and how its batches are divided. A step is one optimizer update."""
@@ -299,10 +307,7 @@ class Training:
     @property
     def seconds_limit(self) -> float | None:
         """`max_seconds` in seconds; 0 if it is no time."""
-        match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smhd])", str(self.max_seconds))
-        if match is None:
-            return 0.0 if isinstance(self.max_seconds, str) else self.max_seconds
-        return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+        return parse_duration(self.max_seconds)
 
     @property
     def validate_epochs(self) -> int:
@@ -476,7 +481,13 @@ class Sweep:
     repeat: int = field(default=1, metadata={"at_least": 1})
     warm_up: int = field(default=0, metadata={"at_least": 0})
     folds: int | None = field(default=None, metadata={"at_least": 2})
+    max_seconds: float | str | None = field(default=None, metadata={"above": 0.0})
     same_losses: bool = False
+
+    @property
+    def seconds_limit(self) -> float | None:
+        """`max_seconds` in seconds; 0 if it is no time."""
+        return parse_duration(self.max_seconds)
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,10 @@ class JobStop(StopRequest):
     def times(self) -> int:  # type: ignore[override]
         return self._sweep.times
 
+    @property
+    def limit(self) -> str:  # type: ignore[override]
+        return self._sweep.limit
+
     def stop_job(self) -> None:
         self._own = signal.SIGTERM
 
@@ -142,6 +146,7 @@ class SweepRunner:
         self._callbacks = JobCallbacks(context, self._composer, task)
         self._is_started = False
         self._plan: Plan | None = None
+        self._timer: threading.Timer | None = None  # ends the sweep after `sweep.max_seconds`
         self._are_remote: set[bool] = set()  # whether the processes of the jobs run on other machines
         self._histories: dict[int, RunState] = {}
         self._next_update = 0.0
@@ -166,8 +171,13 @@ class SweepRunner:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal asked for the end of the sweep."""
+        """Whether a signal, or `sweep.max_seconds`, asked for the end of the sweep."""
         return self._stop.is_set()
+
+    @property
+    def limit(self) -> str:
+        """The limit that ended the sweep, as it was typed; empty if none did."""
+        return self._stop.limit
 
     def launch(self, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
         """Runs a batch of jobs, given the overrides of each, and waits for them.
@@ -411,8 +421,23 @@ class SweepRunner:
             self._stop = self._resources.enter_context(catch_stop_signals())
             if self._plan is not None and (note := note_copies(self._plan)):
                 Display(sys.stdout).print_line(note)
+            self._start_timer()
         if not self._server and self._are_remote != {True}:
             self._server = self._resources.enter_context(start_fork_server())
+
+    def _start_timer(self) -> None:
+        limit = parse_section(Sweep, self._options, "sweep").seconds_limit
+        if limit is None:
+            return
+
+        def end_sweep() -> None:
+            if not self._stop.is_set():
+                self._stop.limit = f"sweep.max_seconds={self._options['max_seconds']}"
+                self._stop.signal = signal.SIGTERM
+
+        self._timer = threading.Timer(self._began + limit - time.time(), end_sweep)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _open_parent(self, job: SweepJob) -> None:
         """Opens the parent run when the first job is ready. If no job becomes ready, there is no parent run."""
@@ -433,6 +458,8 @@ class SweepRunner:
         """Ends the sweep: shows and records the report, and ends the parent run. Returns the exit code of the
         command.
         """
+        if self._timer is not None:
+            self._timer.cancel()
         try:
             return self._finish()
         finally:
@@ -470,6 +497,7 @@ class SweepRunner:
         status: Status = "FINISHED" if self._exit_code(report) == FINISHED else "FAILED"
         remaining = self._remaining_jobs()
         error = f"{len(remaining)} of {len(self._jobs)} jobs did not finish" if remaining else ""
+        error = ": ".join(filter(None, (self._stop.limit, error)))
         if report.differences and not remaining:
             error = f"the first losses differ: {report.differences[0]}"
         self._parent.end(report, "KILLED" if self._stop.is_set() else status, error)
@@ -497,8 +525,11 @@ class SweepRunner:
             display.print_error(f"the first losses differ: {difference}")
         finished = sum(job.entry.status == "FINISHED" for job in self._jobs)
         rows = [("jobs", f"{finished} of {len(self._jobs)} FINISHED in {format_duration(time.time() - self._began)}")]
+        if self._stop.limit:
+            counts = Counter(entry.status for entry in self._remaining_jobs())
+            rows += [("ended", f"{self._stop.limit}: {counts['KILLED']} stopped, {counts['waiting']} not begun")]
         rows += [("output", os.path.relpath(self._folder))]
-        if self._remaining_jobs():
+        if self._remaining_jobs() or self._stop.is_set():
             word = quote_override("hydra.sweep.dir", os.path.relpath(self._folder))
             rows += [("go on", f"the same command with {word}")]
         display.print_summary(rows)

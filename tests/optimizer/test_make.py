@@ -190,7 +190,7 @@ def test_the_rate_scales_with_the_global_batch(isolated: Callable[..., Any]) -> 
         ],
     )
     assert (none, linear, root, smaller) == ([0.1] * 2, [0.4] * 2, [0.2] * 2, [0.05] * 2)
-    assert warm == pytest.approx([0.2, 0.4])
+    assert warm == pytest.approx([0.2, 0.4] * 2)
 
 
 def applied(plan: Any) -> tuple[float, list[float]]:

@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import nan
@@ -304,6 +305,38 @@ def test_a_job_that_is_stopped_before_it_begins_is_killed(folder: Path, monkeypa
     assert {(entry.status, entry.reason) for entry in Ledger.load(RunFolder(folder / "s")).entries} == {
         ("FINISHED", "")
     }
+
+
+def test_a_time_limit_stops_a_sweep_which_the_same_command_continues(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake, timers = FakeLaunch(), list[threading.Timer]()
+
+    class Timer(threading.Timer):
+        def start(self) -> None:
+            timers.append(self)
+
+    def end_in_second(run: PreparedRun, sweep: SweepContext, refuse: Callable[[str], None]) -> int:
+        if run.spec.folder.name == "1":
+            timers[0].function()
+        fake(run, sweep, refuse)
+        return sweep.stop.exit_code if sweep.stop.is_set() else 0
+
+    monkeypatch.setattr(runner, "launch_run", end_in_second)
+    monkeypatch.setattr(threading, "Timer", Timer)
+    words = ("-m", "tracking=none", "hydra.sweep.dir=s", "training.epochs=1,2,3")
+    assert main((*words, "sweep.max_seconds=10m")) == 143
+    assert 0 < timers[0].interval < 600
+    assert statuses_in(folder) == ["FINISHED", "KILLED", "waiting"]
+    shown = capsys.readouterr().out
+    assert "ended   sweep.max_seconds=10m: 1 stopped, 1 not begun" in shown
+    assert "go on   the same command with hydra.sweep.dir=s" in shown
+    assert "best    #0" in shown
+    again = sweep(monkeypatch, "training.epochs=1,2,3", "sweep.max_seconds=1h")
+    assert [path.name for path in again.folders] == ["1", "2"]
+    assert again.resume_numbers == [1, 0]
+    assert statuses_in(folder) == ["FINISHED"] * 3
+    assert again.code == 0  # type: ignore[attr-defined]
 
 
 def test_two_commands_do_not_share_a_folder(

@@ -16,11 +16,13 @@ class StopRequest:
     Attributes:
         signal: the number of the first signal; None if there was none.
         times: the number of signals.
+        limit: the limit that has passed, if that is the reason and no signal; else empty.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
         self.times = 0
+        self.limit = ""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.signal = self.signal or number
@@ -31,8 +33,8 @@ class StopRequest:
 
     @property
     def signal_name(self) -> str:
-        """`SIGINT` or `SIGTERM`."""
-        return signal.Signals(self.signal or signal.SIGTERM).name
+        """`SIGINT` or `SIGTERM`; of a limit what was typed."""
+        return self.limit or signal.Signals(self.signal or signal.SIGTERM).name
 
     @property
     def exit_code(self) -> int:

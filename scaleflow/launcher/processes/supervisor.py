@@ -195,7 +195,8 @@ class Supervisor:
         for process in processes:
             if not process.spec.serves:  # the others end with the coordinator
                 process.stop()
-        self._monitor.display.print_line(f"stopping ({self._stop.signal_name}); send it again to stop at once")
+        again = "" if self._stop.limit else "; send it again to stop at once"
+        self._monitor.display.print_line(f"stopping ({self._stop.signal_name}){again}")
 
     def _start_again(self, process: RunProcess) -> bool:
         """Restarts a lost worker if the coordinator continues without it; returns False if that is not possible."""
