@@ -3,10 +3,10 @@
 The functions depend only on their arguments. `launcher/prepare.py` reads the environment (TF_CONFIG, TPUs, ports, the
 store). The worker checks what needs TensorFlow or the code of a `_target_`.
 
-Each combination that cannot work is one `Rule` in a module `..._rules.py`, or in the `rules` of a cluster engine if it is
-only about that engine. `tests/combinations.py` renders the docs page from them. The launcher checks them with the config,
-in which `auto` means not known yet. The worker checks them again with the actual devices, strategy and precision, before
-`ready`.
+Each combination that cannot work is one `Rule` in a module `..._rules.py`, or in the `rules` of a cluster engine if it
+is only about that engine. `tests/combinations.py` renders the docs page from them. The launcher checks them with the
+config, in which `auto` means not known yet. The worker checks them again with the actual devices, strategy and
+precision, before `ready`.
 """
 
 import dataclasses
