@@ -1,5 +1,6 @@
 """The rules about what a run makes of its predictions."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,22 @@ def learns_and(condition: Callable[[Plan], Any]) -> Callable[[Plan], bool]:
 KEYS = ("evaluation.threshold", "evaluation.calibrate", "evaluation.interval")
 ADVICE = "leave evaluation.calibrate and evaluation.interval null, and give evaluation.threshold as a number"
 
+#: Functions that a name alone may be, in a config that somebody else may have written.
+SKLEARN_METRICS = re.compile(r"sklearn\.metrics\.[a-z]\w*_(score|loss|error|corrcoef)")
+
+
+def has_unknown_metric(plan: Plan) -> bool:
+    names = [each for each in plan.evaluation.metrics or () if isinstance(each, str)]
+    return not all(map(SKLEARN_METRICS.fullmatch, names))
+
+
 EVALUATION_RULES: Sequence[Rule] = (
+    Rule(
+        ("evaluation.metrics",),
+        has_unknown_metric,
+        "a name alone is that of a metric of scikit-learn, such as sklearn.metrics.cohen_kappa_score",
+        "write a function of yours as {_target_: my_code.cost}",
+    ),
     Rule(
         ("evaluation.threshold",),
         lambda p: isinstance(p.evaluation.threshold, ThresholdGoal) and not p.evaluation.threshold.is_one,

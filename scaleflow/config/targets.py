@@ -6,7 +6,7 @@ import inspect
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -30,6 +30,21 @@ def bind_target(target: Target, given: int = 0) -> Callable[..., Any]:
     arguments = {name: build_nested(target, name, value) for name, value in target.arguments.items()}
     check_arguments(target, loaded, given, arguments)
     return functools.partial(loaded, **to_floats(loaded, arguments))
+
+
+def bind_metrics(metrics: Sequence[Target | str]) -> dict[str, Callable[..., Any]]:
+    """Loads the functions of `evaluation.metrics`, by their names. Raises ConfigError if one cannot be used."""
+    bound: dict[str, Callable[..., Any]] = {}
+    for n, each in enumerate(metrics):
+        key = f"evaluation.metrics[{n}]"
+        each = Target(key, each) if isinstance(each, str) else each
+        name = each.path.rpartition(".")[2]
+        if name in bound:
+            raise ConfigError(f"{key}: there are two metrics {name}; leave one out")
+        if is_class_target(each):
+            raise ConfigError(f"{key}._target_={each.path}: is a class; a function (targets, predictions) is needed")
+        bound[name] = bind_target(each, given=2)
+    return bound
 
 
 def to_floats(named: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from hydra.utils import get_object
 
+from scaleflow.config.evaluation_rules import SKLEARN_METRICS
 from scaleflow.config.parse import format_value
 from scaleflow.errors import ConfigError
 
@@ -128,6 +129,8 @@ def is_listed(key: str, path: str) -> bool:
         return ALLOWED_LOSSES.fullmatch(name) is not None
     if re.fullmatch(r"objective\.metrics(\.\w+)?\.\d+", key):
         return ALLOWED_METRICS.fullmatch(name) is not None
+    if re.fullmatch(r"evaluation\.metrics\.\d+", key):
+        return SKLEARN_METRICS.fullmatch(name) is not None
     return ALLOWED_ARGUMENTS.fullmatch(name) is not None
 
 
@@ -137,6 +140,8 @@ def describe_allowed(key: str) -> str:
         return f"{key}s of scaleflow"
     if key.startswith(("objective.loss", "objective.metrics")):
         return "losses and metrics of Keras"
+    if key.startswith("evaluation.metrics."):
+        return "metrics of scikit-learn"
     words = {"optimizer": "optimizers of Keras", "training.step": "steps of scaleflow"}
     if key.startswith("training.callbacks."):
         return "callbacks of Keras that use no files and no network"

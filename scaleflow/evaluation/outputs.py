@@ -351,20 +351,11 @@ def analyse_classes(
 
 def analyse_vectors(predictions: Predictions, output: str, described: Outputs, resample: Resample) -> OutputAnalysis:
     """Analyses an output with values, or with labels."""
-    is_labels = described.kind != "regression"
     count = described.shape[0] if described.shape else 1
     names = described.names or tuple(map(str, range(count)))
-    suffixes = [""] if count == 1 else [f"_{name}" for name in names]
-
-    def read(column: str) -> Array:
-        parts = [predictions.column(column + suffix, output) for suffix in suffixes]
-        return np.stack([np.asarray(part, np.float64) for part in parts], axis=1)
-
-    target, prediction = read("target"), read("prediction")
-    rows = np.flatnonzero(np.isfinite(target).all(axis=1) & np.isfinite(prediction).all(axis=1))
-    target, prediction, resamples = target[rows], prediction[rows], resample(rows)
-    if is_labels:
-        chances = read("probability")[rows]
+    rows, target, prediction, chances = read_vectors(predictions, output, described)
+    resamples = resample(rows)
+    if chances is not None:
         figures, classes = measure_labels(names, target > 0.5, prediction > 0.5, chances, resamples)
         is_right = (target > 0.5) == (prediction > 0.5)
         scores = is_right.mean(axis=1)
@@ -393,6 +384,24 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
     return OutputAnalysis(
         output, figures, classes, drawings, rows, scores, measure, True, worst, groups=groups, facts=facts
     )
+
+
+def read_vectors(predictions: Predictions, output: str, described: Outputs) -> tuple[Array, Array, Array, Array | None]:
+    """Reads an output with values or labels: the rows that count [n], targets, predictions and, of labels, their
+    probabilities, [n, k] float64.
+    """
+    count = described.shape[0] if described.shape else 1
+    names = described.names or tuple(map(str, range(count)))
+    suffixes = [""] if count == 1 else [f"_{name}" for name in names]
+
+    def read(column: str) -> Array:
+        parts = [predictions.column(column + suffix, output) for suffix in suffixes]
+        return np.stack([np.asarray(part, np.float64) for part in parts], axis=1)
+
+    target, prediction = read("target"), read("prediction")
+    rows = np.flatnonzero(np.isfinite(target).all(axis=1) & np.isfinite(prediction).all(axis=1))
+    chances = None if described.kind == "regression" else read("probability")[rows]
+    return rows, target[rows], prediction[rows], chances
 
 
 def analyse_positions(predictions: Predictions, output: str, described: Outputs, resample: Resample) -> OutputAnalysis:

@@ -23,6 +23,7 @@ from scaleflow.evaluation import FINDINGS, REPORT
 from scaleflow.evaluation.collector import EXAMPLE
 from scaleflow.evaluation.findings import Finding, KnownOfRun, describe_figure, find_all, judge_units, name_metric
 from scaleflow.evaluation.outputs import STYLE, Chart, Drawing, OutputAnalysis, analyse_output, draw_rates, to_file
+from scaleflow.evaluation.own_metrics import Metrics, measure_own
 from scaleflow.evaluation.predictions import FILE, ID, ROW, Predictions, name_column
 from scaleflow.evaluation.resampling import Figure
 from scaleflow.evaluation.slices import decode_text, find_slices
@@ -308,11 +309,13 @@ class ModelReport:
         figures: of all examples, by name: `accuracy`, or `price/mae` with several outputs.
         findings: the most important first.
         files: all files that were written, relative to the folder.
+        own: the names of those figures that are metrics of the run, and that training has not.
     """
 
     figures: Mapping[str, Figure]
     findings: Sequence[Finding]
     files: Sequence[Path]
+    own: Sequence[str] = ()
 
 
 def make_report(
@@ -322,12 +325,14 @@ def make_report(
     reader: InputReader,
     folder: Path,
     title: str,
+    metrics: Metrics | None = None,
 ) -> ModelReport:
     """Makes the report in a folder.
 
     Args:
         context: what is known of the run besides; None: nothing.
         reader: reads the inputs of examples.
+        metrics: those that the user names, `evaluation.metrics`.
 
     Raises OSError if a file cannot be written.
     """
@@ -337,6 +342,13 @@ def make_report(
         analyse_output(predictions, name, described, options.intervals, options.miss_cost)
         for name, described in outputs.items()
     ]
+    missing = list[Finding]()
+    for each in analyses if metrics else ():
+        found, faults = measure_own(predictions, each.name, outputs[each.name], metrics or {}, options.seconds)
+        each.figures.update(found)
+        missing += [
+            Finding("metric", f"{name_metric(each.name, n)} is missing: {why}", "") for n, why in faults.items()
+        ]
     read = np.arange(min(len(predictions.table), MOST_READ))
     columns = reader.read_columns(predictions.column(EXAMPLE)[read])
     sliced = [*analyses, *filter(None, map(of_coverage, analyses))]
@@ -344,7 +356,7 @@ def make_report(
     slices.sort(key=lambda row: not row["is_weak"])
     mistakes = [row for each in analyses for row in list_mistakes(predictions, each, options.worst)]
     pictures, _ = add_inputs(mistakes, reader)
-    findings = [*judge_units(predictions.units), *find_all(analyses, slices, context)]
+    findings = [*missing, *judge_units(predictions.units), *find_all(analyses, slices, context)]
     curves = draw_learning_curves(context.curves, context.curve_unit)
     figures = {name_metric(each.name, name): figure for each in analyses for name, figure in each.figures.items()}
     classes = [{"output": each.name, **row} for each in analyses for row in each.classes]
@@ -375,7 +387,9 @@ def make_report(
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return ModelReport(figures, findings, [Path(name) for name in contents])
+    names = ("coverage", *(metrics or ()))
+    own = [n for n in figures if n.endswith("_at_threshold") or n.rpartition("/")[2] in names]
+    return ModelReport(figures, findings, [Path(name) for name in contents], own)
 
 
 def of_coverage(analysis: OutputAnalysis) -> OutputAnalysis | None:

@@ -6,6 +6,7 @@ Examples that belong together are drawn together: whole groups, or blocks of row
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -119,6 +120,7 @@ class Resamples:
         random = np.random.default_rng([rows, count])
         self.weights = np.ones(rows) if weights is None else weights.astype(np.float64)
         self.members: Array | None = None
+        self._rows = rows
         self._many, self._tail, total = float(rows), (1 - confidence) / 2, rows
         if units is not None and len(np.unique(units.numbers)) < rows:
             self.members = np.unique(units.numbers, return_inverse=True)[1] % MOST_ROWS  # many are drawn in bundles
@@ -149,6 +151,12 @@ class Resamples:
             sums = np.stack([np.bincount(self.members, column) for column in columns], axis=1)
             values = sums.reshape(-1, *values.shape[1:])
         return np.asarray(self.draws @ self.take(values).astype(np.float32))
+
+    def list_places(self) -> Iterator[Array]:
+        """Yields the places of the examples of each resample, without that of all; for resamples without weights."""
+        places = np.arange(int(self._rows)) if self._chosen is None or self.members is not None else self._chosen
+        for counts in self.draws[1:].astype(np.int64):
+            yield np.repeat(places, counts if self.members is None else counts[self.members])
 
     def sum_classes(self, classes: Array, count: int, values: Array | None = None, most: int | None = None) -> Array:
         """Sums values [rows], or 1 each, of each class of examples, from 0: [1 + resamples, count], or `most` draws."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.config.compose import keep_hydra_values
+from scaleflow.config.targets import bind_metrics
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EvaluationOptions, Plan, Status
@@ -126,7 +127,8 @@ def write_pooled(folder: Path, job: RepeatedJob, options: EvaluationOptions) -> 
         return []
     target.mkdir(exist_ok=True)
     save_predictions(target / PREDICTIONS, pooled)
-    made = make_report(pooled, options, None, NoInputs(), target, f"All {len(job.jobs)} folds of the best job")
+    title, metrics = f"All {len(job.jobs)} folds of the best job", bind_metrics(options.metrics or ())
+    made = make_report(pooled, options, None, NoInputs(), target, title, metrics)
     return [target / PREDICTIONS, *(target / each for each in made.files)]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scaleflow.config.targets import bind_metrics
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     FOLD,
@@ -168,6 +169,7 @@ class KeptSplit:
         name: `test`, `validation`, `train` or `all`.
         read_id: reads the column `evaluation.id` of examples; None if there is none.
         rule: `dataset.split` of the run.
+        metrics: of `evaluation.metrics`, by their names.
     """
 
     name: str
@@ -177,6 +179,7 @@ class KeptSplit:
     reader: ExampleReader
     read_id: Callable[[Array], Mapping[str, Any]] | None
     rule: Split
+    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def collect(self, worker_sync: WorkerSync, worker: int, described: Mapping[str, Any]) -> Predictions | None:
         """Returns the predictions of the last evaluation, on the chief. All workers must call it.
@@ -223,7 +226,8 @@ def make_kept_split(name: str, feed: Feed, raw: Rows, source: Source, plan: Plan
     read_id = None if options.id is None else raw.open_columns([options.id], ID_KEY)
     read_slices = raw.open_columns(options.slices, SLICES_KEY) if options.slices else None
     reader = ExampleReader(raw, source.inputs, read_slices)
-    return KeptSplit(name, feed, PredictionKeeper(source.outputs, feed), source.outputs, reader, read_id, rule)
+    keeper, metrics = PredictionKeeper(source.outputs, feed), bind_metrics(options.metrics or ())
+    return KeptSplit(name, feed, keeper, source.outputs, reader, read_id, rule, metrics)
 
 
 def read_division(rule: Split, raw: Rows, places: Array) -> dict[str, Array]:

@@ -272,6 +272,9 @@ class ReportThread:
         context: what is known of the run besides; None: nothing.
         folder: for the files; it exists.
         read_curves: returns points of metrics, and what their first numbers count.
+
+    Attributes:
+        prefix: of the metrics of a run's split.
     """
 
     def __init__(
@@ -285,8 +288,9 @@ class ReportThread:
         read_curves: Callable[[], tuple[Curves, str]] | None = None,
     ) -> None:
         self._predictions, self._options, self._context = predictions, options, context
-        self._rest = kept.reader, folder, title
+        self._rest = kept.reader, folder, title, kept.metrics
         self._folder, self._read_curves = folder, read_curves
+        self.prefix = "test/" if predictions.split == "test" else "val/"
         self._report: ModelReport | None = None
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._make, name="report", daemon=True)
@@ -441,9 +445,7 @@ def import_ahead(setup: TrainingSetup) -> None:
 def emit_intervals(report: ModelReport, step: int, metrics: Mapping[str, float], prefix: str, emit: Emit) -> None:
     """Reports the ends of the intervals of metrics, such as `test/accuracy`, that are figures of the report, too."""
     values: dict[str, float] = {}
-    own = {
-        f"{prefix}{n}": each.value for n, each in report.figures.items() if n.endswith(("_at_threshold", "coverage"))
-    }
+    own = {f"{prefix}{name}": report.figures[name].value for name in report.own}
     values |= own
     metrics = {**metrics, **own}
     for name, value in metrics.items():

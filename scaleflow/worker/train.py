@@ -433,7 +433,7 @@ def train_and_export(
         report_formats(spec, result.model_step, emit, should_stop)
     if report is not None:
         emit(StageBegan("making the report"))
-        report.finish(result.model_step, result.test, "test/", emit)
+        report.finish(result.model_step, result.test, report.prefix, emit)
     if load_check is not None:
         load_check.finish(emit)
     emit(ModelExported(str(spec.files.model), result.model_step, weights))

@@ -74,9 +74,10 @@ def report_in(
     predictions: Predictions,
     reader: Reader | None = None,
     known: KnownOfRun | None = None,
+    metrics: Any = None,
     **options: Any,
 ) -> ModelReport:
     """Makes the report of predictions that were written and read again."""
     save_predictions(folder / "predictions.parquet", predictions)
     kept = load_predictions(folder / "predictions.parquet")
-    return make_report(kept, EvaluationOptions(**options), known, reader or Reader(), folder, "a run")
+    return make_report(kept, EvaluationOptions(**options), known, reader or Reader(), folder, "a run", metrics)

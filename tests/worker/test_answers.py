@@ -161,6 +161,7 @@ def test_answers_that_outputs_do_not_have_are_refused(
         ("evaluation.calibrate=platt", "evaluation.calibrate=platt: expected auto"),
         ("evaluation.threshold=auto dataset.validation=null", "there are no validation rows to decide by"),
         ("evaluation.calibrate=auto dataset.fold=1/5", "both what decides and what is measured"),
+        ("evaluation.metrics=[my_code.cost]", "write a function of yours as {_target_: my_code.cost}"),
         ("evaluation.interval=0.9 debug=overfit", "debug.overfit has no validation rows"),
     ],
 )
