@@ -247,6 +247,7 @@ def waiting() -> dict[str, Any]:
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 
+    from scaleflow.config.compose import ComposedConfig
     from scaleflow.launcher.prepare import make_plan
     from scaleflow.worker.build import build_training
 
@@ -257,7 +258,7 @@ def waiting() -> dict[str, Any]:
     )
     with initialize_config_module("scaleflow.conf", version_base="1.3"):
         config = OmegaConf.to_container(compose("config", overrides=list(words)), resolve=True)
-    built = build_training(make_plan(config, {}), lambda event, **fields: None)  # type: ignore[arg-type]
+    built = build_training(make_plan(ComposedConfig(config)), lambda event, **fields: None)  # type: ignore[arg-type]
     loop: Any = built.engine
     steps = built.feeds.train.batching.steps(built.feeds.train.examples)
     one = next(iter(built.feeds.train.batches(1, 1)))

@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from scaleflow.commands.hydra_task import HydraTask
 from scaleflow.config.compose import (
+    CommandWords,
     ComposedConfig,
     as_command,
     compose_config,
@@ -36,6 +37,7 @@ from scaleflow.config.compose import (
     resolve_config,
     user_module_folders,
 )
+from scaleflow.config.trust import list_targets
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Status, Tracking
@@ -152,7 +154,8 @@ def compose(*overrides: str, config_dir: Folders = ()) -> DictConfig:
     Raises:
         ConfigError: if an override is wrong; the message names it and says what would work.
     """
-    return compose_config(overrides, to_folders(config_dir)).config
+    config: DictConfig = compose_config(overrides, to_folders(config_dir)).config
+    return config
 
 
 def run(
@@ -188,10 +191,9 @@ def run(
     objects = [None if data is None else plan_data_file(data), plan_model_file(model)]
     files = [each for each in objects if each is not None]
     if len(what) == 1 and not isinstance(what[0], str):
-        composed, overrides = normalize_config(what[0], to_folders(config_dir)), []
+        composed = normalize_config(what[0], to_folders(config_dir))
     else:
-        overrides = add_options([to_override(word) for word in what], files)
-        composed = compose_config(overrides, to_folders(config_dir))
+        composed = compose_config(add_options([to_override(word) for word in what], files), to_folders(config_dir))
     if folder is not None:
         composed = replace(composed, folder=Path(folder))
     if model is not None and objects[1] is None:
@@ -201,7 +203,7 @@ def run(
         composed, path = place_file(composed, each)
         written[path] = each.write
     try:
-        return run_config(composed, overrides, lambda: write_files(written))
+        return run_config(composed, lambda: write_files(written))
     except ConfigError:
         for path in written:
             path.unlink(missing_ok=True)  # there is no run that could read it
@@ -213,12 +215,10 @@ def write_files(written: Mapping[Path, Callable[[Path], object]]) -> None:
         write(path)
 
 
-def run_config(
-    composed: ComposedConfig, overrides: Sequence[str], fill_folder: Callable[[], None] | None = None
-) -> Result:
+def run_config(composed: ComposedConfig, fill_folder: Callable[[], None] | None = None) -> Result:
     """Runs a composed config, or resumes the run that it names. Raises as `run` does."""
     refusals: list[str] = []
-    code, folder = launch_config(composed, overrides, refuse=refusals.append, fill_folder=fill_folder)
+    code, folder = launch_config(composed, refuse=refusals.append, fill_folder=fill_folder)
     if refusals:
         raise_interruption(code, refusals[0])
         raise ConfigError(refusals[0])
@@ -227,7 +227,6 @@ def run_config(
 
 def launch_config(
     composed: ComposedConfig,
-    overrides: Sequence[str],
     tags: Mapping[str, str] | None = None,
     refuse: Callable[[str], None] | None = None,
     fill_folder: Callable[[], None] | None = None,
@@ -238,7 +237,6 @@ def launch_config(
 
     Args:
         composed: the config.
-        overrides: the typed overrides, for `overrides.yaml`.
         tags: tags of the run, in addition to those that every run has.
         refuse: receives the reason if a launched run is refused; None: the terminal shows it.
         fill_folder: writes what the run needs into its folder, after the config was checked.
@@ -252,7 +250,7 @@ def launch_config(
         ConfigError: if the config cannot work.
     """
     repeats = repeats or Repetition()
-    run = prepare_run(RunCommand(composed, overrides, time.time(), tags or {}, trial=trial, repeats=repeats))
+    run = prepare_run(RunCommand(composed, time.time(), tags or {}, trial=trial, repeats=repeats))
     ANSWER.read = partial(describe_outcome, run.spec.folder)
     if run.is_finished:
         repair_quietly(run.spec.folder)
@@ -294,11 +292,10 @@ def infer_choices(config: DictConfig) -> dict[str, str]:
 
 def check_main(plan: Plan) -> None:
     """Rejects targets that are defined in `__main__`: the worker, another process, cannot import the script."""
-    targets = [plan.dataset.target, plan.model.target, plan.optimizer.target, plan.training.step]
-    for target in (*targets, *(plan.training.callbacks or ())):
-        if target is not None and target.path.startswith("__main__.") and not plan.debug.inline:
+    for key, path in list_targets(plan.config):
+        if str(path).startswith("__main__.") and not plan.debug.inline:
             raise ConfigError(
-                f"{target.key}._target_={target.path}: the worker is a separate process, which cannot import a script "
+                f"{key}._target_={path}: the worker is a separate process, which cannot import a script "
                 "or a notebook; move this code into a module next to it, or use debug=inline"
             )
 
@@ -372,10 +369,10 @@ def run_sweep(
     words = [to_override(word) for word in overrides]
     words += [] if folder is None else [make_override("hydra.sweep.dir", folder)]
     words += [] if n_jobs is None else [f"hydra.launcher.n_jobs={n_jobs}"]
-    task = HydraTask(time.time())
-    dirs = to_folders(config_dir)
+    task, dirs = HydraTask(time.time()), to_folders(config_dir)
+    given = CommandWords(words, dirs, is_sweep=True)
     with find_own_modules(dirs):
-        context, config = compose_sweep(words, dirs)
+        context, config = compose_sweep(given)
     if not str(config.hydra.launcher.get("_target_")).startswith("hydra_plugins.scaleflow."):
         name = config.hydra.runtime.choices["hydra/launcher"]
         raise ConfigError(f"hydra/launcher={name}: run_sweep needs a launcher of scaleflow; use isolated or ray")
@@ -384,7 +381,7 @@ def run_sweep(
     except FolderRefused as refusal:
         raise ConfigError(str(refusal)) from refusal
     path = Path(str(config.hydra.sweep.dir)).absolute()
-    with as_command(words, dirs), find_own_modules(dirs), task:
+    with as_command(given), find_own_modules(dirs), task:
         sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=task, config=config)
         sweeper.sweep(arguments=list(config.hydra.overrides.task))
         context.callbacks.on_multirun_end(config=config, config_name="config")

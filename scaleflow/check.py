@@ -33,7 +33,7 @@ from typing import Any
 from scaleflow.commands.frame import CommandParser, check_page, make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import find_run, make_one_process_plan, supervise_worker
-from scaleflow.config.compose import compose_config, parse_overrides, resolve_config
+from scaleflow.config.compose import CommandWords, compose_config
 from scaleflow.config.words import split_overrides
 from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError, RunError
@@ -44,7 +44,6 @@ from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.runs import DataCheckSpec, RunSpec
 from scaleflow.runs.learned_state import read_learned_state
-from scaleflow.runs.reuse import RerunCommand
 from scaleflow.runs.run import locate_run
 from scaleflow.tracking.model_uris import FORMS
 
@@ -93,10 +92,9 @@ def make_check_plan(overrides: Sequence[str], config_dirs: Sequence[str], exampl
     """Makes the plan by which the data are read. Raises ConfigError if the config is wrong."""
     if examples < 1:
         raise ConfigError(f"--examples {examples}: expected at least 1")
-    typed = {str(each.key_or_group) for each in parse_overrides(overrides)}
+    typed = CommandWords(overrides).keys
     added = [word for word in DEVICES if word.partition("=")[0] not in typed]
-    composed = compose_config([*added, *overrides], config_dirs)
-    plan = make_one_process_plan(resolve_config(composed.config), composed, "data checks")
+    plan = make_one_process_plan(compose_config([*added, *overrides], config_dirs), "data checks")
     check_source_files(plan.dataset.target, plan.dataset.split)
     return plan
 
@@ -107,7 +105,7 @@ def read_schema_of_run(run_id: str, overrides: Sequence[str], display: Display) 
     if state is None:
         locate_run(run_id, Tracking())
         display.begin_stage("reading the run from MLflow")
-        state = find_run(RerunCommand(run_id, list(overrides)))[0].learned_state
+        state = find_run(CommandWords(overrides, run_id=run_id))[0].learned_state
     if state is None or not state.schema:
         raise ConfigError(
             f"--against {run_id}: the run kept no schema of its data: it was made with dataset.check=none, or by an "

@@ -22,6 +22,7 @@ from scaleflow.commands.hydra_task import HydraTask, JobFailed, compose_once, ra
 from scaleflow.commands.table import check_first_word, describe_commands, find_command
 from scaleflow.config.compose import (
     CONF,
+    CommandWords,
     check_config_dirs,
     check_flags,
     check_overrides,
@@ -78,7 +79,8 @@ def run_words(words: list[str], began: float) -> int:
     if "--version" in flags:  # Hydra would print its own version
         print(f"scaleflow {__version__}")
         return 0
-    words = [*flags, *prepare_words(overrides)]  # Hydra's parser accepts no flag between two overrides
+    given = CommandWords(prepare_words(overrides), parse_config_dirs(flags), bool({"-m", "--multirun"} & set(flags)))
+    words = [*flags, *given.overrides]  # Hydra's parser accepts no flag between two overrides
     remember_secrets([*find_environment_secrets(), *find_typed_secrets(words)])
     register_resolver()
     OmegaConf.register_new_resolver("scaleflow.commands", describe_commands, replace=True)  # of the page of help
@@ -87,10 +89,10 @@ def run_words(words: list[str], began: float) -> int:
     sys.argv = ["scaleflow", *words]
     try:
         check_flags(words)
-        check_config_dirs(words)
-        if {"-m", "--multirun"} & set(words):
-            check_overrides(words)  # before Hydra creates a folder for the sweep
-        with raise_hydra_errors(), compose_once(words), find_own_modules(parse_config_dirs(words)), task:
+        check_config_dirs(given.config_dirs)
+        if given.is_sweep:
+            check_overrides(given)  # before Hydra creates a folder for the sweep
+        with raise_hydra_errors(), compose_once(words), find_own_modules(given.config_dirs), task:
             app()
     except JobFailed:
         return task.code or FAILED  # 0: the job was in another process
@@ -104,7 +106,7 @@ def run_words(words: list[str], began: float) -> int:
         is_from_hydra = isinstance(error, HydraException | OmegaConfBaseException) or not task.has_begun
         if "HYDRA_FULL_ERROR" in os.environ or not is_from_hydra:
             raise  # the user asked for the traceback, or the error is not Hydra's
-        raise ConfigError(explain_error(error, words)) from error
+        raise ConfigError(explain_error(error, given)) from error
     finally:
         end_greeting()
     return task.code

@@ -35,6 +35,7 @@ from scaleflow.commands.tracked_run import (
     make_run_parser,
     parse_command,
 )
+from scaleflow.config.compose import CommandWords
 from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.export.formats import check_formats
 from scaleflow.interfaces.events import FormatExported
@@ -44,7 +45,6 @@ from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.run_end import describe_formats
 from scaleflow.runs import RunSpec
-from scaleflow.runs.reuse import RerunCommand
 from scaleflow.runs.run import Run
 from scaleflow.tracking.saved_models import download_exported, log_formats
 from scaleflow.worker.export import export_formats, make_format_table
@@ -79,7 +79,7 @@ def main(typed: list[str]) -> int:
     return FAILED if any(each.error for each in done.formats) else FINISHED
 
 
-def convert_tracked_model(words: RerunCommand, display: Display, stop: StopRequest) -> Conversion:
+def convert_tracked_model(words: CommandWords, display: Display, stop: StopRequest) -> Conversion:
     """Converts a tracked model, and records the formats.
 
     Raises ConfigError if that cannot work, and RunError if the formats could not be recorded.
@@ -123,7 +123,8 @@ def convert_model(run_id: str, *overrides: str, trust: Sequence[str] = ()) -> An
         RunError: if it failed, or the formats could not be recorded.
     """
     with contextlib.closing(display_for(io.StringIO(), is_plain=True, is_chief=False)) as display:
-        done = convert_tracked_model(RerunCommand(run_id, list(overrides), (), list(trust)), display, StopRequest())
+        words = CommandWords(list(overrides), run_id=run_id, trusted=list(trust))
+        done = convert_tracked_model(words, display, StopRequest())
     return {
         each.name: {**each.values, "split": each.split, "examples": each.examples, "error": each.error or None}
         for each in done.formats

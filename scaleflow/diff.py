@@ -24,13 +24,13 @@ from scaleflow.commands.frame import CommandParser, check_page, make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import make_evaluation_spec, make_plan_on, run_evaluation
 from scaleflow.comparison.results import MetricDifference
+from scaleflow.config.compose import CommandWords
 from scaleflow.interfaces import Tracking, name_command
 from scaleflow.interfaces.events import MetricsLogged
 from scaleflow.launcher.answer import ANSWER
 from scaleflow.launcher.display import display_for
 from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.runs import RunFolder
-from scaleflow.runs.reuse import RerunCommand
 from scaleflow.runs.run import Run, locate_run
 from scaleflow.worker.evaluate import ALL
 
@@ -84,7 +84,7 @@ def compare_on(options: argparse.Namespace, line: list[str]) -> list[MetricDiffe
             folder = Path(temporary, str(number))
             folder.mkdir()
             run = Run.find(named, Tracking(uri=options.uri))
-            words = run.complete(RerunCommand(named, (), (), options.trust, line))
+            words = run.complete(CommandWords(run_id=named, trusted=options.trust, line=line))
             plan = make_plan_on(options.on, run, words, SECTIONS)
             spec = make_evaluation_spec(run, words, plan, folder, run)
             events = run_evaluation(plan, spec, folder, stop, display)

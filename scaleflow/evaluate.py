@@ -42,7 +42,7 @@ from scaleflow.commands.tracked_run import (
     parse_command,
     supervise_worker,
 )
-from scaleflow.config.compose import resolve_config
+from scaleflow.config.compose import CommandWords
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Dataset
 from scaleflow.interfaces.events import DatasetDescribed, EvaluationReady, Event, MetricsLogged, StepsProfiled
@@ -54,7 +54,7 @@ from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.profiler import analyze_window
 from scaleflow.runs import EvaluationSpec, RunSpec
 from scaleflow.runs.provenance.tags import command_line
-from scaleflow.runs.reuse import RerunCommand, complete_command
+from scaleflow.runs.reuse import complete_command
 from scaleflow.runs.run import Run
 from scaleflow.runs.state import drop_intervals
 from scaleflow.tracking.tracked_runs import describe_opened_run, download_model, log_evaluation
@@ -88,7 +88,7 @@ def main(typed: list[str]) -> int:
         return evaluate(words, options, display)
 
 
-def evaluate(words: RerunCommand, flags: argparse.Namespace, display: Display) -> int:
+def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -> int:
     """Evaluates a tracked model. Raises ConfigError if that cannot work, and RunError if it failed."""
     began = time.time()
     typed_keys = words.keys
@@ -98,7 +98,7 @@ def evaluate(words: RerunCommand, flags: argparse.Namespace, display: Display) -
     run, words = find_run(words)
     describe_opened_run(run.model.run_id, run.name, run.store)
     composed = run.reuse_config(words, SECTIONS)
-    config = resolve_config(composed.config)
+    config = composed.resolved
     is_new = has_new_data(run.config, config, typed_keys)
     names_test = "dataset.test" in typed_keys and config["dataset"].get("test")
     split = flags.split or ("test" if is_new and names_test else None)

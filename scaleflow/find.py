@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
             if re.match(r"\+*training\.batch_size=(?!auto$)", word):
                 raise ConfigError(f"{word}: this command looks for it; leave it out")
         words.append(f"{trial.key}=auto")
-    return launch_config(compose_config(words, typed.config_dir), words, trial=trial)[0]
+    return launch_config(compose_config(words, typed.config_dir), trial=trial)[0]
 
 
 def make_find_parser() -> argparse.ArgumentParser:

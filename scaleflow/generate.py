@@ -26,6 +26,7 @@ from pathlib import Path
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import add_run_id, answer_model, find_run, format_model_rows
+from scaleflow.config.compose import CommandWords
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.sampling import Sampling
@@ -39,7 +40,6 @@ from scaleflow.predict.language_model import (
     load_language_model,
     read_sampling,
 )
-from scaleflow.runs.reuse import RerunCommand
 from scaleflow.runs.run import Run
 
 #: Characters that could change a terminal. A model of bytes may write any.
@@ -133,7 +133,7 @@ def continue_text(
     if not typed.prompt:
         raise ConfigError(f"{label}: the text is empty; give the beginning of the text to generate, such as 'The '")
     display.begin_stage("reading the run and its model from MLflow")
-    run, _ = find_run(RerunCommand(typed.run_id, typed.overrides))
+    run, _ = find_run(CommandWords(typed.overrides, run_id=typed.run_id))
     if not is_language_model(run.learned_state):
         raise explain_no_language_model(run)
     with tempfile.TemporaryDirectory(prefix="scaleflow-generate-") as folder:

@@ -35,13 +35,13 @@ from scaleflow.commands.frame import make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.promotion import Promotion, open_registry, promote
 from scaleflow.commands.tracked_run import answer_model, make_run_parser, parse_command
+from scaleflow.config.compose import CommandWords
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.formatting import Readable
 from scaleflow.launcher.answer import ANSWER, FINISHED, NOT_PROMOTED
 from scaleflow.launcher.display import display_for
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
-from scaleflow.runs.reuse import RerunCommand
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def promote_model(
         ConfigError: if the command cannot work.
         RunError: if it failed.
     """
-    command = RerunCommand(run_id, list(overrides), (), list(trust))
+    command = CommandWords(list(overrides), run_id=run_id, trusted=list(trust))
     with contextlib.closing(display_for(io.StringIO(), is_plain=True, is_chief=False)) as display:
         done = promote(command, model, dry_run, display, StopRequest(), on)
     assert done is not None

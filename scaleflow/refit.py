@@ -11,7 +11,6 @@ the median over the folds of the best job. With --all it trains on the test spli
 Exit code: as that of rerun.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +18,12 @@ from pathlib import Path
 from scaleflow.api import Folders, Result, check_result, launch_config, read_result, to_folders
 from scaleflow.commands.frame import make_main
 from scaleflow.commands.process import end_with
-from scaleflow.commands.tracked_run import find_run, make_run_parser
-from scaleflow.config.words import split_overrides
+from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command, reuse_for_new_run
+from scaleflow.config.compose import CommandWords
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Tracking, name_command
-from scaleflow.launcher.answer import to_printable
-from scaleflow.launcher.display import Display
+from scaleflow.interfaces import Tracking
 from scaleflow.runs import RunFolder
-from scaleflow.runs.reuse import RerunCommand, find_store_options
+from scaleflow.runs.reuse import find_store_options
 from scaleflow.runs.run import Run
 from scaleflow.sweep.ranking import find_best_job
 from scaleflow.tracking.model_uris import RUN_OR_MODEL
@@ -39,11 +36,8 @@ TAG = "scaleflow.refit_of"
 def main(typed: list[str]) -> int:
     parser = make_run_parser("refit", __doc__)
     parser.add_argument("--all", action="store_true", help="train on the rows of the test split, too")
-    words = split_overrides(typed)
-    options = parser.parse_intermixed_args(words)
-    line = [*name_command("refit").split(), *words]
-    command = RerunCommand(options.run_id, options.overrides, options.config_dir, options.trust, line)
-    return launch_refit(command, options.all)[0]
+    words, options = parse_command(parser, typed, takes_run=False)  # it may be a sweep
+    return launch_refit(words, options.all)[0]
 
 
 def refit_run(
@@ -62,23 +56,19 @@ def refit_run(
         ConfigError: if there is no such run, or its config cannot work here.
         RunFailed: if the run began and failed.
     """
-    folders = [str(each) for each in to_folders(config_dir)]
-    code, folder = launch_refit(RerunCommand(str(run), overrides, folders, trust), all_rows)
+    words = CommandWords(overrides, [str(each) for each in to_folders(config_dir)], run_id=str(run), trusted=trust)
+    code, folder = launch_refit(words, all_rows)
     return check_result(read_result(folder), code)
 
 
-def launch_refit(words: RerunCommand, takes_all: bool) -> tuple[int, Path]:
+def launch_refit(words: CommandWords, takes_all: bool) -> tuple[int, Path]:
     """Returns the exit code of the new run, and its folder."""
     run_id, steps = find_best_run(words.run_id, find_store_options(words))
     run, words = find_run(replace(words, run_id=run_id))
     typed = {override.partition("=")[0] for override in words.overrides}
     added = [each for each in list_changes(run, steps, takes_all) if each.partition("=")[0] not in typed]
     words = replace(words, overrides=[*added, *words.overrides])
-    composed = run.reuse_config(words)
-    if composed.config.tracking.name == "mlflow" and composed.config.tracking.uri is None:
-        composed.config.tracking.uri = run.store.uri
-    Display(sys.stdout).print_line(f"refit of {to_printable(run.title)}")
-    return launch_config(composed, words.overrides, tags={TAG: run.model.run_id})
+    return launch_config(reuse_for_new_run(run, words, "refit of"), tags={TAG: run.model.run_id})
 
 
 def find_best_run(named: str, options: Tracking) -> tuple[str, int]:

@@ -29,8 +29,8 @@ from pathlib import Path
 from scaleflow.__main__ import entry
 from scaleflow.api import launch_config
 from scaleflow.commands.frame import make_main
-from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command
-from scaleflow.config.compose import ComposedConfig, resolve_config
+from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command, reuse_for_new_run
+from scaleflow.config.compose import CommandWords, ComposedConfig
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.events import TagsSet
 from scaleflow.launcher.answer import ANSWER, FAILED, to_printable
@@ -60,17 +60,14 @@ def main(typed: list[str]) -> int:
     run, words = find_run(words)
     if options.checkout:
         words = replace(words, tracked_dirs=[])
-    exact = ExactRerun(run, words.overrides, options) if options.exact else None
+    exact = ExactRerun(run, words, options) if options.exact else None
     if exact is not None:
         words = replace(words, overrides=[*exact.lengths, *words.overrides])
-    composed = run.reuse_config(words)
-    if composed.config.tracking.name == "mlflow" and composed.config.tracking.uri is None:
-        composed.config.tracking.uri = run.store.uri
-    Display(sys.stdout).print_line(f"rerun of {to_printable(run.title)}")
+    composed = reuse_for_new_run(run, words, "rerun of")
     if exact is not None:
         composed = exact.prepare(composed)
     repeats = Repetition(run.splits, exact is not None and "data" not in exact.despite)
-    code, target = launch_config(composed, words.overrides, tags={TAG: run.model.run_id}, repeats=repeats)
+    code, target = launch_config(composed, tags={TAG: run.model.run_id}, repeats=repeats)
     return code if exact is None or code else exact.judge(target)
 
 
@@ -79,19 +76,19 @@ class ExactRerun:
 
     Args:
         run: the tracked run.
-        overrides: the typed ones.
+        words: those of the command.
         options: the typed flags.
 
     Raises ConfigError if no run can repeat this one exactly.
     """
 
-    def __init__(self, run: Run, overrides: Sequence[str], options: argparse.Namespace) -> None:
+    def __init__(self, run: Run, words: CommandWords, options: argparse.Namespace) -> None:
         from scaleflow.comparison import exact
 
         self.despite = exact.parse_despite(options.despite)
         self._checkout: Path | None = options.checkout
         self._run = run
-        exact.check_repeatable(run, overrides)
+        exact.check_repeatable(run, words)
         self.lengths = exact.list_lengths(run)
 
     def prepare(self, composed: ComposedConfig) -> ComposedConfig:
@@ -110,8 +107,7 @@ class ExactRerun:
             composed, masked = replace(composed, search=[*built.folders, *composed.search]), built.masked
             for note in (f"the code of the run is in {self._checkout}", *built.notes):
                 display.print_line(to_printable(f"note: {note}"))
-        config = resolve_config(composed.config)
-        here = exact.describe_here(make_plan(config, composed.choices, composed.search, look_outside=False), self._run)
+        here = exact.describe_here(make_plan(composed, look_outside=False), self._run)
         differences = exact.compare_with_here(self._run, here, masked)
         for line in exact.describe_categories(differences, list_unknown(self._run.states[0])):
             display.print_line(to_printable(line))

@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 
 from scaleflow.cluster.kubernetes import INDEX, JOB, PODS
 from scaleflow.cluster.tpu import VARIABLES
+from scaleflow.config.compose import ComposedConfig
 from scaleflow.config.words import quote_nan_option
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.prepare import make_plan
@@ -276,7 +277,7 @@ def plan(compose: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[...
             if any(o.startswith("tracking") for o in overrides)
             else (f"tracking.uri=sqlite:///{tmp_path}/mlflow.db",)
         )
-        return make_plan(compose(*uri, *overrides), {})
+        return make_plan(ComposedConfig(compose(*uri, *overrides)))
 
     return run
 

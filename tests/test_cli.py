@@ -179,8 +179,8 @@ def test_a_good_command_is_launched_once_with_its_plan_and_folder(
     assert set(plan.choices) >= {"strategy", "hardware", "precision", "dataset", "model", "optimizer", "training"}
     assert "experiment" not in plan.choices
     assert str(folder) in plan.search
-    assert run.config["dataset"]["_target_"] == "scaleflow.dataset.digits.Digits"
-    assert run.overrides == ["model=cnn", "training.epochs=3"]
+    assert run.composed.raw["dataset"]["_target_"] == "scaleflow.dataset.digits.Digits"
+    assert run.composed.words.overrides == ["model=cnn", "training.epochs=3"]
     assert run.resume_number == 0
     assert run_folder.is_dir()
     assert run_folder.is_absolute()

@@ -40,13 +40,13 @@ def test_the_run_takes_the_batch_size_and_the_figures_of_its_search(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["training.batch_size=auto", "tracking=none"]
-    run = prepare_run(RunCommand(compose_config(words), words, 0.0))
+    run = prepare_run(RunCommand(compose_config(words), 0.0))
     run.spec.folder.mkdir(parents=True, exist_ok=True)
     search = make_search(run)
     search.spec.files.batch_sizes.write_text("the figures")
     (search.spec.folder / "record.json").write_text('{"run_id": "of the search"}')
     found = use_batch_size(run, search, SettingFound("training.batch_size", 16, "the fastest", ""))
-    assert (found.spec.plan.training.batch_size, found.config["training"]["batch_size"]) == (16, 16)
+    assert (found.spec.plan.training.batch_size, found.composed.raw["training"]["batch_size"]) == (16, 16)
     assert run.spec.files.batch_sizes.read_text() == "the figures"
     assert found.spec.tags["scaleflow.batch_size"] == "auto: training.batch_size=16, the fastest"
     assert found.spec.tags["scaleflow.batch_size.run"] == "of the search"
@@ -110,7 +110,7 @@ def test_a_run_finds_its_batch_size_and_keeps_it(command: Command) -> None:
     assert trained.data.tags["scaleflow.batch_size.run"] == searched.info.run_id
     assert "batch_sizes.csv" in [each.path for each in client.list_artifacts(trained.info.run_id)]
     resumed = [f"resume={run}", "training.epochs=2", "training.batch_size=auto"]
-    assert prepare_run(RunCommand(compose_config(resumed), resumed[1:], 0.0)).spec.plan.training.batch_size == size
+    assert prepare_run(RunCommand(compose_config(resumed), 0.0)).spec.plan.training.batch_size == size
     for again in (command(*words, "hydra.run.dir=run"), command(*words, f"hydra.run.dir={'x' * 250}")):
         assert again.returncode == 2, again.stdout + again.stderr
         assert "hydra.run.dir=" in again.stderr

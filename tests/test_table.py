@@ -20,7 +20,8 @@ from unittest import mock
 import pytest
 
 from scaleflow.cluster.tasks import count_workers, process_names
-from scaleflow.config.plan import check_rules, explain_rule, find_applicable, list_rules, resolve_choices
+from scaleflow.config.compose import ComposedConfig
+from scaleflow.config.plan import check_rules, explain_rule, find_applicable, list_rules, set_values
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Rule
 from scaleflow.interfaces.events import to_fields
@@ -76,7 +77,7 @@ def outcome(cell: Cell) -> Plan | str:
     """The plan that the command would have, or what it says instead. Nothing but a ConfigError may come."""
     with mock.patch.dict(os.environ, list_variables(cell)):
         try:
-            return make_plan(assemble_config(list_overrides(cell)), {}, look_outside=False)
+            return make_plan(ComposedConfig(assemble_config(list_overrides(cell))), look_outside=False)
         except ConfigError as refusal:
             return str(refusal)
 
@@ -165,7 +166,8 @@ def expected(cell: Cell) -> Expected:
     plan = make_cell_plan(cell)
     strategy = "mirrored" if plan.strategy.name == "auto" else plan.strategy.name
     precision = "mixed_bfloat16" if plan.precision.name == "mixed" else plan.precision.name
-    return Expected(resolve_choices(plan, strategy, "cpu", precision), len(process_names(plan)), count_workers(plan))
+    known = {"strategy.name": strategy, "hardware.name": "cpu", "precision.name": precision}
+    return Expected(set_values(plan, known), len(process_names(plan)), count_workers(plan))
 
 
 def is_refused(cell: Cell) -> bool:
@@ -237,7 +239,7 @@ def batches(cells: Sequence[Cell]) -> Iterator[Sequence[Cell]]:
 
 
 def plan_of(cell: Cell) -> Plan:
-    return make_plan(assemble_config([*list_overrides(cell), *SMALL]), {}, look_outside=False)
+    return make_plan(ComposedConfig(assemble_config([*list_overrides(cell), *SMALL])), look_outside=False)
 
 
 def events_of(cell: Cell, folder: Path) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from scaleflow.commands.tracked_run import (
     make_plan_on,
     run_evaluation,
 )
+from scaleflow.config.compose import CommandWords
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.evaluation.comparison import PairedScores, pair_scores
@@ -40,7 +41,7 @@ from scaleflow.promotion.decision import (
 )
 from scaleflow.runs import RunFolder
 from scaleflow.runs.learned_state import read_learned_state
-from scaleflow.runs.reuse import RerunCommand, find_store_options
+from scaleflow.runs.reuse import find_store_options
 from scaleflow.runs.run import Run
 from scaleflow.sweep.ranking import guess_mode
 from scaleflow.tracking.registry import DECISION, ChampionRegistry
@@ -113,13 +114,13 @@ class Stopped(Exception):
 def open_registry(name: str, overrides: Sequence[str]) -> ChampionRegistry:
     """Returns a registered model of the store that `tracking.uri` names, or of the usual one."""
     check_model_name("--model ", name)
-    tracker = MlflowTracker(choose_store(find_store_options(RerunCommand("", overrides))))
+    tracker = MlflowTracker(choose_store(find_store_options(CommandWords(overrides))))
     tracker.connect()
     return tracker.open_registry(name)
 
 
 def promote(
-    words: RerunCommand, name: str | None, is_dry: bool, display: Display, stop: StopRequest, on: str | None = None
+    words: CommandWords, name: str | None, is_dry: bool, display: Display, stop: StopRequest, on: str | None = None
 ) -> Promotion | None:
     """Promotes a tracked model if every condition holds; None if a signal has stopped the command.
 
@@ -148,7 +149,7 @@ def promote(
             return None
 
 
-def complete_promotion(words: RerunCommand, run: Run, name: str | None) -> tuple[RerunCommand, str]:
+def complete_promotion(words: CommandWords, run: Run, name: str | None) -> tuple[CommandWords, str]:
     """Returns the command with `promotion=champion` and the name of the registered model, and this name."""
     section = run.config.get("promotion")
     known = section if isinstance(section, dict) and section.get("name") == "champion" else None
@@ -176,7 +177,7 @@ class Candidate:
 
     def __init__(
         self,
-        words: RerunCommand,
+        words: CommandWords,
         plan: Plan,
         run: Run,
         name: str,

@@ -1,14 +1,15 @@
 """What commands share that work on a tracked run or without one: words, the plan of one process, its worker, lines."""
 
 import argparse
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from scaleflow.commands.frame import CommandParser
-from scaleflow.config.compose import ComposedConfig, resolve_config
+from scaleflow.config.compose import CommandWords, ComposedConfig
+from scaleflow.config.plan import set_values
 from scaleflow.config.words import quote_override, split_overrides
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Tracking, name_command
@@ -21,7 +22,7 @@ from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.processes.worker_process import start_workers
 from scaleflow.launcher.recording.monitor import POLL_SECONDS
 from scaleflow.runs import EvaluationSpec, EventReader, EventWriter, RunSpec
-from scaleflow.runs.reuse import RerunCommand, complete_command, find_store_options
+from scaleflow.runs.reuse import complete_command, find_store_options
 from scaleflow.runs.run import Run, locate_run
 from scaleflow.tracking.model_uris import FORMS
 from scaleflow.tracking.tracked_runs import download_model
@@ -47,34 +48,46 @@ def make_run_parser(name: str, about: str | None) -> CommandParser:
     return parser
 
 
-def parse_command(parser: CommandParser, words: list[str]) -> tuple[RerunCommand, argparse.Namespace]:
+def parse_command(
+    parser: CommandParser, words: list[str], takes_run: bool = True
+) -> tuple[CommandWords, argparse.Namespace]:
     """Parses the words of a command that uses the config of a tracked run, and all of its options.
 
-    Raises ConfigError if RUN_ID has none of its forms; nothing else has been imported then.
+    Raises ConfigError if RUN_ID has none of its forms; nothing else has been imported then. A command that does not
+    always take a run checks that itself.
     """
     words = split_overrides(words)
     typed = parser.parse_intermixed_args(words)
-    locate_run(typed.run_id, Tracking())
+    if takes_run:
+        locate_run(typed.run_id, Tracking())
     line = [*name_command(parser.name).split(), *words]
-    return RerunCommand(typed.run_id, typed.overrides, typed.config_dir, typed.trust, line), typed
+    given = CommandWords(typed.overrides, typed.config_dir, run_id=typed.run_id, trusted=typed.trust, line=line)
+    return given, typed
 
 
-def find_run(words: RerunCommand) -> tuple[Run, RerunCommand]:
+def find_run(words: CommandWords) -> tuple[Run, CommandWords]:
     """Returns the run that a command names, and the command with the folders of options of the run's own command."""
     run = Run.find(words.run_id, find_store_options(words))
     return run, run.complete(words)
 
 
-def make_one_process_plan(config: dict[str, Any], composed: ComposedConfig, work: str) -> Plan:
+def reuse_for_new_run(run: Run, words: CommandWords, said: str) -> ComposedConfig:
+    """Returns the config of a run with the words of a command that trains anew, in the store of that run. Says so."""
+    composed = run.reuse_config(words)
+    tracking = composed.config.tracking
+    Display(sys.stdout).print_line(f"{said} {to_printable(run.title)}")
+    is_elsewhere = tracking.name != "mlflow" or tracking.uri is not None
+    return composed if is_elsewhere else composed.set({"tracking.uri": run.store.uri})
+
+
+def make_one_process_plan(composed: ComposedConfig, work: str) -> Plan:
     """Makes the plan of a command that computes in one process.
 
-    Args:
-        config: the config of the plan, resolved.
-        work: what the command computes, for the refusal, such as `predictions`.
+    `work` is what it computes, for the refusal, such as `predictions`.
 
     Raises ConfigError if the config asks for several processes or a TPU, or is wrong.
     """
-    plan = make_plan(config, composed.choices, composed.search, look_outside=False)
+    plan = make_plan(composed, look_outside=False)
     if plan.strategy.name not in ONE_PROCESS or plan.evaluator is not None or plan.hardware.name == "tpu":
         raise ConfigError(
             f"strategy={plan.strategy.name}: {work} are computed in one process, on GPUs or a CPU; use "
@@ -89,17 +102,14 @@ def make_evaluation_plan(composed: ComposedConfig, store: Tracking, takes_all: b
 
     Raises ConfigError if the config asks for several processes or a TPU, or is wrong.
     """
-    config = resolve_config(composed.config)
-    config["dataset"] = {**config["dataset"], "shards": 1}  # the run's, for its workers
-    if takes_all:
-        config["dataset"]["limit"] = None
-    plan = make_one_process_plan(config, composed, "evaluations")
+    values = {"dataset.shards": 1, **({"dataset.limit": None} if takes_all else {})}  # its shards are for workers
+    plan = make_one_process_plan(composed.set(values), "evaluations")
     if plan.training.batch_size == "auto":
         raise ConfigError("training.batch_size=auto: an evaluation needs a number, such as training.batch_size=32")
     return replace(plan, tracking=store)
 
 
-def make_plan_on(file: str, run: Run, words: RerunCommand, sections: Sequence[str]) -> Plan:
+def make_plan_on(file: str, run: Run, words: CommandWords, sections: Sequence[str]) -> Plan:
     """Makes the plan of an evaluation on all examples of a file or folder, which the user named with `--on`.
 
     Raises ConfigError if it is not there, or if the run's dataset reads no file.
@@ -113,7 +123,7 @@ def make_plan_on(file: str, run: Run, words: RerunCommand, sections: Sequence[st
     return make_evaluation_plan(run.reuse_config(words, sections), run.store, takes_all=True)
 
 
-def make_evaluation_spec(run: Run, words: RerunCommand, plan: Plan, folder: Path, named: Run) -> EvaluationSpec:
+def make_evaluation_spec(run: Run, words: CommandWords, plan: Plan, folder: Path, named: Run) -> EvaluationSpec:
     """Downloads the model of a run into a folder, and returns its evaluation on all examples of the plan's data.
 
     The words are the command, of which a message says what to trust; `named` is the run that they name.
@@ -125,9 +135,9 @@ def make_evaluation_spec(run: Run, words: RerunCommand, plan: Plan, folder: Path
 
 def run_evaluation(plan: Plan, spec: EvaluationSpec, folder: Path, stop: StopRequest, display: Display) -> list[Event]:
     """Evaluates a model in a folder, and keeps its predictions there, without a report."""
-    options = replace(plan.evaluation, name="default", slices=None, worst=0, intervals=0, importance=0)
-    run_spec = RunSpec(replace(plan, evaluation=options), folder, time.time(), evaluation=spec)
-    return supervise_worker(run_spec, stop, display)
+    options = {"name": "default", "slices": None, "worst": 0, "intervals": 0, "importance": 0}
+    plan = set_values(plan, {f"evaluation.{key}": value for key, value in options.items()})
+    return supervise_worker(RunSpec(plan, folder, time.time(), evaluation=spec), stop, display)
 
 
 def format_model_rows(run: Run) -> list[tuple[str, str]]:

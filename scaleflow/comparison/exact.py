@@ -9,7 +9,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from scaleflow.config.compose import parse_overrides
+from scaleflow.config.compose import CommandWords
 from scaleflow.config.parse import suggest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
@@ -48,7 +48,7 @@ def parse_despite(text: str) -> tuple[str, ...]:
 BY_LENGTH = ("cosine", "linear", "polynomial", "exponential", "one_cycle")
 
 
-def check_repeatable(run: Run, overrides: Sequence[str]) -> None:
+def check_repeatable(run: Run, words: CommandWords) -> None:
     """Raises ConfigError if no run can repeat this one exactly, or if an override changes what it computes."""
     strategy = run.settings.get("resolved.strategy", run.settings.get("strategy", ""))
     if reason := ASYNCHRONOUS.get(strategy):
@@ -63,7 +63,7 @@ def check_repeatable(run: Run, overrides: Sequence[str]) -> None:
             f"--exact: this run was resumed with {' '.join(lengths)}, and the rate of optimizer.schedule={schedule} "
             "depends on the length, so that no single run repeats it; leave --exact out"
         )
-    for override in parse_overrides(overrides):
+    for override in words.parsed:
         if not is_allowed(override, run.settings):
             raise ConfigError(
                 f"{override.input_line}: --exact repeats a run with its own config; leave this out, or --exact"

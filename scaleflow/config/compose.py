@@ -4,6 +4,8 @@ It also works in any thread and inside another Hydra app, whose state it restore
 one-line messages that name the override that is wrong.
 """
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import re
@@ -11,12 +13,12 @@ import shlex
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
-from hydra import compose, initialize_config_module
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
@@ -33,7 +35,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from scaleflow.config.parse import EMPTY_MAPPINGS, every_key, format_value, unknown_key_error, unknown_option_error
 from scaleflow.config.synonyms import ABSENT, DEVICES, close_brackets, simplify, translate_key
-from scaleflow.config.words import make_override, prepare_words, quote_override, quote_value, split_flags
+from scaleflow.config.words import make_override, prepare_words, quote_override, quote_value
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Split, name_command
 from scaleflow.interfaces.secret_masking import (
@@ -48,11 +50,75 @@ from scaleflow.interfaces.secret_masking import (
 CONF = "scaleflow.conf"
 
 
-def explain_error(error: Exception, words: Sequence[str]) -> str:
+@dataclass(frozen=True)
+class CommandWords:
+    """The words of a command, parsed once. Every check of a command's words takes them."""
+
+    overrides: Sequence[str] = ()
+    config_dirs: Sequence[str | Path] = ()  # the folders of `--config-dir`
+    is_sweep: bool = False  # whether a key may have several values
+    run_id: str = ""  # the run that the command is about; empty: it composes a new config
+    #: The names of `--trust`: modules whose code may run, and folders (with a `/`) whose files may be used
+    trusted: Sequence[str] = ()
+    line: Sequence[str] = ()  # the whole command, as it was typed
+    tracked_dirs: Sequence[str] = ()  # the folders of `--config-dir` in the command of the tracked run
+
+    @cached_property
+    def parsed(self) -> list[Override]:
+        """The overrides. Raises ConfigError if one cannot be parsed."""
+        try:
+            return list(OverridesParser.create().parse_overrides(list(self.overrides)))
+        except HydraException as error:
+            raise ConfigError(explain_error(error, self)) from error
+
+    @property
+    def keys(self) -> set[str]:
+        """The keys and groups that were typed."""
+        return {str(each.key_or_group) for each in self.parsed}
+
+    def find(self, key: str) -> Any:
+        """Returns the last value of a key; None if no override sets it."""
+        is_set = [not (each.is_sweep_override() or each.is_delete()) for each in self.parsed]
+        values = [o.value() for o, is_one in zip(self.parsed, is_set, strict=True) if is_one and o.key_or_group == key]
+        return values[-1] if values else None
+
+    @property
+    def missing_dirs(self) -> list[str]:
+        """The folders of options that the tracked run had, and this command has not."""
+        return [each for each in dict.fromkeys(self.tracked_dirs) if each not in self.config_dirs]
+
+    @property
+    def search(self) -> list[str]:
+        """The overrides that put the folders of options on Hydra's search path."""
+        folders = [quote_value(f"file://{Path(folder).absolute()}") for folder in self.config_dirs]
+        return [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
+
+    def prepare(self) -> CommandWords:
+        """Returns the words as Hydra takes them. Raises ConfigError for a flag, and for a folder that does not exist.
+
+        Their secrets are masked from now on.
+        """
+        remember_secrets(find_typed_secrets(self.overrides))
+        register_resolver()
+        for word in self.overrides:
+            if word.startswith("-"):
+                raise ConfigError(
+                    f"{word}: expected an override KEY=VALUE, not a flag; pass folders of options as config_dir"
+                )
+        check_config_dirs(self.config_dirs)
+        return replace(self, overrides=prepare_words(self.overrides))
+
+
+@contextlib.contextmanager
+def open_hydra() -> Iterator[Any]:
+    """Yields Hydra's loader of scaleflow's configs. Hydra's global state is restored after the block."""
+    with preserve_hydra_state(), hydra.initialize_config_module(CONF, version_base="1.3"):
+        yield GlobalHydra.instance().config_loader()
+
+
+def explain_error(error: Exception, words: CommandWords) -> str:
     """Describes an error of Hydra, OmegaConf, YAML or the run's folder in one line: the key, the value, what would
     work.
-
-    `words` are those of the command, with its flags.
     """
     if isinstance(error, OSError) and not isinstance(error, HydraException):
         return f"hydra.run.dir={error.filename}: {error.strerror}; choose a folder that can be written"
@@ -63,11 +129,12 @@ def explain_error(error: Exception, words: Sequence[str]) -> str:
     except Exception:
         pass  # `error`, which came first, says more
     if isinstance(error, OverrideParseException):
-        return f"{mask_override(error.override)}: cannot be read as KEY=VALUE; {suggest_word(error.override, words)}"
+        hint = suggest_word(error.override, words.overrides)
+        return f"{mask_override(error.override)}: cannot be read as KEY=VALUE; {hint}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
         return str(unknown_option_error(group, option, error.options))
-    if text := explain_mapping(error, words):
+    if text := explain_mapping(error, words.overrides):
         return text
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
@@ -133,13 +200,11 @@ def shorten_error(error: Exception) -> str:
     return text if text and is_known else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
-def check_overrides(words: Sequence[str]) -> None:
+def check_overrides(words: CommandWords) -> None:
     """Raises `ConfigError` for the first override that names an option or a key that does not exist."""
-    is_sweep = bool({"-m", "--multirun"} & set(words))
-    search = search_path_overrides(words)
-    typed = OverridesParser.create().parse_overrides([word for word in split_flags(words)[1] if "=" in word])
-    with initialize_config_module(CONF, version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
+    search = words.search
+    typed = OverridesParser.create().parse_overrides([word for word in words.overrides if "=" in word])
+    with open_hydra() as loader:
         groups = loader.get_group_options("", ObjectType.GROUP, "config", search)
         for override in typed:
             key = override.key_or_group
@@ -151,7 +216,7 @@ def check_overrides(words: Sequence[str]) -> None:
                 line = mask_override(override.input_line or key)
                 raise ConfigError(f"{line}: a pipeline is no option of a run; write {name_command('pipeline')} NAME")
             options = loader.get_group_options(key, ObjectType.CONFIG, "config", search)
-            if override.is_sweep_override() and not is_sweep:
+            if override.is_sweep_override() and not words.is_sweep:
                 line = mask_override(override.input_line or key)
                 raise ConfigError(f"{line}: several values need -m, which runs one job for each; write a list as [a,b]")
             for option in parse_options(override) if options else ():
@@ -163,7 +228,7 @@ def check_overrides(words: Sequence[str]) -> None:
             is_option = bool(loader.get_group_options(key, ObjectType.CONFIG, "config", search))
             if is_option or key.startswith("hydra") or override.is_add():
                 continue
-            known = known or list_keys_for(find_choices(typed, groups), search, in_all=not is_sweep)
+            known = known or list_keys_for(find_choices(typed, groups), search, in_all=not words.is_sweep)
             if key not in known:
                 raise explain_unknown_key(override, known, groups, loader)
 
@@ -208,17 +273,9 @@ def override_key(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
-def parse_overrides(words: Sequence[str]) -> list[Override]:
-    """Parses overrides. Raises ConfigError if one cannot be parsed."""
-    try:
-        return list(OverridesParser.create().parse_overrides(list(words)))
-    except HydraException as error:
-        raise ConfigError(explain_error(error, words)) from error
-
-
 def list_keys_for(choices: Sequence[Sequence[str]], search: Sequence[str], in_all: bool) -> list[str]:
     """Lists the keys that exist with every one of several combinations of options, or with any of them."""
-    keys_of_choices = [list_keys(compose("config", overrides=[*search, *choice])) for choice in choices]
+    keys_of_choices = [list_keys(hydra.compose("config", overrides=[*search, *choice])) for choice in choices]
     every = dict.fromkeys(itertools.chain.from_iterable(keys_of_choices))
     return [key for key in every if not in_all or all(key in keys for keys in keys_of_choices)]
 
@@ -249,23 +306,17 @@ def raise_flag_error(message: str) -> NoReturn:
     raise ConfigError(f"{mask_secrets(message)}; see {name_command()} --help")
 
 
-def check_config_dirs(words: Sequence[str]) -> None:
+def check_config_dirs(folders: Sequence[str | Path]) -> None:
     """Raises `ConfigError` if a `--config-dir` is no folder. Hydra only warns about it."""
-    for folder in parse_config_dirs(words):
-        if not folder.is_dir():
+    for folder in folders:
+        if not Path(folder).is_dir():
             raise ConfigError(f"--config-dir {folder}: there is no such folder")
 
 
-def parse_config_dirs(words: Sequence[str]) -> list[Path]:
-    after = [words[i + 1] for i, word in enumerate(words[:-1]) if word in ("--config-dir", "-cd")]
-    joined = [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
-    return [Path(folder) for folder in (*after, *joined)]
-
-
-def search_path_overrides(words: Sequence[str]) -> list[str]:
-    """Returns overrides that put the folders of `--config-dir` on Hydra's search path."""
-    folders = [quote_value(f"file://{folder.absolute()}") for folder in parse_config_dirs(words)]
-    return [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
+def parse_config_dirs(flags: Sequence[str]) -> list[str]:
+    """Returns the folders of `--config-dir` in the flags of a command."""
+    after = [folder for flag, folder in itertools.pairwise(flags) if flag in ("--config-dir", "-cd")]
+    return [*after, *(flag.partition("=")[2] for flag in flags if flag.startswith("--config-dir="))]
 
 
 def find_choices(typed: Sequence[Override], groups: Sequence[str]) -> list[list[str]]:
@@ -291,10 +342,29 @@ HYDRA_LOCK = threading.RLock()
 class ComposedConfig:
     """The composed config of a command."""
 
-    config: DictConfig  # the config, with its interpolations
-    choices: dict[str, str]  # the option chosen in each config group
-    search: list[str]  # the folders in which modules of `_target_` are looked for, first match first
-    folder: Path  # the folder of the run. `compose_config` does not create it.
+    config: Any  # with its interpolations; or plain containers, which have none
+    choices: Mapping[str, str] = field(default_factory=dict)  # the option chosen in each config group
+    search: Sequence[str] = ()  # the folders in which modules of `_target_` are looked for, first match first
+    folder: Path = Path()  # the folder of the run. `compose_config` does not create it.
+    words: CommandWords = field(default_factory=CommandWords)  # of the command
+
+    @property
+    def raw(self) -> Any:
+        """The config as plain containers, with its interpolations."""
+        is_plain = not isinstance(self.config, DictConfig)
+        return self.config if is_plain else OmegaConf.to_container(self.config, resolve=False)
+
+    @cached_property
+    def resolved(self) -> dict[str, Any]:
+        """The config as plain containers, without interpolations; see `resolve_config`."""
+        return resolve_config(self.config) if isinstance(self.config, DictConfig) else dict(self.config)
+
+    def set(self, values: Mapping[str, Any]) -> ComposedConfig:
+        """Returns the config with other values of some keys."""
+        config = OmegaConf.create(self.raw)
+        for key, value in values.items():
+            OmegaConf.update(config, key, value, merge=False, force_add=True)
+        return replace(self, config=config)
 
 
 def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -> ComposedConfig:
@@ -303,20 +373,18 @@ def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] =
     `config_dirs` are folders with further options. Raises ConfigError, naming the override that is wrong, and what
     would work.
     """
-    words = prepare_words(overrides)
-    remember_secrets(find_typed_secrets(words))
-    register_resolver()
-    flags = config_dir_flags(config_dirs)
-    check_overrides_only(words, flags)
-    with preserve_hydra_state():
-        try:
-            with hydra.initialize_config_module(CONF, version_base="1.3"):
-                config = hydra.compose(
-                    "config", overrides=[*search_path_overrides(flags), *words], return_hydra_config=True
-                )
-            folder = Path(config.hydra.run.dir)
-        except (HydraException, OmegaConfBaseException, YAMLError) as error:
-            raise ConfigError(explain_error(error, [*flags, *words])) from error
+    words = CommandWords(overrides, config_dirs).prepare()
+    for override in words.parsed:
+        if override.is_sweep_override():
+            raise ConfigError(
+                f"{override.key_or_group}: several values make a sweep, and this is a single run; write a list as [a,b]"
+            )
+    try:
+        with open_hydra():
+            config = hydra.compose("config", overrides=[*words.search, *words.overrides], return_hydra_config=True)
+        folder = Path(config.hydra.run.dir)
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(explain_error(error, words)) from error
     choices = select_group_choices(config.hydra.runtime.choices)
     if config.hydra.mode is RunMode.MULTIRUN:
         raise ConfigError(
@@ -327,51 +395,31 @@ def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] =
     check_single_run(config)
     with open_dict(config):
         del config["hydra"]
-    return ComposedConfig(config, choices, list_own_folders(config_dirs), folder)
+    return ComposedConfig(config, choices, list_own_folders(config_dirs), folder, words)
 
 
-def compose_sweep(overrides: Sequence[str], config_dirs: Sequence[str | Path]) -> tuple[HydraContext, DictConfig]:
+def compose_sweep(words: CommandWords) -> tuple[HydraContext, DictConfig]:
     """Composes the config of a sweep, with Hydra's own part; returns Hydra's context, too.
 
     Raises ConfigError as `compose_config` does.
     """
-    words = prepare_words(overrides)
-    remember_secrets(find_typed_secrets(words))
-    register_resolver()
-    flags = config_dir_flags(config_dirs)
-    refuse_flags(words)
-    check_config_dirs(flags)
-    with (
-        preserve_hydra_state(),
-        as_command(words, config_dirs),
-        hydra.initialize_config_module(CONF, version_base="1.3"),
-    ):
-        loader = GlobalHydra.instance().config_loader()
-        config = loader.load_configuration("config", [*search_path_overrides(flags), *words], RunMode.MULTIRUN)
+    words = words.prepare()
+    with as_command(words), open_hydra() as loader:
+        config = loader.load_configuration("config", [*words.search, *words.overrides], RunMode.MULTIRUN)
         return HydraContext(loader, Callbacks(config)), config
 
 
 @contextlib.contextmanager
-def as_command(words: Sequence[str], config_dirs: Sequence[str | Path]) -> Iterator[None]:
+def as_command(words: CommandWords) -> Iterator[None]:
     """Makes Hydra behave as in a command. Raises ConfigError in place of the errors of Hydra, OmegaConf and YAML."""
     before = VersionBase.instance().getbase()
     setbase("1.3")
     try:
         yield
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        with preserve_hydra_state():
-            message = explain_error(error, ["-m", *config_dir_flags(config_dirs), *words])
-        raise ConfigError(message) from error
+        raise ConfigError(explain_error(error, words)) from error
     finally:
         VersionBase.instance().version_base = before
-
-
-def refuse_flags(words: Sequence[str]) -> None:
-    for word in words:
-        if word.startswith("-"):
-            raise ConfigError(
-                f"{word}: expected an override KEY=VALUE, not a flag; pass folders of options as config_dir"
-            )
 
 
 def check_single_run(config: DictConfig) -> None:
@@ -400,17 +448,6 @@ def check_job(config: DictConfig) -> None:
             "promotion=champion: of many jobs the best may be better by chance; leave it out, and promote the best job "
             f"afterwards with {name_command('promote')} RUN_ID"
         )
-
-
-def check_overrides_only(words: Sequence[str], flags: Sequence[str]) -> None:
-    """Raises `ConfigError` for a flag among the words, an override with several values, or a missing folder."""
-    refuse_flags(words)
-    check_config_dirs(flags)
-    for override in parse_overrides(words):
-        if override.is_sweep_override():
-            raise ConfigError(
-                f"{override.key_or_group}: several values make a sweep, and this is a single run; write a list as [a,b]"
-            )
 
 
 def config_dir_flags(config_dirs: Sequence[str | Path]) -> list[str]:
@@ -448,9 +485,8 @@ def find_own_modules(config_dirs: Sequence[str | Path]) -> Iterator[None]:
 
 
 def list_options(config_dirs: Sequence[str | Path] = ()) -> dict[str, list[str]]:
-    search = search_path_overrides(config_dir_flags(config_dirs))
-    with preserve_hydra_state(), hydra.initialize_config_module(CONF, version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
+    search = CommandWords(config_dirs=config_dirs).search
+    with open_hydra() as loader:
         groups = loader.get_group_options("", ObjectType.GROUP, "config", search)
         return {group: list(loader.get_group_options(group, ObjectType.CONFIG, "config", search)) for group in groups}
 
@@ -500,21 +536,15 @@ def preserve_hydra_state() -> Iterator[None]:
 
 def read_composed_config(config: DictConfig) -> ComposedConfig:
     """Returns what Hydra composed for the current job. `config` lacks Hydra's own part, and has its interpolations."""
-    runtime = HydraConfig.get().runtime
-    choices = {g: str(o) for g, o in runtime.choices.items() if "/" not in g and "@" not in g and o is not None}
-    return ComposedConfig(config, choices, list_module_folders(runtime), Path(runtime.output_dir))
+    own = HydraConfig.get()
+    typed: Any = OmegaConf.to_container(own.overrides.task, resolve=False)
+    words, choices = CommandWords(list(map(str, typed))), select_group_choices(own.runtime.choices)
+    return ComposedConfig(config, choices, list_module_folders(own.runtime), Path(own.runtime.output_dir), words)
 
 
 def list_module_folders(runtime: Any) -> list[str]:
     """Lists the folders in which modules of `_target_` are looked for, given `hydra.runtime`."""
     return [str(Path.cwd()), *(source.path for source in runtime.config_sources if source.schema == "file")]
-
-
-def read_typed_overrides() -> list[str]:
-    """Returns the overrides as they were typed, with their interpolations."""
-    words = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-    assert isinstance(words, list)
-    return [str(word) for word in words]
 
 
 def list_hydra_names() -> list[str]:

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Literal, cast
@@ -28,7 +28,7 @@ from scaleflow.config.training_rules import TRAINING_RULES, is_fit_mirrored
 from scaleflow.config.trust import check_trusted_targets
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address, split_address
-from scaleflow.interfaces import BY_SIZE, Batching, Best, Cluster, Plan, Rule, Strategy, Target, Training, name_command
+from scaleflow.interfaces import BY_SIZE, Batching, Cluster, Plan, Rule, Strategy, Target, Training, name_command
 from scaleflow.interfaces.trials import FIRST_BATCH_SIZE, RateTest, Trial, choose_first_size
 from scaleflow.interfaces.versions import to_series
 
@@ -76,16 +76,6 @@ def value_of(plan: Plan, key: str) -> object:
         is_known = value is not plan.cluster or hasattr(value, name)
         value = getattr(value, name) if is_known else plan.config["cluster"].get(name)  # only another engine has it
     return getattr(value, "name", value)
-
-
-def resolve_choices(plan: Plan, strategy: str, hardware: str, precision: str) -> Plan:
-    """Returns a plan with the strategy, hardware and precision that `auto` and `mixed` have become."""
-    return replace(
-        plan,
-        strategy=replace(plan.strategy, name=cast(Any, strategy)),
-        hardware=replace(plan.hardware, name=cast(Any, hardware)),
-        precision=replace(plan.precision, name=cast(Any, precision)),
-    )
 
 
 def find_applicable(plan: Plan) -> Iterator[Rule]:
@@ -162,12 +152,8 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
 
     Raises ConfigError, naming the key, the value and what would work.
     """
-    sections = dict(config)
-    if sections.get("debug") is None:  # the group has no default option
-        sections["debug"] = {}
-    groups: dict[str, Any] = {name: cls for name, cls in type_hints(Plan).items() if dataclasses.is_dataclass(cls)}
-    groups["cluster"], sections["cluster"] = select_cluster_keys(sections.get("cluster", {}))
-    parsed: dict[str, Any] = {name: parse_section(cls, sections.pop(name, {}), name) for name, cls in groups.items()}
+    parsed = parse_sections(config)
+    sections = {key: value for key, value in config.items() if key not in parsed}
     plan = Plan(
         **parsed,
         seed=parse_value(sections.pop("seed", 0), int, "seed", {"at_least": 0, "at_most": MAX_INT}),
@@ -186,6 +172,31 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
     return apply_restore_best(apply_fast_debug(plan))
 
 
+def parse_sections(config: Mapping[str, Any], names: Collection[str] | None = None) -> dict[str, Any]:
+    """Parses sections of a config, all or those with these names. Raises ConfigError as `parse_plan` does."""
+    classes = {name: cls for name, cls in type_hints(Plan).items() if dataclasses.is_dataclass(cls)}
+    parsed: dict[str, Any] = {}
+    for name in classes if names is None else names:
+        section = config.get(name, {})
+        section = {} if section is None and name == "debug" else section  # the group has no default option
+        cls, section = select_cluster_keys(section) if name == "cluster" else (classes[name], section)
+        parsed[name] = parse_section(cast(Any, cls), section, name)
+    return parsed
+
+
+def set_values(plan: Plan, values: Mapping[str, Any]) -> Plan:
+    """Returns a plan with other values of some keys, `GROUP.KEY`, or of whole groups.
+
+    This is the only place where a value is replaced that the plan has resolved, such as `auto`. The config gets it, and
+    the sections are parsed from the config. So the two never differ.
+    """
+    config = dict(plan.config)
+    for key, value in values.items():
+        group, _, name = key.partition(".")
+        config[group] = {**(config.get(group) or {}), name: value} if name else value
+    return replace(plan, config=config, **parse_sections(config, {key.partition(".")[0] for key in values}))
+
+
 def select_cluster_keys(section: Any) -> tuple[type[Cluster], Any]:
     """Returns the dataclass of the keys of the section's engine, and the section without keys that only others have.
 
@@ -199,7 +210,7 @@ def select_cluster_keys(section: Any) -> tuple[type[Cluster], Any]:
 
 
 #: Fields of a plan that are not keys of the config.
-DERIVED_FIELDS = ("choices", "config", "search", "evaluator", "chief", "task", "tf_config")
+DERIVED_FIELDS = ("choices", "config", "search", "evaluator", "chief", "task", "tf_config", "weights")
 
 #: The arguments of a Keras optimizer that control a moving average of the weights.
 AVERAGED_WEIGHTS = ("use_ema", "ema_momentum", "ema_overwrite_frequency")
@@ -231,7 +242,8 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
             "training.batch_size=auto with TF_CONFIG: the trials before the run use this machine only; set a number"
         )
     if plan.training.batch_size == "auto":  # every size that is tried is a multiple of the first one, or a divisor
-        plan = set_batch_size(plan, choose_first_size(find_batch_multiple(plan), FIRST_BATCH_SIZE))
+        size = choose_first_size(find_batch_multiple(plan), FIRST_BATCH_SIZE)
+        plan = set_values(plan, {"training.batch_size": size})
     check_averaged_weights(plan)
     check_optimizer_arguments(plan.optimizer.target)
     check_checkpoint_address(plan.checkpoint.folder)
@@ -257,13 +269,6 @@ def check_optimizer_arguments(target: Target) -> None:
                 parse_value(target.arguments[name], hint, f"optimizer.{name}", limits)
 
 
-def set_batch_size(plan: Plan, size: int) -> Plan:
-    """Returns a plan with another `training.batch_size`, also in its config."""
-    training = {**plan.config.get("training", {}), "batch_size": size}
-    typed = dataclasses.replace(plan.training, batch_size=size)
-    return dataclasses.replace(plan, training=typed, config={**plan.config, "training": training})
-
-
 def find_batch_multiple(plan: Plan) -> int:
     """Returns the number by which `training.batch_size` has to be divisible."""
     is_pipeline = plan.strategy.is_pipeline
@@ -277,7 +282,7 @@ def leave_schedule_out(plan: Plan, trial: Trial) -> Plan:
     """Returns a plan without the schedule that `optimizer=tabular` brings along, for a test of the rate."""
     if not isinstance(trial, RateTest) or plan.choices.get("optimizer") != "tabular":
         return plan
-    return dataclasses.replace(plan, optimizer=dataclasses.replace(plan.optimizer, schedule="constant"))
+    return set_values(plan, {"optimizer.schedule": "constant"})
 
 
 def check_trial(plan: Plan, trial: Trial) -> None:
@@ -330,8 +335,7 @@ def check_trial(plan: Plan, trial: Trial) -> None:
 def apply_fast_debug(plan: Plan) -> Plan:
     if not plan.debug.fast:
         return plan
-    training = dataclasses.replace(plan.training, epochs=1, max_steps=1, steps_per_loop="auto")
-    return dataclasses.replace(plan, training=training)
+    return set_values(plan, {"training.epochs": 1, "training.max_steps": 1, "training.steps_per_loop": "auto"})
 
 
 def apply_restore_best(plan: Plan) -> Plan:
@@ -339,8 +343,8 @@ def apply_restore_best(plan: Plan) -> Plan:
     stopping, checkpoint = plan.training.early_stopping, plan.checkpoint
     if stopping is None or not stopping.restore_best or checkpoint.best is not None:
         return plan
-    best = Best(stopping.monitor, stopping.mode)
-    return dataclasses.replace(plan, checkpoint=dataclasses.replace(checkpoint, best=best, export="best"))
+    best = {"monitor": stopping.monitor, "mode": stopping.mode}
+    return set_values(plan, {"checkpoint.best": best, "checkpoint.export": "best"})
 
 
 def check_averaged_weights(plan: Plan) -> None:

@@ -35,6 +35,7 @@ from urllib.parse import urlsplit
 
 from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu
 from scaleflow.commands.frame import CommandParser, run_command
+from scaleflow.config.compose import compose_config
 from scaleflow.doctor import machine
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracking
@@ -356,13 +357,7 @@ def resolve_auto(answer: Report) -> dict[str, Any]:
 
 def default_plan() -> Plan:
     """Returns the plan of `python -m scaleflow`. Does not contact the store, which the report checks separately."""
-    from hydra import compose, initialize_config_module
-    from omegaconf import OmegaConf
-
-    with initialize_config_module("scaleflow.conf", version_base="1.3"):
-        config = OmegaConf.to_container(compose("config"), resolve=True)
-    assert isinstance(config, dict)
-    return make_plan({str(k): v for k, v in config.items()}, {}, look_outside=False)
+    return make_plan(compose_config(()), look_outside=False)
 
 
 def check_store() -> dict[str, Any]:

@@ -520,7 +520,9 @@ class Plan:
         seed: the seed of the weights, of the order of examples and of synthetic data. 0 to 2**31 - 1. In the config the
             default is 0.
         choices: the chosen option of each config group.
-        config: the composed config with interpolations resolved, as plain containers.
+        config: the composed config with interpolations resolved, as plain containers, and with what a section has in
+            place of `auto` and the like. The sections are parsed from it; `set_values` changes both. Only the address
+            of the store differs, which is a place of this machine: `tracking` has it.
         search: folders in which Python looks for the modules that `_target_` names, first match first. Default: none
             besides Python's own.
         resume: the folder or id of the run to resume. Default None: a new run.
@@ -533,6 +535,8 @@ class Plan:
         tf_config: the text of TF_CONFIG, if `task` or `evaluator` comes from it. Default None.
         chief: evaluator: HOST:PORT where the chief answers. Default None: nothing to watch; with a single training
             process nothing listens there.
+        weights: the path of the local file with the weights of `model.init_from`. Default None: there are none, or they
+            are in the run's checkpoints.
         trusted_modules: modules whose code `_target_` may run in addition to a list of scaleflow's and Keras's own.
             Default None: any code.
     """
@@ -565,6 +569,7 @@ class Plan:
     task: TaskInfo | None = None
     tf_config: str | None = None
     chief: str | None = None
+    weights: str | None = None
     trusted_modules: Sequence[str] | None = None
 
 

@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import copy
 import itertools
 import math
 import os
@@ -27,15 +26,13 @@ from omegaconf import DictConfig, OmegaConf
 from scaleflow.cluster.engines import find_engine
 from scaleflow.cluster.tasks import count_processes
 from scaleflow.config.compose import (
+    CommandWords,
     check_job,
     check_single_run,
     keep_hydra_values,
     list_hydra_names,
     override_key,
-    parse_overrides,
     read_composed_config,
-    read_typed_overrides,
-    resolve_config,
 )
 from scaleflow.config.words import quote_override, split_flags
 from scaleflow.errors import ConfigError
@@ -102,16 +99,14 @@ def use_batch_size(run: PreparedRun, search: PreparedRun, found: SettingFound) -
     Its tags say how it was found. Its folder gets a copy of the figures. Raises ConfigError if keys that refer to the
     batch size cannot work with the number.
     """
-    config = copy.deepcopy(run.config)
-    config["training"]["batch_size"] = int(found.value)
-    before = run.spec.plan
-    plan = make_plan(resolve_config(OmegaConf.create(config)), before.choices, before.search)
+    composed = run.composed.set({"training.batch_size": int(found.value)})
+    plan = make_plan(composed)
     tags = {**run.spec.tags, "scaleflow.batch_size": f"auto: {found.word}, {found.reason}"}
     if run_id := search.spec.files.read_record().get("run_id"):
         tags["scaleflow.batch_size.run"] = run_id
     with contextlib.suppress(OSError):  # the search has them, too
         shutil.copyfile(search.spec.files.batch_sizes, run.spec.files.batch_sizes)
-    return replace(run, spec=replace(run.spec, plan=plan, tags=tags, started=time.time()), config=config)
+    return replace(run, spec=replace(run.spec, plan=plan, tags=tags, started=time.time()), composed=composed)
 
 
 #: Keys that the script sets itself, or that apply only to this command.
@@ -137,10 +132,8 @@ def render_submission(plan: Plan, words: Sequence[str]) -> str:
     typed = {override_key(word) for word in words}  # what a recipe, not the user, has set must not be in the script
     arguments += [f"{key}=null" for key, value in settings.items() if value is not None and key not in typed]
     tasks = sum(count_processes(plan).values())  # each has its own launcher
-    folders = [
-        str(each.value()) for each in parse_overrides(split_flags(words)[1]) if each.key_or_group == "hydra.run.dir"
-    ]
-    folder = folders[-1] if folders else None
+    typed_folder = CommandWords(split_flags(words)[1]).find("hydra.run.dir")
+    folder = None if typed_folder is None else str(typed_folder)
     if folder is not None and "'" in folder:
         raise ConfigError(f"hydra.run.dir={folder}: the script cannot hold an apostrophe here; choose another folder")
     seconds = math.ceil(GRACE_SECONDS + plan.tracking.flush_seconds + FLUSH_MARGIN_SECONDS)
@@ -202,7 +195,7 @@ def run_job(config: DictConfig, started: float) -> int:
             check_job(config)
         if config.get("resume") is None:
             check_single_run(config)
-        run = prepare_run(RunCommand(composed, read_typed_overrides(), started, may_submit=may_submit))
+        run = prepare_run(RunCommand(composed, started, may_submit=may_submit))
         if run.spec.plan.cluster.submit is not None:
             print(render_submission(run.spec.plan, sys.argv[1:]), end="")
             remove_created(composed.folder)
@@ -255,7 +248,7 @@ def launch_run(
     spec = run.spec
     if spec.plan.training.batch_size == "auto" and spec.trial is None:
         return launch_after_search(run, refuse)
-    remember_secrets([*find_environment_secrets(), *find_secrets(run.config, spec.plan.config)])
+    remember_secrets([*find_environment_secrets(), *find_secrets(run.composed.raw, spec.plan.config)])
     display = sweep.display if sweep else display_for(is_plain=spec.plan.debug.inline, is_chief=spec.records)
     display.begin_stage("reading the config", since=spec.started)
     if sweep:
@@ -264,7 +257,8 @@ def launch_run(
     with contextlib.ExitStack() as resources:
         resources.callback(display.close)  # also after an exception, so that the cursor is shown again
         try:
-            spec = replace(spec, plan=resources.enter_context(locate_weights(spec.plan)))
+            if not run.has_weights:
+                spec = replace(spec, plan=resources.enter_context(locate_weights(spec.plan)))
             if spec.records:
                 resources.enter_context(spec.files.lock_recording())
                 resources.enter_context(spec.files.track_files())
@@ -398,7 +392,7 @@ def write_configs(run: PreparedRun) -> None:
     Raises ConfigError if the folder holds another run, or if a worker still writes to it.
     """
     files = run.spec.files
-    overrides = OmegaConf.to_yaml([mask_override(override) for override in run.overrides])
+    overrides = OmegaConf.to_yaml([mask_override(override) for override in run.composed.words.overrides])
     if run.resume_number:
         lock = files.take_write_lock()
         finalize_run(files.path)
@@ -406,7 +400,7 @@ def write_configs(run: PreparedRun) -> None:
         files.resume_overrides(run.resume_number).write_text(overrides)
         return
     refuse_used_folder(run.spec)
-    config = keep_hydra_values(run.config, run.spec.plan.config)
+    config = keep_hydra_values(run.composed.raw, run.spec.plan.config)
     files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(config))))
     files.overrides.write_text(overrides)
 

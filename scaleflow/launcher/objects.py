@@ -7,13 +7,14 @@ functions, because only runs with such objects need them.
 
 import functools
 import hashlib
+import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 
 from scaleflow.config.compose import ComposedConfig
 from scaleflow.errors import ConfigError
@@ -112,12 +113,10 @@ def use_function(composed: ComposedConfig, model: Any) -> ComposedConfig:
             f"run(model={type(model).__name__}): expected a Keras model, or a function of a module that builds one, or "
             "functools.partial of it with arguments by name"
         )
-    config = composed.config.copy()
     shared = {each.name for each in fields(Model)}
-    with open_dict(config):
-        kept = {key: value for key, value in config.model.items_ex(resolve=False) if key in shared}
-        config.model = {"_target_": path, **arguments, **kept}
-    return replace(composed, config=config, choices={**composed.choices, "model": function.__name__})
+    kept = {key: value for key, value in composed.raw["model"].items() if key in shared}
+    changed = composed.set({"model": {"_target_": path, **arguments, **kept}})
+    return replace(changed, choices={**composed.choices, "model": function.__name__})
 
 
 def hash_parts(parts: Any) -> str:
@@ -153,10 +152,7 @@ def place_file(composed: ComposedConfig, file: ObjectFile) -> tuple[ComposedConf
         value = section[file.key]
         raise ConfigError(f"{said}: there is also {group}.{file.key}={value}; leave out one of the two")
     path = composed.folder.absolute() / file.name
-    config = composed.config.copy()
-    with open_dict(config):
-        config[group].update({**file.more, file.key: str(path)})
-    return replace(composed, config=config), path
+    return composed.set({f"{group}.{key}": value for key, value in {**file.more, file.key: str(path)}.items()}), path
 
 
 def to_arrow(data: Any) -> Any:
@@ -198,10 +194,8 @@ def write_batches(table: Any, writer: Any) -> None:
         writer.write_table(table.unify_dictionaries(), max_chunksize=BATCH_ROWS)
 
 
-class HashFile:
+class HashFile(io.RawIOBase):
     """A file whose contents are hashed."""
-
-    closed = False
 
     def __init__(self) -> None:
         self.digest = hashlib.blake2b(digest_size=8)
@@ -212,12 +206,6 @@ class HashFile:
     def write(self, data: Any) -> int:
         self.digest.update(data)
         return len(data)
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def hash_table(table: Any) -> str:

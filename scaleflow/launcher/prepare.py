@@ -11,23 +11,21 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
-
-from omegaconf import OmegaConf
+from typing import Any
 
 from scaleflow.cluster.engines import find_engine
 from scaleflow.cluster.network import port_is_free
 from scaleflow.cluster.tasks import describe_copies
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu, is_sure
-from scaleflow.config.compose import ComposedConfig, parse_overrides, resolve_config
+from scaleflow.config.compose import CommandWords, ComposedConfig
 from scaleflow.config.parse import parse_section
-from scaleflow.config.plan import check_plan, check_trial, leave_schedule_out, parse_plan
+from scaleflow.config.plan import check_plan, check_trial, leave_schedule_out, parse_plan, set_values
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.export.formats import check_formats
 from scaleflow.files.object_store import is_store_address
-from scaleflow.interfaces import Plan, Strategy, Tracking, name_command
+from scaleflow.interfaces import Plan, Tracking, name_command
 from scaleflow.interfaces.trials import PARAM, Trial
 from scaleflow.launcher.recording.description import read_overrides
 from scaleflow.runs import RunFolder, RunSpec, RunState
@@ -88,7 +86,6 @@ class RunCommand:
     """A command for one run."""
 
     composed: ComposedConfig  # the composed config, with the folder of the run
-    overrides: Sequence[str]  # the overrides as they were typed
     started: float  # when the command began, in seconds since the epoch
     tags: Mapping[str, str] = field(default_factory=dict)  # tags of the run, in addition to those that every run has
     resume: str | None = None  # the folder or the id of the run to resume; None: the config's `resume`
@@ -102,10 +99,10 @@ class PreparedRun:
     """A run that can be launched."""
 
     spec: RunSpec  # the spec of the first process that this command starts
-    config: Any  # the composed config, interpolations kept, for `config.yaml`
-    overrides: Sequence[str]  # for `overrides.yaml`, or for `resume-N.yaml`
+    composed: ComposedConfig  # its config for `config.yaml`; its words for `overrides.yaml`, or for `resume-N.yaml`
     resume_number: int = 0  # how many commands have resumed the run, including this one; 0 if the run begins
     is_finished: bool = False  # whether the run to resume is finished, and the command does not make it longer
+    has_weights: bool = False  # whether the run to resume has checkpoints, so that it needs no `model.init_from`
 
 
 def prepare_run(command: RunCommand) -> PreparedRun:
@@ -114,25 +111,23 @@ def prepare_run(command: RunCommand) -> PreparedRun:
     Raises ConfigError if the command cannot work; the message names the key, the value and what would work.
     """
     composed = command.composed
-    config = resolve_config(composed.config)
-    resume = command.resume or config.get("resume")
+    resume = command.resume or composed.resolved.get("resume")
     if resume is not None and command.trial is not None:
         raise ConfigError(f"resume={resume}: a setting is found with a new model; leave it out")
     if resume is not None:
-        return prepare_resume(command, config, str(resume))
-    plan = make_plan(config, composed.choices, composed.search, may_submit=command.may_submit)
+        return prepare_resume(command, str(resume))
+    plan = make_plan(composed, may_submit=command.may_submit)
     if command.trial is not None:
         plan = leave_schedule_out(plan, command.trial)
         check_trial(plan, command.trial)
-    raw = OmegaConf.to_container(composed.config, resolve=False)
-    return PreparedRun(make_spec(plan, composed.folder, command), raw, command.overrides)
+    return PreparedRun(make_spec(plan, composed.folder, command), composed)
 
 
 def make_spec(plan: Plan, folder: Path, command: RunCommand, earlier: Sequence[str] = ()) -> RunSpec:
     check_dataset_files(plan, folder)
     check_folder_names(plan, folder)
     worker = plan.task.worker if plan.task else 0
-    label = "" if plan.tracking.run_name else label_overrides([*earlier, *command.overrides])
+    label = "" if plan.tracking.run_name else label_overrides([*earlier, *command.composed.words.overrides])
     return RunSpec(
         plan,
         folder.absolute(),
@@ -175,16 +170,15 @@ def check_dataset_files(plan: Plan, folder: Path) -> None:
         check_source_files(target, plan.dataset.split)
 
 
-def prepare_resume(command: RunCommand, config: Config, named: str) -> PreparedRun:
+def prepare_resume(command: RunCommand, named: str) -> PreparedRun:
     """Prepares a run that continues in its own folder, with its own config.
 
-    Args:
-        config: that of the command, interpolations resolved.
-        named: the value of `resume`: a folder, a run's id, or the URI of a model.
+    `named` is the value of `resume`: a folder, a run's id, or the URI of a model.
 
     Raises ConfigError if there is no such run, or if an override may not change.
     """
-    composed, files = command.composed, RunFolder(find_run_folder(named, config))
+    composed, config = command.composed, command.composed.resolved
+    files = RunFolder(find_run_folder(named, config))
     state = RunState.read(files.path)
     if state.ready is None:
         raise ConfigError(f"resume={named}: the run in {files.path} ended before training began; start a new run")
@@ -193,7 +187,7 @@ def prepare_resume(command: RunCommand, config: Config, named: str) -> PreparedR
             f"resume={named}: this run looked for a setting and trained no model; repeat its command, "
             f"{name_command('find')} {state.params[PARAM]}"
         )
-    typed = [override for override in parse_overrides(command.overrides) if override.key_or_group != "resume"]
+    typed = [override for override in composed.words.parsed if override.key_or_group != "resume"]
     saved = load_saved_config(files.path, config)
     resumed = make_resumed_config(saved, config, [str(each.key_or_group) for each in typed], state, files)
     is_finished = state.last_status == "FINISHED" and not is_longer(saved, resumed)
@@ -206,37 +200,30 @@ def prepare_resume(command: RunCommand, config: Config, named: str) -> PreparedR
         )
     choices = {group: option for group, option in state.params.items() if group in composed.choices}
     choices |= {o.key_or_group: composed.choices[o.key_or_group] for o in typed if o.key_or_group in composed.choices}
-    plan = make_plan(resumed, choices, list(dict.fromkeys((*composed.search, *state.ready.search))))
+    search = list(dict.fromkeys((*composed.search, *state.ready.search)))
+    changes = CommandWords([str(override.input_line).removeprefix("++") for override in typed])
+    composed = ComposedConfig(resumed, choices, search, files.path, changes)
+    plan = make_plan(composed)
     if not is_finished:
         refuse_changed_code(plan, files)
     is_saved = is_store_address(plan.checkpoint.folder) and state.checkpoint is not None
-    if is_saved or has_checkpoints:  # the weights are in the checkpoints
-        plan = replace(plan, model=replace(plan.model, init_from=None, init_from_preprocessing="extend"))
-    changes = [str(override.input_line).removeprefix("++") for override in typed]
     spec = make_spec(plan, files.path, command, read_overrides(files))
-    return PreparedRun(spec, resumed, changes, 1 + files.count_resumes(), is_finished)
+    return PreparedRun(spec, composed, 1 + files.count_resumes(), is_finished, is_saved or has_checkpoints)
 
 
-def make_plan(
-    config: Mapping[str, Any],
-    choices: Mapping[str, str],
-    search: Sequence[str] = (),
-    look_outside: bool = True,
-    may_submit: bool = False,
-) -> Plan:
+def make_plan(composed: ComposedConfig, look_outside: bool = True, may_submit: bool = False) -> Plan:
     """Parses and checks a config, as far as that is possible without TensorFlow. Raises what `prepare_run` raises.
 
     Args:
-        config: the config with interpolations resolved, as plain containers.
-        search: the folders in which modules of `_target_` are looked for.
         look_outside: whether to check ports, the TPU and the tracking store, too.
         may_submit: whether `cluster.submit` is allowed: in the command of one new run.
     """
-    plan = resolve_environment(parse_plan(config, choices, search), os.environ)
+    asked = parse_plan(composed.resolved, composed.choices, composed.search)
+    plan = resolve_environment(asked, os.environ)
     check_plan(plan, may_submit)
     if not look_outside or plan.cluster.submit is not None:
         return plan
-    return probe(plan)
+    return probe(plan, asked.hardware.tpu)
 
 
 def resolve_environment(plan: Plan, environment: Mapping[str, str]) -> Plan:
@@ -261,26 +248,21 @@ def apply_tf_config(plan: Plan, environment: Mapping[str, str]) -> Plan:
     cluster, engine = plan.cluster, find_engine(plan.cluster)
     if cluster.submit is not None or engine.is_remote:
         several = (cluster.workers != 1) if cluster.submit is not None else (cluster.workers or 1) > 1
-        return choose_strategy(plan, "multi_worker") if several and plan.strategy.is_auto else plan
+        return set_values(plan, {"strategy.name": "multi_worker"}) if several and plan.strategy.is_auto else plan
     if engine.is_local and not (plan.strategy.is_auto and environment.get(TF_CONFIG)):
         return plan
     task = parse_tf_config(engine.read_tf_config(plan, environment))
     if task.evaluator == "here":
         # It gets the words of the others. It waits for checkpoints, so progress is not watched.
-        alone = replace(cluster, name="local", workers=None, servers=None, stall_seconds=None)
+        alone = {"name": "local", "workers": None, "servers": None, "stall_seconds": None}
+        values = {"strategy": {"name": "one_device"}, **{f"cluster.{key}": value for key, value in alone.items()}}
         chief = task.peers[0] if len(task.peers) > 1 else None
-        return replace(plan, strategy=Strategy(name="one_device"), cluster=alone, evaluator="here", chief=chief)
+        return replace(set_values(plan, values), evaluator="here", chief=chief)
     plan = replace(plan, evaluator=task.evaluator)
     if not plan.strategy.is_auto or len(task.peers) == 1:
         return plan
-    if engine.is_local:
-        cluster = replace(cluster, name="tf_config")
-    return replace(choose_strategy(plan, "parameter_server" if task.servers else "multi_worker"), cluster=cluster)
-
-
-def choose_strategy(plan: Plan, name: Literal["multi_worker", "parameter_server", "tpu"]) -> Plan:
-    """Returns the plan with `auto` replaced by a strategy, and the user's other options of the strategy unchanged."""
-    return replace(plan, strategy=replace(plan.strategy, name=name))
+    found = {"strategy.name": "parameter_server" if task.servers else "multi_worker"}
+    return set_values(plan, found | ({"cluster.name": "tf_config"} if engine.is_local else {}))
 
 
 def apply_tpu(plan: Plan) -> Plan:
@@ -296,19 +278,21 @@ def apply_tpu(plan: Plan) -> Plan:
     address = find_tpu(plan.hardware.tpu)
     if not is_wanted and (address is None or not is_sure(address)):
         return plan
-    hardware = replace(plan.hardware, name="tpu", tpu=address.address if address else None)
-    return replace(choose_strategy(plan, "tpu"), hardware=hardware)
+    found = {"hardware.name": "tpu", "hardware.tpu": address.address if address else None}
+    return set_values(plan, {"strategy.name": "tpu", **found})
 
 
-def probe(plan: Plan) -> Plan:
+def probe(plan: Plan, tpu: str | None) -> Plan:
     """Checks what the run needs outside of this process; returns the plan with the address of the tracking store.
+
+    `tpu` is the TPU that was asked for.
 
     Raises ConfigError if something is missing; the message names it.
     """
     if plan.evaluator is not None:
         check_evaluator(plan)
     note_copies(plan)
-    check_tpu(plan)
+    check_tpu(plan, tpu)
     find_engine(plan.cluster).check_reachable(plan.cluster)
     check_tensorboard(plan.tracking.tensorboard)
     check_formats(plan.export.formats)
@@ -342,12 +326,11 @@ def check_evaluator(plan: Plan) -> None:
         raise ConfigError("TF_CONFIG: the role evaluator has nothing to evaluate: dataset.validation is null")
 
 
-def check_tpu(plan: Plan) -> None:
+def check_tpu(plan: Plan, asked: str | None) -> None:
     """Checks that the TPU answers, because TensorFlow would wait for it without a limit."""
     if not plan.strategy.is_tpu:
         return
-    hardware = plan.config.get("hardware") or {}
-    address = find_tpu(hardware.get("tpu"))
+    address = find_tpu(asked)
     if address is None:
         key = "hardware" if plan.choices.get("hardware") == "tpu" else "strategy"
         raise ConfigError(f"{key}=tpu: {explain_no_tpu()}")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from scaleflow.config.compose import CommandWords
 from scaleflow.config.trust import list_own_modules
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ScaleflowError, read_reason
@@ -23,7 +24,6 @@ from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.runs import RunSpec, RunState
-from scaleflow.runs.reuse import RerunCommand
 
 #: What decides about a promotion. The module is of a layer above this one, and imported only for a promotion.
 PROMOTE = "scaleflow.commands.promotion:promote"
@@ -60,11 +60,12 @@ def promote_run(monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]
     return rows + [("" if n else "because", reason) for n, reason in enumerate(done.decision.reasons)]
 
 
-def trust_own_code(spec: RunSpec) -> RerunCommand:
+def trust_own_code(spec: RunSpec) -> CommandWords:
     """Returns the command about a run that uses the code of the user which the run has just used."""
     modules = list_own_modules(spec.plan.config)
     folders = [each for each in spec.plan.search if Path(each).is_dir()] if modules else []
-    return RerunCommand(str(spec.folder), (), folders, modules, [*name_command("promote").split(), str(spec.folder)])
+    line = [*name_command("promote").split(), str(spec.folder)]
+    return CommandWords(config_dirs=folders, run_id=str(spec.folder), trusted=modules, line=line)
 
 
 #: The constant predictions, by the metric that is their baseline.

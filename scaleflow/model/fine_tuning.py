@@ -156,15 +156,11 @@ def format_patterns(freeze: Sequence[str] | Mapping[int, Sequence[str]]) -> str:
     return f"model.freeze={{{phases}}}"
 
 
-def loads_weights(options: Model, config: Mapping[str, Any]) -> bool:
-    """Returns whether the model begins with saved weights, as far as the config says so.
-
-    Args:
-        config: the same group as it was typed; a resumed run has its `init_from` only there.
-    """
+def loads_weights(options: Model) -> bool:
+    """Returns whether the model begins with saved weights, as far as the config says so."""
     arguments = options.target.arguments
     weights = arguments.get("weights")  # of `keras_hub` true, which is about its preset
-    return bool(config.get("init_from") or (weights and arguments.get("preset", weights)))
+    return bool(options.init_from or (weights and arguments.get("preset", weights)))
 
 
 def find_freeze_warning(model: keras.Model, options: Model) -> str | None:

@@ -22,14 +22,13 @@ from omegaconf import OmegaConf
 from scaleflow.cluster.engines import find_engine
 from scaleflow.commands.tracked_run import make_one_process_plan
 from scaleflow.config.compose import (
+    CommandWords,
     ComposedConfig,
     check_job,
     compose_config,
     list_options,
     list_own_folders,
     override_key,
-    parse_overrides,
-    resolve_config,
 )
 from scaleflow.config.parse import flatten_config, parse_section
 from scaleflow.config.trust import list_own_modules, list_targets
@@ -45,7 +44,7 @@ from scaleflow.runs.code_digest import find_code, read_source
 from scaleflow.runs.data_digest import digest_files, find_data_files, group_by_folder, list_data_files
 from scaleflow.runs.identity import compare, record_parts
 from scaleflow.runs.provenance.machine import list_packages
-from scaleflow.runs.reuse import RerunCommand, find_store_options
+from scaleflow.runs.reuse import find_store_options
 from scaleflow.runs.run import Run
 
 #: The sections of a tracked config that a stage about a run uses.
@@ -123,8 +122,8 @@ class Composer:
         source: dict[str, Any] = {}
         for number, each in enumerate(expand_sweep(words) if stage.command.name == "sweep" else [words]):
             composed = compose_known(each, self.config_dirs)
-            config = resolve_config(composed.config)
-            plan = check_stage_rules(stage, composed, config)
+            config = composed.resolved
+            plan = check_stage_rules(stage, composed)
             target = plan.dataset.target
             if not find_engine(plan.cluster).is_remote:  # the files are on this machine
                 source = source or {"path": target.path, "arguments": mask_secrets(dict(target.arguments))}
@@ -138,22 +137,22 @@ class Composer:
         if folder is not None and RunFolder(folder).config.is_file():
             found = Run(folder)
         else:
-            options = find_store_options(RerunCommand(run, words))
+            options = find_store_options(CommandWords(words))
             found = Run.find(run, options if options.uri else replace(options, uri=self.store))
         trusted = list_own_modules(found.config)
-        composed = found.reuse_config(RerunCommand(run, words, self.config_dirs, trusted), SECTIONS)
-        config = resolve_config(composed.config)
+        given = CommandWords(words, self.config_dirs, run_id=run, trusted=trusted)
+        config = found.reuse_config(given, SECTIONS).resolved
         settings = {word.partition("=")[0]: str(mask_secrets(word.partition("=")[2])) for word in words}
         return Composition(settings, [select_inputs(config)])
 
 
-def check_stage_rules(stage: Stage, composed: ComposedConfig, config: dict[str, Any]) -> Plan:
+def check_stage_rules(stage: Stage, composed: ComposedConfig) -> Plan:
     """Checks the rules of a config, as its command will; returns its plan. Raises ConfigError if it cannot work."""
-    if config.get("resume") is not None:
-        raise ConfigError(f"resume={config['resume']}: a pipeline continues its own runs; leave it out")
+    if (resume := composed.resolved.get("resume")) is not None:
+        raise ConfigError(f"resume={resume}: a pipeline continues its own runs; leave it out")
     if stage.command.name == "check":
-        return make_one_process_plan(config, composed, "data checks")
-    plan = make_plan(config, composed.choices, composed.search)
+        return make_one_process_plan(composed, "data checks")
+    plan = make_plan(composed)
     if plan.cluster.submit is not None:
         raise ConfigError(
             f"cluster.submit={plan.cluster.submit}: prints a script, and trains nothing; submit the whole pipeline"
@@ -167,10 +166,8 @@ def compose_known(words: Sequence[str], config_dirs: Sequence[str]) -> ComposedC
     """Composes a config from the words that are known. A key without a default has the stand-in for its value."""
     composed = compose_config([word for word in words if UNKNOWN not in word], config_dirs)
     missing = OmegaConf.missing_keys(composed.config)
-    for key in (override_key(word) for word in words if UNKNOWN in word):
-        if key in missing:
-            OmegaConf.update(composed.config, key, UNKNOWN)
-    return composed
+    open_keys = [override_key(word) for word in words if UNKNOWN in word]
+    return composed.set({key: UNKNOWN for key in open_keys if key in missing})
 
 
 def is_open(words: Sequence[str], config_dirs: Sequence[str]) -> bool:
@@ -181,7 +178,7 @@ def is_open(words: Sequence[str], config_dirs: Sequence[str]) -> bool:
 
 def refuse_own_keys(words: Sequence[str]) -> None:
     """Raises ConfigError for an override that the pipeline sets itself."""
-    for override in parse_overrides(words):
+    for override in CommandWords(words).parsed:
         if str(override.key_or_group) in SET_HERE:
             raise ConfigError(
                 f"overrides: {override.input_line}: the pipeline sets {override.key_or_group}; leave it out"
@@ -189,8 +186,7 @@ def refuse_own_keys(words: Sequence[str]) -> None:
 
 
 def is_swept(word: str) -> bool:
-    (override,) = parse_overrides([word])
-    return bool(override.is_sweep_override())
+    return bool(CommandWords([word]).parsed[0].is_sweep_override())
 
 
 def list_swept_values(override: Override) -> list[str]:
@@ -205,7 +201,7 @@ def list_swept_values(override: Override) -> list[str]:
 
 def expand_sweep(words: Sequence[str]) -> Iterator[list[str]]:
     """Yields the words of jobs: the first values of all swept keys, then each other value of a key with these."""
-    overrides = parse_overrides(words)
+    overrides = CommandWords(words).parsed
     values = {n: list_swept_values(each) for n, each in enumerate(overrides) if each.is_sweep_override()}
 
     def replace(chosen: Mapping[int, str]) -> list[str]:
@@ -238,7 +234,7 @@ def read_tracking(words: Sequence[str], config_dirs: Sequence[str]) -> Tracking:
     plain = [word for word in words if not is_swept(word)]
     if is_open(plain, config_dirs):
         plain = [word for word in plain if override_key(word).startswith(("tracking", "experiment"))]
-    return parse_section(Tracking, resolve_config(compose_known(plain, config_dirs).config)["tracking"], "tracking")
+    return parse_section(Tracking, compose_known(plain, config_dirs).resolved["tracking"], "tracking")
 
 
 def digest_options(config_dirs: Sequence[str]) -> str:

@@ -17,14 +17,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow.config.compose import (
-    CONF,
+    CommandWords,
     check_config_dirs,
-    config_dir_flags,
     explain_error,
     list_options,
-    parse_overrides,
-    preserve_hydra_state,
-    search_path_overrides,
+    open_hydra,
     shorten_error,
 )
 from scaleflow.config.parse import suggest
@@ -223,8 +220,8 @@ def load_pipeline(name: str, config_dirs: Sequence[str], words: Sequence[str] = 
 
 def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
     """Composes the file, whose content is the root."""
-    flags = config_dir_flags(config_dirs)
-    check_config_dirs(flags)
+    given = CommandWords(config_dirs=config_dirs)
+    check_config_dirs(config_dirs)
     files = find_pipeline_files(name, config_dirs)
     if not files and name not in (known := list_options(config_dirs).get(GROUP, [])):  # it reads many files
         raise ConfigError(
@@ -233,12 +230,11 @@ def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
         )
     if len(files) > 1:
         raise ConfigError(f"{name}: there are two pipelines of this name, {files[0]} and {files[1]}; rename yours")
-    words = [*search_path_overrides(flags), f"+{GROUP}@_global_={name}"]
     try:
-        with preserve_hydra_state(), hydra.initialize_config_module(CONF, version_base="1.3"):
-            return hydra.compose(overrides=words)
+        with open_hydra():
+            return hydra.compose(overrides=[*given.search, f"+{GROUP}@_global_={name}"])
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(explain_error(error, flags)) from error
+        raise ConfigError(explain_error(error, given)) from error
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"{GROUP}/{name}.yaml: {shorten_error(error)}") from error
 
@@ -378,8 +374,7 @@ def apply_words(pipeline: DeclaredPipeline, words: Sequence[str]) -> DeclaredPip
                 f"{word}: expected STAGE.KEY=VALUE{', or KEY=VALUE of the file' if pipeline.values else ''}{hint} "
                 f"({', '.join(known)})"
             )
-        (override,) = parse_overrides([word])
-        OmegaConf.update(values, key, override.value(), merge=True)
+        OmegaConf.update(values, key, CommandWords([word]).parsed[0].value(), merge=True)
     raw: Any = OmegaConf.to_container(values, resolve=False)
     return replace(pipeline, stages=stages, values=raw)
 

@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 
 from scaleflow.commands.frame import CommandParser, run_command
 from scaleflow.commands.tracked_run import add_run_id, answer_model, find_run, format_model_rows, make_one_process_plan
-from scaleflow.config.compose import compose_config, parse_overrides, resolve_config
+from scaleflow.config.compose import CommandWords, compose_config
 from scaleflow.dataset.reading.files import identify_in_store
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.files.cache import identify_file
@@ -63,7 +63,6 @@ from scaleflow.predict.language_model import (
     load_language_model,
     read_sampling,
 )
-from scaleflow.runs.reuse import RerunCommand
 from scaleflow.runs.run import Run, locate_run
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     if typed.shard_rows and not output.is_folder:
         raise ConfigError(f"--shard-rows {typed.shard_rows}: is for a folder of shards; use --output FOLDER/")
     display.begin_stage("reading the run and its model from MLflow")
-    run, _ = find_run(RerunCommand(typed.run_id, typed.overrides))
+    run, _ = find_run(CommandWords(typed.overrides, run_id=typed.run_id))
     from scaleflow.predict.bad_rows import RowReport
     from scaleflow.tracking.saved_models import describe_model
 
@@ -228,15 +227,14 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
 def make_prediction_plan(typed: argparse.Namespace) -> Plan:
     """Makes the plan that names the devices. Raises ConfigError for other options, several processes or a TPU."""
     locate_run(typed.run_id, Tracking())  # refuses another word before anything is imported
-    for override in parse_overrides(typed.overrides):
+    for override in CommandWords(typed.overrides).parsed:
         key = str(override.key_or_group)
         if override.is_sweep_override() or override.is_delete() or not OVERRIDES.fullmatch(key):
             raise ConfigError(
                 f"{override.input_line}: this command takes one value each of hardware=..., its keys for devices and "
                 "threads, strategy=... and tracking.uri=...; the model computes as it was saved"
             )
-    composed = compose_config(typed.overrides)
-    return make_one_process_plan(resolve_config(composed.config), composed, "predictions")
+    return make_one_process_plan(compose_config(typed.overrides), "predictions")
 
 
 def make_task(typed: argparse.Namespace, state: LearnedState, output: Output) -> Task:

@@ -15,8 +15,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from scaleflow.config.compose import (
+    CommandWords,
     ComposedConfig,
     compose_config,
     list_keys,
     list_options,
-    parse_overrides,
     shorten_error,
 )
 from scaleflow.config.parse import (
@@ -67,44 +66,15 @@ RUN_DIR = "hydra.run.dir"
 NAME = re.compile(r"[\w.-]+")
 
 
-@dataclass(frozen=True)
-class RerunCommand:
-    """The arguments of a command that uses a tracked run."""
-
-    run_id: str  # the run's id in MLflow
-    overrides: Sequence[str]  # the overrides as they were typed
-    config_dirs: Sequence[str] = ()  # the folders of `--config-dir`
-    #: The names of `--trust`: modules whose code may run, and folders (with a `/`) whose files may be used
-    trusted: Sequence[str] = ()
-    line: Sequence[str] = ()  # the whole command, as it was typed
-    tracked_dirs: Sequence[str] = ()  # the folders of `--config-dir` in the command of the tracked run
-
-    @cached_property
-    def parsed(self) -> list[Override]:
-        return parse_overrides(self.overrides)
-
-    @property
-    def keys(self) -> set[str]:
-        """The keys and groups that were typed."""
-        return {str(each.key_or_group) for each in self.parsed}
-
-    @property
-    def missing_dirs(self) -> list[str]:
-        """The folders of options that the tracked run had, and this command has not."""
-        return [each for each in dict.fromkeys(self.tracked_dirs) if each not in self.config_dirs]
-
-
-def find_store_options(words: RerunCommand) -> Tracking:
+def find_store_options(words: CommandWords) -> Tracking:
     """Returns the options of the store with the run: a typed `tracking.uri`, otherwise the defaults."""
-    typed = [o for o in words.parsed if not o.is_sweep_override() and not o.is_delete()]
-    uri = [o.value() for o in typed if o.key_or_group == "tracking.uri"]
-    return parse_section(Tracking, {"uri": uri[-1]} if uri else {}, "tracking")
+    return parse_section(Tracking, {"uri": words.find("tracking.uri")}, "tracking")
 
 
 def reuse_config(
     tracked_config: Mapping[str, Any],
     params: Mapping[str, str],
-    words: RerunCommand,
+    words: CommandWords,
     sections: Sequence[str] | None = None,
 ) -> ComposedConfig:
     """Applies a command's overrides to the config of a tracked run, and checks the result.
@@ -158,6 +128,7 @@ def reuse_config(
         config=reused,
         choices={**base.choices, **tracked_choices, **groups},
         folder=folders[-1] if folders else base.folder,
+        words=words,
     )
 
 
@@ -182,7 +153,7 @@ def find_config_dirs(command: str) -> list[str]:
     return [folder for flag, folder in itertools.pairwise(words) if flag in ("--config-dir", "-cd")]
 
 
-def check_code(config: Mapping[str, Any], trusted: Sequence[str], words: RerunCommand, search: Sequence[str]) -> None:
+def check_code(config: Mapping[str, Any], trusted: Sequence[str], words: CommandWords, search: Sequence[str]) -> None:
     """Checks that the code of a tracked config is trusted, and that it can be found in `search` if it is the user's.
 
     Raises ConfigError with the command that names all modules and all folders of options that are missing.
@@ -201,7 +172,7 @@ def check_code(config: Mapping[str, Any], trusted: Sequence[str], words: RerunCo
             )
 
 
-def complete_command(config: Mapping[str, Any], trusted: Sequence[str], words: RerunCommand) -> str:
+def complete_command(config: Mapping[str, Any], trusted: Sequence[str], words: CommandWords) -> str:
     """Returns the command with a `--trust` for each module of the user's code, and the tracked run's `--config-dir`.
 
     It is empty if the command has all of them.
@@ -212,7 +183,7 @@ def complete_command(config: Mapping[str, Any], trusted: Sequence[str], words: R
     return shlex.join([*words.line, *itertools.chain.from_iterable(flags)]) if flags else ""
 
 
-def check_rerun_overrides(words: RerunCommand) -> None:
+def check_rerun_overrides(words: CommandWords) -> None:
     """Raises `ConfigError` for an override that a tracked run does not support."""
     for override in words.parsed:
         key = str(override.key_or_group)
@@ -252,7 +223,7 @@ def load_config(text: str, run_id: str) -> dict[str, Any]:
 
 
 def compose_base(
-    params: Mapping[str, str], groups: Mapping[str, str], words: RerunCommand, options: Mapping[str, Sequence[str]]
+    params: Mapping[str, str], groups: Mapping[str, str], words: CommandWords, options: Mapping[str, Sequence[str]]
 ) -> ComposedConfig:
     """Composes this machine's options: those that are typed, otherwise those of the run that exist here."""
     known = {group: params.get(group) for group in options if group != "experiment"}

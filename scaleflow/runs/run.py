@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from omegaconf import OmegaConf
 
-from scaleflow.config.compose import ComposedConfig
+from scaleflow.config.compose import CommandWords, ComposedConfig
 from scaleflow.config.parse import parse_section
 from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.interfaces import LearnedState, Tracking, name_command
@@ -24,7 +24,7 @@ from scaleflow.runs.folder import RunFolder, read_json
 from scaleflow.runs.identity import is_computed_by
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.runs.provenance.record import Provenance, read_states
-from scaleflow.runs.reuse import RerunCommand, find_config_dirs, load_config, reuse_config
+from scaleflow.runs.reuse import find_config_dirs, load_config, reuse_config
 from scaleflow.runs.state import RunState
 from scaleflow.tracking.keys import to_allowed_key
 from scaleflow.tracking.model_uris import FORMS, RUN_OR_MODEL, ModelReference, choose_result
@@ -279,11 +279,11 @@ class Run:
         """Downloads one of its artifacts into a folder; None if there is none."""
         return download_artifact(f"runs:/{self.run_id}/{name}", str(self.tracker.uri), folder)
 
-    def complete(self, words: RerunCommand) -> RerunCommand:
+    def complete(self, words: CommandWords) -> CommandWords:
         """Returns a command about this run, with the folders of options that its own command had."""
         return replace(words, run_id=self.model.run_id, tracked_dirs=find_config_dirs(self.command))
 
-    def reuse_config(self, words: RerunCommand, sections: Sequence[str] | None = None) -> ComposedConfig:
+    def reuse_config(self, words: CommandWords, sections: Sequence[str] | None = None) -> ComposedConfig:
         """Applies the words of a command to its config, or to some sections of it.
 
         Raises ConfigError, naming the key that is wrong or not trusted.

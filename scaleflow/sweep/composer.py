@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -26,17 +27,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow.config.compose import (
     HYDRA_LOCK,
+    CommandWords,
     check_job,
-    config_dir_flags,
     explain_error,
     override_key,
-    parse_overrides,
-    preserve_hydra_state,
     read_composed_config,
-    read_typed_overrides,
     resolve_config,
 )
-from scaleflow.config.parse import every_key, flatten_config
+from scaleflow.config.parse import flatten_config
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.secret_masking import mask_override
@@ -197,36 +195,22 @@ class Template:
     """What Hydra composed from some overrides, for all jobs that have these."""
 
     config: DictConfig  # the composed config with Hydra's own part
-    keys: frozenset[str]  # the dotted keys of the config without Hydra's part
-    references: frozenset[str]  # those whose values refer to other keys
+    references: frozenset[str]  # the dotted keys, without Hydra's part, whose values refer to other keys
     names_overrides: bool  # whether an interpolation needs the text of all overrides
-
-    def make_config(self, values: Mapping[str, Any]) -> DictConfig | None:
-        """Returns the config with other values of some keys, as Hydra sets them; None if one cannot have its value."""
-        config = copy.deepcopy(self.config)
-        if not self.keys >= values.keys():
-            return None
-        try:
-            for key, value in values.items():
-                OmegaConf.update(config, key, value, merge=True)
-        except OmegaConfBaseException:
-            return None
-        return config
 
 
 class JobComposer:
     """Composes the jobs of a command with the config `sweep`.
 
     Hydra takes 0.1 s for a job, because it reads the files of all config groups. So Hydra composes once for each
-    combination of options, and the composer sets the values of other keys in its result. It leaves to Hydra what may
-    mean more than a value: `+key`, `~key`, config groups, and keys of `hydra`.
+    combination of options, and the composer applies the other words to a copy, as Hydra does.
     """
 
     def __init__(self, context: HydraContext, sweep: DictConfig) -> None:
         self._loader = context.config_loader
         self._sweep = sweep
         self._load_template = functools.lru_cache(MAX_TEMPLATES)(self._make_template)
-        self._parse = functools.lru_cache(4096)(lambda word: parse_overrides([word])[0])
+        self._parse = functools.lru_cache(4096)(lambda word: CommandWords([word]).parsed[0])
         self._sections: dict[str, Any] = {}
 
     @functools.cached_property
@@ -244,12 +228,12 @@ class JobComposer:
             with self._compose(words, number) as (config, template):
                 resolved = resolve_config(drop_hydra(config))
                 environment = {str(k): str(v) for k, v in config.hydra.job.env_set.items()}
-                overrides = read_typed_overrides()
+                overrides = read_composed_config(config).words.overrides
         except (ConfigError, HydraException, OmegaConfBaseException) as error:
             folders = [each.path for each in self._sweep.hydra.runtime.config_sources if each.schema == "file"]
-            with preserve_hydra_state():
-                flags = config_dir_flags(folders)
-                refusal = str(error) if isinstance(error, ConfigError) else explain_error(error, [*flags, *words])
+            refusal = (
+                str(error) if isinstance(error, ConfigError) else explain_error(error, CommandWords(words, folders))
+            )
             return JobRequest(tuple(words), words, number, {"words": list(words)}, {}, refusal=refusal)
         shared = {key: self._share_section(key, value) for key, value in resolved.items()}
         typed = {override_key(word) for word in words}
@@ -276,7 +260,7 @@ class JobComposer:
                 config.hydra.runtime.output_dir = str(folder)
             yield config
 
-    def read_choices(self, request: JobRequest) -> dict[str, str]:
+    def read_choices(self, request: JobRequest) -> Mapping[str, str]:
         """Returns the chosen option of each config group of a job."""
         with self._compose(request.words, request.number) as (config, _):
             return read_composed_config(drop_hydra(config)).choices
@@ -292,7 +276,9 @@ class JobComposer:
                 "repeating its command with hydra.sweep.dir=FOLDER"
             )
         with self._compose(request.words, request.number) as (config, _):
-            composed = replace(read_composed_config(drop_hydra(config)), folder=folder)
+            composed = replace(
+                read_composed_config(drop_hydra(config)), folder=folder, words=CommandWords(request.overrides)
+            )
             if (request.config.get("training") or {}).get("batch_size") == "auto":
                 raise ConfigError(
                     f"training.batch_size=auto: each job of a sweep would find its own; run {name_command('find')} "
@@ -300,9 +286,11 @@ class JobComposer:
                 )
             check_job(config)
             if not is_resumed:
-                return prepare_run(RunCommand(composed, request.overrides, time.time()))
+                return prepare_run(RunCommand(composed, time.time()))
             changes = [override for override in request.overrides if is_under(override_key(override), IGNORED_KEYS)]
-            return prepare_run(RunCommand(composed, changes, time.time(), resume=str(folder)))
+            return prepare_run(
+                RunCommand(replace(composed, words=CommandWords(changes)), time.time(), resume=str(folder))
+            )
 
     @contextmanager
     def _compose(self, words: Sequence[str], number: int) -> Iterator[tuple[DictConfig, Template]]:
@@ -311,41 +299,21 @@ class JobComposer:
         """
         with HYDRA_LOCK:
             parsed = [self._parse(word) for word in words]
-            values = self._select_values(parsed)
-            template = self._load_template(
-                tuple(str(each.input_line) for each in parsed if each.key_or_group not in values)
-            )
-            is_named = template.names_overrides or any(OVERRIDE_DIRNAME.search(word) for word in words)
-            config = None if values and is_named else template.make_config(values)
-            if config is None:
-                template = self._load_template(tuple(words))  # Hydra explains what is wrong
-                config = template.make_config({})
-            assert config is not None
+            others = [each for each in parsed if self._is_key(each)]
+            template = self._load_template(tuple(str(each.input_line) for each in parsed if each not in others))
+            if others and (template.names_overrides or any(OVERRIDE_DIRNAME.search(word) for word in words)):
+                others, template = [], self._load_template(tuple(words))
+            config = copy.deepcopy(template.config)
+            ConfigLoaderImpl._apply_overrides_to_config(others, config)
             with use_hydra_config(config):
                 set_job(config, [str(each.input_line) for each in parsed if not each.is_hydra_override()], number)
                 yield config, template
 
-    def _select_values(self, overrides: Sequence[Override]) -> dict[str, Any]:
-        """Returns the values of the keys that some overrides only set. An override that adds or removes the same key
-        leaves it to Hydra, and so does one that sets it twice.
-        """
-        keys = [str(each.key_or_group) for each in overrides]
-        chosen = {key for key, each in zip(keys, overrides, strict=True) if self._is_value(each)}
-        others = [key for key in keys if key not in chosen and key not in self._groups]
-        others += [key for key in keys if keys.count(key) > 1]
-        others += [str(each.key_or_group) for each in overrides if isinstance(each.value(), dict)]
-        return {
-            key: each.value()
-            for key, each in zip(keys, overrides, strict=True)
-            if key in chosen and not any(is_under(key, [other]) or is_under(other, [key]) for other in others)
-        }
-
-    def _is_value(self, override: Override) -> bool:
-        """Whether an override only sets a value."""
+    def _is_key(self, override: Override) -> bool:
+        """Whether an override is of a key of the config, and not of Hydra's own part or of a group's option."""
         key = str(override.key_or_group)
-        is_change = not (override.is_add() or override.is_force_add() or override.is_delete())
-        is_plain = override.package is None and not override.is_sweep_override() and not override.is_hydra_override()
-        return is_change and is_plain and "/" not in key and key not in self._groups
+        is_option = "/" in key or (key in self._groups and not isinstance(override.value(), dict))
+        return not (is_option or override.is_hydra_override() or override.package or override.is_sweep_override())
 
     def _make_template(self, words: tuple[str, ...]) -> Template:
         config = self._loader.load_sweep_config(self._sweep, list(words))
@@ -361,8 +329,7 @@ class JobComposer:
         plain: Any = OmegaConf.to_container(drop_hydra(config), resolve=False)
         everything = str(OmegaConf.to_container(config, resolve=False))
         references = frozenset(key for key, value in flatten_config(plain).items() if REFERENCE.search(str(value)))
-        keys, is_named = frozenset(every_key(plain)), OVERRIDE_DIRNAME.search(everything) is not None
-        return Template(config, keys, references, is_named)
+        return Template(config, references, OVERRIDE_DIRNAME.search(everything) is not None)
 
 
 def set_job(config: DictConfig, overrides: Sequence[str], number: int) -> None:

@@ -154,7 +154,7 @@ ADVICE = (
 
 @contextlib.contextmanager
 def locate_weights(plan: Plan) -> Iterator[Plan]:
-    """Yields the plan with `model.init_from` replaced by the path of a local Keras file.
+    """Yields the plan with the path of a local Keras file for `model.init_from`.
 
     A downloaded file is deleted when the context ends. Raises ConfigError if there is no such file, or no such model in
     the store.
@@ -165,10 +165,10 @@ def locate_weights(plan: Plan) -> Iterator[Plan]:
     elif source.startswith(SCHEMES) or (RUN_OR_MODEL.fullmatch(source) and not Path(source).exists()):
         with tempfile.TemporaryDirectory(prefix="scaleflow-init-") as folder:
             file = download_weights(source, plan.tracking, Path(folder))
-            yield replace(plan, model=replace(plan.model, init_from=str(file)))
+            yield replace(plan, weights=str(file))
     else:
         file = find_keras_file(Path(source).expanduser(), source)
-        yield replace(plan, model=replace(plan.model, init_from=str(file.absolute())))
+        yield replace(plan, weights=str(file.absolute()))
 
 
 def find_keras_file(path: Path, source: str) -> Path:

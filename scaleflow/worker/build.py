@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.cluster.tasks import count_synchronous_workers, count_workers
-from scaleflow.config.plan import find_batch_multiple
+from scaleflow.config.plan import find_batch_multiple, set_values
 from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.config.words import TABLES
 from scaleflow.errors import ConfigError
@@ -76,8 +76,8 @@ def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapp
     parts = batching.replicas * batching.accumulate * find_batch_multiple(plan)
     options = training.choose_length_by_size(plan.training, examples, parts)
     arguments = fill_arguments(plan, data)
-    target = replace(plan.model.target, arguments={**plan.model.target.arguments, **arguments})
-    if data.splits.folds and target.arguments.get("shared", True):
+    values: dict[str, Any] = {f"model.{key}": value for key, value in arguments.items()}
+    if data.splits.folds and {**plan.model.target.arguments, **arguments}.get("shared", True):
         cause, advice = "model.shared: is missing", "add shared: by_size to the model's config"
         if plan.resume is not None:
             cause, advice = f"resume={plan.resume}: an earlier version began this run", "start a new run"
@@ -91,7 +91,8 @@ def fill_sizes(plan: Plan, data: PreparedData) -> tuple[Plan, PreparedData, Mapp
         # What is typed is of one replica.
         found["training.batch_size"] = options.global_batch_size // (batching.replicas * batching.accumulate)
         data = data.divide(options)
-    return replace(plan, training=options, model=replace(plan.model, target=target)), data, found
+    values |= {"training.epochs": options.epochs, "training.global_batch_size": options.global_batch_size}
+    return set_values(plan, values), data, found
 
 
 def describe_sizes(plan: Plan, sizes: Mapping[str, Any], splits: Splits) -> str:
@@ -140,12 +141,12 @@ def list_model_sizes(plan: Plan, data: PreparedData) -> dict[str, Any]:
 
 def choose_best_checkpoint(plan: Plan, validates: bool) -> Plan:
     """Replaces `auto` in `checkpoint.best`: without a validation split there is no best checkpoint."""
-    checkpoint, best = plan.checkpoint, plan.checkpoint.best
+    best = plan.checkpoint.best
     if best is None or best.monitor != "auto":
         return plan
     if validates:
-        return replace(plan, checkpoint=replace(checkpoint, best=replace(best, monitor=Best.monitor)))
-    return replace(plan, checkpoint=replace(checkpoint, best=None, export="last"))
+        return set_values(plan, {"checkpoint.best": {"monitor": Best.monitor, "mode": best.mode}})
+    return set_values(plan, {"checkpoint.best": None, "checkpoint.export": "last"})
 
 
 @dataclass(frozen=True)

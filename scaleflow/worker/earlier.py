@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scaleflow.config.plan import set_values
 from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import EarlierState, LearnedChanges, LearnedState, Plan, Source, Split, name_leaves
+from scaleflow.interfaces import EarlierState, LearnedChanges, LearnedState, Plan, Source, name_leaves
 from scaleflow.interfaces.events import Emit, Note
 from scaleflow.runs.data_digest import ALL_VALUES, FILES, SplitDigests
 from scaleflow.runs.learned_state import read_learned_state
@@ -49,12 +49,12 @@ def read_initial_state(plan: Plan) -> LearnedState | None:
 
     Raises ConfigError if the record cannot be read, or if `model.init_from_preprocessing=old` needs one.
     """
-    if plan.model.init_from is None:
+    if plan.weights is None:
         return None
-    state = read_learned_state(Path(plan.model.init_from).parent)
+    state = read_learned_state(Path(plan.weights).parent)
     if state is None and plan.model.init_from_preprocessing == "old":
         raise ConfigError(
-            f"model.init_from_preprocessing=old: {get_origin(plan)} has no learned_state.json beside it, so the "
+            f"model.init_from_preprocessing=old: {plan.model.init_from} has no learned_state.json beside it, so the "
             "preprocessing of its run is not known; use a folder or a model that scaleflow wrote, or leave it out"
         )
     return state
@@ -70,10 +70,10 @@ def find_changes(plan: Plan, learned: LearnedState, emit: Emit) -> LearnedChange
     before, mode, setting = (
         read_initial_state(plan),
         plan.model.init_from_preprocessing,
-        f"model.init_from={get_origin(plan)}",
+        f"model.init_from={plan.model.init_from}",
     )
     if before is None:
-        if plan.model.init_from is not None and has_meaning(learned):
+        if plan.weights is not None and has_meaning(learned):
             emit(Note(f"{setting}: nothing is known about the preprocessing and the classes of these weights"))
         return None
     changes = LearnedChanges(before, learned, is_anew=mode == "new", maps_rows=mode != "new" and is_own_model(plan))
@@ -105,8 +105,8 @@ def describe_seen_rows(plan: Plan, learned: LearnedState | None, splits: SplitDi
     if not doubtful:
         return ""
     return (
-        f"model.init_from={get_origin(plan)}: if its run was trained on rows of the split {' or '.join(doubtful)}, the "
-        "figures of that are too good"
+        f"model.init_from={plan.model.init_from}: if its run was trained on rows of the split "
+        f"{' or '.join(doubtful)}, the figures of that are too good"
     )
 
 
@@ -118,11 +118,6 @@ def has_meaning(learned: LearnedState) -> bool:
 def is_own_model(plan: Plan) -> bool:
     """Returns whether the model is scaleflow's, in which the rows of weights that belong to a word are known."""
     return plan.model.target.path.startswith("scaleflow.model.")
-
-
-def get_origin(plan: Plan) -> Any:
-    """Returns `model.init_from` as the user typed it; None if the config of a user's own app has no such key."""
-    return plan.config["model"].get("init_from")
 
 
 def open_source(plan: Plan, earlier: EarlierState | None = None) -> Source:
@@ -146,9 +141,10 @@ def open_source(plan: Plan, earlier: EarlierState | None = None) -> Source:
 def take_whole(plan: Plan) -> Plan:
     """Returns the plan without test and validation splits that would be drawn from the training split."""
     target = plan.dataset.target
+    values: dict[str, Any] = {"dataset.validation": None, "dataset.split": "random"}
     if target.path.startswith("scaleflow.") and "test" in inspect.signature(locate_target(target)).parameters:
-        target = replace(target, arguments={**target.arguments, "test": 0.0})
-    return replace(plan, dataset=replace(plan.dataset, target=target, validation=None, split=Split("random")))
+        values["dataset.test"] = 0.0
+    return set_values(plan, values)
 
 
 def takes_earlier(source_class: object) -> bool:

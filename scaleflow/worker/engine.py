@@ -25,7 +25,6 @@ from scaleflow.interfaces import (
     Target,
 )
 from scaleflow.interfaces.events import Emit, Note
-from scaleflow.worker.earlier import get_origin
 from scaleflow.worker.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -59,12 +58,11 @@ def make_model_maker(
     has_step = plan.training.step is not None
     make = model.keep_names(functools.partial(model.make_model, make_watched, inputs, outputs, has_step))
     saved = None
-    if plan.model.init_from is not None:
+    if plan.weights is not None:
         import keras
 
-        saved = model.read_weights(
-            plan.model.init_from, get_origin(plan), () if changes is None else changes.grown_inputs
-        )
+        grown = () if changes is None else changes.grown_inputs
+        saved = model.read_weights(plan.weights, str(plan.model.init_from), grown)
         keras.utils.set_random_seed(plan.seed)  # reading the weights has used random numbers
 
     def make_prepared() -> keras.Model:
@@ -401,7 +399,7 @@ def find_weight_doubts(plan: Plan, net: keras.Model, run: Length, batching: Batc
     """
     from scaleflow import model
 
-    if model.loads_weights(plan.model, plan.config.get("model") or {}):
+    if model.loads_weights(plan.model):
         return {}
     doubts = {
         "frozen": model.find_freeze_warning(net, plan.model),

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from scaleflow.config.plan import set_values
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.interfaces import Cluster, Plan, Profiler, Strategy
+from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import (
     ArtifactWritten,
     Emit,
@@ -149,22 +150,12 @@ def run_conversion(spec: RunSpec, conversion: ConversionSpec, should_stop: Calla
 
 def make_conversion_plan(plan: Plan) -> Plan:
     """Returns the plan of a process that converts a model, on the CPU of this machine."""
-    return replace(
-        plan,
-        strategy=Strategy(name="one_device"),
-        hardware=replace(
-            plan.hardware, name="cpu", tpu=None, devices=None, logical_devices=1, memory_limit_mb=None, remat=False
-        ),
-        cluster=Cluster(),
-        profiler=Profiler(),
-        dataset=replace(plan.dataset, shards=1, augment=None),
-        training=replace(plan.training, global_batch_size=None, accumulate=1, batch_size=32),
-        task=None,
-        evaluator=None,
-        tf_config=None,
-        chief=None,
-        resume=None,
-    )
+    none = dict.fromkeys(("hardware.tpu", "hardware.devices", "hardware.memory_limit_mb", "dataset.augment"))
+    one: dict[str, Any] = {"hardware.logical_devices": 1, "dataset.shards": 1, "training.accumulate": 1}
+    cpu: dict[str, Any] = {"strategy": {"name": "one_device"}, "hardware.name": "cpu", "hardware.remat": False}
+    batch = {"training.global_batch_size": None, "training.batch_size": 32}
+    alone = set_values(plan, {**none, **one, **cpu, **batch, "cluster": {}, "profiler": {}})
+    return replace(alone, task=None, evaluator=None, tf_config=None, chief=None, resume=None)
 
 
 def report_formats(spec: RunSpec, step: int, emit: Emit, should_stop: Callable[[], bool]) -> None:

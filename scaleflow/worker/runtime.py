@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from scaleflow.cluster.gpus import drop_assigned_devices
 from scaleflow.cluster.tasks import count_synchronous_workers, process_names
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
-from scaleflow.config.plan import check_rules, make_batching, resolve_choices
+from scaleflow.config.plan import check_rules, make_batching, set_values
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Batching, Plan
 from scaleflow.interfaces.events import Emit, Note, PeersMet, Waiting
@@ -87,7 +87,8 @@ def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
         devices = hardware.configure_devices(drop_assigned_devices(plan.hardware, os.environ))
     name = strategy.resolve_strategy(plan.strategy, devices.names)
     policy = precision.resolve_policy(plan.precision, devices.kind)
-    warnings = check_rules(resolve_choices(plan, name, devices.kind.lower(), policy))
+    known = {"strategy.name": name, "hardware.name": devices.kind.lower(), "precision.name": policy}
+    warnings = check_rules(set_values(plan, known))
     with guard_rendezvous(plan, emit):
         tf_strategy, strategy_note = strategy.create_strategy(name, devices.names, plan.strategy, devices.tpu)
         worker_sync = training.WorkerSync(tf_strategy, count_synchronous_workers(plan), bool)
@@ -179,7 +180,7 @@ def digest_plan(plan: Plan) -> str:
     """Returns a text that must be the same on all workers: the config, TensorFlow's version, the initial weights."""
     excluded = ("tracking", "cluster", "resume", "resume_data", "resume_code")
     config = {key: value for key, value in plan.config.items() if key not in excluded}
-    weights = plan.model.init_from
+    weights = plan.weights
     files = [] if weights is None else [weights, *(str(Path(weights).with_name(each)) for each in LEARNED_FILES)]
     return json.dumps([config, version("tensorflow"), [digest_file(each) for each in files]], sort_keys=True)
 

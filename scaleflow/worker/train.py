@@ -310,7 +310,7 @@ def begin_training(
             )
         if snapshot is not None:
             session.restore(snapshot)
-        elif spec.plan.model.init_from is None and (spec.plan.config.get("model") or {}).get("init_from"):
+        elif spec.plan.weights is None and spec.plan.model.init_from:
             raise ConfigError(
                 f"checkpoint.folder={options.folder or spec.checkpoints}: there is no usable checkpoint, and the run "
                 "began with model.init_from; start a new run, or name the folder of its checkpoints"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from scaleflow.cluster.tasks import count_synchronous_workers
-from scaleflow.config.plan import find_batch_multiple, set_batch_size
+from scaleflow.config.plan import find_batch_multiple, set_values
 from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.interfaces.events import Emit, MetricsLogged, RunEnded, SettingFound, StageBegan, ignore_event
 from scaleflow.interfaces.trials import BatchSearch, RateTest, choose_first_size
@@ -132,9 +132,8 @@ class RateTrial(TrialHost):
         from scaleflow import training
 
         plan = spec.plan
-        optimizer = replace(plan.optimizer, learning_rate=test.low)
-        length = replace(plan.training, epochs=test.steps, max_steps=test.steps)  # also of the choice of XLA
-        plan = replace(plan, optimizer=optimizer, training=length)
+        length = {"training.epochs": test.steps, "training.max_steps": test.steps}  # also of the choice of XLA
+        plan = set_values(plan, {"optimizer.learning_rate": test.low, **length})
         self.setup = build_training(plan, emit, startup_timer)
         plan = self.setup.plan
         if self.setup.engine.optimizer is None:
@@ -238,7 +237,7 @@ class BatchSizeTrial:
         self._spec, self._emit, self._timer = spec, emit, startup_timer
         self._emit_built = emit  # the notes of the first engine are those of all
         self._multiple = find_batch_multiple(spec.plan)
-        first = set_batch_size(spec.plan, choose_first_size(self._multiple, sys.maxsize))
+        first = set_values(spec.plan, {"training.batch_size": choose_first_size(self._multiple, sys.maxsize)})
         self._data = prepare_data(first, emit, startup_timer)
         parts = self._data.runtime.batching.replicas * spec.plan.training.accumulate
         examples = len(self._data.splits.train)
@@ -277,7 +276,7 @@ class BatchSizeTrial:
         self._sync.leave()
 
     def _build_engine(self) -> TrainingSetup:
-        plan = set_batch_size(self._spec.plan, self._size)
+        plan = set_values(self._spec.plan, {"training.batch_size": self._size})
         data = self._data.divide(plan.training)
         return build_engine(plan, data, self._emit_built, self._timer)
 

@@ -15,6 +15,7 @@ import pytest
 from scaleflow import cluster
 from scaleflow.cluster.engines import find_engine, list_engines
 from scaleflow.cluster.tasks import count_processes
+from scaleflow.config.compose import ComposedConfig
 from scaleflow.config.plan import list_rules
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
@@ -114,7 +115,7 @@ def planned(
 
     def plan(*words: str) -> Plan:
         config = compose(f"hydra.searchpath=[file://{tmp_path}/conf]", *words)
-        return make_plan(config, {}, look_outside=False, may_submit=True)
+        return make_plan(ComposedConfig(config), look_outside=False, may_submit=True)
 
     yield plan
     for name in ("batch", "fleet"):

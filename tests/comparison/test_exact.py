@@ -17,6 +17,7 @@ from scaleflow.comparison.exact import (
     parse_despite,
     refuse_differences,
 )
+from scaleflow.config.compose import CommandWords
 from scaleflow.errors import ConfigError
 from scaleflow.runs import RunFolder
 from scaleflow.runs.provenance.record import Provenance
@@ -50,7 +51,7 @@ def make_run(*states: Provenance, **params: str) -> Run:
     ],
 )
 def test_places_and_the_config_of_the_run_are_allowed(word: str) -> None:
-    check_repeatable(make_run(), [word])
+    check_repeatable(make_run(), CommandWords([word]))
 
 
 @pytest.mark.parametrize(
@@ -69,14 +70,14 @@ def test_places_and_the_config_of_the_run_are_allowed(word: str) -> None:
 )
 def test_another_config_is_refused(word: str) -> None:
     with pytest.raises(ConfigError, match="--exact repeats a run with its own config"):
-        check_repeatable(make_run(), [word])
+        check_repeatable(make_run(), CommandWords([word]))
 
 
 def test_runs_that_cannot_be_repeated_are_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="no run repeats one with strategy=parameter_server exactly: its workers"):
-        check_repeatable(make_run(**{"resolved.strategy": "parameter_server"}), [])
+        check_repeatable(make_run(**{"resolved.strategy": "parameter_server"}), CommandWords())
     with pytest.raises(ConfigError, match="this run looked for a setting, which depends on the speed"):
-        check_repeatable(make_run(find="lr"), [])
+        check_repeatable(make_run(find="lr"), CommandWords())
 
 
 def test_categories_are_words_with_commas() -> None:
@@ -115,9 +116,9 @@ def test_a_run_that_was_trained_longer_is_repeated_as_long(tmp_path: Path) -> No
         files.resume_overrides(number).write_text(words)
     run = fake_run(tmp_path, settings=PARAMS, states=[FIRST])
     assert list_lengths(run) == ["training.epochs=6"]
-    check_repeatable(run, [])
+    check_repeatable(run, CommandWords())
     with pytest.raises(ConfigError, match=r"with training\.epochs=6, and the rate of optimizer\.schedule=cosine"):
-        check_repeatable(fake_run(tmp_path, settings={**PARAMS, "optimizer.schedule": "cosine"}), [])
+        check_repeatable(fake_run(tmp_path, settings={**PARAMS, "optimizer.schedule": "cosine"}), CommandWords())
 
 
 def test_what_auto_stood_for_explains_other_results() -> None:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from scaleflow.cluster.engines import list_engines
+from scaleflow.config.compose import ComposedConfig
 from scaleflow.config.parse import parse_section
 from scaleflow.interfaces import (
     Best,
@@ -143,13 +144,13 @@ def test_every_option_composes_and_makes_a_plan(compose: Compose, path: Path, mo
     for name, value in {"JOB_COMPLETION_INDEX": "0", "SCALEFLOW_PODS": "1", "SCALEFLOW_JOB": "a"}.items():
         monkeypatch.setenv(name, value)
     config = compose(f"{path.parts[0]}={path.stem}")
-    assert isinstance(make_plan(config, {}, look_outside=False), Plan)
+    assert isinstance(make_plan(ComposedConfig(config), look_outside=False), Plan)
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=str)
 def test_every_experiment_composes_and_makes_a_plan(compose: Compose, path: Path) -> None:
     config = compose(f"experiment={path.stem}")
-    assert isinstance(make_plan(config, {}, look_outside=False), Plan)
+    assert isinstance(make_plan(ComposedConfig(config), look_outside=False), Plan)
     assert config != compose()
 
 
@@ -201,7 +202,7 @@ def test_a_command_without_a_word_is_as_promised(compose: Compose) -> None:
 
 
 def test_every_section_is_in_the_plan_and_the_other_way_round(compose: Compose) -> None:
-    from_elsewhere = {"choices", "config", "search", "evaluator", "chief", "task", "tf_config"}
+    from_elsewhere = {"choices", "config", "search", "evaluator", "chief", "task", "tf_config", "weights"}
     in_plan = {field.name for field in dataclasses.fields(Plan)} - from_elsewhere
     own = {"seed", "resume", "resume_data", "resume_code", "sweep", "trusted_modules"}
     assert set(compose()) == in_plan == {*WITHOUT_TARGET, *WITH_TARGET, *own}
@@ -219,7 +220,7 @@ def test_the_default_option_is_what_the_dataclass_says(compose: Compose, group: 
 @pytest.mark.parametrize("group", WITH_TARGET)
 def test_the_common_keys_of_a_group_with_targets_are_the_dataclass_s(compose: Compose, group: str) -> None:
     target = Target(group, "")
-    made = make_plan(compose(), {}, look_outside=False)
+    made = make_plan(ComposedConfig(compose()), look_outside=False)
     ours = WITH_TARGET[group](target)
     if group == "dataset":
         ours = dataclasses.replace(ours, split=Split("auto"))  # recorded configs without the key have drawn at random
@@ -297,7 +298,9 @@ def test_every_target_resolves_and_takes_its_arguments(compose: Compose, isolate
     for path in OPTIONS:
         group = path.parts[0]
         if group in WITH_TARGET:
-            target = getattr(make_plan(compose(f"{group}={path.stem}"), {}, look_outside=False), group).target
+            target = getattr(
+                make_plan(ComposedConfig(compose(f"{group}={path.stem}")), look_outside=False), group
+            ).target
             arguments = {**target.arguments, "learning_rate": 0.1} if group == "optimizer" else target.arguments
             targets.append((str(path), target.path, arguments, GIVEN[group]))
     assert len(targets) >= 7

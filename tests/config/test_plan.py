@@ -1,3 +1,4 @@
+import ast
 import json
 import socket
 import time
@@ -8,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import scaleflow
 from scaleflow.cluster.network import free_ports
+from scaleflow.config.compose import ComposedConfig
 from scaleflow.config.parse import unknown_option_error
 from scaleflow.config.plan import (
     check_pipeline_batch,
@@ -16,6 +19,8 @@ from scaleflow.config.plan import (
     find_batch_multiple,
     leave_schedule_out,
     make_batching,
+    parse_sections,
+    set_values,
 )
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plan, Strategy, Target, Training
@@ -25,6 +30,7 @@ from scaleflow.launcher.prepare import make_plan
 Make = Callable[..., Plan]
 Compose = Callable[..., dict[str, Any]]
 EARLY = "training.early_stopping="
+TARGET = {"_target_": "a.b"}
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +73,9 @@ def test_a_cluster_may_have_thousands_of_workers(compose: Compose) -> None:
         "cluster.workers=4096",
         "cluster.min_workers=4000",
     )
-    made = make_plan(compose(*words), {"strategy": "multi_worker", "cluster": "ray"}, look_outside=False)
+    made = make_plan(
+        ComposedConfig(compose(*words), {"strategy": "multi_worker", "cluster": "ray"}), look_outside=False
+    )
     assert (made.cluster.workers, made.cluster.min_workers) == (4096, 4000)
 
 
@@ -140,7 +148,7 @@ def test_a_step_is_read_into_its_target(plan: Make) -> None:
 def test_a_section_that_holds_no_keys_is_refused(compose: Compose, section: str, value: str) -> None:
     config = {**compose("tracking=none"), section: {"null": None, "3": 3, "[1]": [1]}[value]}
     with pytest.raises(ConfigError, match=rf"^{section}=.*: expected keys under {section}"):
-        make_plan(config, {})
+        make_plan(ComposedConfig(config))
 
 
 def test_an_unknown_option_comes_with_the_nearest_and_all_there_are() -> None:
@@ -311,13 +319,13 @@ def test_a_server_that_takes_and_never_answers_is_waited_for_three_seconds(
 
 def test_a_worker_leaves_the_store_to_its_launcher(compose: Compose, free_port: int) -> None:
     uri = f"http://127.0.0.1:{free_port}"
-    assert make_plan(compose(f"tracking.uri={uri}"), {}, look_outside=False).tracking.uri == uri
+    assert make_plan(ComposedConfig(compose(f"tracking.uri={uri}")), look_outside=False).tracking.uri == uri
 
 
 def test_a_plan_that_a_worker_reads_again_is_the_same(plan: Make, compose: Compose) -> None:
     config = compose("model=cnn", "tracking=none", EARLY + "{monitor: train/loss}")
-    first = make_plan(config, {"model": "cnn"}, ["/x"])
-    assert make_plan(first.config, first.choices, first.search, look_outside=False) == first
+    first = make_plan(ComposedConfig(config, {"model": "cnn"}, ["/x"]))
+    assert make_plan(ComposedConfig(first.config, first.choices, first.search), look_outside=False) == first
 
 
 def test_an_optimizer_of_ones_own_may_have_other_arguments_of_these_names(plan: Make, refused: Any) -> None:
@@ -365,3 +373,49 @@ def test_a_target_is_no_group_and_a_column_goes_without_a_pattern(refused: Calla
         assert "the column is the target; name another" in refused(*table, f"dataset.split={{by: {by}, column: y}}")
     both = "dataset.split={by: group, column: g, pattern: p1}"
     assert "it does not use one of" in refused("dataset=image_folder", f"dataset.data_dir={tmp_path}", both)
+
+
+TWO = {"chief": ["a:1"], "worker": ["b:2"], "evaluator": ["c:3"]}
+SHARED = "checkpoint.folder=shared"
+
+
+@pytest.mark.parametrize(
+    ("words", "role", "found"),
+    [
+        ((), None, {}),
+        (("debug=fast", "training.epochs=9"), None, {"training.epochs": 1, "training.max_steps": 1}),
+        ((f"{EARLY}{{patience: 2, restore_best: true}}",), None, {"checkpoint.export": "best"}),
+        (("cluster=ray", "cluster.workers=4"), None, {"strategy.name": "multi_worker"}),
+        (("cluster.stall_seconds=60",), "chief", {"cluster.stall_seconds": 60.0, "cluster.name": "tf_config"}),
+        (("cluster.stall_seconds=60", SHARED), "evaluator", {"cluster.stall_seconds": None, "cluster.name": "local"}),
+        (("hardware.tpu=grpc://host:8470",), None, {"strategy.name": "tpu", "hardware.name": "tpu"}),
+    ],
+)
+def test_what_the_plan_resolves_is_in_its_config_too(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, words: Any, role: str | None, found: dict[str, Any]
+) -> None:
+    if role is not None:
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": TWO, "task": {"type": role, "index": 0}}))
+    made = make_plan(ComposedConfig(compose(*words), {"optimizer": "tabular"}), look_outside=False)
+    search = leave_schedule_out(set_values(made, {"training.batch_size": 48}), RateTest())
+    for each in (made, search):
+        for name, section in parse_sections(each.config).items():
+            assert section == getattr(each, name), name
+        for key, value in found.items():
+            group, name = key.split(".")
+            assert each.config[group][name] == getattr(getattr(each, group), name) == value, key
+    assert search.config["training"]["batch_size"] == 48
+
+
+def test_only_one_function_changes_a_section_of_a_plan() -> None:
+    """The address of the store is an exception: it is a place of this machine, which no other command reads."""
+    sections = {*parse_sections({"dataset": TARGET, "model": TARGET, "optimizer": TARGET}), "config"}
+    found = set()
+    for path in (Path(scaleflow.__file__).parent).rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(call, ast.Call) and call.args and ast.unparse(call.func).endswith("replace")):
+                continue
+            if ast.unparse(call.args[0]).endswith("plan"):
+                found |= {(path.stem, str(each.arg)) for each in call.keywords if each.arg in sections}
+    stores = {("prepare", "tracking"), ("tracked_run", "tracking"), ("spec", "tracking"), ("spec", "config")}
+    assert found == {*stores, ("plan", "config")}

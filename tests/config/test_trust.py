@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 import scaleflow
-from scaleflow.config.compose import ComposedConfig, compose_config, resolve_config
+from scaleflow.config.compose import CommandWords, ComposedConfig, compose_config, resolve_config
 from scaleflow.config.trust import TEXT_KEYS, check_origins, check_trusted_targets, check_values
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.prepare import make_plan
-from scaleflow.runs.reuse import RerunCommand, find_config_dirs, load_config, reuse_config
+from scaleflow.runs.reuse import find_config_dirs, load_config, reuse_config
 
 RUN = "0123456789abcdef0123456789abcdef"
 
@@ -47,7 +47,7 @@ PARAMS = {"model": "mlp", "dataset": "digits", "tracking": "none"}
 
 
 def made_again(text: str, *overrides: str, **more: Any) -> ComposedConfig:
-    return reuse_config(load_config(text, RUN), PARAMS, RerunCommand(RUN, overrides, **more))
+    return reuse_config(load_config(text, RUN), PARAMS, CommandWords(overrides, run_id=RUN, **more))
 
 
 #: What a tracked config says, and what the refusal has to name.
@@ -269,7 +269,7 @@ def test_a_path_of_yaml_is_checked_as_text(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_a_config_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
-        make_plan(resolve_config(made_again(text, "tracking=none").config) | {"x": 1}, {}, look_outside=False)
+        make_plan(made_again(text, "tracking=none").set({"x": 1}), look_outside=False)
 
 
 def test_a_tracked_run_does_not_say_what_is_trusted(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_masked_secrets_come_from_this_machines_options(tmp_path: Path, monkeypa
     )
     monkeypatch.setenv("MY_KEY", "hunter2")
     text = tracked_config(model={"_target_": "my_models.build", "_partial_": True, "api_key": "****", "units": 5})
-    words = RerunCommand(RUN, (), [str(tmp_path)], ["my_models"])
+    words = CommandWords(config_dirs=[str(tmp_path)], run_id=RUN, trusted=["my_models"])
     made = reuse_config(load_config(text, RUN), {**PARAMS, "model": "mine"}, words)
     assert resolve_config(made.config)["model"]["api_key"] == "hunter2"
     assert resolve_config(made.config)["model"]["units"] == 5
@@ -381,7 +381,9 @@ def test_one_refusal_names_all_modules_and_folders_that_are_missing(
 def test_a_command_that_evaluates_promotes_nothing() -> None:
     params = {**PARAMS, "promotion": "champion"}
     config = load_config(tracked_config(promotion={"name": "champion", "model": "churn"}), RUN)
-    evaluated, repeated = (reuse_config(config, params, RerunCommand(RUN, ()), each) for each in (("dataset",), None))
+    evaluated, repeated = (
+        reuse_config(config, params, CommandWords(run_id=RUN), each) for each in (("dataset",), None)
+    )
     assert resolve_config(evaluated.config)["promotion"] == {"name": "none"}
     assert resolve_config(repeated.config)["promotion"]["model"] == "churn"
 
@@ -393,7 +395,9 @@ def test_interpolations_of_own_options_follow_typed_words() -> None:
             "dataset": {"_target_": "scaleflow.dataset.synthetic.Synthetic", "seed": "${..seed}"},
         }
     )
-    made = reuse_config(load_config(text, RUN), {**PARAMS, "dataset": "synthetic"}, RerunCommand(RUN, ("seed=9",)))
+    made = reuse_config(
+        load_config(text, RUN), {**PARAMS, "dataset": "synthetic"}, CommandWords(("seed=9",), run_id=RUN)
+    )
     assert resolve_config(made.config)["dataset"]["seed"] == 9
 
 
@@ -477,6 +481,6 @@ def test_a_plan_with_trusted_modules_is_checked(plan: Callable[..., Any]) -> Non
 
 def test_an_options_name_is_a_name() -> None:
     params = {**PARAMS, "dataset": "\x1b[2Jdigits\n", "model": "theirs"}
-    made = reuse_config(load_config(tracked_config(), RUN), params, RerunCommand(RUN, ()))
+    made = reuse_config(load_config(tracked_config(), RUN), params, CommandWords(run_id=RUN))
     assert made.choices["dataset"] == "digits"
     assert made.choices["model"] == "theirs"

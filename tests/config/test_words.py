@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from scaleflow.config.compose import compose_config, parse_overrides
+from scaleflow.config.compose import CommandWords, compose_config
 from scaleflow.config.words import make_override, prepare_words, quote_override, split_overrides
 from scaleflow.errors import ConfigError
 
@@ -65,7 +65,7 @@ def test_a_recipe_wins_over_the_model_of_a_table(tmp_path_factory: pytest.TempPa
 @pytest.mark.parametrize("text", TEXTS)
 def test_hydra_reads_a_quoted_value_as_the_text_that_it_was(text: str) -> None:
     word = make_override("dataset.data_dir", text)
-    (parsed,) = parse_overrides([word])
+    (parsed,) = CommandWords([word]).parsed
     assert (parsed.key_or_group, parsed.value()) == ("dataset.data_dir", text)
     assert not parsed.is_sweep_override()
     assert shlex.split(quote_override("dataset.data_dir", text)) == [word]
@@ -90,7 +90,7 @@ def test_a_quote_without_an_end_in_overrides_is_refused(typed: str, named: str) 
 @pytest.mark.parametrize("value", ["müller.csv", "a (1).csv", "it's.csv", "a=b#,"])
 def test_the_word_that_a_refusal_shows_works(value: str) -> None:
     with pytest.raises(ConfigError, match="cannot be read as KEY=VALUE; type ") as refusal:
-        parse_overrides([f"dataset.data_dir={value}"])
+        assert CommandWords([f"dataset.data_dir={value}"]).parsed
     (word,) = shlex.split(str(refusal.value).partition("; type ")[2])
-    (parsed,) = parse_overrides([word])
+    (parsed,) = CommandWords([word]).parsed
     assert parsed.value() == value

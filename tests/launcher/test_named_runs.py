@@ -52,7 +52,7 @@ def test_each_form_names_the_run_and_its_model(
         assert find_run_folder(named, {"tracking": {"uri": uri}}) == made.folder
     for named, expected in ((run_id, result), (f"runs:/{run_id}/model", result), ("models:/net@champion", first)):
         with locate_weights(plan(f"model.init_from='{named}'")) as located:
-            assert (Path(str(located.model.init_from)).read_bytes() == b"first") == (expected == first), named
+            assert (Path(str(located.weights)).read_bytes() == b"first") == (expected == first), named
 
     other = client.create_logged_model("0", name="theirs").model_id
     client.delete_run(run_id)

@@ -252,11 +252,11 @@ def folder_of_other_options(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_key_that_only_the_runs_own_options_have_may_change(folder_of_other_options: Path) -> None:
     composed = compose_config([f"resume={folder_of_other_options}", "strategy.micro_batches=2"])
-    run = prepare_run(RunCommand(composed, ["strategy.micro_batches=2"], 0.0))
+    run = prepare_run(RunCommand(composed, 0.0))
     assert run.spec.plan.strategy.micro_batches == 2
     assert run.spec.plan.choices["model"] == "cnn"
     assert run.spec.folder == folder_of_other_options
-    assert (run.resume_number, run.is_finished, run.overrides) == (1, True, ["strategy.micro_batches=2"])
+    assert (run.resume_number, run.is_finished, run.composed.words.overrides) == (1, True, ["strategy.micro_batches=2"])
 
 
 @pytest.mark.parametrize(

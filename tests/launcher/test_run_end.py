@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.config.compose import parse_overrides
+from scaleflow.config.compose import CommandWords
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import CheckpointSaved, MetricsLogged, RunEnded, RunReady
 from scaleflow.launcher.run_end import describe_continuation, describe_results
@@ -74,7 +74,7 @@ def test_the_command_that_continues_a_run_can_be_pasted(folder: str) -> None:
     assert (step, label) == ("of step 2990", "go on")
     *command, word = shlex.split(line)
     assert command == ["python", "-m", "scaleflow"]
-    (override,) = parse_overrides([word])
+    (override,) = CommandWords([word]).parsed
     assert (override.key_or_group, override.value()) == ("resume", folder)
     state.apply(RunEnded("FINISHED"))
     assert describe_continuation(state, folder) == []

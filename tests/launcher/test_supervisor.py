@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from scaleflow.config.compose import ComposedConfig
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import Emit, MetricsLogged, RunEnded, RunReady, Waiting
@@ -261,7 +262,7 @@ def inline(
         folder, refusals = tmp_path / "run", list[str]()
         folder.mkdir()
         spec = RunSpec(plan("debug=inline", "tracking=none"), folder, 0.0)
-        return launch_run(PreparedRun(spec, {}, []), refuse=refusals.append), refusals, folder
+        return launch_run(PreparedRun(spec, ComposedConfig({})), refuse=refusals.append), refusals, folder
 
     return run
 
@@ -499,7 +500,7 @@ def test_a_refusal_closes_the_progress_bar(
     monkeypatch.setattr(sys, "stdout", shown)
     EventWriter(tmp_path / "events.jsonl")(RunReady("a-run"))
     refusals: list[str] = []
-    run = PreparedRun(RunSpec(plan("tracking=none"), tmp_path, 0.0), {}, [])
+    run = PreparedRun(RunSpec(plan("tracking=none"), tmp_path, 0.0), ComposedConfig({}))
     assert launch_run(run, refuse=refusals.append) == REFUSED
     assert "contains a run already" in refusals[0]
     assert shown.getvalue().count("\x1b[?25l") == shown.getvalue().count("\x1b[?25h") == 1

@@ -162,7 +162,7 @@ def which_load() -> list[bool]:
         ({"weights": True, "preset": "resnet_18_imagenet"}, {}),
         ({"weights": False, "preset": "resnet_18_imagenet"}, {}),
     ]
-    return [loads_weights(Model(Target("model", "a.b", arguments)), config) for arguments, config in cases]
+    return [loads_weights(Model(Target("model", "a.b", arguments), **config)) for arguments, config in cases]
 
 
 def test_saved_weights_are_those_that_the_config_names(isolated: Callable[..., Any]) -> None:

@@ -78,5 +78,5 @@ class FakeLaunch:
         if run.resume_number:
             files.resume_overrides(run.resume_number).write_text("[]\n")
         else:
-            files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(run.config)))
+            files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(run.composed.raw)))
         return CODES[status]

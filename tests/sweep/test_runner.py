@@ -17,7 +17,7 @@ import pytest
 
 from scaleflow.cli import main
 from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, share
-from scaleflow.config.compose import compose_sweep
+from scaleflow.config.compose import CommandWords, compose_sweep
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import EpochEnded, MetricsLogged, ModelExported, RunEnded, RunReady
@@ -126,7 +126,7 @@ def test_a_recipe_chooses_hydras_own_groups(recipes: list[str]) -> None:
         ("alone", [], "grid.GridSweeper", "basic_launcher.BasicLauncher"),
         ("plain", [], "grid.GridSweeper", "isolated.IsolatedLauncher"),
     ):
-        _, config = compose_sweep([f"experiment={name}", "seed=1,2", *typed], ["conf"])
+        _, config = compose_sweep(CommandWords([f"experiment={name}", "seed=1,2", *typed], ["conf"], is_sweep=True))
         assert str(config.hydra.sweeper._target_).endswith(sweeper)
         assert str(config.hydra.launcher._target_).endswith(launcher)
 

@@ -230,7 +230,7 @@ def test_a_run_can_begin_with_the_models_weights(
     uris = f"runs:/{run.info.run_id}/model", f"models:/{logged.model_id}", "models:/digits/1"
     for origin in (*uris, finished[0].run_folder()):
         with locate_weights(plan(store, f"model.init_from={origin}")) as found:
-            file = Path(found.model.init_from)
+            file = Path(found.weights)
             assert file.read_bytes() == exported.read_bytes()
             assert file.with_name("learned_state.json").is_file()
             assert found.config["model"]["init_from"] == str(origin)

@@ -18,8 +18,8 @@ Make = Callable[..., Any]
 
 def file_of(plan: Any) -> str:
     with locate_weights(plan) as found:
-        assert isinstance(found.model.init_from, str)
-        return found.model.init_from
+        assert found.weights is not None
+        return found.weights
 
 
 @pytest.mark.parametrize("place", ["model.keras", "data/model.keras", "model/model.keras", "deep/in/it/mine.keras"])
@@ -62,5 +62,5 @@ def test_the_worker_is_told_the_file_and_the_config_keeps_what_was_said(plan: Ma
     (tmp_path / "model.keras").write_text("weights")
     with locate_weights(plan(f"model.init_from={tmp_path}")) as found:
         sent = RunSpec.from_line(RunSpec(found, tmp_path, 0.0).to_line()).plan
-    assert sent.model.init_from == str(tmp_path / "model.keras")
-    assert sent.config["model"]["init_from"] == str(tmp_path)
+    assert sent.weights == str(tmp_path / "model.keras")
+    assert sent.model.init_from == sent.config["model"]["init_from"] == str(tmp_path)

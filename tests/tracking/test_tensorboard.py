@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from scaleflow.config.compose import ComposedConfig
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.events import MetricsLogged, Note, WeightHistograms
 from scaleflow.launcher.prepare import make_plan
@@ -93,8 +94,8 @@ def test_without_tensorboard_it_is_refused_with_what_to_install(
     there = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "tensorboard" else there(name))
     with pytest.raises(ConfigError, match=r"^tracking\.tensorboard=true: .*pip install 'scaleflow\[tensorboard\]'"):
-        make_plan(compose("tracking=none", "tracking.tensorboard=true"), {})
-    make_plan(compose("tracking=none"), {})
+        make_plan(ComposedConfig(compose("tracking=none", "tracking.tensorboard=true")))
+    make_plan(ComposedConfig(compose("tracking=none")))
 
 
 def distributed(values: list[float]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,15 +115,18 @@ def test_a_model_of_the_users_own_keeps_its_words(command: Command) -> None:
 
 
 def test_weights_are_taken_as_the_key_and_the_model_say(plan: Callable[..., Any], tmp_path: Path) -> None:
+    def located(*words: str) -> Any:
+        return replace(plan(*words), weights=str(tmp_path / "model.keras"))
+
     first = LearnedState(Inputs((2,)), Outputs("binary", (1,), ("no", "yes")))
     (tmp_path / "model.keras").touch()
     origin, key = f"model.init_from={tmp_path}/model.keras", "model.init_from_preprocessing"
     notes: list[Any] = []
-    assert find_earlier(plan(origin), None, None) is None  # type: ignore[arg-type]
-    assert find_changes(plan(origin), first, notes.append) is None
+    assert find_earlier(located(origin), None, None) is None  # type: ignore[arg-type]
+    assert find_changes(located(origin), first, notes.append) is None
     assert "nothing is known about the preprocessing" in notes.pop().text
     with pytest.raises(ConfigError, match=f"{key}=old: .* has no learned_state.json beside it"):
-        find_earlier(plan(origin, f"{key}=old"), None, None)  # type: ignore[arg-type]
+        find_earlier(located(origin, f"{key}=old"), None, None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"{key}=old with model.init_from=null: there is no earlier run"):
         plan(f"{key}=old")
     with pytest.raises(ConfigError, match=f"{key}=wider: expected one of extend, old, new"):
@@ -132,12 +136,12 @@ def test_weights_are_taken_as_the_key_and_the_model_say(plan: Callable[..., Any]
     mine = "model._target_=mine.build"
     wanted = {(): (True, False), ("old",): (False, True), ("new",): None}
     for mode, fields in wanted.items():
-        found = find_earlier(plan(origin, *(f"{key}={each}" for each in mode)), None, None)  # type: ignore[arg-type]
+        found = find_earlier(located(origin, *(f"{key}={each}" for each in mode)), None, None)  # type: ignore[arg-type]
         assert (found and (found.extends, found.counts_words)) == fields
-    user = find_earlier(plan(origin, mine), None, None)  # type: ignore[arg-type]
+    user = find_earlier(located(origin, mine), None, None)  # type: ignore[arg-type]
     assert user is not None
     assert (user.extends, user.counts_words) == (True, True)
     vip = LearnedState(Inputs((2,)), Outputs("classification", (3,), ("no", "yes", "vip")))
     for words in ((mine,), (f"{key}=old",)):
         with pytest.raises(ConfigError, match=r"outputs: 1 new class \(vip\)"):
-            find_changes(plan(origin, *words), vip, notes.append)
+            find_changes(located(origin, *words), vip, notes.append)

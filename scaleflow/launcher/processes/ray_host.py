@@ -17,9 +17,9 @@ from typing import Any
 from scaleflow.cluster import ray
 from scaleflow.cluster.tasks import count_processes, count_workers, make_tf_configs
 from scaleflow.cluster.tf_config import TF_CONFIG
+from scaleflow.config.plan import check_plan, set_values
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
-from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.processes.ray_actor import ActorLocation, WorkerActor
 from scaleflow.launcher.processes.supervisor import choose_reason
 from scaleflow.launcher.processes.worker_process import THREADS_ENV, EndReason, RunProcess
@@ -409,8 +409,10 @@ def resize_plan(plan: Plan, most: int, least: int, params: Mapping[str, str]) ->
     each = max(1, int(params["resolved.replicas"]) // was) * plan.training.accumulate
     for count in range(most, least - 1, -1):
         if not plan.strategy.is_synchronous or size % (count * each) == 0:
-            config["cluster"] = {**config["cluster"], "workers": count}
-            return make_plan(config, plan.choices, plan.search, look_outside=False)
+            kept = {key: config[key] for key in ("training", "dataset")}
+            resized = set_values(plan, {**kept, "cluster.workers": count})
+            check_plan(resized)
+            return resized
     fitting = [count for count in range(1, was + 1) if size % (count * each) == 0]
     raise ConfigError(
         f"there is room for {most} worker(s), and the global batch of {size} is divisible among "
