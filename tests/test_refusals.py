@@ -83,6 +83,11 @@ optimizer.learning_rate=-0.1 | expected a number, above 0.0
 optimizer.learning_rate=.nan | expected a number, above 0.0
 optimizer.learning_rate=fast | expected a number, above 0.0
 optimizer.schedule=linea | expected one of constant, cosine, step, linear, polynomial, exponential, one_cycle
+optimizer.schedule=plateau dataset.validation=null | optimizer.plateau.metric=train/loss
+optimizer.schedule=plateau training.engine=fit | training.engine=loop, or the callback
+optimizer.schedule=plateau optimizer.step_factor=1 | the rate would never fall
+'optimizer.plateau={patience: 2}' | set optimizer.schedule=plateau
+optimizer.schedule=plateau 'optimizer.plateau={patience: 0}' | patience=0: expected an integer, at least 1
 optimizer.final_rate=2 | expected a number, at least 0.0, at most 1.0
 optimizer.warmup_steps=-1 | expected an integer, at least 0
 optimizer.scale=square | expected one of none, linear, sqrt
@@ -354,6 +359,7 @@ training.epochs=1 strategy=mirrored,one_device | strategy=mirrored,one_device | 
 --cfg job training.epoch=3 | training.epoch | did you mean training.epochs=
 -m strategy=mirrored,miror | strategy=miror | did you mean mirrored?
 -m cluster=local,flink | cluster=flink | there is no such option | kubernetes
+optimizer.over=time training.max_seconds=10m | a schedule follows the updates | set training.max_steps
 sweep.max_seconds=10m | applies only to the jobs of a sweep
 -m seed=1 sweep.max_seconds=soon | this is no time; write 600 for seconds, or 10m
 -m seed=1,2 hydra.sweeper.timeout=10m | hydra.sweeper.timeout: the sweeper has no such key; type sweep.max_seconds=10m

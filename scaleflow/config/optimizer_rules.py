@@ -65,6 +65,32 @@ OPTIMIZER_RULES: Sequence[Rule] = (
         "set optimizer.final_rate=0.01",
     ),
     Rule(
+        ("optimizer.plateau", "optimizer.schedule"),
+        lambda p: p.optimizer.plateau is not None and p.optimizer.watched is None,
+        "no value lowers the rate of this schedule",
+        "set optimizer.schedule=plateau, or leave optimizer.plateau out",
+    ),
+    Rule(
+        ("optimizer.schedule", "dataset.validation"),
+        lambda p: (
+            p.optimizer.watched is not None and p.optimizer.watched.monitor.startswith("val/") and not validates(p)
+        ),
+        "there is no validation split",
+        "set dataset.validation=0.1, or optimizer.plateau.metric=train/loss",
+    ),
+    Rule(
+        ("optimizer.schedule", "training.engine"),
+        lambda p: p.optimizer.watched is not None and p.training.engine == "fit",
+        "the schedule acts between the calls of scaleflow's own loop",
+        "use training.engine=loop, or the callback keras.callbacks.ReduceLROnPlateau",
+    ),
+    Rule(
+        ("optimizer.schedule", "optimizer.step_factor"),
+        lambda p: p.optimizer.watched is not None and p.optimizer.step_factor == 1,
+        "the rate would never fall",
+        "set optimizer.step_factor=0.1",
+    ),
+    Rule(
         ("optimizer.warmup_steps",),
         lambda p: isinstance(p.optimizer.warmup_steps, float) and p.optimizer.warmup_steps >= 1,
         "a number of updates is whole, and a fraction of the run is below 1",

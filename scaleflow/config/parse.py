@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from scaleflow.config.synonyms import translate_option
 from scaleflow.errors import ConfigError, find_similar
-from scaleflow.interfaces import EarlyStopping, Split, Target
+from scaleflow.interfaces import EarlyStopping, Plateau, Split, Target
 from scaleflow.interfaces.secret_masking import mask_secrets
 
 #: Keys that are null by default, and otherwise a mapping.
@@ -27,6 +27,7 @@ EMPTY_MAPPINGS = (
     "objective.loss",
     "objective.loss_weights",
     "objective.class_weight",
+    "optimizer.plateau",
     "optimizer.rate_factors",
     "training.early_stopping",
     "training.step",
@@ -125,7 +126,7 @@ def expand_short(value: object, hint: Any, key: str) -> object:
     """Returns a section with the names of its fields, if it has other forms."""
     if hint is Split and isinstance(value, str):
         return {"by": value}
-    if hint is EarlyStopping and isinstance(value, Mapping) and "metric" in value:
+    if hint in (EarlyStopping, Plateau) and isinstance(value, Mapping) and "metric" in value:
         if "monitor" in value:
             raise ConfigError(f"{key}.metric={value['metric']} with {key}.monitor: both name the value; give one")
         return {"monitor" if name == "metric" else name: each for name, each in value.items()}

@@ -92,7 +92,11 @@ KEYS = invert(
 )
 
 #: A key, or the last part of a key of `dataset` or of one without a group, written as above -> what there is instead.
-ABSENT = {"dataset.weights": "weights are read by dataset=table, huggingface, tfrecord and npz"}
+ABSENT = {
+    "dataset.weights": "weights are read by dataset=table, huggingface, tfrecord and npz",
+    "optimizer.over": "a schedule follows the updates, so that a resumed run equals one that was not stopped; set "
+    "training.max_steps to what the run reaches in its time",
+}
 
 #: Keys that say how many devices a run uses.
 DEVICES = invert({"devices": "gpu gpus ngpus numgpus device devices numdevices nprocpernode nprocs accelerators"})

@@ -220,6 +220,16 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Plateau:
+    """`optimizer.plateau`: when a value no longer improves. `metric` is another name of `monitor`."""
+
+    monitor: str = "val/loss"
+    patience: int = field(default=3, metadata={"at_least": 1})
+    mode: Literal["auto", "min", "max"] = "auto"
+    min_delta: float = field(default=0.0, metadata={"at_least": 0.0})
+
+
+@dataclass(frozen=True)
 class Optimizer:
     """`optimizer`: a Keras optimizer, and the learning rate that is computed for it."""
 
@@ -227,11 +237,13 @@ class Optimizer:
     learning_rate: float = field(default=0.001, metadata={"above": 0.0})
     schedule: (
         Literal["constant", "cosine", "step", "linear", "polynomial", "exponential", "one_cycle", "cosine_restarts"]
+        | Literal["plateau"]
         | Target
     ) = "constant"
     final_rate: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
     step_every: int | None = field(default=None, metadata={"at_least": 1})
     step_factor: float = field(default=0.1, metadata={"above": 0.0, "at_most": 1.0})
+    plateau: Plateau | None = None
     power: float = field(default=2.0, metadata={"above": 0.0})
     warmup_steps: int | float = field(default=0, metadata={"at_least": 0})
     scale: Literal["none", "linear", "sqrt"] = "none"
@@ -240,6 +252,11 @@ class Optimizer:
     no_decay: list[str] | None = None
     clip_value: float | None = field(default=None, metadata={"above": 0.0})
     ema: float | None = field(default=None, metadata={"above": 0.0, "below": 1.0})
+
+    @property
+    def watched(self) -> Plateau | None:
+        """The value that lowers the rate, if the schedule is `plateau`."""
+        return (self.plateau or Plateau()) if self.schedule == "plateau" else None
 
 
 #: The weights of one output's classes: `balanced`, or a weight for each class by name or number.
@@ -261,13 +278,9 @@ class ObjectiveOptions:
 
 
 @dataclass(frozen=True)
-class EarlyStopping:
+class EarlyStopping(Plateau):
     """`training.early_stopping`: end the run when a value stops improving. `metric` is another name of `monitor`."""
 
-    monitor: str = "val/loss"
-    patience: int = field(default=3, metadata={"at_least": 1})
-    mode: Literal["auto", "min", "max"] = "auto"
-    min_delta: float = field(default=0.0, metadata={"at_least": 0.0})
     start_epoch: int = field(default=0, metadata={"at_least": 0})
     threshold: float | None = None
     restore_best: bool = False

@@ -324,7 +324,7 @@ def make_learning_rate(
     Raises ConfigError if it makes something else.
     """
     peak = scale_to_batch(options, global_batch_size)
-    if options.schedule == "constant" and not options.warmup_steps:
+    if options.schedule in ("constant", "plateau") and not options.warmup_steps:
         return peak
     schedule = Schedule(peak, options, total_steps)
     if given is not None:
@@ -386,7 +386,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
         options, name = self.options, self.options.schedule
         if name == "step":
             return options.step_factor ** (step // float(options.step_every or 1))
-        if name == "constant":
+        if name in ("constant", "plateau"):  # `PlateauRate` changes `factor`
             return 0.0 * step + 1.0
         length = max(1, self.total_steps - self._warmup)
         progress = functions.minimum(functions.maximum((step - self._warmup) / length, 0.0), 1.0)

@@ -2,7 +2,7 @@
 
 from scaleflow.training.baseline import baselines, measure_outputs
 from scaleflow.training.callbacks import make_callback
-from scaleflow.training.decisions import Checkpointing, WorkerSync, check_monitor
+from scaleflow.training.decisions import Checkpointing, PlateauRate, WorkerSync, check_monitor
 from scaleflow.training.engine import Engine
 from scaleflow.training.evaluation import Evaluation
 from scaleflow.training.fit import FitEngine, choose_steps_per_execution

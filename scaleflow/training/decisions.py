@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError, NotFinite, RunError
-from scaleflow.interfaces import Best, EarlyStopping, Objective, Snapshot, Training
+from scaleflow.interfaces import Best, EarlyStopping, Objective, Optimizer, Plateau, Snapshot, Training
 from scaleflow.training.evaluation import MetricSums
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class WorkerSync:
 
 
 def check_monitor(
-    key: str, options: EarlyStopping | Best | None, objective: Objective, validates: bool, has_callbacks: bool = False
+    key: str, options: Plateau | Best | None, objective: Objective, validates: bool, has_callbacks: bool = False
 ) -> None:
     """Checks that the monitored value is one that the run reports, or that a callback may report.
 
@@ -144,7 +144,7 @@ def check_monitor(
         )
 
 
-def find_monitor_mode(options: EarlyStopping | Best, modes: Mapping[str, str]) -> str | None:
+def find_monitor_mode(options: Plateau | Best, modes: Mapping[str, str]) -> str | None:
     """Returns whether larger (`max`) or smaller (`min`) values are better; None if that is not known."""
     return modes.get(options.monitor.partition("/")[2]) if options.mode == "auto" else options.mode
 
@@ -156,7 +156,7 @@ class BestValue:
         options: the metric; None for no monitoring.
     """
 
-    def __init__(self, options: EarlyStopping | Best | None, modes: Mapping[str, str]) -> None:
+    def __init__(self, options: Plateau | Best | None, modes: Mapping[str, str]) -> None:
         self._options = options
         self.mode = options and find_monitor_mode(options, modes)
         self._value: float | None = None
@@ -234,12 +234,50 @@ class Patience:
         self.reason = f"{options.monitor} has not improved for {times}"
         return self._waited >= options.patience
 
+    def start_again(self) -> None:
+        """Forgets for how long the value has not improved; the best value stays."""
+        self._waited = 0
+
     def state(self) -> dict[str, Any]:
         return {"waited": self._waited, "record": self._record.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._waited = state["waited"]
         self._record.restore(state["record"])
+
+
+class PlateauRate:
+    """`optimizer.schedule=plateau`: lowers the rate if a value has not improved for a number of validations.
+
+    Args:
+        options: of the optimizer; its `watched` is not None.
+
+    Attributes:
+        watched: the value.
+        factor: the rate is this factor times the configured one.
+    """
+
+    def __init__(self, options: Optimizer, modes: Mapping[str, str]) -> None:
+        assert options.watched is not None
+        self.watched = options.watched
+        self.factor = 1.0
+        self._step, self._least = options.step_factor, options.final_rate
+        self._patience = Patience(EarlyStopping(**vars(self.watched)), modes, "validation")
+
+    def lower(self, values: Mapping[str, float], epoch: int) -> str:
+        """Records the values of a validation; returns why the rate falls, empty if it does not."""
+        if not self._patience.is_over(values, epoch):
+            return ""
+        self._patience.start_again()
+        before, self.factor = self.factor, max(self.factor * self._step, self._least)
+        return self._patience.reason if self.factor < before else ""
+
+    def state(self) -> dict[str, Any]:
+        return {"factor": self.factor, "patience": self._patience.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.factor = state["factor"]
+        self._patience.restore(state["patience"])
 
 
 class TimeLimit:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Feed, Objective, OutputKeeper
 from scaleflow.training import state
+from scaleflow.training.decisions import PlateauRate
 from scaleflow.training.evaluation import Evaluation, MetricSums
 from scaleflow.training.forward_backward import FreezePhases
 from scaleflow.training.graph import CAPTURED, check_copies, check_random, draw_by_replica, list_captured
@@ -80,6 +81,7 @@ class Engine(ABC):
         remat: which parts the backward pass computes again, such as `12 segments`; `false` if none.
         flops_per_example: operations of a training step per example; None before `trace`, or if they cannot be counted.
         freezing: what trains in which epoch; None if that does not change.
+        plateau: lowers the rate (`optimizer.schedule=plateau`); None if the schedule is another one.
         gradient_norm: the global norm of the gradients of the last step, summed over the replicas, before clipping and
             without the loss scale; NaN if it is not known.
     """
@@ -101,6 +103,7 @@ class Engine(ABC):
         self.remat = "false"
         self.flops_per_example: float | None = None
         self.freezing: FreezePhases | None = None
+        self.plateau: PlateauRate | None = None
         self.gradient_norm = float("nan")
         self._evaluation = evaluation
         self._evaluation.check_graph = self._check_evaluation

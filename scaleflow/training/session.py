@@ -278,8 +278,9 @@ class Session:
         snapshot = self._rollbacks.load_snapshot(error, self._checkpointing.checkpoints, self._sync)
         count, factor = self._rollbacks.next_values()
         self.restore(snapshot)
-        self._engine.set_rate_factor(factor, self._rollbacks.rate_factor)
+        held = self._rate_factor
         self._rollbacks.count, self._rollbacks.rate_factor = count, factor
+        self._engine.set_rate_factor(self._rate_factor, held)
         reason = (
             f"{error.fact}; going back to the checkpoint at step {snapshot.step}, with {factor:g} x the learning rate"
         )
@@ -366,6 +367,7 @@ class Session:
             "total": self._length.total,
             "rollbacks": self._rollbacks.count,
             "rate_factor": self._rollbacks.rate_factor,
+            "plateau": self._engine.plateau and self._engine.plateau.state(),
             "is_drawn_as_read": self._feeds.is_drawn_as_read,
             "surplus": self._length.surplus,
         }
@@ -393,8 +395,10 @@ class Session:
         self._log.values = dict(snapshot.host["values"])
         self._own_values = dict(snapshot.host.get("own_values", {}))
         self._rollbacks.count = snapshot.host.get("rollbacks", 0)
-        self._rollbacks.rate_factor = factor = snapshot.host.get("rate_factor", 1.0)
-        if factor != 1.0:
+        self._rollbacks.rate_factor = snapshot.host.get("rate_factor", 1.0)
+        if self._engine.plateau is not None and (state := snapshot.host.get("plateau")):
+            self._engine.plateau.restore(state)
+        if (factor := self._rate_factor) != 1.0:
             self._engine.set_rate_factor(factor, factor)
         self.epoch, self.step = snapshot.host["epoch"], snapshot.step
         self._length = compute_length(self._options, self._feeds.train, self._find_surplus(snapshot))
@@ -442,6 +446,12 @@ class Session:
         """The optimizer updates so far, which metrics are indexed by."""
         return self._engine.count_updates(self.step)
 
+    @property
+    def _rate_factor(self) -> float:
+        """The learning rate is this factor times that of the config and its step."""
+        plateau = self._engine.plateau
+        return self._rollbacks.rate_factor * (1.0 if plateau is None else plateau.factor)
+
     def begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
         phases, has_changed = self._engine.freezing, self._engine.begin_phase(epoch, self._feeds.train)
@@ -487,12 +497,17 @@ class Session:
     def _judge(self, values: dict[str, float], when: str) -> bool:
         """Ends the run if its values say so; returns whether they are the best so far."""
         self._judged = self.step
-        monitored = self._options.early_stopping and self._options.early_stopping.monitor
-        if {monitored, self._checkpointing.best.state()["monitor"]} - {*values, None}:  # the chief's decide for all
+        plateau, held = self._engine.plateau, self._rate_factor
+        watched = self._options.early_stopping, None if plateau is None else plateau.watched
+        monitored = {each.monitor for each in watched if each is not None}
+        if {*monitored, self._checkpointing.best.state()["monitor"]} - {*values, None}:  # the chief's decide for all
             values.update(json.loads(self._sync.from_chief(lambda: json.dumps(self._own_values))))
         if self._patience.is_over(values, self.epoch + 1):
             self._log.emit(Note(f"stopped early after {when}: {self._patience.reason}"))
             self._is_over = True
+        if plateau is not None and (reason := plateau.lower(values, self.epoch + 1)):
+            self._engine.set_rate_factor(self._rate_factor, held)
+            self._log.emit(Note(f"{reason}; from step {self.step} on {self._rate_factor:g} x the learning rate"))
         return self._checkpointing.best.update(values, self.step)
 
     def trace_call(self) -> AbstractContextManager[bool]:
@@ -512,9 +527,8 @@ class Session:
             self._steps_per_call.record_call(steps, agreed)
         self.step += steps
         if self._time.is_over() and not self._stopped and self.step < self._length.total:
-            self._log.emit(
-                Note(f"training.max_seconds={self._options.max_seconds}: training ends in time, after step {self.step}")
-            )
+            limit, steps = f"training.max_seconds={self._options.max_seconds}", f"{self.step} of {self._length.total}"
+            self._log.emit(Note(f"{limit}: training ends in time, after step {steps}"))
             self._length = replace(self._length, epochs=self.epoch + 1, total=self.step)
         is_last = first + steps == self._length.steps_per_epoch or self.step == self._length.total
         self._tracing.end_call(seconds, is_last, self._log.usual_ms)

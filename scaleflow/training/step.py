@@ -183,6 +183,7 @@ def check_own_updates(options: Training, optimizer: Optimizer, policy: str, xla:
         "optimizer.no_decay": bool(optimizer.no_decay),
         "optimizer.rate_factors": optimizer.rate_factors is not None,
         f"optimizer.ema={optimizer.ema}": optimizer.ema is not None,
+        "optimizer.schedule=plateau": optimizer.watched is not None,
     }
     for setting, applies in updates.items():
         if applies:

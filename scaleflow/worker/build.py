@@ -257,6 +257,8 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     plan = choose_monitored(plan, goal, feeds)
     make_model = make_model_maker(plan, splits.inputs, outputs, emit, data.changes)
     engine, stage_notes = make_engine(plan, runtime, make_model, outputs, goal, length, feeds.train, splits.folds)
+    if plan.optimizer.watched is not None:
+        engine.plateau = training.PlateauRate(plan.optimizer, goal.modes)
     if plan.hardware.xla is True:
         training.check_xla(engine.model, splits.inputs, runtime.strategy)
     kept = keep_outputs(plan, runtime, engine, feeds, source, splits, emit)
@@ -314,7 +316,11 @@ def choose_monitored(plan: Plan, goal: Objective, feeds: Feeds) -> Plan:
 
     validates = feeds.validation is not None and plan.evaluator != "elsewhere"
     plan = choose_best_checkpoint(plan, validates)
-    monitors = {"training.early_stopping": plan.training.early_stopping, "checkpoint.best": plan.checkpoint.sought}
+    monitors = {
+        "training.early_stopping": plan.training.early_stopping,
+        "checkpoint.best": plan.checkpoint.sought,
+        "optimizer.plateau": plan.optimizer.watched,
+    }
     for key, monitor in monitors.items():
         training.check_monitor(key, monitor, goal, validates, bool(plan.training.callbacks))
     return plan

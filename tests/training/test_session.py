@@ -184,6 +184,36 @@ def test_validation_within_epochs_resumes_bit_for_bit(isolated: Callable[..., An
     assert isolated(resume_at_each, plan(*BASE, SIZE, *words, *schedule)) == [True, True]  # at a validation, and after
 
 
+def follow_plateaus(cases: list[tuple[Any, Any, int]]) -> list[tuple[list[tuple[int, float]], list[str], bool]]:
+    """The rate of the last step of each epoch, and the notes, of a first run; whether a second one equals one that
+    stops after so many calls.
+    """
+    found = []
+    for plan, shorter, calls in cases:
+        events, _ = fitted(plan)
+        values = [(fields["step"], fields.get("values", {})) for name, fields in events if name == "metrics"]
+        rates = {step: each["train/learning_rate"] for step, each in values if "train/loss" in each and step % 5 == 0}
+        notes = [fields["text"] for name, fields in events if name == "note"]
+        found.append((list(rates.items()), notes, stop_and_resume(shorter, calls)))
+    return found
+
+
+def test_the_rate_falls_on_a_plateau_and_resumes_bit_for_bit(
+    isolated: Callable[..., Any], plan: Callable[..., Any]
+) -> None:
+    never = "optimizer.plateau={metric: val/accuracy, patience: 2, min_delta: 9}"  # the first value stays the best
+    words = (*BASE, SIZE, "training.steps_per_loop=1", "optimizer.schedule=plateau", never, "optimizer.step_factor=0.5")
+    more = ("training.epochs=8", "optimizer.learning_rate=0.01", "optimizer.final_rate=0.2")
+    cases = ("optimizer.warmup_steps=0", 12), ("optimizer.warmup_steps=3", 16)  # before the rate falls, and after
+    runs = [(plan(*words, *more, case), plan(*words, "training.epochs=4", case), calls) for case, calls in cases]
+    factors = [1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.2]  # patience ends in epochs 3, 5 and 7; 0.125 is below the least
+    for rates, notes, is_same in isolated(follow_plateaus, runs):
+        assert rates == [(5 * n + 5, pytest.approx(0.01 * factor)) for n, factor in enumerate(factors)]
+        assert notes[0] == "val/accuracy has not improved for 2 validations; from step 15 on 0.5 x the learning rate"
+        assert len(notes) == 3
+        assert is_same
+
+
 def end_in_time(plans: list[Any]) -> tuple[list[Event], int, bool]:
     """The events and steps of a run out of time after a call; whether its resumption equals a run without a limit."""
     from scaleflow.worker.build import build_training
@@ -210,7 +240,7 @@ def test_a_run_out_of_time_is_validated_and_tested_and_can_go_on(
     assert steps_with(events, "val/loss") == steps_with(events, "test/loss") == [1]
     assert epochs(events) == [(1, 1)]
     notes = [fields["text"] for name, fields in events if name == "note"]
-    assert notes == ["training.max_seconds=1s: training ends in time, after step 1"]
+    assert notes == ["training.max_seconds=1s: training ends in time, after step 1 of 15"]
     assert is_same
 
 
@@ -332,7 +362,7 @@ class OnPaper:
         opening: of each epoch's input.
     """
 
-    loss_scale = learning_rate = gradient_norm = flops_per_example = freezing = None
+    loss_scale = learning_rate = gradient_norm = flops_per_example = freezing = plateau = None
     objective = Objective(lambda targets, outputs: outputs)
 
     def __init__(self, seconds: list[float], opening: float) -> None:
