@@ -527,8 +527,8 @@ class Session:
             self._steps_per_call.record_call(steps, agreed)
         self.step += steps
         if self._time.is_over() and not self._stopped and self.step < self._length.total:
-            limit, steps = f"training.max_seconds={self._options.max_seconds}", f"{self.step} of {self._length.total}"
-            self._log.emit(Note(f"{limit}: training ends in time, after step {steps}"))
+            limit, at = f"training.max_seconds={self._options.max_seconds}", f"{self.step} of {self._length.total}"
+            self._log.emit(Note(f"{limit}: training ends in time, after step {at}"))
             self._length = replace(self._length, epochs=self.epoch + 1, total=self.step)
         is_last = first + steps == self._length.steps_per_epoch or self.step == self._length.total
         self._tracing.end_call(seconds, is_last, self._log.usual_ms)
