@@ -91,6 +91,7 @@ STAGE_COMMANDS = {
                 "on_bad": ("raise", "skip", "empty"),
                 "probabilities": ("true", "false"),
                 "logits": ("true", "false"),
+                "explain": ("true", "false"),
             },
             required=("run", "input"),
             outputs=("run_id", "model", "file", "folder"),

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow
@@ -19,8 +19,30 @@ from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.language_model import LanguageModel
 from scaleflow.predict.reading import Array, InputForm, RowBatch, RowSource, divide_rows, to_words
 
-if TYPE_CHECKING:
-    from scaleflow.predict.compute import DistributedModel
+
+class RowModel(Protocol):
+    """Computes the outputs of rows.
+
+    Attributes:
+        inputs: specs of the inputs, by name.
+        decode: maps encoded pictures to inputs; None if the model takes none.
+        batch_size: rows that are computed at once.
+    """
+
+    @property
+    def inputs(self) -> Mapping[str, Any]: ...
+
+    @property
+    def decode(self) -> Callable[[Any], Any] | None: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    def predict(self, arrays: Mapping[str, Array], name: Callable[[int], str]) -> dict[str, Array]:
+        """Returns the outputs [rows, ...] by name for inputs [rows, ...] by name; `name` names a row."""
+
+    def explain_failure(self, row: int) -> str:
+        """Says why a row has no prediction."""
 
 
 #: The column of a table that has the prompts, if there is one of that name.
@@ -35,7 +57,7 @@ class TextColumns(OutputColumns):
 
 
 class PromptModel:
-    """Continues prompts. It has the interface of `DistributedModel`.
+    """Continues prompts.
 
     Args:
         model: the language model.
@@ -144,7 +166,7 @@ class Chunk:
     inputs: dict[str, Array]
     is_good: Array
 
-    def predict(self, task: Task, model: DistributedModel | PromptModel, report: RowReport) -> tuple[Any, int]:
+    def predict(self, task: Task, model: RowModel, report: RowReport) -> tuple[Any, int]:
         """Returns the rows of the output, and the number of predictions. Raises RunError if the model fails."""
         places, is_good = np.flatnonzero(self.is_good), self.is_good
         if not len(places):
@@ -167,7 +189,7 @@ def find_failed(values: Array) -> Array:
     return np.isnan(values) if values.dtype.kind == "f" else np.array([each is None for each in values])
 
 
-def read_chunks(task: Task, model: DistributedModel | PromptModel, report: RowReport, skip: int) -> Iterator[Chunk]:
+def read_chunks(task: Task, model: RowModel, report: RowReport, skip: int) -> Iterator[Chunk]:
     """Yields all rows but the first ones, converted for the model. Raises RunError for bad rows, unless the report
     counts them.
     """

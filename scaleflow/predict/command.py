@@ -68,7 +68,7 @@ from scaleflow.runs.run import Run, locate_run
 if TYPE_CHECKING:
     from scaleflow.evaluation.predictions import OutputColumns
     from scaleflow.predict.bad_rows import RowReport
-    from scaleflow.predict.chunks import PromptModel, Task
+    from scaleflow.predict.chunks import PromptModel, RowModel, Task
     from scaleflow.predict.compute import DistributedModel
     from scaleflow.predict.output import Output
     from scaleflow.predict.reading import InputForm, RowSource
@@ -142,6 +142,9 @@ def make_predict_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--probabilities", action="store_true", help="a column for each class, even if there are more than 20"
     )
+    parser.add_argument(
+        "--explain", action="store_true", help="columns reason_COLUMN: what each column of a table contributes"
+    )
     parser.add_argument("--logits", action="store_true", help="a column for each logit, after the predictions")
     parser.add_argument(
         "--batch-size",
@@ -180,20 +183,25 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     display.begin_stage("reading the run and its model from MLflow")
     run, _ = find_run(CommandWords(typed.overrides, run_id=typed.run_id))
     from scaleflow.predict.bad_rows import RowReport
+    from scaleflow.predict.reasons import ReasonColumns, load_explaining
     from scaleflow.tracking.saved_models import describe_model
 
     options = run.config.get("dataset")
     options = options if isinstance(options, dict) else {}
-    load: Callable[[Path], tuple[DistributedModel | PromptModel, str, list[Note]]]
+    load: Callable[[Path], tuple[RowModel, str, list[Note]]]
     load, has_text = partial(load_predictor, plan, run, typed.batch_size), is_language_model(run.learned_state)
     if sampling is not None and not has_text:
         raise explain_no_language_model(run)
     state = run.learned_state or replace(describe_model(run.tracker, run.model), source=str(options.get("_target_")))
     state = replace(state, reading={**options, **state.reading})
+    if has_text and typed.explain:
+        raise ConfigError("--explain: needs a model of a table, and this one continues texts; leave it out")
     if has_text:
         sampling, state = sampling or Sampling(), replace(state, schema={})
         load = partial(load_prompt_model, sampling, plan, run)
     task = (make_text_task if has_text else make_task)(typed, state, output)
+    if isinstance(task.predicted, ReasonColumns):
+        load = partial(load_explaining, load, state, task.predicted)
     with output.lock(), tempfile.TemporaryDirectory(prefix="scaleflow-predict-") as folder:
         manifest = describe_task(typed, run, task) | ({"sampling": asdict(sampling)} if sampling else {})
         first = output.find_first(manifest, typed.resume)
@@ -251,6 +259,11 @@ def make_task(typed: argparse.Namespace, state: LearnedState, output: Output) ->
     if typed.logits and all(each.kind in ("regression", None) for each in outputs.values()):
         raise ConfigError("--logits: this model predicts values, and has no logits; leave it out")
     predicted = OutputColumns(outputs, typed.probabilities, typed.logits)
+    if typed.explain:
+        from scaleflow.predict.reasons import BASE, REASON, ReasonColumns, check_explained
+
+        names = (BASE, *(f"{REASON}{name}" for name in check_explained(state, predicted)))
+        predicted = ReasonColumns(outputs, typed.probabilities, typed.logits, names)
     return complete_task(typed, source, InputForm(state, columns), predicted, output)
 
 
@@ -368,7 +381,7 @@ def load_predictor(
 
 def write_predictions(
     task: Task,
-    model: DistributedModel | PromptModel,
+    model: RowModel,
     output: Output,
     first: int,
     report: RowReport,

@@ -17,9 +17,10 @@ from mlflow.exceptions import MlflowException
 
 from scaleflow.serving.answers import make_prediction_columns, make_probability_columns
 from scaleflow.serving.cells import CellForm, fit_numbers, gather_cells, read_forms, write_cell
+from scaleflow.serving.reasons import explain_rows, find_explained, find_obstacle, find_typical
 
 #: What the inference parameter `output` may be.
-PREDICTION, PROBABILITIES, LOGITS = OUTPUTS = ("prediction", "probabilities", "logits")
+PREDICTION, PROBABILITIES, LOGITS, EXPLAIN = OUTPUTS = ("prediction", "probabilities", "logits", "explain")
 
 #: The cells of a model whose run read no table.
 PLAIN = CellForm()
@@ -47,6 +48,7 @@ class SavedModel:
             each["name"]: SimpleNamespace(**{"threshold": None, "margins": None, **each, "shape": tuple(each["shape"])})
             for each in learned.get("outputs", ())
         }
+        self._schema = learned.get("schema", {})
         self._nested = read_specs(self._loaded.serve)
         self._decode: Callable[[Any], Any] | None = getattr(self._loaded, "decode", None)
         self._pictures = {} if self._decode is None else name_specs(read_specs(self._decode))
@@ -63,7 +65,8 @@ class SavedModel:
                 become 2024-01-31T23:59:59, and missing values become empty strings. A picture is the bytes of its file.
             params: `output`: `prediction` (the default) returns the columns that `scaleflow predict` writes;
                 `probabilities` the probability of every class; `logits` the model's outputs as they are, no DataFrame:
-                logits or values, [batch, ...] float32, or a dict of such arrays by the name of the output.
+                logits or values, [batch, ...] float32, or a dict of such arrays by the name of the output; `explain`
+                what each column of a table contributes, and `base`, the prediction for a typical row.
 
         Raises MlflowException if a value cannot be converted, naming its column, and its row counted from 0, or if the
         model has no outputs of this kind.
@@ -75,6 +78,8 @@ class SavedModel:
             name: self._to_tensor(name, spec, model_input[name] if name else model_input)
             for name, spec in self._specs.items()
         }
+        if output == EXPLAIN:
+            return self._explain_rows({name: each.numpy() for name, each in inputs.items()})
         try:
             values = tf.nest.map_structure(np.asarray, self._serve(inputs))
         except tf.errors.InvalidArgumentError as error:
@@ -98,6 +103,24 @@ class SavedModel:
                 f"output={output}: this model predicts values, which have no probabilities; use output={PREDICTION}"
             )
         return pd.DataFrame({name: each if each.ndim == 1 else list(each) for name, each in columns.items()})
+
+    def _explain_rows(self, rows: dict[str, Array]) -> pd.DataFrame:
+        """Returns the contributions of columns to predictions, which they sum to with that of `base`."""
+        shapes = {name: spec.shape[1:].as_list() for name, spec in self._specs.items()}
+        needed = find_obstacle(shapes, self._outputs, self._schema) if self._outputs else "a record of its outputs"
+        if needed:
+            raise MlflowException.invalid_parameter_value(f"output={EXPLAIN}: needs {needed}")
+        typical = find_typical(self._schema, {name: spec.dtype.as_numpy_dtype for name, spec in self._specs.items()})
+        ((name, described),) = self._outputs.items()
+
+        def compute(columns: Mapping[str, Array]) -> Array:
+            given = {key: tf.constant(each, self._specs[key].dtype) for key, each in columns.items()}
+            values = self._serve(given)
+            return np.asarray(values[name] if isinstance(values, dict) else values)
+
+        measure = find_explained(described, compute(rows))
+        found = explain_rows(lambda columns: measure(compute(columns)), rows, typical)
+        return pd.DataFrame({key or "base": each.astype(np.float32) for key, each in found.items()})
 
     def _serve(self, inputs: dict[str, tf.Tensor]) -> Any:
         return self._loaded.serve(nest(self._nested, self._read_pictures(inputs)))

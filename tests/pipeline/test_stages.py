@@ -90,7 +90,7 @@ def test_the_words_of_a_stage_are_flags_that_its_command_has() -> None:
     from scaleflow.predict.command import make_predict_parser
 
     values = {**dict.fromkeys(STAGE_COMMANDS["predict"].flags, "1"), "run": "1", "on_bad": "skip"}
-    values |= {"probabilities": True, "logits": True}
+    values |= {"probabilities": True, "logits": True, "explain": True}
     _, *words = make_words(STAGE_COMMANDS["predict"], values, Path("stage"), ("conf",))
     typed = make_predict_parser().parse_intermixed_args(words)
     assert (typed.on_bad, typed.shard_rows, typed.top_k) == ("skip", 1, 1)

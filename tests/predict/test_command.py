@@ -172,6 +172,32 @@ def test_classes_and_probabilities_are_those_of_the_logged_model(
     assert list(trained.read("whole.csv"))[:6] == trained.new.column_names
 
 
+def explain_elsewhere(folder: Path, run: str) -> Any:
+    """What the served model says of the rows: the contributions of their columns."""
+    import mlflow
+    import pandas as pd
+
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+    (output,) = mlflow.get_run(run).outputs.model_outputs
+    model = mlflow.pyfunc.load_model(f"models:/{output.model_id}")
+    return model.predict(pd.read_parquet(folder / "new.parquet"), params={"output": "explain"}).to_dict("list")
+
+
+def test_reasons_of_predictions_sum_to_them_on_every_door(trained: Trained, isolated: Callable[..., Any]) -> None:
+    text = trained.predict(trained.sizes, "new.parquet", "reasons.parquet", "--explain")
+    found = trained.read("reasons.parquet")
+    names = ["reason_base", "reason_area", "reason_sold", "reason_town"]
+    assert list(found)[-4:] == names
+    np.testing.assert_allclose(np.sum([found[name] for name in names], axis=0), found["probability"], atol=1e-5)
+    assert np.ptp(found["reason_area"]) > np.ptp(found["reason_town"])  # the size follows from the area
+    assert "note: --explain: 14 predictions for each row; reason_base is" in text
+    served = isolated(explain_elsewhere, trained.folder, trained.sizes)
+    for name in names:
+        np.testing.assert_allclose(served[name.removeprefix("reason_")], found[name], atol=1e-5, err_msg=name)
+    refused = trained.predict(trained.digits, "new.parquet", "none.parquet", "--explain", "--columns", "area", code=2)
+    assert refused.count("--explain") + refused.count("--input") == 1
+
+
 def load_and_predict(folder: Path, run: str) -> tuple[dict[str, Any], dict[str, str]]:
     """What MLflow's model gives for the same rows in each form of a DataFrame, and how it refuses wrong values."""
     from decimal import Decimal
