@@ -42,14 +42,12 @@ from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Status, Tracking
 from scaleflow.interfaces.formatting import Readable, list_metric_rows
-from scaleflow.interfaces.trials import Trial
 from scaleflow.launcher.answer import ANSWER, FINISHED, INTERRUPTED, REFUSED, TERMINATED
 from scaleflow.launcher.launch import describe_outcome, launch_run
 from scaleflow.launcher.objects import add_options, place_file, plan_data_file, plan_model_file, use_function
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder
-from scaleflow.runs.data_digest import Repetition
 from scaleflow.runs.folder_use import RUN_DIR, FolderRefused, check_folder, create_folder
 from scaleflow.runs.run import Run
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, read_job_state
@@ -218,30 +216,21 @@ def write_files(written: Mapping[Path, Callable[[Path], object]]) -> None:
 def run_config(composed: ComposedConfig, fill_folder: Callable[[], None] | None = None) -> Result:
     """Runs a composed config, or resumes the run that it names. Raises as `run` does."""
     refusals: list[str] = []
-    code, folder = launch_config(composed, refuse=refusals.append, fill_folder=fill_folder)
+    code, folder = launch_command(RunCommand(composed), refusals.append, fill_folder)
     if refusals:
         raise_interruption(code, refusals[0])
         raise ConfigError(refusals[0])
     return check_result(read_result(folder), code)
 
 
-def launch_config(
-    composed: ComposedConfig,
-    tags: Mapping[str, str] | None = None,
-    refuse: Callable[[str], None] | None = None,
-    fill_folder: Callable[[], None] | None = None,
-    trial: Trial | None = None,
-    repeats: Repetition | None = None,
+def launch_command(
+    command: RunCommand, refuse: Callable[[str], None] | None = None, fill_folder: Callable[[], None] | None = None
 ) -> tuple[int, Path]:
-    """Prepares and launches a composed config.
+    """Prepares and launches a run.
 
     Args:
-        composed: the config.
-        tags: tags of the run, in addition to those that every run has.
         refuse: receives the reason if a launched run is refused; None: the terminal shows it.
         fill_folder: writes what the run needs into its folder, after the config was checked.
-        trial: the setting to look for; None: train a model.
-        repeats: the run that this one repeats.
 
     Returns:
         The exit code that the command would have, and the run's folder.
@@ -249,8 +238,7 @@ def launch_config(
     Raises:
         ConfigError: if the config cannot work.
     """
-    repeats = repeats or Repetition()
-    run = prepare_run(RunCommand(composed, time.time(), tags or {}, trial=trial, repeats=repeats))
+    run = prepare_run(command)
     ANSWER.read = partial(describe_outcome, run.spec.folder)
     if run.is_finished:
         repair_quietly(run.spec.folder)

@@ -21,12 +21,13 @@ import argparse
 import re
 
 from scaleflow.__main__ import entry
-from scaleflow.api import launch_config
+from scaleflow.api import launch_command
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.config.compose import compose_config
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.trials import BatchSearch, RateTest, Trial
+from scaleflow.launcher.prepare import RunCommand
 
 #: The fewest steps of a test: fewer are too far apart.
 MIN_STEPS = 20
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
             if re.match(r"\+*training\.batch_size=(?!auto$)", word):
                 raise ConfigError(f"{word}: this command looks for it; leave it out")
         words.append(f"{trial.key}=auto")
-    return launch_config(compose_config(words, typed.config_dir), trial=trial)[0]
+    return launch_command(RunCommand(compose_config(words, typed.config_dir), trial=trial))[0]
 
 
 def make_find_parser() -> argparse.ArgumentParser:

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from scaleflow.api import Folders, Result, check_result, launch_config, read_result, to_folders
+from scaleflow.api import Folders, Result, check_result, launch_command, read_result, to_folders
 from scaleflow.commands.frame import make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command, reuse_for_new_run
 from scaleflow.config.compose import CommandWords
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
+from scaleflow.launcher.prepare import RunCommand
 from scaleflow.runs import RunFolder
 from scaleflow.runs.reuse import find_store_options
 from scaleflow.runs.run import Run
@@ -68,7 +69,7 @@ def launch_refit(words: CommandWords, takes_all: bool) -> tuple[int, Path]:
     typed = {override.partition("=")[0] for override in words.overrides}
     added = [each for each in list_changes(run, steps, takes_all) if each.partition("=")[0] not in typed]
     words = replace(words, overrides=[*added, *words.overrides])
-    return launch_config(reuse_for_new_run(run, words, "refit of"), tags={TAG: run.model.run_id})
+    return launch_command(RunCommand(reuse_for_new_run(run, words, "refit of"), tags={TAG: run.model.run_id}))
 
 
 def find_best_run(named: str, options: Tracking) -> tuple[str, int]:

@@ -27,7 +27,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from scaleflow.__main__ import entry
-from scaleflow.api import launch_config
+from scaleflow.api import launch_command
 from scaleflow.commands.frame import make_main
 from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command, reuse_for_new_run
 from scaleflow.config.compose import CommandWords, ComposedConfig
@@ -35,7 +35,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces.events import TagsSet
 from scaleflow.launcher.answer import ANSWER, FAILED, to_printable
 from scaleflow.launcher.display import Display
-from scaleflow.launcher.prepare import make_plan
+from scaleflow.launcher.prepare import RunCommand, make_plan
 from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder
 from scaleflow.runs.data_digest import Repetition
@@ -67,7 +67,7 @@ def main(typed: list[str]) -> int:
     if exact is not None:
         composed = exact.prepare(composed)
     repeats = Repetition(run.splits, exact is not None and "data" not in exact.despite)
-    code, target = launch_config(composed, tags={TAG: run.model.run_id}, repeats=repeats)
+    code, target = launch_command(RunCommand(composed, tags={TAG: run.model.run_id}, repeats=repeats))
     return code if exact is None or code else exact.judge(target)
 
 

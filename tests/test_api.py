@@ -184,10 +184,10 @@ def test_a_run_that_failed_is_a_run_error() -> None:
 def test_a_signal_before_the_run_is_ready_is_no_refusal(
     monkeypatch: pytest.MonkeyPatch, code: int, raised: type[BaseException]
 ) -> None:
-    def launch(*given: Any, refuse: Callable[[str], None], **_: Any) -> tuple[int, Path]:
+    def launch(command: Any, refuse: Callable[[str], None], *_: Any) -> tuple[int, Path]:
         refuse("stopped by a signal")
         return code, Path()
 
-    monkeypatch.setattr("scaleflow.api.launch_config", launch)
+    monkeypatch.setattr("scaleflow.api.launch_command", launch)
     with pytest.raises(raised):
         scaleflow.run("tracking=none")

@@ -15,20 +15,20 @@ from typing import Any
 
 from hydra.utils import get_object
 
-from scaleflow.config.evaluation_rules import SKLEARN_METRICS
 from scaleflow.config.parse import format_value
 from scaleflow.errors import ConfigError
 
 #: The paths that a `_target_` may have, by its key. These are lists of names and not whole packages, because a package
 #: has functions that write files, fetch URLs or load code (keras.utils.get_file, tensorflow.io.write_file,
 #: keras.saving.load_model).
-ALLOWED_OPTIMIZERS = re.compile(r"keras\.optimizers\.[A-Z]\w*")
-ALLOWED_CALLBACKS = re.compile(
-    r"keras\.callbacks\.(EarlyStopping|History|ProgbarLogger|ReduceLROnPlateau|SwapEMAWeights|TerminateOnNaN)"
-)
-ALLOWED_LOSSES = re.compile(r"keras\.losses\.[A-Z]\w*")
-ALLOWED_METRICS = re.compile(r"keras\.metrics\.[A-Z]\w*")
-ALLOWED_STEPS = re.compile(r"scaleflow\.training\.examples\.[A-Za-z]\w*")
+ALLOWED = {
+    r"optimizer": r"keras\.optimizers\.[A-Z]\w*",
+    r"training\.step": r"scaleflow\.training\.examples\.[A-Za-z]\w*",
+    r"training\.callbacks\.\d+": r"keras\.callbacks\."
+    r"(EarlyStopping|History|ProgbarLogger|ReduceLROnPlateau|SwapEMAWeights|TerminateOnNaN)",
+    r"objective\.loss(\.\w+)?": r"keras\.losses\.[A-Z]\w*",
+    r"objective\.metrics(\.\w+)?\.\d+": r"keras\.metrics\.[A-Z]\w*",
+}
 
 #: Allowed as an argument of another `_target_`. Excludes the layers that load files or run code from their arguments.
 ALLOWED_ARGUMENTS = re.compile(
@@ -119,19 +119,8 @@ def is_listed(key: str, path: str) -> bool:
     name = path.removeprefix("tensorflow.") if path.startswith("tensorflow.keras.") else path
     if key in ("dataset", "model"):
         return name in list_factories(key)
-    if key == "optimizer":
-        return ALLOWED_OPTIMIZERS.fullmatch(name) is not None
-    if key == "training.step":
-        return ALLOWED_STEPS.fullmatch(name) is not None
-    if re.fullmatch(r"training\.callbacks\.\d+", key):
-        return ALLOWED_CALLBACKS.fullmatch(name) is not None
-    if re.fullmatch(r"objective\.loss(\.\w+)?", key):
-        return ALLOWED_LOSSES.fullmatch(name) is not None
-    if re.fullmatch(r"objective\.metrics(\.\w+)?\.\d+", key):
-        return ALLOWED_METRICS.fullmatch(name) is not None
-    if re.fullmatch(r"evaluation\.metrics\.\d+", key):
-        return SKLEARN_METRICS.fullmatch(name) is not None
-    return ALLOWED_ARGUMENTS.fullmatch(name) is not None
+    allowed = next((paths for keys, paths in ALLOWED.items() if re.fullmatch(keys, key)), ALLOWED_ARGUMENTS)
+    return re.fullmatch(allowed, name) is not None
 
 
 def describe_allowed(key: str) -> str:

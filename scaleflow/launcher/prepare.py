@@ -8,6 +8,7 @@ folder of a run to resume. The spec holds the results, so that no process has to
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -86,7 +87,7 @@ class RunCommand:
     """A command for one run."""
 
     composed: ComposedConfig  # the composed config, with the folder of the run
-    started: float  # when the command began, in seconds since the epoch
+    started: float = field(default_factory=time.time)  # when the command began, in seconds since the epoch
     tags: Mapping[str, str] = field(default_factory=dict)  # tags of the run, in addition to those that every run has
     resume: str | None = None  # the folder or the id of the run to resume; None: the config's `resume`
     may_submit: bool = False  # whether `cluster.submit` is allowed

@@ -6,7 +6,6 @@ Hydra calls the callbacks of single runs and of a sweep itself; those of a sweep
 import copy
 import functools
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -276,21 +275,18 @@ class JobComposer:
                 "repeating its command with hydra.sweep.dir=FOLDER"
             )
         with self._compose(request.words, request.number) as (config, _):
-            composed = replace(
-                read_composed_config(drop_hydra(config)), folder=folder, words=CommandWords(request.overrides)
-            )
+            words = request.overrides
+            if is_resumed:
+                words = [override for override in words if is_under(override_key(override), IGNORED_KEYS)]
+            composed = read_composed_config(drop_hydra(config))
+            composed = replace(composed, folder=folder, words=CommandWords(words))
             if (request.config.get("training") or {}).get("batch_size") == "auto":
                 raise ConfigError(
                     f"training.batch_size=auto: each job of a sweep would find its own; run {name_command('find')} "
                     "batch_size with the words of a job, and add the word that it prints"
                 )
             check_job(config)
-            if not is_resumed:
-                return prepare_run(RunCommand(composed, time.time()))
-            changes = [override for override in request.overrides if is_under(override_key(override), IGNORED_KEYS)]
-            return prepare_run(
-                RunCommand(replace(composed, words=CommandWords(changes)), time.time(), resume=str(folder))
-            )
+            return prepare_run(RunCommand(composed, resume=str(folder) if is_resumed else None))
 
     @contextmanager
     def _compose(self, words: Sequence[str], number: int) -> Iterator[tuple[DictConfig, Template]]:
