@@ -255,10 +255,10 @@ def apply_tf_config(plan: Plan, environment: Mapping[str, str]) -> Plan:
     task = parse_tf_config(engine.read_tf_config(plan, environment))
     if task.evaluator == "here":
         # It gets the words of the others. It waits for checkpoints, so progress is not watched.
-        alone = {"name": "local", "workers": None, "servers": None, "stall_seconds": None}
-        values = {"strategy": {"name": "one_device"}, **{f"cluster.{key}": value for key, value in alone.items()}}
+        kept = {"max_restarts": cluster.max_restarts, "start_seconds": cluster.start_seconds}
+        alone = {"strategy": {"name": "one_device"}, "cluster": {"name": "local", "stall_seconds": None, **kept}}
         chief = task.peers[0] if len(task.peers) > 1 else None
-        return replace(set_values(plan, values), evaluator="here", chief=chief)
+        return replace(set_values(plan, alone), evaluator="here", chief=chief)
     plan = replace(plan, evaluator=task.evaluator)
     if not plan.strategy.is_auto or len(task.peers) == 1:
         return plan

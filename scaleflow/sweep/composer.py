@@ -16,7 +16,6 @@ from typing import Any
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
@@ -164,8 +163,8 @@ def find_swept_keys(config: DictConfig) -> list[str]:
     typed: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     params: Any = OmegaConf.to_container(config.hydra.sweeper.get("params") or OmegaConf.create({}), resolve=False)
     words = [*(f"{key}={value}" for key, value in params.items()), *map(str, typed)]
-    overrides = OverridesParser.create().parse_overrides(words)
-    return [*dict.fromkeys(override.key_or_group for override in overrides if override.is_sweep_override())]
+    overrides = CommandWords(words).parsed
+    return [*dict.fromkeys(str(each.key_or_group) for each in overrides if each.is_sweep_override())]
 
 
 def abbreviate_override(override: str, last: Mapping[str, int]) -> str:
