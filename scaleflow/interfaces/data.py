@@ -442,9 +442,13 @@ class Rows(Protocol):
         """Returns the names of examples by their ascending indices, such as a file and a row."""
         return [f"example {place}" for place in places]
 
-    def find_first_unreadable(self) -> Any:
-        """Returns the first example that cannot be read, with its index, name and reason, or None."""
-        return None
+    def find_unreadable(self) -> Iterator[int]:
+        """Yields the indices of the examples that cannot be read, in ascending order."""
+        return iter(())
+
+    def describe_unreadable(self, places: Sequence[int]) -> Sequence[Any]:
+        """Returns the index, the name and the reason of each of these examples, given by their ascending indices."""
+        return ()
 
     def check_targets(self, outputs: OutputStructure, split: str = "") -> Rows:
         """Refuses targets and weights that are invalid for their kinds, or returns rows that do so as they are read."""

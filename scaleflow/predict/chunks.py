@@ -17,7 +17,7 @@ from scaleflow.evaluation.predictions import OutputColumns
 from scaleflow.interfaces.sampling import Sampling
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.language_model import LanguageModel
-from scaleflow.predict.reading import Array, InputForm, RowBatch, RowSource, divide_rows, to_words
+from scaleflow.predict.reading import Array, InputForm, RowBatch, RowSource, divide_rows, to_word, to_words
 
 
 class RowModel(Protocol):
@@ -148,7 +148,7 @@ class Task:
         """Returns the columns that the table of the run did not have; none if its columns are not known."""
         reading = self.form.state.reading
         unused = to_words(reading.get("unused"))
-        known = {*self.read, reading.get("target"), *(unused or ())}
+        known = {*self.read, to_word(reading.get("target")), *(unused or ())}
         return [] if unused is None else [name for name in self.source.schema.names if name not in known]
 
 

@@ -16,6 +16,7 @@ import pyarrow
 from pyarrow import csv, parquet, types
 
 from scaleflow.errors import ConfigError, RunError
+from scaleflow.runs.folder import read_json, replace_text
 
 #: Suffixes of a file.
 PARQUET, CSV = (".parquet", ".pq"), (".csv",)
@@ -93,11 +94,7 @@ class Output:
         file = self.path / MANIFEST
         if not (resumes and file.exists()):
             return 0
-        try:
-            before = json.loads(file.read_text())
-        except ValueError:
-            before = None
-        known = before if isinstance(before, dict) else {}
+        known = read_json(file)
         if known.get("on-bad") == "raise":  # no row of the finished shards is bad
             known["on-bad"] = manifest["on-bad"]
         if changed := [key for key, value in manifest.items() if known.get(key) != value]:
@@ -114,9 +111,7 @@ class Output:
         for path in self.path.iterdir():
             if not first and SHARD.fullmatch(path.name):
                 path.unlink()
-        part = self.path / f".{MANIFEST}.part"
-        part.write_text(json.dumps(manifest, indent=2) + "\n")
-        part.replace(self.path / MANIFEST)
+        replace_text(self.path / MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
     def count_rows(self, shards: int) -> int:
         """Returns the number of rows in the first shards of a folder."""

@@ -89,7 +89,7 @@ class FileRows:
         read: Callable[[str, Sequence[str], int], Iterator[tuple[Any, Mapping[int, str]]]],
     ) -> None:
         self._counts, self._read = counts, read
-        self._firsts: list[int] = []
+        self._files, self._firsts = list(counts), list[int]()
 
     def read(self, columns: Sequence[str], at_once: int, skip: int = 0) -> Iterator[RowBatch]:
         place, self._firsts = 0, []
@@ -107,7 +107,7 @@ class FileRows:
 
     def name(self, place: int) -> str:
         number = bisect_right(self._firsts, place) - 1
-        return f"{[*self._counts][number]}, row {place - self._firsts[number] + 1}"
+        return f"{self._files[number]}, row {place - self._firsts[number] + 1}"
 
 
 def divide_rows(batches: Iterator[RowBatch], largest: int, shard_rows: int | None) -> Iterator[RowBatch]:

@@ -267,13 +267,11 @@ def read_forms(reading: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str
         reading: how its source read its files, as the record of the run says.
         words: what the preprocessing of each input learned.
     """
-    kinds, written = reading.get("columns"), reading.get("forms")
-    if not isinstance(kinds, dict) or not {*map(str, kinds.values())} <= CONVERSIONS.keys():
-        return {}
-    written = written if isinstance(written, dict) else {}
+    kinds, written = (each if isinstance(each, dict) else {} for each in map(reading.get, ("columns", "forms")))
     return {
         name: CellForm(kind, reading.get("missing"), written.get(name), words.get(name, ()) if kind == CATEGORY else ())
         for name, kind in kinds.items()
+        if kind in [*CONVERSIONS]
     }
 
 

@@ -222,13 +222,14 @@ def divide() -> Any:
     from scaleflow.dataset.pipeline.blocks import make_blocks
     from scaleflow.dataset.pipeline.records import to_mask
     from scaleflow.dataset.pipeline.splits import hold_out_examples
+    from scaleflow.dataset.pipeline.unreadable import find_first_unreadable
     from scaleflow.dataset.reading.files import draw_rows
     from scaleflow.interfaces import DivisionKeys, Split
 
     blocks = make_blocks(Rows({5: "is wrong", 70: "is worse", 166: "is bad"}))
     drawn = Split("random"), DivisionKeys(), 1, lambda event: None
     train, validation, _ = hold_out_examples(blocks, 0.25, *drawn)
-    unreadable = blocks.find_unreadable(), str(blocks.find_first_unreadable())
+    unreadable = [*blocks.find_unreadable()], str(find_first_unreadable(blocks))
     good = blocks.select(~to_mask(unreadable[0], len(blocks)))
     limited = good.limit(45)
     rows = good.head(10_000).targets.tolist()

@@ -26,7 +26,7 @@ def locate_all(folder: Path) -> dict[str, Any]:
         data, cache = str(folder / "data"), str(folder / "cache")
         table = Table(data, "y", kind="regression", numeric=["x"], test=0.0, cache_dir=cache)
         rows = table.load("train")
-        good = np.array([n for n in range(len(rows)) if n not in rows.find_unreadable()])
+        good = np.delete(np.arange(len(rows)), [*rows.find_unreadable()])
         paths, numbers = rows.locate(good)
         targets = rows.read(good)[1].ravel()
         found[str(size)] = (

@@ -123,6 +123,7 @@ def test_a_worker_decodes_what_its_replicas_train_on_and_no_more(isolated: Calla
 def bad_examples() -> dict[str, Any]:
     from scaleflow import dataset
     from scaleflow.dataset.pipeline.rows import to_rows
+    from scaleflow.dataset.pipeline.unreadable import find_first_unreadable
 
     notes: list[str] = []
 
@@ -159,7 +160,7 @@ def bad_examples() -> dict[str, Any]:
         "label": refusal(Files(classes=50)),
         "all": refusal(Files(tuple(range(EXAMPLES))), **skip),
         "many": refusal(long, **skip, cache="none") or notes[-2],
-        "streamed": str(streamed.find_first_unreadable()),
+        "streamed": str(find_first_unreadable(streamed)),
         "streamed, late": refusal(Streamed(streamed), **skip, cache="none") or notes[-1],
         "short": refusal(ShortOf(Files())),  # type: ignore[arg-type]
     }

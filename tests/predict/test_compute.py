@@ -116,6 +116,13 @@ def read_codes() -> list[Any]:
     return [served, [form.convert(column, np.dtype(object))[0].tolist() for column in columns]]
 
 
+def test_an_own_dataset_may_describe_its_reading_with_the_words_of_a_table() -> None:
+    from scaleflow.serving.cells import read_forms
+
+    for kinds in (3, ["x"], {"x": 3}, {"x": ["numbers"]}, {"x": "waves"}):
+        assert read_forms({"columns": kinds, "forms": 5, "missing": 7}, {}) == {}, kinds
+
+
 def test_categories_that_are_written_in_another_way_are_known(isolated: Callable[..., Any]) -> None:
     assert isolated(read_codes) == 2 * [[["1", "", "007"], ["1", "", "007"], ["1", "3", "007"]]]
 

@@ -389,6 +389,8 @@ def test_a_row_for_which_the_model_computes_nan_is_bad(tmp_path: Path) -> None:
     source = open_table(write(tmp_path / "a.parquet"))
     source = replace(source, name=lambda place: f"row {place}")
     task = Task(source, InputForm(STATE, {"x": ["x"]}), ["x"], predicted, schema, None)
+    own = InputForm(replace(STATE, reading={"target": ["x"], "unused": ["word"]}), {"x": ["x"]})
+    assert (task.list_new_columns(), replace(task, form=own).list_new_columns()) == ([], [])
     rows = RowBatch(4, pyarrow.table({"x": numbers}))
     chunk = Chunk(rows, {"x": np.array([1.0, -2.0, 3.0], np.float32)}, is_good)
     model: Any = NanModel()

@@ -173,11 +173,8 @@ class Blocks(StreamRows):
             "dataset: its classes are not those of the earlier run; give it the argument `earlier` of dataset=table"
         )
 
-    def find_unreadable(self) -> list[int]:
-        return [place for place, *_ in self.find_unusable()]
-
-    def find_first_unreadable(self) -> UnreadableExample | None:
-        return next(starmap(UnreadableExample, self.find_unusable()), None)
+    def find_unreadable(self) -> Iterator[int]:
+        return (place for place, *_ in self.find_unusable())
 
     def describe_unreadable(self, places: Sequence[int]) -> list[UnreadableExample]:
         found = (each for each in starmap(UnreadableExample, self.find_unusable()) if each.place in set(places))

@@ -416,14 +416,13 @@ class StreamFeed(SharesFeed):
         return self._shares(examples, numbers, share)
 
     def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
-        size, steps = self.batching.global_size, self.batching.steps(self.examples)
-
-        def batches_of(epoch: tf.Tensor) -> tf.data.Dataset:
-            examples = self._order.examples(epoch, 0, steps * size)
-            return self._shares(examples, tf.data.Dataset.range(steps), size).take(steps_per_epoch)
-
-        dataset = tf.data.Dataset.range(epochs).flat_map(batches_of)
+        dataset = tf.data.Dataset.range(epochs).flat_map(lambda epoch: self._read_epoch(epoch).take(steps_per_epoch))
         return dataset.prefetch(tf.data.AUTOTUNE).with_options(self._options)
+
+    def _read_epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
+        """Returns the global batches of an epoch. Traced."""
+        size, steps = self.batching.global_size, self.batching.steps(self.examples)
+        return self._shares(self._order.examples(epoch, 0, steps * size), tf.data.Dataset.range(steps), size)
 
     def _shares(self, examples: tf.data.Dataset, numbers: tf.data.Dataset, share: int) -> tf.data.Dataset:
         """Batches examples, padded to whole batches of `share`, and adds a mask that is 0 for padding.
@@ -462,20 +461,11 @@ class BlockFeed(StreamFeed):
     def _read_shares(
         self, epoch: tf.Tensor, step: tf.Tensor, numbers: tf.data.Dataset, context: tf.distribute.InputContext
     ) -> tf.data.Dataset:
-        firsts = tf.data.Dataset.range(step, self.batching.steps(self.examples), self._slab_steps)
-        firsts = firsts.map(lambda first: (epoch, first))
-        return self._read_slabs(firsts, self.batching.share, context.num_input_pipelines, context.input_pipeline_id)
+        share, workers, worker = self.batching.share, context.num_input_pipelines, context.input_pipeline_id
+        return self._read_slabs(epoch, step, share, workers, worker)
 
-    def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
-        firsts = tf.data.Dataset.range(0, self.batching.steps(self.examples), self._slab_steps)
-
-        def batches_of(epoch: tf.Tensor) -> tf.data.Dataset:
-            return self._read_slabs(firsts.map(lambda first: (epoch, first)), self.batching.global_size, 1, 0).take(
-                steps_per_epoch
-            )
-
-        dataset = tf.data.Dataset.range(epochs).flat_map(batches_of)
-        return dataset.prefetch(tf.data.AUTOTUNE).with_options(self._options)
+    def _read_epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
+        return self._read_slabs(epoch, tf.constant(0, tf.int64), self.batching.global_size, 1, 0)
 
     def find_places(self, step: int) -> np.ndarray[Any, Any]:
         """Does the work of the function of this name: each shard has some rows, and an equal part of a batch."""
@@ -487,11 +477,12 @@ class BlockFeed(StreamFeed):
     def _slab_steps(self) -> int:
         return max(1, SLAB // self.batching.global_size)
 
-    def _read_slabs(self, firsts: tf.data.Dataset, share: int, workers: int, worker: int) -> tf.data.Dataset:
-        """Returns a worker's shares of the steps from (epoch, first step) on, `_slab_steps` from each first.
+    def _read_slabs(self, epoch: tf.Tensor, step: tf.Tensor, share: int, workers: int, worker: int) -> tf.data.Dataset:
+        """Returns a worker's shares of an epoch from a step on, of which `_slab_steps` are read at once.
 
         Padding repeats the last row of a shard, with a mask of 0.
         """
+        firsts = tf.data.Dataset.range(step, self.batching.steps(self.examples), self._slab_steps)
         size = self.batching.global_size // self._shards  # rows of a shard in a global batch
         local = self.batching.global_size // workers
         places = np.arange(worker * local, (worker + 1) * local)
@@ -511,7 +502,8 @@ class BlockFeed(StreamFeed):
             return *rows.parts, (positions < len(order)).astype(np.float32)
 
         spec = *self._stream.rows.spec, tf.TensorSpec([], tf.float32)
-        slabs = preprocess_batches(read_slabs(firsts, read, spec), self._transforms)
+        numbers = firsts.map(lambda first: (epoch, first))
+        slabs = preprocess_batches(read_slabs(numbers, read, spec), self._transforms)
         return slabs.map(lambda *parts: add_mask(parts[:-1], parts[-1])).rebatch(share, drop_remainder=True)
 
 

@@ -358,29 +358,21 @@ class StreamRows(Stream, Rows):
             return super().name_rows(places)
         return [name_record(self, *each) for each in zip(places, self._read_records(places), strict=True)]
 
-    def find_unreadable(self) -> list[int]:
-        """Returns the indices of the records that cannot be decoded, in one parallel pass over the stream."""
+    def find_unreadable(self) -> Iterator[int]:
+        """Yields the indices of the records that cannot be decoded, which happens in parallel."""
         good = np.zeros(len(self), bool)
         for indices, _ in () if self.at_once is None else readable_batches(self).as_numpy_iterator():
             good[indices] = True
-        if not good.all():
-            numbered = self.dataset.take(len(self)).enumerate() if not good.any() else number_records(self, ~good)
-            for indices, _ in self._keep_readable(numbered).batch(1024).as_numpy_iterator():
-                good[indices] = True
-        return [int(index) for index in np.flatnonzero(~good)]
-
-    def find_first_unreadable(self) -> UnreadableExample | None:
-        """Returns the first record that cannot be decoded, or None."""
-        if self.at_once is not None:
-            return next(iter(self.describe_unreadable(self.find_unreadable()[:1])), None)
-        index = -1
-        readable = self._keep_readable(self.dataset.take(len(self)).enumerate())
-        for index, (readable_index, _) in enumerate(readable.as_numpy_iterator()):
-            if readable_index != index:
-                break
-        else:
-            index += 1
-        return None if index == len(self) else next(iter(self.describe_unreadable([index])), None)
+        if good.all():
+            return
+        numbered = number_records(self, ~good) if good.any() else self.dataset.take(len(self)).enumerate()
+        readable = (int(index) for index, _ in self._keep_readable(numbered).as_numpy_iterator())
+        following = next(readable, None)
+        for place in np.flatnonzero(~good):
+            if place != following:
+                yield int(place)
+            else:
+                following = next(readable, None)
 
     def describe_unreadable(self, places: Sequence[int]) -> list[UnreadableExample]:
         """Says what is wrong with records that cannot be decoded, by their ascending indices."""

@@ -280,7 +280,7 @@ def drop_unreadable(split: str, stream: StreamRows, workers: Workers, emit: Emit
         shown = "; ".join(stream.malformed[:MAX_NAMED])
         emit(Note(f"{LEFT_OUT} {len(stream.malformed)} rows of the files: {shown}"))
     with refuse_unreadable(split, stream):
-        indices = json.loads(workers.from_chief(lambda: json.dumps(stream.find_unreadable())))
+        indices = json.loads(workers.from_chief(lambda: json.dumps([*stream.find_unreadable()])))
     if not indices:
         return stream
     if len(indices) == len(stream):

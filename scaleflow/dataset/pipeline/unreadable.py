@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import tensorflow as tf
 
@@ -46,7 +47,7 @@ def refuse_unreadable(split: str, rows: Rows) -> Iterator[None]:
         yield
     except FAILURES as error:
         try:
-            bad = rows.find_first_unreadable()
+            bad = find_first_unreadable(rows)
         except FAILURES as failure:  # before an example is decoded, such as of a generator
             raise ConfigError(f"dataset: {split!r} cannot be read: {operation_message(failure)}") from error
         if bad is None:
@@ -67,9 +68,13 @@ def explain_read_error(error: Exception, splits: Mapping[str, Rows]) -> Exceptio
         return RunError(f"the dataset yielded {short[2]} examples, but its source promised {short[1]}")
     for split, examples in splits.items():
         with contextlib.suppress(*FAILURES):  # reading fails before the decoding
-            if (example := examples.find_first_unreadable()) is not None:
+            if (example := find_first_unreadable(examples)) is not None:
                 return RunError(unreadable_message(split, example))
     return error
+
+
+def find_first_unreadable(rows: Rows) -> UnreadableExample | None:
+    return next(iter(rows.describe_unreadable([*islice(rows.find_unreadable(), 1)])), None)
 
 
 def unreadable_message(split: str, example: UnreadableExample) -> str:

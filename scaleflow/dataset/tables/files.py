@@ -162,13 +162,19 @@ class TableFiles:
             for block in self._list_blocks(path, columns[0]):
                 yield self._cast(self._read_as_declared(block, columns, None)), {}
         else:
-            for first, text in self._split_text(path):
-                malformed: dict[int, str] = {}
-                if self.format == "json":
-                    yield self._parse_json(io.BytesIO(text), columns), {}
-                else:
-                    lines = text if text.endswith(b"\n") else text + b"\n"  # pyarrow reads no header without one
-                    yield self._parse_csv(io.BytesIO(lines), path, not first, columns, {}, malformed), malformed
+            for _, table, malformed in self._read_text(path, columns):
+                yield table, malformed
+
+    def _read_text(self, path: str, columns: list[str]) -> Iterator[tuple[tuple[int, int], Any, dict[int, str]]]:
+        """Yields (first byte, end) of the blocks of a text file, and what `_read_pieces` does."""
+        for first, text in self._split_text(path):
+            malformed: dict[int, str] = {}
+            if self.format == "json":
+                table = self._parse_json(io.BytesIO(text), columns)
+            else:
+                lines = text if text.endswith(b"\n") else text + b"\n"  # pyarrow reads no header without one
+                table = self._parse_csv(io.BytesIO(lines), path, not first, columns, {}, malformed)
+            yield (first, first + len(text)), table, malformed
 
     def _add_partitions(self, path: str, table: Any, columns: Sequence[str], numbers: Sequence[str] = ()) -> Any:
         """Returns the columns, those that the names of the file's folders give included."""
@@ -277,8 +283,8 @@ class TableFiles:
                 return ipc.open_file(opened).schema.remove_metadata()
             if self.format == "json":
                 schema = pyarrow.schema([])
-                for place in self._divide_text(path):  # a key may come late, and its type may widen
-                    schema = unify_types(schema, parse_lines(read_text(Block(path, place, 0))).schema, self.format)
+                for _, text in self._split_text(path):  # a key may come late, and its type may widen
+                    schema = unify_types(schema, parse_lines(io.BytesIO(text)).schema, self.format)
                 return schema
             names = self.csv.read_first_fields(decompress(path, opened), path)
             has_header = set(self.csv.header) <= set(names)
@@ -305,26 +311,15 @@ class TableFiles:
                     for n in range(file.num_record_batches):
                         yield Block(path, n, file.get_batch(n).num_rows)
             else:
-                done = 0
-                for place in self._divide_text(path):
-                    block = Block(path, place, 0)
-                    if self.format == "csv":
-                        malformed: dict[int, str] = {}
-                        rows = self._read_csv(block, [column], {}, malformed).num_rows
-                        self.malformed.setdefault(path, []).extend((done + row, why) for row, why in malformed.items())
-                        done += rows + len(malformed)
-                    else:
-                        rows = self._read_as_declared(block, [column], None).num_rows
-                    yield Block(path, place, rows)
-
-    def _divide_text(self, path: str) -> Iterator[tuple[int, int | None]]:
-        """Yields (first byte, end) of the blocks of `_split_text`. A compressed file is one block."""
-        is_compressed = path.lower().endswith(COMPRESSED)
-        for first, text in self._split_text(path):
-            if not is_compressed:
-                yield first, first + len(text)
-        if is_compressed:
-            yield 0, None
+                is_whole, rows, found = path.lower().endswith(COMPRESSED), 0, self.malformed.setdefault(path, [])
+                for place, table, malformed in self._read_text(path, [column]):
+                    first = rows + len(found)
+                    found += [(first + row, why) for row, why in malformed.items()]
+                    rows += len(table)
+                    if not is_whole:
+                        yield Block(path, place, len(table))
+                if is_whole:
+                    yield Block(path, (0, None), rows)
 
     def _split_text(self, path: str) -> Iterator[tuple[int, bytes]]:
         """Yields the first byte and the text of blocks of whole rows. A line break between quotes is in a row.
@@ -349,10 +344,8 @@ class TableFiles:
         if rest.strip():
             yield first, rest
 
-    def _read_csv(
-        self, block: Block, columns: Sequence[str], types: Mapping[str, Any], malformed: dict[int, str] | None = None
-    ) -> Any:
-        return self._parse_csv(read_text(block), block.path, not block.place[0], columns, types, malformed)
+    def _read_csv(self, block: Block, columns: Sequence[str], types: Mapping[str, Any]) -> Any:
+        return self._parse_csv(read_text(block), block.path, not block.place[0], columns, types, None)
 
     def _parse_csv(
         self,
