@@ -34,11 +34,6 @@ class CodeFile(NamedTuple):
     folder: Path  # in which it was found
 
 
-def digest_code(config: Mapping[str, Any], search: Sequence[str]) -> dict[str, str]:
-    """Returns the digest of each file of `find_code`, by the same names."""
-    return {name: file.digest for name, file in find_code(config, search).items()}
-
-
 def find_code(config: Mapping[str, Any], search: Sequence[str]) -> dict[str, CodeFile]:
     """Returns each file with code of the user that a config names with `_target_`, directly or by imports.
 

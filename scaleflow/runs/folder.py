@@ -95,7 +95,7 @@ class RunFolder:
     tensorboard = FolderEntry("tensorboard")  # the folder of the event file for TensorBoard
     sweep_config = FolderEntry("multirun.yaml")  # what Hydra writes for a sweep, secrets masked
     ledger = FolderEntry("sweep.json")  # the jobs of a sweep; only a sweep's folder has it
-    sweep_inputs = FolderEntry("sweep-inputs.json")  # digests of the code and data that the jobs of a sweep read
+    sweep_inputs = FolderEntry("sweep-inputs.json")  # of a sweep of an earlier version
     manifest = FolderEntry("files.json")  # which files of the folder the run has written
 
     _write_lock = FolderEntry("run.lock")
@@ -150,7 +150,7 @@ class RunFolder:
 
     def list_sweep_files(self) -> list[Path]:
         """Returns the files that a sweep writes before its first job is ready."""
-        return [self.ledger, self.sweep_inputs, self.sweep_config, self.manifest, self._sweep_lock, self._record_lock]
+        return [self.ledger, self.sweep_config, self.manifest, self._sweep_lock, self._record_lock]
 
     @property
     def is_begun(self) -> bool:

@@ -1,29 +1,26 @@
 """What the jobs of a sweep read besides their configs: the user's code, and data files.
 
-The digests are in a file beside the ledger, which is written too often for them. Each job in the ledger has the key of
-what it ran with.
+What a job has read is in the record of its run. Here it is compared with what is there now.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from scaleflow.config.trust import list_targets
 from scaleflow.errors import ConfigError
+from scaleflow.files.object_store import is_store_address
+from scaleflow.interfaces import Dataset
 from scaleflow.interfaces.formatting import join_first
-from scaleflow.runs import RunFolder
-from scaleflow.runs.code_digest import digest_code
+from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.data_digest import digest_files, find_data_files, group_by_folder
-from scaleflow.runs.folder import replace_json
-from scaleflow.runs.identity import Difference, compare, record_parts
-from scaleflow.runs.provenance.record import Provenance
+from scaleflow.runs.identity import compare
+from scaleflow.runs.provenance.collect import read_code
+from scaleflow.runs.provenance.record import Provenance, read_last_inputs
 from scaleflow.sweep.ledger import LedgerEntry
 
 #: The tag of the sweep's run that says which results are older than the code or the data.
@@ -31,70 +28,28 @@ CHANGED = "scaleflow.changed"
 
 Config = Mapping[str, Any]
 
-
-@dataclass(frozen=True, eq=False)
-class JobInputs:
-    """The digests of what a job reads. It compares by identity, so that many jobs can share a comparison."""
-
-    code: Mapping[str, str]  # by file; see `digest_code`
-    data: Mapping[str, str]  # by file, or by folder if there are many; see `group_by_folder`
-
-    @functools.cached_property
-    def key(self) -> str:
-        text = json.dumps([self.code, self.data], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    @functools.cached_property
-    def record(self) -> Provenance:
-        return record_parts(self.code, self.data)
-
-    def list_changes(self, now: JobInputs) -> list[str]:
-        """Names the files that differ now: `nets.py changed`."""
-        return [str(each) for each in self._compare(now)]
-
-    def list_shared_changes(self, now: JobInputs) -> list[str]:
-        """Names those that both have."""
-        return [str(each) for each in self._compare(now) if None not in (each.before, each.now)]
-
-    def _compare(self, now: JobInputs) -> list[Difference]:
-        return compare(self.record, now.record, ("code", "files"))
+#: Keys of the section `dataset` that are no arguments of the source.
+DATASET_OPTIONS = frozenset(each.name for each in fields(Dataset))
 
 
 class SweepInputs:
-    """What the jobs of a sweep read, of all its commands.
+    """What the jobs of a sweep read.
 
     Args:
+        folder: the folder of the sweep.
         search: the folders in which modules of `_target_` are looked for.
-
-    Raises ConfigError if the file with the digests cannot be read.
     """
 
-    def __init__(self, files: RunFolder, search: Sequence[str]) -> None:
-        self._path = files.sweep_inputs
-        self._search = search
+    def __init__(self, folder: Path, search: Sequence[str]) -> None:
+        self._folder, self._search = folder, search
         self._lock = threading.Lock()
-        self._latest: JobInputs | None = None
-        try:
-            known = json.loads(self._path.read_text()) if self._path.exists() else {}
-            self._known = {key: JobInputs(**digests) for key, digests in known.items()}
-        except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(
-                f"hydra.sweep.dir={files.path}: its {self._path.name} can't be read: {error}; choose another folder"
-            ) from error
+        self._latest: Provenance | None = None
 
-    def record(self, config: Config) -> tuple[str, list[str]]:
-        """Records what a job reads that begins now.
-
-        Returns its key, and the files that changed since the job before it began.
-        """
+    def note_changes(self, config: Config) -> list[str]:
+        """Returns the files that changed since the job before the one with this config began, which begins now."""
         with self._lock:
-            now = self._read(config)
-            if now.key not in self._known:
-                self._known[now.key] = now
-                self._save()
-            changes = self._latest.list_shared_changes(now) if self._latest else []
-            self._latest = now
-            return now.key, changes
+            before, self._latest = self._latest, self._read(config)
+            return list_input_changes(before, self._latest, are_of_one=False) if before else []
 
     def find_changes(self, entries: Sequence[LedgerEntry], configs: Mapping[int, Config]) -> dict[int, list[str]]:
         """Returns the files that changed since jobs of earlier commands ran, by the number of the job.
@@ -103,33 +58,46 @@ class SweepInputs:
             configs: the configs of those that this command asks for, by number. Other jobs of the sweep are compared in
                 the files that they share with these.
         """
-        ran = {entry.number: before for entry in entries if (before := self._known.get(entry.inputs))}
+        ran = {entry.number: before for entry in entries if (before := self._read_record(entry))}
         if not ran:
             return {}
         names = {number: str([*list_targets(config), config.get("dataset")]) for number, config in configs.items()}
         distinct = {names[number]: config for number, config in configs.items()}
         now = {name: self._read(config) for name, config in distinct.items()}
-        union = JobInputs(
-            {file: digest for each in now.values() for file, digest in each.code.items()},
-            {file: digest for each in now.values() for file, digest in each.data.items()},
-        )
-        compare = functools.cache(JobInputs.list_changes)
-        compare_shared = functools.cache(JobInputs.list_shared_changes)
+        modules = {name: module for each in now.values() for name, module in each.code.modules.items()}
+        files = {path: digest for each in now.values() for path, digest in each.data["files"].items()}
+        first = next(iter(now.values()))
+        union = replace(first, code=replace(first.code, modules=modules), data={"files": files})
         changes = {
-            number: compare(before, now[names[number]]) if number in names else compare_shared(before, union)
+            number: list_input_changes(before, now.get(names.get(number, ""), union), number in names)
             for number, before in ran.items()
         }
         return {number: files for number, files in changes.items() if files}
 
-    def _read(self, config: Config) -> JobInputs:
-        """Computes the digests of what a job with this config reads now."""
+    def _read(self, config: Config) -> Provenance:
+        """Returns what a job with this config reads now."""
         section = config.get("dataset")
-        files = find_data_files(section) if isinstance(section, Mapping) else []
-        return JobInputs(digest_code(config, self._search), group_by_folder(digest_files(files)))
+        arguments = section if isinstance(section, Mapping) else {}
+        files = find_data_files({key: each for key, each in arguments.items() if key not in DATASET_OPTIONS})
+        digests = group_by_folder(digest_files(files))
+        data = {"files": {path: [digest] for path, digest in digests.items()}}
+        return Provenance(code=read_code(config, self._search), data=data)
 
-    def _save(self) -> None:
-        digests = {key: {"code": each.code, "data": each.data} for key, each in self._known.items()}
-        replace_json(self._path, digests)
+    def _read_record(self, entry: LedgerEntry) -> Provenance | None:
+        """Returns what the run of a job has read; None if there is no run."""
+        folder = self._folder / entry.folder
+        return read_last_inputs(RunFolder(folder)) if entry.is_finished or RunState.read(folder).is_ready else None
+
+
+def list_input_changes(before: Provenance, now: Provenance, are_of_one: bool) -> list[str]:
+    """Names the files that differ now, `nets.py changed`; if they are not those of one job, only files that both have.
+
+    Files that were in an object store or, if none of the data is here, on another machine are not compared.
+    """
+    files = {path: each for path, each in before.data.get("files", {}).items() if not is_store_address(path)}
+    parts = ("code", "files") if now.data["files"] else ("code",)
+    changes = compare(replace(before, data={"files": files}), now, parts)
+    return [str(each) for each in changes if each.matters and (are_of_one or None not in (each.before, each.now))]
 
 
 def choose_jobs_to_restart(

@@ -42,7 +42,6 @@ class LedgerEntry:
     reason: str = ""  # why it was refused or did not finish
     repeat: int = 0  # the index of this run among the runs of the same config, from 0
     warms_up: bool = False  # whether it is a warm-up, which does not count
-    inputs: str = ""  # the key of the code and data that its run began with; empty if there is no run
 
     @property
     def is_finished(self) -> bool:
@@ -56,7 +55,7 @@ class LedgerEntry:
 
     def restart(self, folder: str) -> None:
         """Lets the job run again, in another folder. Its earlier run stays where it is."""
-        self.folder, self.status, self.reason, self.inputs = folder, "waiting", "", ""
+        self.folder, self.status, self.reason = folder, "waiting", ""
 
 
 @dataclass
@@ -78,8 +77,10 @@ class Ledger:
             return cls(files)
         try:
             content = json.loads(path.read_text())
-            return cls(files, content["base"], content["swept"], [LedgerEntry(**entry) for entry in content["jobs"]])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            names = LedgerEntry.__dataclass_fields__  # an earlier version has others, too
+            jobs = [{key: each for key, each in job.items() if key in names} for job in content["jobs"]]
+            return cls(files, content["base"], content["swept"], [LedgerEntry(**job) for job in jobs])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"hydra.sweep.dir={files.path}: its {path.name} can't be read: {error}; choose another folder"
             ) from error

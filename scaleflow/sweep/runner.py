@@ -161,7 +161,7 @@ class SweepRunner:
             resources.enter_context(self._files.lock_recording())  # of the parent run
             resources.enter_context(self._files.track_files())
             self._ledger = Ledger.load(self._files)
-            self._inputs = SweepInputs(self._files, list_module_folders(config.hydra.runtime))
+            self._inputs = SweepInputs(self._folder, list_module_folders(config.hydra.runtime))
             self._resources = resources.pop_all()
         self._is_resumed = bool(self._ledger.entries)
         self._parent = ParentRun(self._files, self._ledger, began, self._is_resumed)
@@ -334,15 +334,12 @@ class SweepRunner:
             return
         environment = slots.get()
         try:
-            job.entry.inputs, changes = self._inputs.record(job.request.config)
-            if changes:
+            if changes := self._inputs.note_changes(job.request.config):
                 note = f"note: {join_first(changes)} since the job before it began"
                 JobDisplay(sys.stdout, job.entry.number).print_line(note)
             self._record_status(job, "RUNNING")
             code = self._launch_job(job, environment)
             state = RunState.read(self._folder / job.entry.folder)
-            if not state.is_ready:
-                job.entry.inputs = ""
             without_run = "KILLED" if code == self._stop.exit_code else "FAILED"
             status = "REFUSED" if code == REFUSED else state.status or without_run
             if job.is_pruned and status == "KILLED":

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from scaleflow.runs import RunFolder
-from scaleflow.runs.code_digest import VERSION, digest_code
-from scaleflow.runs.identity import compare, record_parts
-from scaleflow.runs.provenance.collect import list_code_changes
-from scaleflow.runs.provenance.record import read_data_files
+from scaleflow.runs.code_digest import VERSION, find_code
+from scaleflow.runs.identity import compare
+from scaleflow.runs.provenance.collect import list_code_changes, read_code
+from scaleflow.runs.provenance.record import Provenance, read_data_files
 
 CONFIG: dict[str, Any] = {
     "dataset": {"_target_": "data.Waves"},
@@ -50,31 +50,35 @@ def write(path: Path, text: str) -> None:
 
 def test_a_users_modules_and_their_imports_count(search: list[str]) -> None:
     expected = ["data.py", "nets/__init__.py", "nets/blocks.py", "nets/late.py", "nets/sizes.py"]
-    assert list(digest_code(CONFIG, search)) == [*expected, "other_path/deep.py", "shared.py"]
+    assert list(find_code(CONFIG, search)) == [*expected, "other_path/deep.py", "shared.py"]
     assert not {"data", "nets", "shared", "other_path"} & set(sys.modules)
 
 
 def test_only_the_code_itself_counts(search: list[str], tmp_path: Path) -> None:
-    before = digest_code(CONFIG, search)
+    before = read_code(CONFIG, search)
     write(tmp_path / "conf/data.py", "# new\n" + FILES["data.py"].replace("size = 1", "size  =  (1)  # one"))
     write(tmp_path / "conf/nets/sizes.py", "def (")  # cannot be parsed
     write(tmp_path / "conf/nets/late.py", "import unused\n")
-    now = digest_code(CONFIG, search)
-    records = [record_parts(each, {}) for each in (before, now)]
+    now = read_code(CONFIG, search)
+    records = [Provenance(code=each) for each in (before, now)]
     assert compare(records[0], records[0], ("code",)) == []
-    assert list(map(str, compare(*records, ("code",)))) == [
+    assert [str(each) for each in compare(*records, ("code",)) if each.matters] == [
         *("nets/late.py changed", "nets/sizes.py changed", "other_path/deep.py is gone", "unused.py is new")
     ]
 
 
 def test_no_code_of_a_user(tmp_path: Path) -> None:
-    assert digest_code({"model": {"_target_": "keras.Sequential"}, "dataset": {"_target_": "__main__.Data"}}, []) == {}
-    assert digest_code({"model": {"_target_": "scaleflow.model.mlp.build"}}, [str(Path.cwd())]) == {}
+    assert find_code({"model": {"_target_": "keras.Sequential"}, "dataset": {"_target_": "__main__.Data"}}, []) == {}
+    assert find_code({"model": {"_target_": "scaleflow.model.mlp.build"}}, [str(Path.cwd())]) == {}
 
 
 def test_the_digests_of_a_run_of_an_earlier_version_are_compared(search: list[str], tmp_path: Path) -> None:
     files, plan = RunFolder(tmp_path), Namespace(config=CONFIG, search=search)
-    files.code.write_text(json.dumps({"version": VERSION, "files": digest_code(CONFIG, search)}))
+    files.code.write_text(
+        json.dumps(
+            {"version": VERSION, "files": {name: file.digest for name, file in find_code(CONFIG, search).items()}}
+        )
+    )
     files.data_files.write_text(json.dumps({"version": 1, "files": {"a.csv": "all:1"}}))
     write(tmp_path / "conf/data.py", "# new\n" + FILES["data.py"])
     assert list_code_changes(plan, files, 1) == []  # type: ignore[arg-type]

@@ -14,6 +14,9 @@ from scaleflow.interfaces.events import Event, MetricsLogged, RunEnded, RunReady
 from scaleflow.launcher.launch import SweepContext
 from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.runs import EventWriter
+from scaleflow.runs.provenance.collect import read_code
+from scaleflow.runs.provenance.record import Provenance, write_data_state, write_launch_state
+from scaleflow.worker.metadata import identify_files
 
 Outcome = Status | Literal["REFUSED"]
 
@@ -71,6 +74,8 @@ class FakeLaunch:
         params |= {"resolved.replicas": str(replicas), "resolved.global_batch_size": "32", "resolved.cache": "none"}
         resumed = 0 if run.resume_number else None
         emit(RunReady("fake", params=params, steps=1, epochs=1, parent=str(sweep.parent), resumed=resumed))
+        write_launch_state(files, Provenance(run.resume_number, read_code(plan.config, plan.search)))
+        write_data_state(files, run.resume_number, {"files": identify_files(plan)})
         emit(MetricsLogged(1, dict(self._measured(plan))))
         status = "KILLED" if sweep.stop.is_set() else status
         write(RunEnded(status, "the test lets it fail" if status == "FAILED" else ""))

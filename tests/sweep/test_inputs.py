@@ -12,8 +12,9 @@ import pytest
 from scaleflow.cli import main
 from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.runs import EventReader, RunFolder
+from scaleflow.runs.identity import record_parts
 from scaleflow.sweep import plots, runner
-from scaleflow.sweep.inputs import JobInputs, SweepInputs
+from scaleflow.sweep.inputs import SweepInputs, list_input_changes
 from scaleflow.sweep.ledger import Ledger, LedgerEntry
 from tests.sweep.fake_runs import FakeLaunch, Outcome
 
@@ -109,25 +110,41 @@ def read_tag() -> str:
 
 def test_a_job_without_a_run_is_compared_with_nothing(send: Send) -> None:
     assert send(statuses=("REFUSED", "FINISHED")) == (1, ["0", "1"])
-    known = json.loads(Path("s/sweep-inputs.json").read_text())
-    assert [entry.inputs for entry in read_entries()] == ["", *known]
-    assert {name for each in known.values() for name in (*each["code"], *each["data"])} == {"nets.py", "data.csv"}
+    Path("nets.py").write_text("build = 12345")
+    search, entries = [str(Path.cwd())], read_entries()
+    config = {"model": {"_target_": "nets.build"}, "dataset": None}
+    assert SweepInputs(Path("s"), search).find_changes(entries, {0: config}) == {1: ["nets.py changed"]}
+
+
+def test_a_ledger_of_an_earlier_version_is_read(send: Send) -> None:
+    assert send() == (0, ["0", "1"])
+    ledger = json.loads(Path("s/sweep.json").read_text())
+    for job in ledger["jobs"]:
+        job["inputs"] = "f1e2"  # the key of digests in another file
+    Path("s/sweep.json").write_text(json.dumps(ledger))
+    assert send() == (0, [])
+    Path("nets.py").write_text("build = 12345")
+    assert send() == (2, [])
 
 
 def test_a_change_while_a_sweep_runs_is_found(tmp_path: Path) -> None:
-    inputs = SweepInputs(RunFolder(tmp_path), [str(tmp_path)])
+    inputs = SweepInputs(tmp_path, [str(tmp_path)])
     config = {"model": {"_target_": "nets.build"}, "dataset": None}
     (tmp_path / "nets.py").write_text(CODE)
-    first, changes = inputs.record(config)
-    assert (changes, inputs.record(config)) == ([], (first, []))
+    assert (inputs.note_changes(config), inputs.note_changes(config)) == ([], [])
     (tmp_path / "nets.py").write_text("build = 12345")
-    second, changes = inputs.record(config)
-    assert changes == ["nets.py changed"]
-    entries = [LedgerEntry(n, "", [], "", inputs=key) for n, key in enumerate((first, second, "", "unknown"))]
-    assert inputs.find_changes(entries, {0: config, 1: config, 2: config}) == {0: ["nets.py changed"]}
+    assert inputs.note_changes(config) == ["nets.py changed"]
 
 
 def test_only_files_that_both_jobs_read_are_compared_between_jobs() -> None:
-    before, now = JobInputs({"a.py": "1", "b.py": "2"}, {}), JobInputs({"b.py": "3", "c.py": "4"}, {"d.csv": "5"})
-    assert before.list_shared_changes(now) == ["b.py changed"]
-    assert before.list_changes(now) == ["a.py is gone", "b.py changed", "c.py is new", "d.csv is new"]
+    before = record_parts({"a.py": "1", "b.py": "2"}, {"s3://bucket/d.csv": "1"})
+    now = record_parts({"b.py": "3", "c.py": "4"}, {"d.csv": "5"})
+    assert list_input_changes(before, now, are_of_one=False) == ["b.py changed"]
+    assert list_input_changes(before, now, are_of_one=True) == [
+        *("a.py is gone", "b.py changed", "c.py is new", "d.csv is new")
+    ]
+
+
+def test_data_of_another_machine_does_not_count() -> None:
+    before, now = record_parts({}, {"/there/d.csv": "1"}), record_parts({}, {})
+    assert list_input_changes(before, now, are_of_one=True) == []

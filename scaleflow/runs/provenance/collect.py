@@ -6,20 +6,21 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.secret_masking import is_secret_file, mask_code
 from scaleflow.runs.code_digest import VERSION, CodeFile, find_code
 from scaleflow.runs.data_digest import MAX_NAMED, digest_files, new_digest
-from scaleflow.runs.folder import RunFolder, read_json
+from scaleflow.runs.folder import RunFolder
 from scaleflow.runs.identity import compare, compare_known
 from scaleflow.runs.provenance.git import GONE, GitState, make_patch, read_git
 from scaleflow.runs.provenance.machine import Package, describe_machine, list_packages, list_relevant_variables
-from scaleflow.runs.provenance.record import CodeRecord, Provenance, read_states, write_launch_state
+from scaleflow.runs.provenance.record import CodeRecord, Provenance, read_last_inputs, read_states, write_launch_state
 from scaleflow.runs.provenance.tags import command_line, make_run_tags, write_run_tags
 from scaleflow.runs.spec import RunSpec
 
@@ -179,17 +180,16 @@ def digest_changes(state: GitState) -> dict[str, str]:
     return digests
 
 
+def read_code(config: Mapping[str, Any], search: Sequence[str]) -> CodeRecord:
+    """Returns the user's code that a config names as it is now, without what git knows of it."""
+    modules = {name: describe_module(file, None) for name, file in find_code(config, search).items()}
+    return CodeRecord(version=VERSION, modules=modules)
+
+
 def list_code_changes(plan: Plan, files: RunFolder, resume: int) -> list[str]:
     """Names the modules that changed since a run was begun, or was resumed with changed code before a resume."""
-    states = [each for each in read_states(files) if each.resume < resume]
-    earlier = {} if states else read_json(files.code)
-    if not states and earlier.get("version") != VERSION:
-        return []  # another version of Python may write the same code in another way
-    known = {name: [digest, digest, ""] for name, digest in earlier.get("files", {}).items()}
-    old = states[-1].code if states else CodeRecord(version=VERSION, modules=known)
-    code = find_code(plan.config, plan.search)
-    now = CodeRecord(version=VERSION, modules={name: describe_module(file, None) for name, file in code.items()})
-    changes = compare(Provenance(code=replace(old, commit="", is_kept=False)), Provenance(code=now), ("code",))
+    before = read_last_inputs(files, resume)
+    changes = compare(before, Provenance(code=read_code(plan.config, plan.search)), ("code",)) if before else ()
     return [str(each) for each in changes if each.matters]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.errors import ConfigError
+from scaleflow.runs.code_digest import VERSION
 from scaleflow.runs.folder import RunFolder, read_json, replace_text
 
 #: The version of both files. A reader refuses newer ones.
@@ -122,6 +123,22 @@ def read_states(files: RunFolder) -> list[Provenance]:
         state = states.get(number, before)
         found.append(replace(state, resume=number, data=data.get(number, before.data)))
     return found
+
+
+def read_last_inputs(files: RunFolder, resume: int | None = None) -> Provenance | None:
+    """Returns what a run was made of last, without its commit; None if that is not known.
+
+    Args:
+        resume: the number of a command that resumed the run: what counts was before it; None: all commands count.
+    """
+    states = [each for each in read_states(files) if resume is None or each.resume < resume]
+    if states:
+        return replace(states[-1], code=replace(states[-1].code, commit=""))
+    earlier = read_json(files.code)
+    if earlier.get("version") != VERSION:
+        return None  # another version of Python may write the same code in another way
+    modules = {name: [digest, digest, ""] for name, digest in earlier.get("files", {}).items()}
+    return Provenance(code=CodeRecord(version=VERSION, modules=modules), data={"files": read_data_files(files)})
 
 
 def read_data_files(files: RunFolder) -> Mapping[str, Sequence[Any]]:
