@@ -51,7 +51,7 @@ from scaleflow.runs import RunFolder
 from scaleflow.runs.folder_use import RUN_DIR, FolderRefused, check_folder, create_folder
 from scaleflow.runs.run import Run
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, read_job_state
-from scaleflow.sweep.ranking import BestJob, find_best_job, read_sweep_tags
+from scaleflow.sweep.ranking import BestJob, find_best_job
 from scaleflow.tracking.tracked_runs import BEST
 
 Folders = str | Path | Sequence[str | Path]
@@ -406,9 +406,9 @@ def to_job_result(best: BestJob) -> JobResult:
 
 def read_sweep(folder: Path, status: Status) -> SweepResult:
     """Reads the result of the sweep in a folder."""
-    run, tags = Run(folder), read_sweep_tags(folder)
+    run = Run(folder)
     jobs = tuple(read_job(folder, entry) for entry in Ledger.load(RunFolder(folder)).entries)
-    best = next((job for job in jobs if str(job.number) == tags.get(BEST)), None)
+    best = next((job for job in jobs if str(job.number) == run.state.tags.get(BEST)), None)
     return SweepResult(status, run.run_id, folder, jobs, best)
 
 

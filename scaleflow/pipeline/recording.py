@@ -1,37 +1,26 @@
 """Records a pipeline in the store: its own run, the parent of the runs of its stages, and those of other commands."""
 
-import contextlib
 import csv
 import os
 import re
 import shlex
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 
-from scaleflow.interfaces import Status, Tracking
 from scaleflow.interfaces.events import (
-    ArtifactWritten,
     DatasetDescribed,
-    DescriptionSet,
-    MetricsLogged,
-    RunEnded,
-    RunReady,
-    TagsSet,
 )
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.recording.description import format_code_block, format_table, join_parts, pad_cells
-from scaleflow.launcher.recording.recorder import CommandRun
 from scaleflow.pipeline.decisions import REUSE, RUN, StageDecision
 from scaleflow.pipeline.definition import DeclaredPipeline, Stage
 from scaleflow.pipeline.references import RARE
 from scaleflow.pipeline.stage_commands import make_words
 from scaleflow.pipeline.state import PipelineState, StageRecord
-from scaleflow.runs import EventReader, RunFolder, RunState
+from scaleflow.runs import EventReader, RunFolder
 
 #: The colour of a box by the state of its stage.
 COLOURS = {"FINISHED": "#cfe8cf", "reused": "#e4efe4", "RUNNING": "#fdf3c4", "FAILED": "#f4c7c3", "KILLED": "#f4c7c3"}
@@ -97,69 +86,6 @@ VERSION = re.compile(r"models:/([^/@]+)/(\d+)")
 
 #: A long digest, whose beginning is shown.
 DIGEST = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}")
-
-
-class RecordedRun(CommandRun):
-    """The run of a pipeline, or of a stage whose command records none.
-
-    Args:
-        folder: of the run; an earlier command may have begun it.
-
-    Attributes:
-        began: when the first command opened it, in milliseconds since the epoch.
-    """
-
-    def __init__(self, folder: Path, what: str, tracking: Tracking) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._before = RunState.read(folder)
-        super().__init__(RunFolder(folder), self._before.is_ready, what)
-        self.began = 0
-        self._tracking = tracking
-        self._lock = contextlib.ExitStack()
-        self._lock.enter_context(self.files.lock_recording())
-        self._lock.enter_context(self.files.track_files())
-
-    def begin(self, name: str, tags: Mapping[str, str], params: Mapping[str, str], parent: Path | None) -> None:
-        """Opens the run in the store; `parent` is the folder of the pipeline's own run."""
-        section = {"name": self._tracking.name, "uri": self._tracking.uri, "experiment": self._tracking.experiment}
-        self.files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets({"tracking": section}))))
-        began = int(time.time() * 1000)
-        resumed = 0 if self._before.is_ready else None
-        self.open(
-            RunReady(name, tags, params, began, parent=None if parent is None else str(parent), resumed=resumed),
-            self._tracking,
-            "**RUNNING.** The results follow at the end.",
-            adopts=parent is None,
-        )
-        self.began = self._before.ready.began if self._before.ready else began
-
-    @property
-    def refusal(self) -> Exception | None:
-        """Why the store cannot be used; it waits until that is known."""
-        assert self.recorder is not None
-        self.recorder.is_settled.wait()
-        return self.recorder.refusal
-
-    def add(self, metrics: Mapping[str, Any], files: Sequence[Path], tags: Mapping[str, str], text: str = "") -> None:
-        """Records values, files that exist, and the description."""
-        numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-        if numbers and numbers != self._before.metrics:  # a command that was killed then has recorded them
-            self.emit(MetricsLogged(0, numbers))
-        for path in files:
-            if path.is_file():
-                self.emit(ArtifactWritten(str(path)))
-        if tags:
-            self.emit(TagsSet(dict(tags)))
-        if text:
-            self.emit(DescriptionSet(text))
-
-    def end(self, status: Status, error: str = "") -> None:
-        self.emit(RunEnded(status, error))
-
-    def close(self, should_stop: Any) -> bool:
-        """Waits until everything is recorded; returns whether it is."""
-        with self._lock:
-            return self.finish(should_stop)
 
 
 def format_seconds(record: StageRecord | None) -> str:

@@ -24,13 +24,13 @@ from scaleflow.launcher.answer import FAILED, FINISHED, JSON
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.prepare import STAGE_TAGS
 from scaleflow.launcher.processes.stop import StopRequest
-from scaleflow.launcher.recording.recovery import is_recorded, repair_quietly
+from scaleflow.launcher.recording.recorder import CommandRun
+from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.launcher.recording.store_transfer import PIPELINE
 from scaleflow.pipeline.decisions import LEAVE, REUSE, RUN, SKIP, Decider, StageDecision
 from scaleflow.pipeline.definition import DeclaredPipeline, Stage
 from scaleflow.pipeline.recording import (
     STAGE_TAG,
-    RecordedRun,
     describe_pipeline,
     describe_stage_run,
     list_results,
@@ -76,6 +76,9 @@ class StageProcess:
         folder: the stage's folder, which exists.
         environment: variables to add. MLFLOW_RUN_ID is left out: it names the pipeline's own run.
 
+    Attributes:
+        answer: what the command has answered; {} until its end, or if it was killed before.
+
     Raises OSError if it cannot be started.
     """
 
@@ -83,7 +86,7 @@ class StageProcess:
         self.name = name
         self._log = folder / LOG
         self._position = self._log.stat().st_size if self._log.exists() else 0
-        self._start = self._position
+        self.answer: dict[str, Any] = {}
         command = [sys.executable, "-m", PROGRAM, str(os.getpid()), *words, JSON]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -112,7 +115,7 @@ class StageProcess:
             self._process.send_signal(number)
 
     def show_output(self, display: Display) -> None:
-        """Shows the lines that the process has printed since the last call, without its answer."""
+        """Shows the lines that the process has printed since the last call, and reads its answer."""
         with contextlib.suppress(OSError), self._log.open("rb") as log:
             log.seek(self._position)
             content = log.read()
@@ -121,15 +124,9 @@ class StageProcess:
             for line in whole.decode(errors="replace").splitlines():
                 if not line.startswith('{"exit_code":'):
                     display.print_line(f"[{self.name}] {line}")
-
-    def read_stage_answer(self) -> dict[str, Any]:
-        """Returns what the command answered; {} if it was killed before."""
-        with contextlib.suppress(OSError, ValueError), self._log.open("rb") as file:
-            file.seek(self._start)
-            lines = [line for line in file.read().splitlines() if line.startswith(b'{"exit_code":')]
-            answer: dict[str, Any] = json.loads(lines[-1]) if lines else {}
-            return answer
-        return {}
+                    continue
+                with contextlib.suppress(ValueError):
+                    self.answer = json.loads(line)
 
 
 def end_left_process(identity: Sequence[float]) -> None:
@@ -144,6 +141,9 @@ def end_left_process(identity: Sequence[float]) -> None:
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
             time.sleep(0.1)
 
+
+#: The description of a run until its end.
+RUNNING = "**RUNNING.** The results follow at the end."
 
 #: Seconds between looks at the processes.
 LOOK_SECONDS = 0.05
@@ -163,13 +163,13 @@ class Execution:
     decision: StageDecision
     process: StageProcess
     folder: Path
-    run: RecordedRun | None  # of a stage whose command records none
+    run: CommandRun | None  # of a stage whose command records none
     slot: dict[str, str] = field(default_factory=dict)  # its part of the devices
 
 
 def repair_missing(folder: Path) -> None:
     """Ends the run in a folder and sends what the store lacks of it, unless it is finished and recorded."""
-    if RunFolder(folder).events.is_file() and not is_recorded(folder):
+    if RunFolder(folder).events.is_file():
         repair_quietly(folder)
 
 
@@ -201,8 +201,8 @@ class PipelineRunner:
         self._tracking, self._display, self._stop = tracking, display, stop
         self._slots = [*make_environments(jobs)]
         self._running: dict[str, Execution] = {}
-        self._closing: list[RecordedRun] = []
-        self._run: RecordedRun | None = None
+        self._closing: list[CommandRun] = []
+        self._run: CommandRun | None = None
         self._signals = 0
         self.status: Status = "FINISHED"
         self.decisions: dict[str, StageDecision] = {}
@@ -299,9 +299,11 @@ class PipelineRunner:
         tags = {PIPELINE: str(self._state.run_folder.absolute()), STAGE_TAG: stage.name}
         run = None
         if not stage.command.has_own_run:
-            run = RecordedRun(folder, f"the run of the stage {stage.name}", self._tracking)
-            params = {"command": shlex.join(["scaleflow", *words])[:6000]}
-            run.begin(f"{self._pipeline.name} {stage.name}", tags, params, self._state.run_folder.absolute())
+            run = CommandRun(folder, f"the run of the stage {stage.name}")
+            params, parent = {"command": shlex.join(["scaleflow", *words])[:6000]}, self._state.run_folder.absolute()
+            name = f"{self._pipeline.name} {stage.name}"
+            run.open(name, self._tracking, tags=tags, params=params, parent=parent)
+            run.add({}, text=RUNNING)
         slot = self._slots.pop()
         environment = {**slot, STAGE_TAGS: json.dumps(tags)}
         if run is not None:
@@ -344,7 +346,7 @@ class PipelineRunner:
     def _finish_stage(self, each: Execution, code: int) -> None:
         record, name = self._state.records[each.stage.name], each.stage.name
         record.ended, record.process = time.time(), None
-        answer = each.process.read_stage_answer()
+        answer = each.process.answer
         is_good = code in each.stage.command.good
         status = "FINISHED" if is_good else "KILLED" if code > 128 else "FAILED"
         reason = "" if is_good else str(answer.get("error") or f"exit code {code}")
@@ -366,7 +368,7 @@ class PipelineRunner:
         self._state.save()
         self._set(name, status, reason)
 
-    def _end_stage_run(self, each: Execution, run: RecordedRun, record: StageRecord) -> None:
+    def _end_stage_run(self, each: Execution, run: CommandRun, record: StageRecord) -> None:
         """Records the end of a stage in its own run. A command that is killed after it does the stage again."""
         outputs = record.outputs if record.status == "FINISHED" else {}
         links = {f"scaleflow.{key}": str(outputs[key]) for key in ("run_id", "model") if outputs.get(key)}
@@ -386,11 +388,13 @@ class PipelineRunner:
         if self._state.status == "FINISHED":
             self._state.execution += 1
         self._state.status = "RUNNING"
-        self._run = RecordedRun(self._state.run_folder.absolute(), "the pipeline's own run", self._tracking)
+        folder, name = self._state.run_folder.absolute(), self._pipeline.name
+        self._run = CommandRun(folder, "the pipeline's own run")
         self._state.save()
-        (self._state.run_folder / "pipeline.yaml").write_text(str(mask_secrets(self._pipeline.text)))
-        tags = {PIPELINE: str(self._state.run_folder.absolute()), "scaleflow.command": command_line(sys.orig_argv)}
-        self._run.begin(self._pipeline.name, tags, {"pipeline": self._pipeline.name}, None)
+        (folder / "pipeline.yaml").write_text(str(mask_secrets(self._pipeline.text)))
+        tags = {PIPELINE: str(folder), "scaleflow.command": command_line(sys.orig_argv)}
+        self._run.open(name, self._tracking, tags=tags, params={"pipeline": name})
+        self._run.add({}, text=RUNNING)
         if (refusal := self._run.refusal) is not None:
             raise ConfigError(str(refusal))
 
@@ -428,7 +432,7 @@ class PipelineRunner:
     def _record_end(self, status: Status) -> None:
         assert self._run is not None
         before = self._stop.times
-        closed = [run.close(lambda: self._stop.times > before) for run in self._closing]
+        closed = [run.finish(lambda: self._stop.times > before) for run in self._closing]
         rows = list_results(self._pipeline, self._state, self.states)
         folder = self._state.run_folder
         files = [
@@ -439,7 +443,7 @@ class PipelineRunner:
         ]
         self._run.add({}, files, {}, describe_pipeline(status, rows, command_line(sys.orig_argv)))
         self._run.end(status, self.find_error() or "")
-        self._run.close(lambda: self._stop.times > before)
+        self._run.finish(lambda: self._stop.times > before)
         if all(closed):
             for name, record in self._state.records.items():
                 if record.status == "FINISHED":

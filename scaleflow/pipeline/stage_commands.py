@@ -10,10 +10,10 @@ from scaleflow.config.compose import config_dir_flags, override_key
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.answer import FINISHED, NOT_PROMOTED
-from scaleflow.runs import RunFolder
+from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.run import Run
 from scaleflow.sweep.ledger import Ledger, is_under
-from scaleflow.sweep.ranking import find_best_job, read_sweep_tags
+from scaleflow.sweep.ranking import find_best_job
 from scaleflow.tracking.tracked_runs import BEST as BEST_TAG
 
 #: The keys that every stage may have.
@@ -226,7 +226,7 @@ def read_run(command: StageCommand, folder: Path) -> dict[str, Any]:
 
 def read_best_job(folder: Path) -> dict[str, Any]:
     """Returns the outputs of the best job of the sweep in a folder; {} if no finished job has its metric."""
-    if BEST_TAG not in read_sweep_tags(folder):
+    if BEST_TAG not in RunState.read(folder).tags:
         return {}
     best, swept = find_best_job(str(folder)), Ledger.load(RunFolder(folder)).swept
     overrides = [each for each in best.overrides if is_under(override_key(each), swept)]

@@ -1,6 +1,6 @@
 """Computes the state of a run from its events. No other module derives the state from them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -23,6 +23,7 @@ from scaleflow.interfaces.events import (
     RunReady,
     RunRefused,
     SettingFound,
+    TagsSet,
     UploadAwaited,
     Waiting,
 )
@@ -62,6 +63,7 @@ class RunState:
     formats: dict[str, FormatExported] = field(default_factory=dict)  # by name, those of the exported model
     time: int = 0  # of the newest event, in milliseconds since the epoch
     found: SettingFound | None = None  # the setting that the run has found, if it is a trial
+    tags: dict[str, str] = field(default_factory=dict)  # those that its events have set
     description: str = ""  # of a run whose command describes it
     weights: str = ""  # the digest of the exported model's weights; empty if it is not known
     epoch_steps: int | None = None  # the number of updates in the first epoch; None until that ends
@@ -70,19 +72,11 @@ class RunState:
     record: Mapping[str, Any] = field(default_factory=dict)  # what the folder knows of the run in the store
 
     @classmethod
-    def read(
-        cls, folder: Path, has_points: bool = False, on_event: Callable[[Self, Event], None] | None = None
-    ) -> Self:
-        """Reads the state of the run in a folder; the initial state if there is no run.
-
-        Args:
-            on_event: gets the state after each event.
-        """
+    def read(cls, folder: Path, has_points: bool = False) -> Self:
+        """Reads the state of the run in a folder; the initial state if there is no run."""
         state, files = cls(has_points=has_points), RunFolder(folder)
         for event in EventReader(files.events).read():
             state.apply(event)
-            if on_event is not None:
-                on_event(state, event)
         state.record = files.read_record()
         return state
 
@@ -92,6 +86,7 @@ class RunState:
         match event:
             case RunReady():
                 self.ready = self.ready or event
+                self.tags |= event.tags
                 self.is_open = self.is_under_way = True
                 self.last, self.fault, self.model_step, self.formats = None, "", None, {}
                 self.checkpoint = event.resumed or self.checkpoint
@@ -103,6 +98,8 @@ class RunState:
                 self.last, self.last_status, self.is_open = event, event.status, False
             case RunRefused():
                 self.last = event
+            case TagsSet():
+                self.tags |= event.values
             case DescriptionSet():
                 self.description = event.text
             case _:

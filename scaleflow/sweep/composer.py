@@ -32,9 +32,9 @@ from scaleflow.config.compose import (
     read_composed_config,
     resolve_config,
 )
-from scaleflow.config.parse import flatten_config
+from scaleflow.config.parse import flatten_config, parse_section
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.interfaces import name_command
+from scaleflow.interfaces import Sweep, name_command
 from scaleflow.interfaces.secret_masking import mask_override
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
 from scaleflow.runs.identity import IGNORED_KEYS
@@ -54,6 +54,7 @@ class JobRequest:
     config: dict[str, Any]  # the resolved config, as plain containers; jobs share the sections in which they agree
     environment: dict[str, str]  # the variables of `hydra.job.env_set`, for the job's processes
     references: frozenset[str] = frozenset()  # the keys whose values refer to other keys
+    options: Sweep = field(default_factory=Sweep)  # the section `sweep`
     refusal: str = ""  # why it cannot be composed
     repeat: int = 0  # the index of this run among the runs of the same job, warm-ups included
 
@@ -69,21 +70,9 @@ class JobRequest:
         return isinstance(section, Mapping) and bool(section.get("inline"))
 
     @property
-    def options(self) -> Mapping[str, Any]:
-        """The section `sweep`. If it is not a mapping, `parse_plan` raises later."""
-        section = self.config.get("sweep")
-        return section if isinstance(section, Mapping) else {}
-
-    @property
-    def metric(self) -> str:
-        """The metric that is the job's result."""
-        return str(self.options.get("metric") or "val/loss")
-
-    @property
     def folds(self) -> int:
-        """How many folds the job has, each a run of its own; 0 for none, and for no number (`parse_plan` raises)."""
-        folds = self.options.get("folds")
-        return folds if type(folds) is int and folds > 1 else 0
+        """How many folds the job has, each a run of its own; 0 for none."""
+        return self.options.folds or 0
 
     def take_turn(self, repeat: int) -> "JobRequest":
         """Returns one of the runs of the job."""
@@ -94,28 +83,20 @@ class JobRequest:
 
     @property
     def repeats(self) -> int:
-        """How often the job runs, warm-ups included; 1 if a count is no integer (`parse_plan` raises later)."""
-        if self.folds:
-            return self.folds
-        counts = [self.options.get("repeat", 1), self.warm_ups]
-        return max(1, sum(counts)) if all(type(count) is int for count in counts) else 1
-
-    @property
-    def warm_ups(self) -> Any:
-        """How many runs come before those that count. Not checked yet, so it may be of any type."""
-        return self.options.get("warm_up", 0)
+        """How often the job runs, warm-ups included."""
+        return self.folds or self.options.repeat + self.options.warm_up
 
     @property
     def counted_repeats(self) -> range:
         """The numbers of the runs that count: all but the warm-ups."""
-        return range(self.warm_ups if self.repeats > 1 and not self.folds else 0, self.repeats)
+        return range(0 if self.folds else self.options.warm_up, self.repeats)
 
     @property
     def turn(self) -> str:
         """The name of this run among those of the job: `warm-up`, `repeat 2`; empty if there is only one."""
         if self.repeats == 1:
             return ""
-        number = self.repeat - (0 if self.folds else self.warm_ups)
+        number = self.repeat - self.counted_repeats.start
         return "warm-up" if number < 0 else f"{'fold' if self.folds else 'repeat'} {number + 1}"
 
     def describe(self, swept: Sequence[str]) -> list[str]:
@@ -225,6 +206,7 @@ class JobComposer:
         try:
             with self._compose(words, number) as (config, template):
                 resolved = resolve_config(drop_hydra(config))
+                options = parse_section(Sweep, resolved.get("sweep"), "sweep")
                 environment = {str(k): str(v) for k, v in config.hydra.job.env_set.items()}
                 overrides = read_composed_config(config).words.overrides
         except (ConfigError, HydraException, OmegaConfBaseException) as error:
@@ -236,7 +218,7 @@ class JobComposer:
         shared = {key: self._share_section(key, value) for key, value in resolved.items()}
         typed = {override_key(word) for word in words}
         references = (template.references - typed) | {override_key(word) for word in words if REFERENCE.search(word)}
-        return JobRequest(tuple(words), overrides, number, shared, environment, references)
+        return JobRequest(tuple(words), overrides, number, shared, environment, references, options)
 
     def _share_section(self, key: str, section: Any) -> Any:
         """Returns the section of an earlier job if it is equal."""
@@ -257,11 +239,6 @@ class JobComposer:
             with read_write(config.hydra), open_dict(config.hydra):
                 config.hydra.runtime.output_dir = str(folder)
             yield config
-
-    def read_choices(self, request: JobRequest) -> Mapping[str, str]:
-        """Returns the chosen option of each config group of a job."""
-        with self._compose(request.words, request.number) as (config, _):
-            return read_composed_config(drop_hydra(config)).choices
 
     def prepare(self, request: JobRequest, folder: Path, is_resumed: bool) -> PreparedRun:
         """Checks a job and prepares its run in a folder, which has a run that continues if `is_resumed`.
@@ -377,7 +354,7 @@ class JobCallbacks:
         if (config := self._begun.pop(folder, None)) is None:
             return
         error, metrics = RunError(f"{status}: {reason}"), read_job_state(folder).metrics
-        value = metrics.get(request.metric) if status == "FINISHED" else error
+        value = metrics.get(request.options.metric) if status == "FINISHED" else error
         returned = make_return(request.overrides, status == "FINISHED", value)
         returned.cfg, returned.hydra_cfg = drop_hydra(config), config
         with self._composer.compose_job(request, folder):

@@ -16,10 +16,9 @@ from typing import Any
 
 from scaleflow.config.parse import format_value
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces.events import Event, MetricsLogged
 from scaleflow.interfaces.formatting import join_first
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.runs import EventReader, RunFolder
+from scaleflow.runs import RunFolder
 from scaleflow.runs.folder import replace_text
 from scaleflow.runs.identity import list_job_leaves
 from scaleflow.runs.state import RATE, RunState
@@ -28,6 +27,7 @@ from scaleflow.runs.state import RATE, RunState
 FOLD = "dataset.fold"
 
 Config = Mapping[str, Any]
+Points = list[tuple[int, float]]
 
 
 @dataclass
@@ -151,9 +151,8 @@ def is_under(key: str, names: Iterable[str]) -> bool:
 #: The metrics whose points the report needs: the speed, and the losses for the plots and for `LossCheck`.
 CURVES = (RATE, "train/loss", "val/loss")
 
-#: The most points of a metric in the first epoch, and about the most after them: when there are twice as many, each
-#: second one is dropped.
-MAX_FIRST, MAX_POINTS = 1000, 200
+#: The most points of a metric in the first epoch, and about the most after them.
+MAX_FIRST, MAX_POINTS = 1000, 400
 
 
 def read_job_state(folder: Path) -> RunState:
@@ -162,30 +161,22 @@ def read_job_state(folder: Path) -> RunState:
     `metrics` are those of the exported model: with `checkpoint.export=best` the values at the step of the best
     checkpoint. Otherwise, and in `perf/`, they are the last values.
     """
-    state = RunState.read(folder, has_points=True, on_event=thin_curves)
+    state = RunState.read(folder, has_points=True)
     if state.ready is not None:  # jobs have most of their params in common
         params = {sys.intern(key): sys.intern(value) for key, value in state.ready.params.items()}
         state.ready = replace(state.ready, params=params)
     if state.model_step is not None and state.model_step < state.step:
-        state.metrics |= read_metrics_until(folder, state.model_step)
+        for name, points in state.curves.items():
+            values = [value for step, value in points if step <= state.model_step]
+            if values and not name.startswith("perf/"):
+                state.metrics[name] = values[-1]
+    kept = (name for name in CURVES if name in state.curves)
+    state.curves = {name: thin_points(state.curves[name], state.epoch_steps) for name in kept}
     return state
 
 
-def thin_curves(state: RunState, event: Event) -> None:
+def thin_points(points: Points, epoch_steps: int | None) -> Points:
     """Drops points. Those of the first epoch stay, because jobs are compared at the steps that both have."""
-    for name in event.values if isinstance(event, MetricsLogged) else ():
-        if name not in CURVES:
-            del state.curves[name]
-            continue
-        points = state.curves[name]
-        first = sum(step <= state.epoch_steps for step, _ in points) if state.epoch_steps else len(points)
-        first = min(first, MAX_FIRST)
-        if len(points) - first >= 2 * MAX_POINTS:
-            state.curves[name] = [*points[:first], *points[first + 1 :: 2]]
-
-
-def read_metrics_until(folder: Path, step: int) -> dict[str, float]:
-    """Returns the last value of each metric that a run reported at a step or before it, without those of the speed."""
-    events = EventReader(RunFolder(folder).events).read()
-    logged = (event.values for event in events if isinstance(event, MetricsLogged) and event.step <= step)
-    return {name: value for values in logged for name, value in values.items() if not name.startswith("perf/")}
+    first = sum(step <= epoch_steps for step, _ in points) if epoch_steps else len(points)
+    first = min(first, MAX_FIRST)
+    return [*points[:first], *points[first :: 1 + (len(points) - first) // MAX_POINTS]]

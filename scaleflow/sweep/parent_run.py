@@ -18,8 +18,6 @@ from scaleflow.config.targets import bind_metrics
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EvaluationOptions, Plan, Status
-from scaleflow.interfaces.events import ArtifactWritten, DescriptionSet, MetricsLogged, RunEnded, RunReady, TagsSet
-from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import FAILED, REFUSED, TERMINATED
 from scaleflow.launcher.launch import describe_outcome
 from scaleflow.launcher.prepare import read_stage_tags
@@ -209,86 +207,63 @@ def count_best_steps(folder: Path, job: RepeatedJob | None) -> int:
 
 
 class ParentRun(CommandRun):
-    """The run of a sweep, which an earlier command may have begun."""
+    """The run of a sweep, which an earlier command may have begun.
 
-    def __init__(self, files: RunFolder, ledger: Ledger, began: float, is_resumed: bool) -> None:
-        super().__init__(files, is_resumed, "the sweep's own run")
-        self._ledger = ledger
-        self._began = began
-        self._told: tuple[Any, ...] = ()  # the job and the values that were recorded last as the best ones
-        self._step = RunState.read(files.path).step  # of the values that earlier commands recorded
-        self.tags: dict[str, str] = {}  # further tags of the run
-        self.comparison = ""  # a line about the two best jobs
-        self.address: str | None = None  # that gets a message at the end
-        self._options = EvaluationOptions()
+    Attributes:
+        plan: of the first job that was ready; None until then. Its options of tracking and evaluation are the sweep's.
+        tags: further tags of the run.
+        comparison: a line about the two best jobs.
+    """
 
-    def begin(self, plan: Plan, config: DictConfig, choices: Mapping[str, str], facts: LaunchFacts) -> None:
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "the sweep's own run")
+        self.plan: Plan | None = None
+        self.tags: dict[str, str] = {}
+        self.comparison = ""
+
+    def begin(self, plan: Plan, config: DictConfig, began: float, ledger: Ledger, facts: LaunchFacts) -> None:
         """Opens the run and starts to record it.
 
         Args:
-            plan: the plan of the first job. Its tracking options apply to the sweep.
             config: the config of the command, with Hydra's own part.
-            choices: the chosen option of each config group, of the first job that is ready.
+            began: when the command began, in seconds since the epoch.
             facts: what all jobs are made of.
         """
-        tracking, self._options = plan.tracking, plan.evaluation
-        self.address = tracking.notify
+        self.plan = plan
         own_config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-        plain = OmegaConf.to_container(own_config, resolve=False)
-        plain = keep_hydra_values(plain, plan.config)
-        self.files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(plain))))
+        plain = keep_hydra_values(OmegaConf.to_container(own_config, resolve=False), plan.config)
         write_run_tags(self.files.path, facts.make_run_tags() | read_stage_tags())
-        swept = ", ".join(self._ledger.swept)
-        params = {key: value for key, value in choices.items() if not is_under(key, self._ledger.swept)}
-        params |= {key: str(value) for key, value in self._ledger.base.items() if key not in params}
-        ready = RunReady(
-            name=tracking.run_name or f"sweep of {swept or 'one job'}",
-            tags={**(tracking.tags or {}), SWEPT: swept},
-            params=params,
-            began=int(self._began * 1000),
-            resumed=0 if self._is_resumed else None,
-        )
-        self.open(ready, tracking)
+        swept = ", ".join(ledger.swept)
+        params = {key: value for key, value in plan.choices.items() if not is_under(key, ledger.swept)}
+        params |= {key: str(value) for key, value in ledger.base.items() if key not in params}
+        name = plan.tracking.run_name or f"sweep of {swept or 'one job'}"
+        tags = {**(plan.tracking.tags or {}), SWEPT: swept}
+        self.open(name, plan.tracking, tags=tags, params=params, config=plain, began=began)
 
     def update(self, report: Report) -> None:
-        """Writes the current report, and records it."""
-        for path in report.write(self.files.path):
-            self.emit(ArtifactWritten(str(path)))
-        self.emit(TagsSet({**report.tags(), **self._tag_best(report), **self.tags}))
-        self.emit(DescriptionSet(describe_sweep(report, self.files.path)))
+        """Writes the current report, and records it. The metrics of the best job are at the number of finished jobs."""
+        values, tags = dict[str, float](), dict(report.tags())
+        if report.best is not None:
+            entry, run = report.best
+            values = run.metrics_of("val") | run.metrics_of("test") or run.metrics_of("train")
+            values |= {report.metric: run.metrics[report.metric]}
+            tags |= {
+                BEST: str(entry.number),
+                BEST_FOLDER: str((self.files.path / entry.folder).absolute()),
+                BEST_METRIC: report.metric,
+                BEST_OVERRIDES: shlex.join(entry.overrides),
+                BEST_STEPS: str(count_best_steps(self.files.path, report.best_job)),
+            }
+        text = describe_sweep(report, self.files.path)
+        self.add(values, report.write(self.files.path), {**tags, **self.tags}, text, report.finished)
 
-    def _tag_best(self, report: Report) -> dict[str, str]:
-        """Records the metrics of the best job, at the number of finished jobs; returns the tags that name the job."""
-        if report.best is None:
-            return {}
-        entry, run = report.best
-        values = run.metrics_of("val") | run.metrics_of("test") or run.metrics_of("train")
-        values |= {report.metric: run.metrics[report.metric]}
-        self._step = max(self._step, sum(each.is_finished for each in self._ledger.entries))
-        if (entry.number, self._step, values) != self._told:
-            self._told = (entry.number, self._step, values)
-            self.emit(MetricsLogged(self._step, values))
-        return {
-            BEST: str(entry.number),
-            BEST_FOLDER: str((self.files.path / entry.folder).absolute()),
-            BEST_METRIC: report.metric,
-            BEST_OVERRIDES: shlex.join(entry.overrides),
-            BEST_STEPS: str(count_best_steps(self.files.path, report.best_job)),
-        }
-
-    def emit_tags(self) -> None:
-        """Records the tags of a run that has ended."""
-        if self.tags:
-            self.emit(TagsSet(self.tags))
-
-    def end(self, report: Report, status: Status, error: str) -> None:
+    def conclude(self, report: Report, status: Status, error: str) -> None:
         """Writes the final report, its plots and the comparison of the best jobs, and records the end of the run."""
         self.update(report)
-        for path in report.draw(self.files.path):
-            self.emit(ArtifactWritten(str(path), self.files.plots.name))
+        self.add_files(report.draw(self.files.path), self.files.plots.name)
         compared, self.comparison = write_comparison(self.files.path, report.list_best(MOST_COMPARED))
         if report.best_job is not None and report.best_job.are_folds:
-            compared += write_pooled(self.files.path, report.best_job, self._options)
-        for path in compared:
-            self.emit(ArtifactWritten(str(path), str(path.parent.relative_to(self.files.path))))
-        self.emit(RunEnded(status, error))
+            options = self.plan.evaluation if self.plan else EvaluationOptions()
+            compared += write_pooled(self.files.path, report.best_job, options)
+        self.add_files(compared, self.files.evaluation.name)
+        self.end(status, error)

@@ -13,8 +13,7 @@ from typing import Literal
 from scaleflow.config.compose import override_key
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
-from scaleflow.interfaces.events import RunReady, TagsSet
-from scaleflow.runs import EventReader, RunFolder, RunState
+from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.run import Run
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, read_job_state
 from scaleflow.tracking.model_uris import RUN_OR_MODEL
@@ -213,15 +212,6 @@ def rank_jobs(jobs: Sequence[RepeatedJob], metric: str, mode: Mode | None) -> li
     return sorted(jobs, key=position) if mode is not None else list(jobs)
 
 
-def read_sweep_tags(folder: Path) -> Mapping[str, str]:
-    """Returns the tags of the run of the sweep in a folder."""
-    tags: dict[str, str] = {}
-    for event in EventReader(RunFolder(folder).events).read():
-        if isinstance(event, RunReady | TagsSet):
-            tags |= event.tags if isinstance(event, RunReady) else event.values
-    return tags
-
-
 @dataclass(frozen=True)
 class BestJob:
     """The best job of a sweep.
@@ -259,7 +249,7 @@ def find_best_job(parent: str, options: Tracking | None = None) -> BestJob:
     """
     folder = Path(parent).expanduser()
     if RunFolder(folder).ledger.is_file():
-        tags = read_sweep_tags(folder)
+        tags = RunState.read(folder).tags
         check_sweep_tags(parent, tags)
         (entry,) = (each for each in Ledger.load(RunFolder(folder)).entries if str(each.number) == tags[BEST])
         job = (folder / entry.folder).absolute()

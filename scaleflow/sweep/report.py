@@ -217,6 +217,7 @@ class Report:
     Attributes:
         best: the best run with its job; None if there is none.
         choices: the keys that vary, whose values are columns.
+        finished: how many jobs have nothing left to do.
         differences: a line for each job that starts with different losses.
         reason: why there is no efficiency; empty if there is one.
         rows: the cells of each row by column.
@@ -231,6 +232,7 @@ class Report:
         mode: Mode | None = "min",
         same_losses: bool = False,
     ) -> None:
+        self.finished = sum(entry.is_finished for entry, _ in jobs)
         self._jobs = group_repeats(jobs)
         self.metric = metric
         self._mode = mode

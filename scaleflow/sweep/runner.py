@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from hydra.core.utils import JobReturn
 from hydra.types import HydraContext
@@ -27,7 +26,6 @@ from omegaconf import DictConfig
 from scaleflow.cluster.engines import find_engine
 from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, share, visible_gpus
 from scaleflow.config.compose import list_module_folders, mask_sweep_config
-from scaleflow.config.parse import parse_section
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, NothingCanRun
 from scaleflow.interfaces import Plan, Status, Sweep
@@ -151,20 +149,19 @@ class SweepRunner:
         self._histories: dict[int, RunState] = {}
         self._next_update = 0.0
         self._jobs: list[SweepJob] = []
-        self._options: Mapping[str, Any] = {}
+        self._options = Sweep()
         self.watch: Callable[[Sequence[int], Event], bool] | None = None
         if self._n_jobs < 1:
             raise ConfigError(f"hydra.launcher.n_jobs={self._n_jobs}: expected at least 1")
         check_writable(self._folder, SWEEP_DIR)
         with contextlib.ExitStack() as resources:
             resources.enter_context(self._files.lock_sweep())
-            resources.enter_context(self._files.lock_recording())  # of the parent run
-            resources.enter_context(self._files.track_files())
+            self._parent = ParentRun(self._folder)
+            resources.callback(self._parent.close)
             self._ledger = Ledger.load(self._files)
             self._inputs = SweepInputs(self._folder, list_module_folders(config.hydra.runtime))
             self._resources = resources.pop_all()
         self._is_resumed = bool(self._ledger.entries)
-        self._parent = ParentRun(self._files, self._ledger, began, self._is_resumed)
         self._swept = find_swept_keys(config)
         self._noted: set[str] = set()  # the notes of all jobs
         mask_sweep_config(self._files.sweep_config)
@@ -217,7 +214,7 @@ class SweepRunner:
         common = find_common_leaves([each.config for each in requests])
         references = frozenset().union(*(each.references for each in requests))  # they follow from other keys
         base = {key: value for key, value in common.items() if key not in references}
-        self._ledger.check(base, self._swept, options.get("on_change") in ("new", "rerun", "keep"))
+        self._ledger.check(base, self._swept, options.on_change in ("new", "rerun", "keep"))
         jobs = self._new_jobs(turns)
         if self._is_resumed and not self._jobs:
             self._handle_changes(jobs)
@@ -259,8 +256,8 @@ class SweepRunner:
         """Does what `sweep.on_change` says about code and data that changed since jobs of earlier commands ran."""
         configs = {job.entry.number: job.request.config for job in jobs}
         changes = self._inputs.find_changes(self._ledger.entries, configs)
-        policy = parse_section(Sweep, self._options, "sweep").on_change
-        again = choose_jobs_to_restart(changes, [job.entry for job in jobs], policy, self._folder)
+        entries = [job.entry for job in jobs]
+        again = choose_jobs_to_restart(changes, entries, self._options.on_change, self._folder)
         for job in jobs:
             if job.entry.number in again:
                 job.entry.restart(self._subfolder(job.request, job.entry.number))
@@ -358,7 +355,7 @@ class SweepRunner:
 
         def on_event(event: Event) -> None:
             if isinstance(event, RunReady):
-                self._open_parent(job)
+                self._open_parent(run.spec.plan)
             if self.watch is not None and self.watch(job.indices, event):
                 stop.stop_job()
                 job.is_pruned = True
@@ -398,7 +395,8 @@ class SweepRunner:
     def _return_value(self, request: JobRequest, repeats: Sequence[SweepJob]) -> JobReturn:
         states = [self._read_history(each.entry) for each in repeats]
         values = [
-            each.metrics.get(request.metric, math.nan) if each.status == "FINISHED" else math.nan for each in states
+            each.metrics.get(request.options.metric, math.nan) if each.status == "FINISHED" else math.nan
+            for each in states
         ]
         middle = statistics.mean if request.folds else statistics.median
         value = math.nan if any(map(math.isnan, values)) else middle(values)
@@ -423,33 +421,30 @@ class SweepRunner:
             self._server = self._resources.enter_context(start_fork_server())
 
     def _start_timer(self) -> None:
-        limit = parse_section(Sweep, self._options, "sweep").seconds_limit
+        limit = self._options.seconds_limit
         if limit is None:
             return
 
         def end_sweep() -> None:
             if not self._stop.is_set():
-                self._stop.limit = f"sweep.max_seconds={self._options['max_seconds']}"
+                self._stop.limit = f"sweep.max_seconds={self._options.max_seconds}"
                 self._stop.signal = signal.SIGTERM
 
         self._timer = threading.Timer(self._began + limit - time.time(), end_sweep)
         self._timer.daemon = True
         self._timer.start()
 
-    def _open_parent(self, job: SweepJob) -> None:
+    def _open_parent(self, plan: Plan) -> None:
         """Opens the parent run when the first job is ready. If no job becomes ready, there is no parent run."""
-        assert self._plan is not None
         with self._ledger_lock:
             if not self._parent.recorder:
-                choices = self._composer.read_choices(job.request)
-                self._parent.begin(self._plan, self._config, choices, self._facts)
+                self._parent.begin(plan, self._config, self._began, self._ledger, self._facts)
 
     def _make_report(self, entries: Sequence[LedgerEntry]) -> Report:
         jobs = [(entry, self._read_history(entry)) for entry in entries]
-        metric = str(self._options.get("metric") or "val/loss")
-        typed, direction = str(self._options.get("mode")), self._config.hydra.sweeper.get("direction")
-        mode = choose_mode(metric, typed, direction, [run for _, run in jobs])
-        return Report(jobs, self._ledger.swept, metric, mode, self._options.get("same_losses") is True)
+        options, direction = self._options, self._config.hydra.sweeper.get("direction")
+        mode = choose_mode(options.metric, options.mode, direction, [run for _, run in jobs])
+        return Report(jobs, self._ledger.swept, options.metric, mode, options.same_losses)
 
     def end(self) -> int:
         """Ends the sweep: shows and records the report, and ends the parent run. Returns the exit code of the
@@ -485,7 +480,8 @@ class SweepRunner:
             all(repair_quietly(self._folder / job.entry.folder) for job in finished)
         code = self._exit_code(report)
         answer = {"exit_code": code, **describe_jobs(self._folder)}
-        notify(self._parent.address, RunState.read(self._folder).name, answer, Display(sys.stdout))
+        address = self._parent.plan.tracking.notify if self._parent.plan else None
+        notify(address, RunState.read(self._folder).name, answer, Display(sys.stdout))
         return code
 
     def _end_parent(self) -> Report:
@@ -497,7 +493,7 @@ class SweepRunner:
         error = ": ".join(filter(None, (self._stop.limit, error)))
         if report.differences and not remaining:
             error = f"the first losses differ: {report.differences[0]}"
-        self._parent.end(report, "KILLED" if self._stop.is_set() else status, error)
+        self._parent.conclude(report, "KILLED" if self._stop.is_set() else status, error)
         return report
 
     def _repair_parent(self) -> bool:
@@ -508,7 +504,7 @@ class SweepRunner:
         if state.is_open or (state.status == "KILLED" and not self._remaining_jobs()):
             self._end_parent()
         else:
-            self._parent.emit_tags()
+            self._parent.add({}, tags=self._parent.tags)
         self._resources.close()  # the repair takes the locks of the folder
         return repair_quietly(self._folder)
 

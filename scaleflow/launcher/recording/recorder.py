@@ -1,28 +1,40 @@
 """Records a run while it trains: a thread sends the events to the tracking store.
 
 After the start, neither training nor the terminal waits for it. A command that trains nothing itself has a recorded
-run, too: the parent of the jobs of a sweep, or a pipeline.
+run, too: the parent of the jobs of a sweep, a pipeline, or one of its stages.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
 
 from scaleflow.errors import ConfigError, StoreUnreachable
-from scaleflow.interfaces import Tracker, Tracking, name_command
-from scaleflow.interfaces.events import DescriptionSet, Event, RunReady, StepsProfiled
+from scaleflow.interfaces import Status, Tracker, Tracking, name_command
+from scaleflow.interfaces.events import (
+    ArtifactWritten,
+    DescriptionSet,
+    Event,
+    MetricsLogged,
+    RunEnded,
+    RunReady,
+    StepsProfiled,
+    TagsSet,
+)
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.recording.store_transfer import EventTransfer, StillReadingError, read_profile
-from scaleflow.runs import RunFolder
+from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
 from scaleflow.tracking import TensorBoardWriter, make_tracker
 from scaleflow.tracking.connection import format_store_error, is_unreachable
@@ -281,50 +293,118 @@ class Recorder(threading.Thread):
 class CommandRun:
     """A run whose events this process writes. A thread sends them to the store.
 
+    No other command can record it until it is recorded or closed.
+
     Args:
-        files: the folder of the run, which exists. The caller holds its lock of recording.
-        is_resumed: whether an earlier command began the run.
+        folder: of the run; an earlier command may have begun it.
         what: the run in messages, such as `the sweep's own run`.
 
     Attributes:
         recorder: the thread that sends the events; None until this command has opened the run.
+        began: when the first command opened it, in milliseconds since the epoch.
     """
 
-    def __init__(self, files: RunFolder, is_resumed: bool, what: str) -> None:
-        self.files, self._is_resumed, self._what = files, is_resumed, what
+    def __init__(self, folder: Path, what: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.files, self._what = RunFolder(folder), what
         self.recorder: Recorder | None = None
         self._flush_seconds = 0.0
+        with contextlib.ExitStack() as locks:
+            locks.enter_context(self.files.lock_recording())
+            locks.enter_context(self.files.track_files())
+            self._before = RunState.read(folder)
+            self._locks = locks.pop_all()
+        self.began = self._before.ready.began if self._before.ready else 0
+        self._added = (self._before.step, self._before.metrics)  # the values that were recorded last
+
+    def open(
+        self,
+        name: str,
+        tracking: Tracking,
+        *,
+        tags: Mapping[str, str],
+        params: Mapping[str, str],
+        config: Mapping[str, Any] | None = None,
+        began: float | None = None,
+        parent: Path | None = None,
+    ) -> None:
+        """Opens the run, maybe again, and starts to record it in the store of `tracking`.
+
+        Args:
+            config: the content of its config.yaml, secrets included; None: the store.
+            began: when the command began, in seconds since the epoch; None: now.
+            parent: the folder of the run that it is a part of; without one, a new run continues the one that
+                MLFLOW_RUN_ID names.
+        """
+        store = {key: getattr(tracking, key) for key in ("name", "uri", "experiment")}
+        content = mask_secrets({"tracking": store} if config is None else config)
+        self.files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
+        size_before = self.files.events.stat().st_size if self.files.events.exists() else 0
+        is_resumed, offline = self._before.is_ready, tracking.offline
+        tracker = make_tracker(tracking, adopts=parent is None and not is_resumed)
+        self.recorder = Recorder(tracker, self.files.events, size_before, is_resumed=is_resumed, offline=offline)
+        self._flush_seconds = tracking.flush_seconds
+        milliseconds = int((time.time() if began is None else began) * 1000)
+        self.began = self.began or milliseconds
+        folder, resumed = None if parent is None else str(parent), 0 if is_resumed else None
+        self.emit(RunReady(name, tags, params, milliseconds, parent=folder, resumed=resumed))
+        self.recorder.start()
 
     def emit(self, event: Event) -> None:
         """Appends an event to the run. Raises OSError if it cannot be written."""
         append_event(self.files.events, event)
 
-    def open(self, ready: RunReady, tracking: Tracking, description: str = "", adopts: bool = True) -> None:
-        """Opens the run and starts to record it in the store of `tracking`. The folder has its config.yaml.
+    @property
+    def refusal(self) -> Exception | None:
+        """Why the store cannot be used; it waits until that is known."""
+        assert self.recorder is not None
+        self.recorder.is_settled.wait()
+        return self.recorder.refusal
 
-        If it `adopts`, a new run continues the one that MLFLOW_RUN_ID names.
-        """
-        size_before = self.files.events.stat().st_size if self.files.events.exists() else 0
-        tracker = make_tracker(tracking, adopts=adopts and not self._is_resumed)
-        self.recorder = Recorder(
-            tracker, self.files.events, size_before, is_resumed=self._is_resumed, offline=tracking.offline
-        )
-        self._flush_seconds = tracking.flush_seconds
-        self.emit(ready)
-        if description:
-            self.emit(DescriptionSet(description))
-        self.recorder.start()
+    def add(
+        self,
+        metrics: Mapping[str, Any],
+        files: Iterable[Path] = (),
+        tags: Mapping[str, str] | None = None,
+        text: str = "",
+        step: int = 0,
+    ) -> None:
+        """Records values, files that exist, and the description. What was recorded last is not recorded twice."""
+        numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+        added = (max(step, self._added[0]), numbers)
+        if numbers and added != self._added:
+            self._added = added
+            self.emit(MetricsLogged(*added))
+        self.add_files(files)
+        if tags:
+            self.emit(TagsSet(dict(tags)))
+        if text:
+            self.emit(DescriptionSet(text))
+
+    def add_files(self, files: Iterable[Path], folder: str | None = None) -> None:
+        """Records files that exist, in a folder of the artifacts; None: at their top."""
+        for path in files:
+            if path.is_file():
+                self.emit(ArtifactWritten(str(path), folder))
+
+    def end(self, status: Status, error: str = "") -> None:
+        self.emit(RunEnded(status, error))
 
     def finish(self, should_stop: Callable[[], bool]) -> bool:
         """Waits at most `tracking.flush_seconds`, or until `should_stop`; returns whether everything is recorded."""
         assert self.recorder is not None
-        is_recorded = self.recorder.finish(self._flush_seconds, should_stop)
+        with self._locks:
+            is_recorded = self.recorder.finish(self._flush_seconds, should_stop)
         if not is_recorded:
             Display(sys.stdout).print_error(
                 f"{self._what} is not fully recorded: {mask_secrets(self.recorder.reason)}; nothing is lost; "
                 f"to send the rest, run {name_command('sync')} {shlex.quote(os.path.relpath(self.files.path))}"
             )
         return is_recorded
+
+    def close(self) -> None:
+        """Lets other commands record the run."""
+        self._locks.close()
 
     def describe_links(self) -> Sequence[tuple[str, str]]:
         """Returns rows of (label, value) that say where the recorded run can be seen."""
