@@ -142,16 +142,16 @@ def make_launch(template: Path) -> Callable[..., int]:
     events = list(EventReader(RunFolder(template).events).read())
     record: Mapping[str, Any] = RunFolder(template).read_record()
 
-    def launch(run: Any, sweep: Any, refuse: object) -> int:
+    def launch(run: Any, refuse: object, *, on_event: Callable[[Any], None], **others: object) -> int:
         write_configs(run)
         files, seed = run.spec.files, str(run.spec.plan.seed)
         write = EventWriter(files.events)
         for event in events:
             if isinstance(event, RunReady):
                 params = {**event.params, "seed": seed}
-                event = replace(event, params=params, parent=str(sweep.parent), resumed=None)
+                event = replace(event, params=params, parent=run.spec.parent, resumed=None)
             write(event)
-            sweep.on_event(event)
+            on_event(event)
         write.close()
         files.write_record(record)
         return 0

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from scaleflow.errors import ConfigError, RunError, find_similar, read_reason
 from scaleflow.interfaces import name_command
-from scaleflow.interfaces.formatting import GENERATOR
+from scaleflow.interfaces.formatting import GENERATOR, to_json
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import (
     ANSWER,
@@ -22,7 +22,6 @@ from scaleflow.launcher.answer import (
     REFUSED,
     TERMINATED,
     print_refusal,
-    to_json,
     to_printable,
     write_error,
 )

@@ -6,7 +6,6 @@ It shows how the metrics and the learning rate went, the worst mistakes, and the
 from __future__ import annotations
 
 import base64
-import csv
 import io
 import json
 import math
@@ -28,7 +27,7 @@ from scaleflow.evaluation.predictions import FILE, ID, ROW, Predictions, name_co
 from scaleflow.evaluation.resampling import Figure
 from scaleflow.evaluation.slices import decode_text, find_slices
 from scaleflow.interfaces import EvaluationOptions, name_leaves
-from scaleflow.interfaces.formatting import GENERATOR, OF_STEPS, format_number
+from scaleflow.interfaces.formatting import GENERATOR, OF_STEPS, format_csv, format_number, to_json
 
 PAGE_STYLE = """
 body { background: var(--page); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 0 auto;
@@ -369,8 +368,9 @@ def make_report(
     contents: dict[str, str | bytes] = {name: to_csv(rows) for name, rows in tables.items() if rows}
     contents |= {f"{CHARTS}/{add_name(each, d.name)}.svg": to_file(d.svg) for each in analyses for d in each.drawings}
     contents |= {f"{CHARTS}/{each.name}.svg": to_file(each.svg) for each in curves}
-    contents[FINDINGS] = to_json_text([asdict(each) for each in findings])
-    contents[METRICS] = to_json_text(describe_metrics(predictions, analyses, options))
+    contents[FINDINGS] = json.dumps(to_json([asdict(each) for each in findings]), indent=1) + "\n"
+    described = describe_metrics(predictions, analyses, options)
+    contents[METRICS] = json.dumps(to_json(described), indent=1) + "\n"
     if pictures is not None:
         contents[PICTURES] = pictures
     sections = [
@@ -536,19 +536,6 @@ def describe_metrics(
     }
 
 
-def to_json_text(value: Any) -> str:
-    """Returns JSON, in which null stands for a number that there is not."""
-
-    def clean(each: Any) -> Any:
-        if isinstance(each, Mapping):
-            return {key: clean(value) for key, value in each.items()}
-        if isinstance(each, list | tuple):
-            return [clean(value) for value in each]
-        return None if isinstance(each, float) and not math.isfinite(each) else each
-
-    return json.dumps(clean(value), indent=1) + "\n"
-
-
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns rows as CSV. A figure has three columns: its value, and the ends of its interval."""
     flat = []
@@ -558,8 +545,5 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
             names = (name, f"{name}_low", f"{name}_high")
             cells |= dict(zip(names, value, strict=True)) if isinstance(value, Figure) else {name: value}
         flat.append({name: "" if value != value else value for name, value in cells.items()})  # no NaN
-    text = io.StringIO()
-    writer = csv.DictWriter(text, dict.fromkeys(name for row in flat for name in row), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return text.getvalue()
+    head = list(dict.fromkeys(name for row in flat for name in row))
+    return format_csv(head, ([row.get(name) for name in head] for row in flat))

@@ -1,7 +1,11 @@
-"""Formats numbers and durations for people: lines of the terminal, tables and notes."""
+"""Formats numbers and durations for people: lines of the terminal, tables and notes; and values as CSV and JSON."""
 
-from collections.abc import Mapping, Sequence
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import Any
 
 #: The beginning of the head of every HTML page, by which a page of scaleflow's is known.
 GENERATOR = '<meta charset="utf-8"><meta name="generator" content="scaleflow">'
@@ -87,3 +91,19 @@ def list_metric_rows(values: Mapping[str, float]) -> list[tuple[str, str]]:
         if names:
             return [(name.replace("/", " "), format_with_interval(values, name)) for name in names]
     return []
+
+
+def format_csv(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Returns a table as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    return text.getvalue()
+
+
+def to_json(value: Any) -> Any:
+    """Returns a value with null in place of numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {str(key): to_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,7 +1,6 @@
 """How this process's command ends: its exit code, its error messages, and its answer for `--json`."""
 
 import contextlib
-import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -49,12 +48,3 @@ def to_printable(message: str) -> str:
     lines = message.split("\n")
     escaped = ["".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line) for line in lines]
     return ("\n" if len(escaped) <= 2 else "\\n").join(escaped)
-
-
-def to_json(value: Any) -> Any:
-    """Returns a value with null in place of numbers that JSON does not have."""
-    if isinstance(value, Mapping):
-        return {str(key): to_json(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_json(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -13,8 +13,8 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -168,20 +168,6 @@ class ProvenanceCollector(threading.Thread):
 MIGRATION_SECONDS = 180.0
 
 
-@dataclass(frozen=True)
-class SweepContext:
-    """What a sweep passes to the run of a job."""
-
-    parent: Path  # the folder of the sweep, whose own run is the parent
-    label: str  # what distinguishes this job from the others, for the run's name
-    environment: Mapping[str, str]  # variables to add to the environment of its processes
-    server: str  # the address of the fork server
-    display: Display  # shows the job
-    stop: StopRequest  # the request to end the job
-    on_event: Callable[[Event], None]  # receives each event
-    facts: LaunchFacts  # what all jobs are made of
-
-
 def run_job(config: DictConfig, started: float) -> int:
     """Prepares and launches a config composed by Hydra: a command, or a job of one of Hydra's own launchers.
 
@@ -230,30 +216,32 @@ def describe_outcome(folder: Path) -> dict[str, Any]:
 
 def launch_run(
     run: PreparedRun,
-    sweep: SweepContext | None = None,
     refuse: Callable[[str], None] | None = None,
+    *,
     adopts: bool = True,
     stop: StopRequest | None = None,
+    display: Display | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    facts: LaunchFacts | None = None,
 ) -> int:
     """Runs a prepared run, whose folder exists and can be written, from start to end. Returns the command's exit code.
 
     With `training.batch_size=auto`, a search for it runs before.
 
     Args:
-        sweep: the sweep, if the run is a job of one.
         refuse: receives the reason if there is no run; None: the terminal shows it.
         adopts: whether the run continues one that the environment names.
         stop: receives the signals, if this command has caught them already.
+        display: shows the run; None: the terminal of this command.
+        on_event: receives each event.
+        facts: what all runs of this command are made of.
     """
     spec = run.spec
     if spec.plan.training.batch_size == "auto" and spec.trial is None:
         return launch_after_search(run, refuse)
     remember_secrets([*find_environment_secrets(), *find_secrets(run.composed.raw, spec.plan.config)])
-    display = sweep.display if sweep else display_for(is_plain=spec.plan.debug.inline, is_chief=spec.records)
+    display = display or display_for(is_plain=spec.plan.debug.inline, is_chief=spec.records)
     display.begin_stage("reading the config", since=spec.started)
-    if sweep:
-        spec = replace(spec, parent=str(sweep.parent), label=sweep.label)
-        spec = replace(spec, environment=sweep.environment, server=sweep.server)
     with contextlib.ExitStack() as resources:
         resources.callback(display.close)  # also after an exception, so that the cursor is shown again
         try:
@@ -269,13 +257,10 @@ def launch_run(
                 remove_created(spec.folder)
             (refuse or display.print_error)(to_printable(str(mask_secrets(str(error)))))
             return REFUSED
-        adopts = adopts and sweep is None and not run.resume_number
-        collector = ProvenanceCollector(spec, sweep.facts if sweep else LaunchFacts())
-        recorder = make_recorder(spec, run.resume_number > 0, adopts, collector.join)
-        stop = sweep.stop if sweep else stop
+        collector = ProvenanceCollector(spec, facts or LaunchFacts())
+        recorder = make_recorder(spec, run.resume_number > 0, adopts and not run.resume_number, collector.join)
         with catch_stop_signals() if stop is None else contextlib.nullcontext(stop) as stop:
             digesting = threading.Thread(target=digest_data, args=(spec,), daemon=True)
-            on_event = sweep.on_event if sweep else None
             monitor = RunMonitor(spec, recorder, display, stop, on_event, [collector, digesting])
             return supervise_run(monitor, collector, run.resume_number > 0, refuse or display.print_error)
 

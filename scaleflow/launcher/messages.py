@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from scaleflow.interfaces.formatting import list_metric_rows
+from scaleflow.interfaces.formatting import list_metric_rows, to_json
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.answer import to_json
 from scaleflow.launcher.display import Display
 
 #: The start of the address of a webhook of Slack, or of what takes its messages.

@@ -1,6 +1,5 @@
 """Records a pipeline in the store: its own run, the parent of the runs of its stages, and those of other commands."""
 
-import csv
 import os
 import re
 import shlex
@@ -127,14 +126,6 @@ def summarize_outputs(stage: Stage, outputs: Mapping[str, Any]) -> str:
     first = [name for name in metrics if name.startswith("test/")] or [n for n in metrics if "/" not in n] or [*metrics]
     chosen = [name for name in first if not name.endswith(("_low", "_high"))][:MOST_SHOWN]
     return ", ".join(f"{name} {metrics[name]:.4g}" for name in chosen)
-
-
-def write_results(folder: Path, rows: Sequence[Sequence[str]]) -> Path:
-    """Writes the table as `results.csv`."""
-    path = folder / "results.csv"
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
-    return path
 
 
 def list_stage_data(record: StageRecord | None) -> list[tuple[str, str]]:

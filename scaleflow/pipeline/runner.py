@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from scaleflow.config.trust import list_own_modules
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Status, Tracking
+from scaleflow.interfaces.formatting import format_csv
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.answer import FAILED, FINISHED, JSON
 from scaleflow.launcher.display import Display
@@ -36,7 +37,6 @@ from scaleflow.pipeline.recording import (
     list_results,
     summarize_outputs,
     write_picture,
-    write_results,
     write_stages,
 )
 from scaleflow.pipeline.stage_commands import (
@@ -433,15 +433,16 @@ class PipelineRunner:
         assert self._run is not None
         before = self._stop.times
         closed = [run.finish(lambda: self._stop.times > before) for run in self._closing]
-        rows = list_results(self._pipeline, self._state, self.states)
+        head, *rows = list_results(self._pipeline, self._state, self.states)
         folder = self._state.run_folder
+        (folder / "results.csv").write_text(format_csv(head, rows))
         files = [
             folder / "pipeline.yaml",
             write_stages(self._pipeline, self._state, self.states, self.decisions),
-            write_results(folder, rows),
+            folder / "results.csv",
             write_picture(self._pipeline, self.states, self._state.records, folder),
         ]
-        self._run.add({}, files, {}, describe_pipeline(status, rows, command_line(sys.orig_argv)))
+        self._run.add({}, files, {}, describe_pipeline(status, [head, *rows], command_line(sys.orig_argv)))
         self._run.end(status, self.find_error() or "")
         self._run.finish(lambda: self._stop.times > before)
         if all(closed):

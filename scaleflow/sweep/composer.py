@@ -122,11 +122,6 @@ class SweepJob:
     #: The positions in the batch that ask for it; several if the sweeper proposes a config twice
     indices: list[int] = field(default_factory=list)
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing is left to do: the job finished, or the sweeper pruned it."""
-        return self.entry.is_finished
-
 
 def expand_repeats(request: Sequence[JobRequest]) -> list[tuple[int, JobRequest]]:
     """Repeats the jobs: all of them once, then all of them again, until each has all of its repeats.

@@ -148,7 +148,7 @@ def is_under(key: str, names: Iterable[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-#: The metrics whose points the report needs: the speed, and the losses for the plots and for `LossCheck`.
+#: The metrics whose points the report needs: the speed, and the losses for the plots and for the comparison of losses.
 CURVES = (RATE, "train/loss", "val/loss")
 
 #: The most points of a metric in the first epoch, and about the most after them.

@@ -7,8 +7,6 @@ so far, at the steps at which both jobs logged it: at least the first step and t
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import os
@@ -18,7 +16,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scaleflow.config.compose import override_key
-from scaleflow.interfaces.formatting import format_number
+from scaleflow.interfaces.formatting import format_csv, format_number
 from scaleflow.launcher.lines import lay_out_table, measure_width, wrap_line
 from scaleflow.launcher.recording.description import format_table
 from scaleflow.runs import RunFolder
@@ -50,51 +48,33 @@ LOSS_NEUTRAL_PARAMS = (
 Jobs = Sequence[tuple[LedgerEntry, RunState]]
 
 
-class LossCheck:
-    """Compares the first losses of the jobs of a sweep, warm-ups included. `name` returns the label of a job.
+def check_first_losses(jobs: Jobs, swept: Sequence[str]) -> tuple[dict[int, str], list[str]]:
+    """Compares the first losses of the jobs of a sweep, warm-ups included: those that do the same work with the first
+    of them that has one replica, or with the first one if none has.
 
-    Attributes:
-        verdicts: by the number of a job: `same`, `DIFFER`, or `not compared` if no other job does the same work or has
-            losses at the same steps. Jobs without losses have none.
-        differences: one line for each job that differs.
+    Returns:
+        By the number of a job `same`, `DIFFER`, or `not compared` if no other job does the same work or has losses at
+        the same steps; nothing about jobs without losses. And a line for each job that differs.
     """
-
-    def __init__(self, jobs: Jobs, name: Callable[[LedgerEntry], str]) -> None:
-        self._name = name
-        self.verdicts: dict[int, str] = {}
-        self.differences: list[str] = []
-        alike: dict[frozenset[tuple[str, str]], list[tuple[LedgerEntry, RunState]]] = {}
-        for entry, run in jobs:
-            if list_first_losses(run):
-                alike.setdefault(describe_work(run), []).append((entry, run))
-        for group in alike.values():
-            self._compare(group)
-
-    def _compare(self, group: Jobs) -> None:
-        """Compares jobs with the first one that has one replica, or with the first one if none has."""
+    verdicts: dict[int, str] = {}
+    differences: list[str] = []
+    alike: dict[frozenset[tuple[str, str]], list[tuple[LedgerEntry, RunState]]] = {}
+    for entry, run in jobs:
+        if list_first_losses(run):
+            alike.setdefault(describe_work(run), []).append((entry, run))
+    for group in alike.values():
         single_replica_jobs = (job for job in group if job[1].params.get("resolved.replicas") == "1")
-        reference = next(single_replica_jobs, group[0])
-        others = [job for job in group if job is not reference]
-        self.verdicts[reference[0].number] = "not compared"
-        for entry, run in others:
-            if not list_first_losses(run).keys() & list_first_losses(reference[1]).keys():
-                self.verdicts[entry.number] = "not compared"
+        first, reference = next(single_replica_jobs, group[0])
+        verdicts |= dict.fromkeys((entry.number for entry, _ in group), "not compared")
+        for entry, run in group:
+            if entry is first or not list_first_losses(run).keys() & list_first_losses(reference).keys():
                 continue
-            difference = find_difference(run, reference[1])
-            self.verdicts[reference[0].number] = "same"
-            self.verdicts[entry.number] = "DIFFER" if difference else "same"
+            difference = find_difference(run, reference)
+            verdicts |= {first.number: "same", entry.number: "DIFFER" if difference else "same"}
             if difference:
-                self.differences.append(
-                    f"{self._name_entry(entry)} has {difference} of {self._name_entry(reference[0])}"
-                )
-
-    def _name_entry(self, entry: LedgerEntry) -> str:
-        return f"#{entry.number} {self._name(entry)}"
-
-    def worst_verdict(self, entries: Sequence[LedgerEntry]) -> str | None:
-        """Returns the worst verdict of several jobs; None if they have none."""
-        verdicts = {self.verdicts[entry.number] for entry in entries if entry.number in self.verdicts}
-        return next((verdict for verdict in ("DIFFER", "same", "not compared") if verdict in verdicts), None)
+                names = [f"#{each.number} {make_label(each, swept)}" for each in (entry, first)]
+                differences.append(f"{names[0]} has {difference} of {names[1]}")
+    return verdicts, differences
 
 
 def describe_work(summary: RunState) -> frozenset[tuple[str, str]]:
@@ -242,8 +222,7 @@ class Report:
         self.choices = choose_report_columns([run for _, run in jobs], swept)
         self._swept = swept
         self._are_repeated = any(len(each.jobs) > 1 for each in self._jobs)
-        self._losses = LossCheck(jobs, lambda entry: make_label(entry, swept)) if same_losses else None
-        self.differences = self._losses.differences if self._losses else []
+        self._verdicts, self.differences = check_first_losses(jobs, swept) if same_losses else ({}, [])
         self._base, self.reason = self._one_replica()
         self.rows = [self._row(each, is_best=has_best and each is ranked[0]) for each in ranked]
         self.columns = [key for key in dict.fromkeys(k for row in self.rows for k in row) if self._has_values(key)]
@@ -266,8 +245,8 @@ class Report:
         row["job"] = numbers[0] if len(numbers) == 1 else " ".join(map(str, numbers))
         row |= {key: jobs.find_value(key) for key in self.choices}
         row["status"] = jobs.status
-        if self._losses is not None:
-            row["first losses"] = self._losses.worst_verdict([entry for entry, _ in jobs.jobs])
+        verdicts = {self._verdicts.get(number) for number in numbers}
+        row["first losses"] = next((each for each in ("DIFFER", "same", "not compared") if each in verdicts), None)
         metrics = jobs.metrics
         row |= {key: metrics[key] for key in choose_results(metrics, self.metric, MAX_RESULTS)}
         if (spread := jobs.spread(self.metric)) is not None:
@@ -389,11 +368,7 @@ class Report:
         return f"#{entry.number} {make_label(entry, self._swept)}, {self.metric} {value}{over}"
 
     def csv(self) -> str:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows([["" if row.get(key) is None else row[key] for key in self.columns] for row in self.rows])
-        return text.getvalue()
+        return format_csv(self.columns, ([row.get(key) for key in self.columns] for row in self.rows))
 
     def table(self) -> str:
         """Returns JSON as `mlflow.log_table` writes it, with five digits to fit MLflow's UI. The CSV has all digits."""

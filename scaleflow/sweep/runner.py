@@ -17,6 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from hydra.core.utils import JobReturn
@@ -34,7 +35,7 @@ from scaleflow.interfaces.formatting import format_duration, join_first
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.display import Display, JobDisplay
-from scaleflow.launcher.launch import SweepContext, launch_run
+from scaleflow.launcher.launch import launch_run
 from scaleflow.launcher.messages import notify
 from scaleflow.launcher.prepare import note_copies
 from scaleflow.launcher.processes.server_start import start_fork_server
@@ -219,7 +220,7 @@ class SweepRunner:
         if self._is_resumed and not self._jobs:
             self._handle_changes(jobs)
         refusals = [refusal for refusal in (self._check(job) for job in jobs) if refusal is not None]
-        self._show_ended([job.entry for job in jobs if job.is_finished])
+        self._show_ended([job.entry for job in jobs if job.entry.is_finished])
         if refusals and len(refusals) == len(jobs):
             raise NothingCanRun(str(refusals[0])) from refusals[0]
         self._jobs += jobs
@@ -283,7 +284,7 @@ class SweepRunner:
         A job is prepared again just before it runs: the runs of a thousand jobs would take much memory.
         """
         folder = self._folder / job.entry.folder
-        if job.is_finished and (job.entry.status == "PRUNED" or is_finished(folder)):
+        if job.entry.is_finished and (job.entry.status == "PRUNED" or is_finished(folder)):
             return None
         state = RunState.read(folder)
         if state.status == "FINISHED":
@@ -299,7 +300,7 @@ class SweepRunner:
             JobDisplay(sys.stdout, job.entry.number).print_error(job.entry.reason)
             return refusal
         job.is_waiting, job.is_resumed = True, state.is_ready
-        if job.is_finished:  # its folder is gone
+        if job.entry.is_finished:  # its folder is gone
             job.entry.status = "waiting"
         self._plan = self._plan or plan
         self._are_remote.add(find_engine(plan.cluster).is_remote)
@@ -370,10 +371,11 @@ class SweepRunner:
             is_elsewhere = find_engine(run.spec.plan.cluster).is_remote  # it shares this machine with no other job
             environment = {**job.request.environment, **({} if is_elsewhere else portion)}
             create_folder(folder)
-            label = job.request.label(self._ledger.swept)
+            spec = replace(run.spec, parent=str(self._folder), label=job.request.label(self._ledger.swept))
+            run = replace(run, spec=replace(spec, environment=environment, server=self._server))
             self._callbacks.begin(job.request, folder)
-            sweep = (self._folder, label, environment, self._server, display, stop, on_event, self._facts)
-            return launch_run(run, SweepContext(*sweep), refuse)
+            facts = self._facts
+            return launch_run(run, refuse, adopts=False, stop=stop, display=display, on_event=on_event, facts=facts)
         except ConfigError as refusal:  # what the job needs is gone since it was checked
             refuse(str(refusal))
             return REFUSED
@@ -476,7 +478,7 @@ class SweepRunner:
             is_recorded = self._repair_parent()
         self._show_best(report)
         if is_recorded:  # the store answers: send what earlier commands could not record
-            finished = [job for job in self._jobs if not job.is_waiting and job.is_finished]
+            finished = [job for job in self._jobs if not job.is_waiting and job.entry.is_finished]
             all(repair_quietly(self._folder / job.entry.folder) for job in finished)
         code = self._exit_code(report)
         answer = {"exit_code": code, **describe_jobs(self._folder)}
@@ -509,7 +511,7 @@ class SweepRunner:
         return repair_quietly(self._folder)
 
     def _remaining_jobs(self) -> list[LedgerEntry]:
-        return [job.entry for job in self._jobs if not job.is_finished]
+        return [job.entry for job in self._jobs if not job.entry.is_finished]
 
     def _show(self, report: Report) -> None:
         report.show(sys.stdout)

@@ -5,7 +5,6 @@ A run that goes on compares its data and code with those of the earlier run, by 
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from scaleflow.interfaces.events import (
     Note,
     TagsSet,
 )
+from scaleflow.interfaces.formatting import format_csv
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.runs import RunFolder, RunSpec
 from scaleflow.runs.data_digest import (
@@ -263,7 +263,5 @@ def report_confusion(
 def write_confusion_matrix(path: Path, counts: np.ndarray[Any, Any], names: Sequence[str] | None) -> None:
     """Writes counts as CSV: a row for each true class, a column for each predicted class."""
     labels = list(names) if names is not None and len(names) == len(counts) else [str(n) for n in range(len(counts))]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(["true \\ predicted", *labels])
-        rows.writerows([label, *row] for label, row in zip(labels, counts.tolist(), strict=True))
+    rows = ([label, *row] for label, row in zip(labels, counts.tolist(), strict=True))
+    path.write_text(format_csv(["true \\ predicted", *labels], rows), encoding="utf-8")

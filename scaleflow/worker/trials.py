@@ -7,15 +7,13 @@ export.
 from __future__ import annotations
 
 import contextlib
-import csv
 import gc
 import statistics
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -24,6 +22,7 @@ from scaleflow.cluster.tasks import count_synchronous_workers
 from scaleflow.config.plan import find_batch_multiple, set_values
 from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.interfaces.events import Emit, MetricsLogged, RunEnded, SettingFound, StageBegan, ignore_event
+from scaleflow.interfaces.formatting import format_csv
 from scaleflow.interfaces.trials import BatchSearch, RateTest, choose_first_size
 from scaleflow.runs import RunSpec
 from scaleflow.worker.build import TrainingSetup, build_engine, build_training
@@ -182,7 +181,7 @@ class RateTrial(TrialHost):
         path = self._spec.files.learning_rates
         if self._spec.records:
             columns = {"learning_rate": rates, "loss": losses, "smoothed_loss": smooth_losses(losses, test.steps)}
-            write_table(path, list(columns), zip(*columns.values(), strict=True))
+            path.write_text(format_csv(list(columns), zip(*columns.values(), strict=True)))
         self._emit(SettingFound(test.key, found[0], found[1], str(path)))
         self._emit(RunEnded("FINISHED"))
 
@@ -362,7 +361,7 @@ class BatchSizeTrial:
             rows = [
                 (measurement.batch_size, measurement.rate or "", measurement.host_mb) for measurement in measurements
             ]
-            write_table(path, ("batch_size", "examples_per_second", "host_mb"), sorted(rows))
+            path.write_text(format_csv(("batch_size", "examples_per_second", "host_mb"), sorted(rows)))
         chosen, reason = found
         reason += explain_end(measurements, chosen, self._largest)
         self._emit(SettingFound(BatchSearch.key, chosen.batch_size, reason, str(path)))
@@ -405,11 +404,3 @@ def drop_engine(setup: TrainingSetup) -> TrainingSetup:
     """Returns what is left of a setup when its engine is no longer needed, whose memory is then free."""
     nothing: Any = None
     return replace(setup, engine=nothing, feeds=nothing, export=nothing, facts=replace(setup.facts, metadata=None))
-
-
-def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes a CSV file."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(rows)

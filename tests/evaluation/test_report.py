@@ -14,9 +14,9 @@ import pytest
 
 from scaleflow.evaluation.findings import KnownOfRun
 from scaleflow.evaluation.outputs import analyse_output
-from scaleflow.evaluation.report import to_json_text
 from scaleflow.evaluation.slices import divide_values, find_slices, score_column
 from scaleflow.interfaces import Outputs
+from scaleflow.interfaces.formatting import to_json
 from tests.conftest import Command
 from tests.dataset.files import write
 from tests.evaluation.made import (
@@ -255,7 +255,7 @@ def test_a_column_that_tells_the_target_is_told_from_one_that_does_not() -> None
 
 
 def test_json_has_no_nan() -> None:
-    assert json.loads(to_json_text({"a": [float("nan"), 1.5], "b": float("inf")})) == {"a": [None, 1.5], "b": None}
+    assert to_json({"a": [float("nan"), 1.5], "b": float("inf")}) == {"a": [None, 1.5], "b": None}
 
 
 # ---------------------------------------------------------------------------------------------

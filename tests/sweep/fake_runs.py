@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from scaleflow.config.parse import flatten_config
 from scaleflow.interfaces import Plan, Status
 from scaleflow.interfaces.events import Event, MetricsLogged, RunEnded, RunReady
-from scaleflow.launcher.launch import SweepContext
 from scaleflow.launcher.prepare import PreparedRun
+from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.runs import EventWriter
 from scaleflow.runs.provenance.collect import read_code
 from scaleflow.runs.provenance.record import Provenance, write_data_state, write_launch_state
@@ -32,7 +32,6 @@ class FakeLaunch:
 
     Attributes:
         runs: the prepared runs, in the order in which they were launched.
-        contexts: what the sweep passed with each of them.
     """
 
     def __init__(
@@ -41,7 +40,6 @@ class FakeLaunch:
         self._statuses = list(statuses)
         self._measured = measured or (lambda plan: {"val/loss": 1.0 / plan.training.epochs})
         self.runs: list[PreparedRun] = []
-        self.contexts: list[SweepContext] = []
 
     @property
     def plans(self) -> list[Plan]:
@@ -55,9 +53,16 @@ class FakeLaunch:
     def resume_numbers(self) -> list[int]:
         return [run.resume_number for run in self.runs]
 
-    def __call__(self, run: PreparedRun, sweep: SweepContext, refuse: Callable[[str], None]) -> int:
+    def __call__(
+        self,
+        run: PreparedRun,
+        refuse: Callable[[str], None],
+        *,
+        stop: StopRequest,
+        on_event: Callable[[Event], None],
+        **others: object,
+    ) -> int:
         self.runs.append(run)
-        self.contexts.append(sweep)
         status = self._statuses.pop(0) if self._statuses else "FINISHED"
         if status == "REFUSED":
             refuse("the test refuses it")
@@ -67,17 +72,17 @@ class FakeLaunch:
 
         def emit(event: Event) -> None:
             write(event)
-            sweep.on_event(event)
+            on_event(event)
 
         params = {key: str(value) for key, value in flatten_config(plan.config).items()} | dict(plan.choices)
         replicas = plan.hardware.logical_devices if plan.strategy.name == "mirrored" else 1
         params |= {"resolved.replicas": str(replicas), "resolved.global_batch_size": "32", "resolved.cache": "none"}
         resumed = 0 if run.resume_number else None
-        emit(RunReady("fake", params=params, steps=1, epochs=1, parent=str(sweep.parent), resumed=resumed))
+        emit(RunReady("fake", params=params, steps=1, epochs=1, parent=run.spec.parent, resumed=resumed))
         write_launch_state(files, Provenance(run.resume_number, read_code(plan.config, plan.search)))
         write_data_state(files, run.resume_number, {"files": identify_files(plan)})
         emit(MetricsLogged(1, dict(self._measured(plan))))
-        status = "KILLED" if sweep.stop.is_set() else status
+        status = "KILLED" if stop.is_set() else status
         write(RunEnded(status, "the test lets it fail" if status == "FAILED" else ""))
         write.close()
         if run.resume_number:

@@ -21,9 +21,9 @@ from scaleflow.config.compose import CommandWords, compose_sweep
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import EpochEnded, MetricsLogged, ModelExported, RunEnded, RunReady
-from scaleflow.launcher.launch import SweepContext
 from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.launcher.processes.handover import SERVER_ENV
+from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.recording import recovery
 from scaleflow.runs import EventWriter, RunFolder
 from scaleflow.runs.run_name import make_run_name
@@ -292,10 +292,10 @@ def test_the_choice_of_the_exported_model_makes_another_job(
 
 
 def test_a_job_that_is_stopped_before_it_begins_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(run: PreparedRun, sweep: SweepContext, refuse: Callable[[str], None]) -> int:
+    def interrupt(run: PreparedRun, refuse: Callable[[str], None], *, stop: StopRequest, **others: object) -> int:
         signal.raise_signal(signal.SIGINT)
         refuse("stopped by SIGINT")
-        return sweep.stop.exit_code
+        return stop.exit_code
 
     monkeypatch.setattr(runner, "launch_run", interrupt)
     assert main(("-m", "tracking=none", "hydra.sweep.dir=s", "training.epochs=1,2")) == 130
@@ -359,7 +359,7 @@ def test_a_sweeps_folder_is_free_when_the_command_is_through(tmp_path: Path) -> 
 def test_several_jobs_at_a_time_share_the_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = sweep(monkeypatch, "training.epochs=1,2,3", "hydra.launcher.n_jobs=2")
     assert fake.code == 0  # type: ignore[attr-defined]
-    assert {context.environment["TF_NUM_INTRAOP_THREADS"] for context in fake.contexts} == {
+    assert {run.spec.environment["TF_NUM_INTRAOP_THREADS"] for run in fake.runs} == {
         make_environments(2)[0]["TF_NUM_INTRAOP_THREADS"]
     }
     assert statuses_in(folder) == ["FINISHED"] * 3
@@ -421,7 +421,7 @@ def test_the_report_compares_the_jobs(folder: Path, monkeypatch: pytest.MonkeyPa
 def test_a_job_is_named_by_what_varies(
     folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], labels: list[str]
 ) -> None:
-    assert [context.label for context in sweep(monkeypatch, *words).contexts] == labels
+    assert [run.spec.label for run in sweep(monkeypatch, *words).runs] == labels
 
 
 def test_a_run_is_named_by_what_varies_before_the_rest(plan: Callable[..., Plan]) -> None:
@@ -455,7 +455,7 @@ def test_repeats_alternate_and_the_report_has_their_medians(
     fake = sweep(monkeypatch, *REPEATED, measured=measured)
     assert [plan.training.epochs for plan in fake.plans] == [1, 2] * 4
     assert [path.name for path in fake.folders] == [*"01234567"]
-    assert [context.label for context in fake.contexts] == [
+    assert [run.spec.label for run in fake.runs] == [
         f"epochs={epochs} {turn}" for turn in ("warm-up", "repeat 1", "repeat 2", "repeat 3") for epochs in (1, 2)
     ]
     rows = rows_of(folder)
@@ -502,7 +502,7 @@ def test_each_job_trains_on_all_folds_and_the_means_rank(
     assert [(plan.training.epochs, plan.dataset.fold) for plan in fake.plans] == [
         (epochs, f"{fold}/3") for fold in (1, 2, 3) for epochs in (1, 2)
     ]
-    assert [context.label for context in fake.contexts][:3] == ["epochs=1 fold 1", "epochs=2 fold 1", "epochs=1 fold 2"]
+    assert [run.spec.label for run in fake.runs][:3] == ["epochs=1 fold 1", "epochs=2 fold 1", "epochs=1 fold 2"]
     rows = [(row["job"], row["val/loss"], row["deviation"]) for row in rows_of(folder)]
     assert rows == [("1 3 5", 2.1, 0.1), ("0 2 4", 3.0, 2.6458)]
     assert "training.epochs=2, val/loss 2.1 (deviation 0.1 over 3 folds)" in capsys.readouterr().out
