@@ -13,7 +13,7 @@ from scaleflow.interfaces.events import (
     DatasetDescribed,
 )
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.recording.description import format_code_block, format_table, join_parts, pad_cells
+from scaleflow.launcher.recording.description import format_code_block, format_long_table, join_parts
 from scaleflow.pipeline.decisions import REUSE, RUN, StageDecision
 from scaleflow.pipeline.definition import DeclaredPipeline, Stage
 from scaleflow.pipeline.references import RARE
@@ -147,18 +147,10 @@ def describe_pipeline(status: str, rows: Sequence[Sequence[str]], command: str) 
         [link_run(row[8], row[0]), *row[1:5], link_run(row[5]), link_model(row[6]), DIGEST.sub(r"\1", row[7])]
         for row in rest
     ]
-    shown, length = [head[:8]], 0
-    for row in linked:
-        length += sum(map(len, row)) + 3 * len(row)
-        if length > LONGEST_TABLE:
-            break
-        shown.append(row)
     counts = {state: sum(row[2] == state for row in rest) for state in dict.fromkeys(row[2] for row in rest)}
-    omitted = len(linked) + 1 - len(shown)
     parts = [
         f"**{status}.** Stages: {', '.join(f'{count} {state}' for state, count in counts.items())}",
-        format_table(pad_cells(shown)),
-        f"and {omitted} more stages, in the artifact results.csv" if omitted else "",
+        format_long_table([head[:8], *linked], LONGEST_TABLE, "and {} more stages, in the artifact results.csv"),
         "The artifact stages.yaml has the command, the data, the code and the packages of each stage.",
         f"The command:\n\n{format_code_block('sh', command)}",
     ]

@@ -27,9 +27,8 @@ from scaleflow.launcher.recording.description import (
     describe_command,
     describe_loading,
     format_code_block,
-    format_table,
+    format_long_table,
     join_parts,
-    pad_cells,
 )
 from scaleflow.launcher.recording.recorder import CommandRun
 from scaleflow.runs import RunFolder, RunState
@@ -144,12 +143,6 @@ def describe_second(rows: Sequence[dict[str, Any]], label: str) -> str:
 #: The most jobs whose reasons are named, and the most characters of a reason.
 MOST_REASONS, LONGEST_REASON = 5, 200
 
-#: The most characters of the line about rows that do not fit.
-LONGEST_END = 60
-
-#: Lines of a Markdown table before its first row.
-HEAD_LINES = 2
-
 #: The exit code of a job by its status; none of a job that has not ended.
 EXIT_CODES = {"FINISHED": 0, "PRUNED": 0, "FAILED": FAILED, "REFUSED": REFUSED, "KILLED": TERMINATED}
 
@@ -167,7 +160,8 @@ def describe_sweep(report: Report, folder: Path) -> str:
     )
     rest = join_parts([list_reasons(report), describe_command(RunFolder(folder))])
     cells = report.cells(report.shown, MAX_ROWS)
-    table = cut_table(format_table(pad_cells(cells)), len(report.rows), LONGEST - len(head) - len(rest) - 4)
+    room = LONGEST - len(head) - len(rest) - 4
+    table = format_long_table(cells, room, f"{{:,}} more rows are in {MARKDOWN}.", len(report.rows))
     return "\n\n".join(filter(None, (head, table, rest)))
 
 
@@ -178,15 +172,6 @@ def list_reasons(report: Report) -> str:
     if len(rows) > MOST_REASONS:
         lines.append(f"- {len(rows) - MOST_REASONS} more, in {MARKDOWN}")
     return "\n".join(lines)
-
-
-def cut_table(table: str, total: int, longest: int) -> str:
-    """Cuts the last rows of a table that is longer than `longest`, and says how many of `total` rows it lacks."""
-    lines = table.split("\n")
-    if len(table) > longest - LONGEST_END:
-        lines = lines[: table[: longest - LONGEST_END].count("\n")]
-    missing = total + HEAD_LINES - len(lines)
-    return "\n".join([*lines, *(["", f"{missing:,} more rows are in {MARKDOWN}."] if missing else [])])
 
 
 def describe_jobs(folder: Path) -> dict[str, Any]:

@@ -26,6 +26,9 @@ MOST_METRICS, MOST_NAMED = 20, 3
 #: Space between two columns of a table.
 SPACE = "&emsp;"
 
+#: The lines of a table before its first row.
+HEAD_LINES = 2
+
 BASELINE_NOTE = "The baseline is the best constant prediction: the most frequent class, or the mean."
 FITTED_NOTE = "Boosting is scikit-learn's HistGradientBoosting, linear its logistic or ridge regression, fitted to"
 
@@ -188,6 +191,21 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
     """Returns a table in Markdown, whose first row is the head."""
     head, *others = [f"| {' | '.join(map(escape_cell, row))} |" for row in rows]
     return "\n".join([head, f"|{'---|' * len(rows[0])}", *others])
+
+
+def format_long_table(rows: Sequence[Sequence[str]], longest: int, more: str, total: int | None = None) -> str:
+    """Returns the first rows of a table with wide columns, as many as fit into `longest` characters.
+
+    Args:
+        more: the line with the number of rows that are left out.
+        total: how many rows there are without the head; None: those that are given.
+    """
+    lines = format_table(pad_cells(rows)).split("\n")
+    missing = (len(rows) - 1 if total is None else total) + HEAD_LINES - len(lines)
+    size = sum(map(len, lines)) + len(lines) + len(more.format(len(rows))) + 2
+    while size > longest and len(lines) > HEAD_LINES:
+        size, missing = size - len(lines.pop()) - 1, missing + 1
+    return "\n".join([*lines, *(["", more.format(missing)] if missing else [])])
 
 
 def escape_cell(text: str) -> str:
