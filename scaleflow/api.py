@@ -50,7 +50,7 @@ from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder
 from scaleflow.runs.folder_use import RUN_DIR, FolderRefused, check_folder, create_folder
 from scaleflow.runs.run import Run
-from scaleflow.sweep.ledger import Ledger, LedgerEntry, read_job_state
+from scaleflow.sweep.ledger import Ledger, LedgerEntry
 from scaleflow.sweep.ranking import BestJob, find_best_job
 from scaleflow.tracking.tracked_runs import BEST
 
@@ -301,12 +301,12 @@ def default_folder() -> Path:
     return Path("outputs", f"{datetime.now():%Y-%m-%d}", f"{datetime.now():%H-%M-%S-%f}")
 
 
-def read_result(folder: Path) -> Result:
-    """Reads the result of the run in a folder."""
+def read_result(folder: Path, of_model: bool = False) -> Result:
+    """Reads the result of the run in a folder, with the last metrics, or with those `of_model`, the exported one."""
     run = Run(folder.absolute())
     state, history = run.state, {name: dict(points) for name, points in run.state.curves.items()}
-    error = state.error or None
-    return Result(state.status or "FAILED", run.run_id, run.files.path, state.metrics, error, run.model_uri, history)
+    metrics, error = state.model_metrics if of_model else state.metrics, state.error or None
+    return Result(state.status or "FAILED", run.run_id, run.files.path, metrics, error, run.model_uri, history)
 
 
 def check_result(result: Result, code: int) -> Result:
@@ -399,7 +399,7 @@ def best_run(parent: str | Path, uri: str | None = None) -> JobResult:
 
 def to_job_result(best: BestJob) -> JobResult:
     run = best.run
-    history = read_result(run.files.path).history if run.is_here else {}
+    history = {name: dict(points) for name, points in run.state.curves.items()} if run.is_here else {}
     result = Result("FINISHED", run.run_id, run.path, best.metrics, None, run.model_uri, history)
     return JobResult(best.number, tuple(best.overrides), result)
 
@@ -414,9 +414,5 @@ def read_sweep(folder: Path, status: Status) -> SweepResult:
 
 def read_job(folder: Path, entry: LedgerEntry) -> JobResult:
     """Reads the result of a job of the sweep in a folder."""
-    result, metrics = read_result(folder / entry.folder), read_job_state(folder / entry.folder).metrics
-    return JobResult(
-        entry.number,
-        tuple(entry.overrides),
-        replace(result, metrics=metrics, error=result.error or entry.reason or None),
-    )
+    result = read_result(folder / entry.folder, of_model=True)
+    return JobResult(entry.number, tuple(entry.overrides), replace(result, error=result.error or entry.reason or None))

@@ -40,7 +40,7 @@ from scaleflow.pipeline.definition import CONF_FOLDER, DeclaredPipeline, Stage
 from scaleflow.pipeline.references import select_output
 from scaleflow.pipeline.state import Key, PipelineState, StageRecord, StoredRuns
 from scaleflow.runs import RunFolder
-from scaleflow.runs.code_digest import find_code, read_source
+from scaleflow.runs.code_digest import find_code
 from scaleflow.runs.data_digest import digest_files, find_data_files, group_by_folder, list_data_files
 from scaleflow.runs.identity import compare, record_parts
 from scaleflow.runs.provenance.machine import list_packages
@@ -278,11 +278,7 @@ def make_key(
     for config in configs:
         for name, file in find_code(config, search).items():
             code[name] = file.digest
-            status = file.path.stat()
-            module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            names |= {
-                each.partition(".")[0] for each in read_source(file.path, module, status.st_mtime_ns, status.st_size)[1]
-            }
+            names |= {each.partition(".")[0] for each in file.imports}
         data += find_data_files(config.get("dataset") or {})
         if isinstance(weights := config.get("weights"), str) and Path(weights).is_file():
             data.append(weights)

@@ -431,8 +431,7 @@ class PipelineRunner:
 
     def _record_end(self, status: Status) -> None:
         assert self._run is not None
-        before = self._stop.times
-        closed = [run.finish(lambda: self._stop.times > before) for run in self._closing]
+        closed = [run.finish(self._stop) for run in self._closing]
         head, *rows = list_results(self._pipeline, self._state, self.states)
         folder = self._state.run_folder
         (folder / "results.csv").write_text(format_csv(head, rows))
@@ -444,7 +443,7 @@ class PipelineRunner:
         ]
         self._run.add({}, files, {}, describe_pipeline(status, [head, *rows], command_line(sys.orig_argv)))
         self._run.end(status, self.find_error() or "")
-        self._run.finish(lambda: self._stop.times > before)
+        self._run.finish(self._stop)
         if all(closed):
             for name, record in self._state.records.items():
                 if record.status == "FINISHED":

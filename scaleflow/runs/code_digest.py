@@ -32,6 +32,7 @@ class CodeFile(NamedTuple):
     digest: str  # of its code, without comments and formatting: 32 hexadecimal digits of SHA-256
     path: Path
     folder: Path  # in which it was found
+    imports: Sequence[str] = ()  # the dotted names that it imports
 
 
 def find_code(config: Mapping[str, Any], search: Sequence[str]) -> dict[str, CodeFile]:
@@ -54,7 +55,7 @@ def find_code(config: Mapping[str, Any], search: Sequence[str]) -> dict[str, Cod
                 path, folder = found
                 status = path.stat()
                 digest, names = read_source(path, module, status.st_mtime_ns, status.st_size)
-                files[path.relative_to(folder).as_posix()] = CodeFile(digest, path, folder)
+                files[path.relative_to(folder).as_posix()] = CodeFile(digest, path, folder, names)
                 waiting += names
     return dict(sorted(files.items()))
 

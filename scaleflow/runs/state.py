@@ -179,6 +179,18 @@ class RunState:
         return median(rates[1:] or rates) if rates else None
 
     @property
+    def model_metrics(self) -> dict[str, float]:
+        """The metrics of the exported model; needs the points. With `checkpoint.export=best` they are the values at the
+        step of the best checkpoint. Otherwise, and in `perf/`, they are the last values.
+        """
+        if self.model_step is None or self.model_step >= self.step:
+            return self.metrics
+        until = {
+            name: [value for step, value in points if step <= self.model_step] for name, points in self.curves.items()
+        }
+        return self.metrics | {name: each[-1] for name, each in until.items() if each and not name.startswith("perf/")}
+
+    @property
     def params(self) -> Mapping[str, str]:
         return self.ready.params if self.ready else {}
 

@@ -156,20 +156,14 @@ MAX_FIRST, MAX_POINTS = 1000, 400
 
 
 def read_job_state(folder: Path) -> RunState:
-    """Reads the state of a job's run, in a size that does not grow with the run: few points of some metrics.
-
-    `metrics` are those of the exported model: with `checkpoint.export=best` the values at the step of the best
-    checkpoint. Otherwise, and in `perf/`, they are the last values.
+    """Reads the state of a job's run, in a size that does not grow with the run: few points of some metrics. Its
+    `metrics` are those of the exported model.
     """
     state = RunState.read(folder, has_points=True)
     if state.ready is not None:  # jobs have most of their params in common
         params = {sys.intern(key): sys.intern(value) for key, value in state.ready.params.items()}
         state.ready = replace(state.ready, params=params)
-    if state.model_step is not None and state.model_step < state.step:
-        for name, points in state.curves.items():
-            values = [value for step, value in points if step <= state.model_step]
-            if values and not name.startswith("perf/"):
-                state.metrics[name] = values[-1]
+    state.metrics = state.model_metrics
     kept = (name for name in CURVES if name in state.curves)
     state.curves = {name: thin_points(state.curves[name], state.epoch_steps) for name in kept}
     return state

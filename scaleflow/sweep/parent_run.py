@@ -31,12 +31,12 @@ from scaleflow.launcher.recording.description import (
     join_parts,
 )
 from scaleflow.launcher.recording.recorder import CommandRun
-from scaleflow.runs import RunFolder, RunState
+from scaleflow.runs import RunFolder
 from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.provenance.tags import write_run_tags
 from scaleflow.sweep.ledger import Ledger, is_under
 from scaleflow.sweep.ranking import RepeatedJob
-from scaleflow.sweep.report import MARKDOWN, MAX_ROWS, Report
+from scaleflow.sweep.report import MARKDOWN, MAX_ROWS, Report, format_cells
 from scaleflow.tracking.store import SWEPT
 from scaleflow.tracking.tracked_runs import BEST, BEST_FOLDER, BEST_METRIC, BEST_OVERRIDES, BEST_STEPS
 
@@ -159,7 +159,7 @@ def describe_sweep(report: Report, folder: Path) -> str:
         ]
     )
     rest = join_parts([list_reasons(report), describe_command(RunFolder(folder))])
-    cells = report.cells(report.shown, MAX_ROWS)
+    cells = format_cells(report.rows[:MAX_ROWS], report.shown)
     room = LONGEST - len(head) - len(rest) - 4
     table = format_long_table(cells, room, f"{{:,}} more rows are in {MARKDOWN}.", len(report.rows))
     return "\n\n".join(filter(None, (head, table, rest)))
@@ -185,10 +185,10 @@ def describe_jobs(folder: Path) -> dict[str, Any]:
     return {**describe_outcome(folder), "jobs": jobs}
 
 
-def count_best_steps(folder: Path, job: RepeatedJob | None) -> int:
+def count_best_steps(job: RepeatedJob | None) -> int:
     """Returns the updates after which the models of a job were the best: the median over its runs; 0 if unknown."""
-    states = [RunState.read(folder / entry.folder) for entry, _ in (job.jobs if job else ()) if not entry.warms_up]
-    return round(median([each.model_step for each in states if each.model_step] or [0]))
+    counted = [run.model_step for entry, run in (job.jobs if job else ()) if not entry.warms_up and run.model_step]
+    return round(median(counted or [0]))
 
 
 class ParentRun(CommandRun):
@@ -237,7 +237,7 @@ class ParentRun(CommandRun):
                 BEST_FOLDER: str((self.files.path / entry.folder).absolute()),
                 BEST_METRIC: report.metric,
                 BEST_OVERRIDES: shlex.join(entry.overrides),
-                BEST_STEPS: str(count_best_steps(self.files.path, report.best_job)),
+                BEST_STEPS: str(count_best_steps(report.best_job)),
             }
         text = describe_sweep(report, self.files.path)
         self.add(values, report.write(self.files.path), {**tags, **self.tags}, text, report.finished)

@@ -15,7 +15,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.run import Run
-from scaleflow.sweep.ledger import Ledger, LedgerEntry, read_job_state
+from scaleflow.sweep.ledger import Ledger, LedgerEntry
 from scaleflow.tracking.model_uris import RUN_OR_MODEL
 from scaleflow.tracking.tracked_runs import (
     BEST,
@@ -252,8 +252,8 @@ def find_best_job(parent: str, options: Tracking | None = None) -> BestJob:
         tags = RunState.read(folder).tags
         check_sweep_tags(parent, tags)
         (entry,) = (each for each in Ledger.load(RunFolder(folder)).entries if str(each.number) == tags[BEST])
-        job = (folder / entry.folder).absolute()
-        return BestJob(Run(job), tags, read_job_state(job).metrics, entry.overrides)
+        run = Run((folder / entry.folder).absolute())
+        return BestJob(run, tags, run.state.model_metrics, entry.overrides)
     if folder.is_dir() or not RUN_OR_MODEL.fullmatch(parent) or parent.startswith("models:/"):
         raise ConfigError(f"{parent}: expected the folder of a sweep, or the id of its run in MLflow")
     tracker, model, sweep = open_best_job(parent.removeprefix("runs:/"), options or Tracking())

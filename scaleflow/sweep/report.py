@@ -310,13 +310,8 @@ class Report:
 
     def markdown(self) -> str:
         notes = [*self._notes(), *(f"THE FIRST LOSSES DIFFER: {line}" for line in self.differences)]
-        seeds = ["", format_table(self.seed_cells()), ""] if self.seeds else [""]
-        return "\n".join([format_table(self.cells(self.columns)), *seeds, *notes]) + "\n"
-
-    def seed_cells(self) -> list[list[str]]:
-        """Returns the table of the configurations over their seeds as text."""
-        columns = list(dict.fromkeys(key for row in self.seeds for key in row))
-        return [columns, *([format_cell(row.get(key), key) for key in columns] for row in self.seeds)]
+        seeds = ["", format_table(format_cells(self.seeds)), ""] if self.seeds else [""]
+        return "\n".join([format_table(format_cells(self.rows, self.columns)), *seeds, *notes]) + "\n"
 
     @property
     def best_job(self) -> RepeatedJob | None:
@@ -327,10 +322,6 @@ class Report:
         """Returns the best jobs with their labels."""
         jobs = [each for each in self._ranked if each.is_finished][:most]
         return [(make_label(each.entry, self._swept), each) for each in jobs]
-
-    def cells(self, columns: Sequence[str], most: int | None = None) -> list[list[str]]:
-        """Returns the table as text: its head, and a row for each job, at most the first `most`."""
-        return [list(columns), *([format_cell(row.get(key), key) for key in columns] for row in self.rows[:most])]
 
     def _notes(self) -> list[str]:
         notes = [self.ranking]
@@ -390,12 +381,12 @@ class Report:
                 if lines:
                     console.print("\n".join(lines), style=style, markup=False, soft_wrap=True)
 
-        show_table(self.cells(self.shown, MAX_ROWS), [choose_style(row) for row in self.rows[:MAX_ROWS]])
+        show_table(format_cells(self.rows[:MAX_ROWS], self.shown), [choose_style(row) for row in self.rows[:MAX_ROWS]])
         if len(self.rows) > MAX_ROWS:
             console.print(f"and {len(self.rows) - MAX_ROWS:,} more rows in {MARKDOWN}")
         if self.seeds:
             console.print("over the seeds")
-            show_table(self.seed_cells(), [None] * len(self.seeds))
+            show_table(format_cells(self.seeds), [None] * len(self.seeds))
         notes = [f"efficiency: {self.reason}"] if self.reason and self._has_replicas and len(self.rows) > 1 else []
         for note in [*notes, *([self.ranking] if self.best is None else [])]:
             console.print("\n".join(wrap_line(note, width)), markup=False, soft_wrap=True)
@@ -457,6 +448,12 @@ def find_varying_keys(jobs: Sequence[RunState], wanted: Callable[[str], bool]) -
 def make_label(entry: LedgerEntry, swept: Sequence[str]) -> str:
     words = [o for o in entry.overrides if is_under(override_key(o), swept)]
     return " ".join(words) or f"job {entry.number}"
+
+
+def format_cells(rows: Sequence[Mapping[str, Cell]], columns: Sequence[str] = ()) -> list[list[str]]:
+    """Returns a table as text: its head, and its rows; without columns it has those of all rows."""
+    head = list(columns or dict.fromkeys(key for row in rows for key in row))
+    return [head, *([format_cell(row.get(key), key) for key in head] for row in rows)]
 
 
 def format_cell(value: Any, column: str = "") -> str:

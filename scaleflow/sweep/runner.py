@@ -470,8 +470,7 @@ class SweepRunner:
         if self._parent.recorder:
             report = self._end_parent()
             self._show(report)
-            signals_before = self._stop.times
-            is_recorded = self._parent.finish(lambda: self._stop.times > signals_before)
+            is_recorded = self._parent.finish(self._stop)
         else:  # no job became ready, or all were finished before
             report = self._make_report([job.entry for job in self._jobs])
             self._show(report)
@@ -481,9 +480,9 @@ class SweepRunner:
             finished = [job for job in self._jobs if not job.is_waiting and job.entry.is_finished]
             all(repair_quietly(self._folder / job.entry.folder) for job in finished)
         code = self._exit_code(report)
-        answer = {"exit_code": code, **describe_jobs(self._folder)}
-        address = self._parent.plan.tracking.notify if self._parent.plan else None
-        notify(address, RunState.read(self._folder).name, answer, Display(sys.stdout))
+        if self._parent.plan and (address := self._parent.plan.tracking.notify):
+            answer = {"exit_code": code, **describe_jobs(self._folder)}
+            notify(address, RunState.read(self._folder).name, answer, Display(sys.stdout))
         return code
 
     def _end_parent(self) -> Report:

@@ -33,6 +33,7 @@ from scaleflow.interfaces.events import (
 )
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.display import Display
+from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.recording.store_transfer import EventTransfer, StillReadingError, read_profile
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
@@ -390,11 +391,12 @@ class CommandRun:
     def end(self, status: Status, error: str = "") -> None:
         self.emit(RunEnded(status, error))
 
-    def finish(self, should_stop: Callable[[], bool]) -> bool:
-        """Waits at most `tracking.flush_seconds`, or until `should_stop`; returns whether everything is recorded."""
+    def finish(self, stop: StopRequest) -> bool:
+        """Waits at most `tracking.flush_seconds`, or for another signal; returns whether everything is recorded."""
         assert self.recorder is not None
+        before = stop.times
         with self._locks:
-            is_recorded = self.recorder.finish(self._flush_seconds, should_stop)
+            is_recorded = self.recorder.finish(self._flush_seconds, lambda: stop.times > before)
         if not is_recorded:
             Display(sys.stdout).print_error(
                 f"{self._what} is not fully recorded: {mask_secrets(self.recorder.reason)}; nothing is lost; "
