@@ -316,11 +316,11 @@ def test_a_time_limit_stops_a_sweep_which_the_same_command_continues(
         def start(self) -> None:
             timers.append(self)
 
-    def end_in_second(run: PreparedRun, sweep: SweepContext, refuse: Callable[[str], None]) -> int:
+    def end_in_second(run: PreparedRun, refuse: Callable[[str], None], *, stop: StopRequest, **others: Any) -> int:
         if run.spec.folder.name == "1":
             timers[0].function()
-        fake(run, sweep, refuse)
-        return sweep.stop.exit_code if sweep.stop.is_set() else 0
+        fake(run, refuse, stop=stop, **others)
+        return stop.exit_code if stop.is_set() else 0
 
     monkeypatch.setattr(runner, "launch_run", end_in_second)
     monkeypatch.setattr(threading, "Timer", Timer)
