@@ -112,14 +112,19 @@ class RepeatedJob:
         """Returns the median of a metric, or its mean over folds; None if a run that counts did not finish or has no
         finite one.
         """
-        values = [
-            run.metrics.get(metric, math.nan) if run.status == "FINISHED" else math.nan
-            for entry, run in self.jobs
-            if not entry.warms_up
-        ]
-        if not values or not all(map(math.isfinite, values)):
-            return None
+        values = self._list_values(metric)
+        return self.measure(metric) if values and all(map(math.isfinite, values)) else None
+
+    def measure(self, metric: str) -> float:
+        """Returns the same value, also if it is infinite; NaN if a run that counts did not finish, or has none."""
+        values = self._list_values(metric)
+        if not values or any(map(math.isnan, values)):
+            return math.nan
         return mean(values) if self.are_folds else median(values)
+
+    def _list_values(self, metric: str) -> list[float]:
+        counted = [run for entry, run in self.jobs if not entry.warms_up]
+        return [run.metrics.get(metric, math.nan) if run.status == "FINISHED" else math.nan for run in counted]
 
     def spread(self, metric: str) -> float | None:
         """Returns the deviation of a metric over the folds (of a sample, with n - 1); None without folds."""

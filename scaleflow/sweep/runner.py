@@ -5,11 +5,9 @@ The process of the command composes and records all jobs. One fork server starts
 
 import contextlib
 import itertools
-import math
 import os
 import queue
 import signal
-import statistics
 import sys
 import threading
 import time
@@ -66,7 +64,7 @@ from scaleflow.sweep.inputs import (
 )
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, find_common_leaves, read_job_state
 from scaleflow.sweep.parent_run import ParentRun, describe_jobs
-from scaleflow.sweep.ranking import choose_mode
+from scaleflow.sweep.ranking import RepeatedJob, choose_mode
 from scaleflow.sweep.report import Report, make_loading_row
 
 
@@ -395,14 +393,8 @@ class SweepRunner:
                 self._next_update = time.monotonic() + (time.monotonic() - began) / REPORT_SHARE
 
     def _return_value(self, request: JobRequest, repeats: Sequence[SweepJob]) -> JobReturn:
-        states = [self._read_history(each.entry) for each in repeats]
-        values = [
-            each.metrics.get(request.options.metric, math.nan) if each.status == "FINISHED" else math.nan
-            for each in states
-        ]
-        middle = statistics.mean if request.folds else statistics.median
-        value = math.nan if any(map(math.isnan, values)) else middle(values)
-        return make_return(request.overrides, True, value)
+        job = RepeatedJob([(each.entry, self._read_history(each.entry)) for each in repeats])
+        return make_return(request.overrides, True, job.measure(request.options.metric))
 
     def _read_history(self, entry: LedgerEntry) -> RunState:
         """Reads the run of a job, once if it has ended."""
