@@ -257,7 +257,7 @@ def test_the_code_that_travels_with_a_model_needs_no_scaleflow() -> None:
     for name in SOURCES:
         if package_of(name) == "serving":
             used = {each for each in imported(name) if each.startswith("scaleflow")}
-            assert used <= {"scaleflow.serving.answers", "scaleflow.serving.cells"}
+            assert used <= {f"scaleflow.serving.{name}" for name in ("answers", "cells", "reasons")}
 
 
 def test_only_the_main_module_imports_the_command() -> None:

@@ -15,7 +15,7 @@ from scaleflow.interfaces import LearnedState, name_leaves
 from scaleflow.interfaces.events import Note
 from scaleflow.interfaces.formatting import format_number, join_first
 from scaleflow.predict.reading import Array
-from scaleflow.serving.reasons import count_predictions, explain_rows, find_explained, find_obstacle, find_typical
+from scaleflow.serving.reasons import count_predictions, explain_rows, find_explained, find_missing_kind, find_typical
 
 if TYPE_CHECKING:
     from scaleflow.predict.chunks import RowModel
@@ -31,7 +31,7 @@ REASON, BASE = "reason_", "reason_base"
 def check_explained(state: LearnedState, predicted: OutputColumns) -> list[str]:
     """Returns the columns that a prediction is explained by. Raises ConfigError if the model has no such columns."""
     shapes = {name: tuple(each.shape) for name, each in name_leaves(state.inputs).items()}
-    if needed := find_obstacle(shapes, predicted.outputs, state.schema):
+    if needed := find_missing_kind(shapes, predicted.outputs, state.schema):
         raise ConfigError(f"--explain: needs {needed}; leave it out")
     return list(shapes)
 

@@ -17,7 +17,7 @@ from mlflow.exceptions import MlflowException
 
 from scaleflow.serving.answers import make_prediction_columns, make_probability_columns
 from scaleflow.serving.cells import CellForm, fit_numbers, gather_cells, read_forms, write_cell
-from scaleflow.serving.reasons import explain_rows, find_explained, find_obstacle, find_typical
+from scaleflow.serving.reasons import explain_rows, find_explained, find_missing_kind, find_typical
 
 #: What the inference parameter `output` may be.
 PREDICTION, PROBABILITIES, LOGITS, EXPLAIN = OUTPUTS = ("prediction", "probabilities", "logits", "explain")
@@ -107,7 +107,7 @@ class SavedModel:
     def _explain_rows(self, rows: dict[str, Array]) -> pd.DataFrame:
         """Returns the contributions of columns to predictions, which they sum to with that of `base`."""
         shapes = {name: spec.shape[1:].as_list() for name, spec in self._specs.items()}
-        needed = find_obstacle(shapes, self._outputs, self._schema) if self._outputs else "a record of its outputs"
+        needed = find_missing_kind(shapes, self._outputs, self._schema) if self._outputs else "a record of its outputs"
         if needed:
             raise MlflowException.invalid_parameter_value(f"output={EXPLAIN}: needs {needed}")
         typical = find_typical(self._schema, {name: spec.dtype.as_numpy_dtype for name, spec in self._specs.items()})

@@ -43,7 +43,7 @@ def find_typical(schema: Mapping[str, Any], dtypes: Mapping[str, Any]) -> dict[s
     return typical
 
 
-def find_obstacle(
+def find_missing_kind(
     shapes: Mapping[str, Sequence[int]], outputs: Mapping[str, DescribedOutput], schema: Mapping[str, Any]
 ) -> str:
     """Returns the kind of model that is needed in place of this one; empty if its predictions can be explained."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from scaleflow.interfaces import Outputs
-from scaleflow.serving.reasons import count_predictions, explain_rows, find_explained, find_obstacle, find_typical
+from scaleflow.serving.reasons import count_predictions, explain_rows, find_explained, find_missing_kind, find_typical
 
 RANDOM = np.random.default_rng(0)
 
@@ -107,6 +107,6 @@ SCHEMA = {"columns": {"a": {}}}
     ],
 )
 def test_other_models_are_named_by_what_they_lack(shapes: Any, outputs: Any, schema: Any, needed: str) -> None:
-    found = find_obstacle(shapes, outputs, schema)
+    found = find_missing_kind(shapes, outputs, schema)
     assert needed in found
     assert bool(needed) == bool(found)
