@@ -14,7 +14,8 @@ from scaleflow import find
 from scaleflow.cli import main
 from scaleflow.config.compose import compose_config
 from scaleflow.interfaces.events import SettingFound
-from scaleflow.launcher.launch import make_search, use_batch_size
+from scaleflow.interfaces.trials import BatchSearch
+from scaleflow.launcher.launch import choose_trial, make_search, use_found
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.runs import RunFolder, RunState
 from tests.conftest import Command
@@ -42,14 +43,50 @@ def test_the_run_takes_the_batch_size_and_the_figures_of_its_search(
     words = ["training.batch_size=auto", "tracking=none"]
     run = prepare_run(RunCommand(compose_config(words), 0.0))
     run.spec.folder.mkdir(parents=True, exist_ok=True)
-    search = make_search(run)
+    search = make_search(run, BatchSearch())
     search.spec.files.batch_sizes.write_text("the figures")
     (search.spec.folder / "record.json").write_text('{"run_id": "of the search"}')
-    found = use_batch_size(run, search, SettingFound("training.batch_size", 16, "the fastest", ""))
+    found = use_found(run, search, SettingFound("training.batch_size", 16, "the fastest", ""))
     assert (found.spec.plan.training.batch_size, found.composed.raw["training"]["batch_size"]) == (16, 16)
     assert run.spec.files.batch_sizes.read_text() == "the figures"
     assert found.spec.tags["scaleflow.batch_size"] == "auto: training.batch_size=16, the fastest"
     assert found.spec.tags["scaleflow.batch_size.run"] == "of the search"
+
+
+def test_both_are_searched_and_the_batch_size_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["training.batch_size=auto", "optimizer.learning_rate=auto", "optimizer.schedule=cosine", "tracking=none"]
+    run = prepare_run(RunCommand(compose_config(words), 0.0))
+    run.spec.folder.mkdir(parents=True, exist_ok=True)
+    found = {"training.batch_size": 16, "optimizer.learning_rate": 0.0025}
+    for key, value in found.items():
+        trial = choose_trial(run.spec.plan)
+        assert trial is not None
+        assert trial.key == key
+        search = make_search(run, trial)
+        files = search.spec.files
+        (files.learning_rates if key.startswith("opt") else files.batch_sizes).write_text("the figures")
+        run = use_found(run, search, SettingFound(key, value, "best", ""))
+    assert search.spec.plan.optimizer.schedule == "constant"  # the test has a schedule of its own
+    assert (run.spec.plan.optimizer.schedule, run.spec.plan.optimizer.rate) == ("cosine", 0.0025)
+    assert run.composed.raw["optimizer"]["learning_rate"] == 0.0025
+    assert run.spec.tags["scaleflow.learning_rate"] == "auto: optimizer.learning_rate=0.0025, best"
+    assert run.spec.files.learning_rates.read_text() == run.spec.files.batch_sizes.read_text() == "the figures"
+    assert choose_trial(run.spec.plan) is None
+
+
+@pytest.mark.slow  # the test above has what the run takes
+def test_a_run_finds_its_learning_rate_and_keeps_it(command: Command) -> None:
+    words = ("model.units=32", "training.epochs=2", "optimizer.learning_rate=auto", "optimizer.schedule=linear")
+    ended = command(*words, "hydra.run.dir=run")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rate = OmegaConf.load(command.folder / "run" / "config.yaml").optimizer.learning_rate
+    assert 1e-4 <= rate <= 3e-2
+    assert f"use         optimizer.learning_rate={rate}\n" in ended.stdout
+    folder = command.folder / "run-learning-rate"
+    assert (command.folder / "run" / "learning_rates.csv").read_text() == (folder / "learning_rates.csv").read_text()
+    resumed = [f"resume={command.folder / 'run'}", "training.epochs=3", "optimizer.learning_rate=auto"]
+    assert prepare_run(RunCommand(compose_config(resumed), 0.0)).spec.plan.optimizer.learning_rate == rate
 
 
 def test_a_learning_rate_is_found(command: Command) -> None:

@@ -360,6 +360,10 @@ training.epochs=1 strategy=mirrored,one_device | strategy=mirrored,one_device | 
 -m strategy=mirrored,miror | strategy=miror | did you mean mirrored?
 -m cluster=local,flink | cluster=flink | there is no such option | kubernetes
 optimizer.over=time training.max_seconds=10m | a schedule follows the updates | set training.max_steps
+optimizer.learning_rate=auto training.engine=fit | training.engine=fit with optimizer.learning_rate=auto
+optimizer.learning_rate=auto debug.inline=true | debug.inline | set a number
+optimizer.learning_rate=auto strategy=parameter_server cluster.workers=2 | use another strategy
+-m seed=1 optimizer.learning_rate=auto | each job of a sweep would find its own
 sweep.max_seconds=10m | applies only to the jobs of a sweep
 -m seed=1 sweep.max_seconds=soon | this is no time; write 600 for seconds, or 10m
 -m seed=1,2 hydra.sweeper.timeout=10m | hydra.sweeper.timeout: the sweeper has no such key; type sweep.max_seconds=10m

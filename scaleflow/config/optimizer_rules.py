@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scaleflow.cluster.engines import find_engine
-from scaleflow.interfaces import Plan, Rule
+from scaleflow.interfaces import Plan, Rule, parse_duration
 
 
 def validates(plan: Plan) -> bool:
@@ -42,6 +42,12 @@ OPTIMIZER_RULES: Sequence[Rule] = (
     Rule(
         ("training.batch_size", "debug.inline"),
         lambda p: p.training.batch_size == "auto" and p.debug.inline,
+        "the trials and the run each need a process of their own",
+        "set a number",
+    ),
+    Rule(
+        ("optimizer.learning_rate", "debug.inline"),
+        lambda p: p.optimizer.learning_rate == "auto" and p.debug.inline,
         "the trials and the run each need a process of their own",
         "set a number",
     ),
@@ -96,8 +102,8 @@ OPTIMIZER_RULES: Sequence[Rule] = (
         "a number of updates is whole, and a fraction of the run is below 1",
         "write 100, or 0.05 for the first 5 percent of the updates",
     ),
-    Rule(("training.max_seconds",), lambda p: p.training.seconds_limit == 0, *NO_TIME),
-    Rule(("sweep.max_seconds",), lambda p: p.sweep.seconds_limit == 0, *NO_TIME),
+    Rule(("training.max_seconds",), lambda p: parse_duration(p.training.max_seconds) == 0, *NO_TIME),
+    Rule(("sweep.max_seconds",), lambda p: parse_duration(p.sweep.max_seconds) == 0, *NO_TIME),
     Rule(
         ("optimizer.no_decay",),
         lambda p: bool(p.optimizer.no_decay) and not find_weight_decay(p.optimizer.target.arguments),

@@ -244,6 +244,8 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
     if plan.training.batch_size == "auto":  # every size that is tried is a multiple of the first one, or a divisor
         size = choose_first_size(find_batch_multiple(plan), FIRST_BATCH_SIZE)
         plan = set_values(plan, {"training.batch_size": size})
+    if plan.optimizer.learning_rate == "auto":
+        check_trial(leave_schedule_out(plan), RateTest(), f"{RateTest.key}=auto")
     check_averaged_weights(plan)
     check_optimizer_arguments(plan.optimizer.target)
     check_checkpoint_address(plan.checkpoint.folder)
@@ -278,16 +280,20 @@ def find_batch_multiple(plan: Plan) -> int:
     return math.lcm(plan.strategy.micro_batches if is_pipeline else 1, shards)
 
 
-def leave_schedule_out(plan: Plan, trial: Trial) -> Plan:
-    """Returns a plan without the schedule that `optimizer=tabular` brings along, for a test of the rate."""
-    if not isinstance(trial, RateTest) or plan.choices.get("optimizer") != "tabular":
-        return plan
-    return set_values(plan, {"optimizer.schedule": "constant"})
+def leave_schedule_out(plan: Plan) -> Plan:
+    """Returns a plan with a low, constant learning rate, as a test of the rate begins with."""
+    optimizer = dataclasses.replace(
+        plan.optimizer, schedule="constant", warmup_steps=0, plateau=None, learning_rate=RateTest().low
+    )
+    return dataclasses.replace(plan, optimizer=optimizer)
 
 
-def check_trial(plan: Plan, trial: Trial) -> None:
-    """Checks that a trial can find its setting for a plan. Raises ConfigError as `check_plan` does."""
-    what = f"{name_command('find')} {trial.name}"
+def check_trial(plan: Plan, trial: Trial, what: str = "") -> None:
+    """Checks that a trial can find its setting for a plan. Raises ConfigError as `check_plan` does.
+
+    `what` is what asks for the trial; empty: `scaleflow find`.
+    """
+    what = what or f"{name_command('find')} {trial.name}"
     obstacles = {
         f"strategy={plan.strategy.name}": (
             plan.strategy.has_coordinator,

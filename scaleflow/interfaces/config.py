@@ -234,7 +234,7 @@ class Optimizer:
     """`optimizer`: a Keras optimizer, and the learning rate that is computed for it."""
 
     target: Target
-    learning_rate: float = field(default=0.001, metadata={"above": 0.0})
+    learning_rate: float | Literal["auto"] = field(default=0.001, metadata={"above": 0.0})
     schedule: (
         Literal["constant", "cosine", "step", "linear", "polynomial", "exponential", "one_cycle", "cosine_restarts"]
         | Literal["plateau"]
@@ -252,6 +252,12 @@ class Optimizer:
     no_decay: list[str] | None = None
     clip_value: float | None = field(default=None, metadata={"above": 0.0})
     ema: float | None = field(default=None, metadata={"above": 0.0, "below": 1.0})
+
+    @property
+    def rate(self) -> float:
+        """`learning_rate`, which a run begins with as a number."""
+        assert self.learning_rate != "auto", "it is searched before"
+        return self.learning_rate
 
     @property
     def watched(self) -> Plateau | None:
@@ -316,11 +322,6 @@ class Training:
     on_nan: Literal["stop", "rollback"] = "stop"
     nan_rate_factor: float = field(default=0.5, metadata={"above": 0.0, "at_most": 0.99})
     nan_rollbacks: int = field(default=3, metadata={"at_least": 1})
-
-    @property
-    def seconds_limit(self) -> float | None:
-        """`max_seconds` in seconds; 0 if it is no time."""
-        return parse_duration(self.max_seconds)
 
     @property
     def validate_epochs(self) -> int:
@@ -497,11 +498,6 @@ class Sweep:
     folds: int | None = field(default=None, metadata={"at_least": 2})
     max_seconds: float | str | None = field(default=None, metadata={"above": 0.0})
     same_losses: bool = False
-
-    @property
-    def seconds_limit(self) -> float | None:
-        """`max_seconds` in seconds; 0 if it is no time."""
-        return parse_duration(self.max_seconds)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from scaleflow.config.compose import (
     override_key,
     read_composed_config,
 )
+from scaleflow.config.plan import leave_schedule_out
 from scaleflow.config.words import quote_override, split_flags
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracker, name_command
@@ -45,7 +46,7 @@ from scaleflow.interfaces.secret_masking import (
     mask_secrets,
     remember_secrets,
 )
-from scaleflow.interfaces.trials import BatchSearch
+from scaleflow.interfaces.trials import BatchSearch, RateTest, Trial
 from scaleflow.launcher.answer import ANSWER, FINISHED, REFUSED, print_refusal, to_printable
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.messages import notify
@@ -66,46 +67,56 @@ from scaleflow.runs.provenance.record import remove_launch_state
 from scaleflow.tracking import RUN_ID, TensorBoardWriter, locate_weights, make_tracker
 from scaleflow.tracking.connection import format_store_error
 
-#: The suffix that the name of the search's folder adds to that of the run's folder.
-SUFFIX = "-batch-size"
+
+def choose_trial(plan: Plan) -> Trial | None:
+    """Returns the trial that a run needs before it, the batch size first; None if it needs none."""
+    if plan.training.batch_size == "auto":
+        return BatchSearch()
+    return RateTest() if plan.optimizer.learning_rate == "auto" else None
 
 
-def make_search(run: PreparedRun) -> PreparedRun:
-    """Returns the run that searches the batch size for another run, and makes its folder beside that run's.
+def make_search(run: PreparedRun, trial: Trial) -> PreparedRun:
+    """Returns the run that searches a setting for another run, and makes its folder beside that run's.
 
     Raises ConfigError if the folder cannot be made.
     """
     try:
-        folder = name_search_folder(run.spec.folder)
+        folder = name_search_folder(run.spec.folder, trial)
         create_folder(folder)
     except (OSError, ValueError) as error:  # no permission, a name that is too long, no name
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"hydra.run.dir={run.spec.folder}: training.batch_size=auto needs a folder beside it, which cannot be made "
+            f"hydra.run.dir={run.spec.folder}: {trial.key}=auto needs a folder beside it, which cannot be made "
             f"({why}); choose another folder"
         ) from error
-    return replace(run, spec=replace(run.spec, trial=BatchSearch(), folder=folder))
+    plan = leave_schedule_out(run.spec.plan) if isinstance(trial, RateTest) else run.spec.plan
+    return replace(run, spec=replace(run.spec, plan=plan, trial=trial, folder=folder))
 
 
-def name_search_folder(folder: Path) -> Path:
+def name_search_folder(folder: Path, trial: Trial) -> Path:
     """Returns a new folder: the run of an earlier search may have been refused, so its folder may still exist."""
-    names = itertools.chain([SUFFIX], (f"{SUFFIX}-{number}" for number in itertools.count(2)))
+    suffix = f"-{trial.key.partition('.')[2].replace('_', '-')}"
+    names = itertools.chain([suffix], (f"{suffix}-{number}" for number in itertools.count(2)))
     return next(path for name in names if not (path := folder.with_name(folder.name + name)).exists())
 
 
-def use_batch_size(run: PreparedRun, search: PreparedRun, found: SettingFound) -> PreparedRun:
-    """Returns the run with the found batch size in its config.
+def use_found(run: PreparedRun, search: PreparedRun, found: SettingFound) -> PreparedRun:
+    """Returns the run with the found setting in its config.
 
     Its tags say how it was found. Its folder gets a copy of the figures. Raises ConfigError if keys that refer to the
-    batch size cannot work with the number.
+    setting cannot work with the number.
     """
-    composed = run.composed.set({"training.batch_size": int(found.value)})
+    is_rate, tag = found.key == RateTest.key, f"scaleflow.{found.key.partition('.')[2]}"
+    composed = run.composed.set({found.key: found.value if is_rate else int(found.value)})
     plan = make_plan(composed)
-    tags = {**run.spec.tags, "scaleflow.batch_size": f"auto: {found.word}, {found.reason}"}
+    tags = {**run.spec.tags, tag: f"auto: {found.word}, {found.reason}"}
     if run_id := search.spec.files.read_record().get("run_id"):
-        tags["scaleflow.batch_size.run"] = run_id
+        tags[f"{tag}.run"] = run_id
+    source, copied = (
+        each.learning_rates if is_rate else each.batch_sizes for each in (search.spec.files, run.spec.files)
+    )
     with contextlib.suppress(OSError):  # the search has them, too
-        shutil.copyfile(search.spec.files.batch_sizes, run.spec.files.batch_sizes)
+        shutil.copyfile(source, copied)
     return replace(run, spec=replace(run.spec, plan=plan, tags=tags, started=time.time()), composed=composed)
 
 
@@ -226,7 +237,7 @@ def launch_run(
 ) -> int:
     """Runs a prepared run, whose folder exists and can be written, from start to end. Returns the command's exit code.
 
-    With `training.batch_size=auto`, a search for it runs before.
+    With `training.batch_size=auto` or `optimizer.learning_rate=auto`, a search for it runs before.
 
     Args:
         refuse: receives the reason if there is no run; None: the terminal shows it.
@@ -237,8 +248,8 @@ def launch_run(
         facts: what all runs of this command are made of.
     """
     spec = run.spec
-    if spec.plan.training.batch_size == "auto" and spec.trial is None:
-        return launch_after_search(run, refuse)
+    if spec.trial is None and (trial := choose_trial(spec.plan)) is not None:
+        return launch_after_search(run, trial, refuse, stop)
     remember_secrets([*find_environment_secrets(), *find_secrets(run.composed.raw, spec.plan.config)])
     display = display or display_for(is_plain=spec.plan.debug.inline, is_chief=spec.records)
     display.begin_stage("reading the config", since=spec.started)
@@ -265,18 +276,20 @@ def launch_run(
             return supervise_run(monitor, collector, run.resume_number > 0, refuse or display.print_error)
 
 
-def launch_after_search(run: PreparedRun, refuse: Callable[[str], None] | None) -> int:
-    """Finds the batch size in a run of its own, then runs the run with it. Returns the exit code of the command."""
+def launch_after_search(
+    run: PreparedRun, trial: Trial, refuse: Callable[[str], None] | None, stop: StopRequest | None
+) -> int:
+    """Finds a setting in a run of its own, then runs the run with it. Returns the exit code of the command."""
     say = refuse or display_for().print_error
-    with catch_stop_signals() as stop:
+    with catch_stop_signals() if stop is None else contextlib.nullcontext(stop) as stop:
         try:
             refuse_used_folder(run.spec)
-            search = make_search(run)
-            with start_fork_server() as server:
+            search = make_search(run, trial)
+            with contextlib.nullcontext(run.spec.server) if run.spec.server else start_fork_server() as server:
                 code = launch_run(share_server(search, server), refuse=refuse, adopts=False, stop=stop)
                 state = RunState.read(search.spec.folder)
                 if state.found is not None and code == 0 and not stop.is_set():
-                    found = share_server(use_batch_size(run, search, state.found), server)
+                    found = share_server(use_found(run, search, state.found), server)
                     return launch_run(found, refuse=refuse, stop=stop)
         except ConfigError as error:
             remove_created(run.spec.folder)
@@ -285,7 +298,7 @@ def launch_after_search(run: PreparedRun, refuse: Callable[[str], None] | None) 
     remove_created(run.spec.folder)
     if state.is_ready:  # otherwise the reason is shown already
         how = f"stopped by {stop.signal_name}" if stop.is_set() else f"{state.status}: {state.error}"
-        text = f"training.batch_size=auto: the search in {os.path.relpath(search.spec.folder)} ended as {how}"
+        text = f"{trial.key}=auto: the search in {os.path.relpath(search.spec.folder)} ended as {how}"
         say(to_printable(str(mask_secrets(text))))
     return stop.exit_code if stop.is_set() else code
 

@@ -21,13 +21,13 @@ from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu, is_sure
 from scaleflow.config.compose import CommandWords, ComposedConfig
 from scaleflow.config.parse import parse_section
-from scaleflow.config.plan import check_plan, check_trial, leave_schedule_out, parse_plan, set_values
+from scaleflow.config.plan import check_plan, check_trial, parse_plan, set_values
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.export.formats import check_formats
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Plan, Tracking, name_command
-from scaleflow.interfaces.trials import PARAM, Trial
+from scaleflow.interfaces.trials import PARAM, RateTest, Trial
 from scaleflow.launcher.recording.description import read_overrides
 from scaleflow.runs import RunFolder, RunSpec, RunState
 from scaleflow.runs.data_digest import Repetition
@@ -119,7 +119,8 @@ def prepare_run(command: RunCommand) -> PreparedRun:
         return prepare_resume(command, str(resume))
     plan = make_plan(composed, may_submit=command.may_submit)
     if command.trial is not None:
-        plan = leave_schedule_out(plan, command.trial)
+        if isinstance(command.trial, RateTest) and plan.choices.get("optimizer") == "tabular":
+            plan = set_values(plan, {"optimizer.schedule": "constant"})  # this option brings another along
         check_trial(plan, command.trial)
     return PreparedRun(make_spec(plan, composed.folder, command), composed)
 

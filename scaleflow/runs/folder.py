@@ -133,7 +133,7 @@ class RunFolder:
         """Returns the files that are logged as artifacts when the run begins or resumes, each with its folder there."""
         patterns = (
             *("config.yaml", "overrides.yaml", "environment.txt", "resume-*.yaml", "multirun.yaml"),
-            *("batch_sizes.csv", "provenance/**/*"),
+            *("batch_sizes.csv", "learning_rates.csv", "provenance/**/*"),
         )
         paths = [path for pattern in patterns for path in sorted(self.path.glob(pattern)) if path.is_file()]
         return [(path, None if path.parent == self.path else str(path.parent.relative_to(self.path))) for path in paths]
@@ -146,7 +146,7 @@ class RunFolder:
     def list_launcher_files(self) -> list[Path]:
         """Returns the files that a launcher writes before its processes are ready, and its locks."""
         files = [self.config, self.overrides, self.environment, self.provenance, self.code, self.record]
-        return [*files, self.batch_sizes, self.manifest, self._write_lock, self._record_lock]
+        return [*files, self.batch_sizes, self.learning_rates, self.manifest, self._write_lock, self._record_lock]
 
     def list_sweep_files(self) -> list[Path]:
         """Returns the files that a sweep writes before its first job is ready."""

@@ -465,8 +465,9 @@ def make_resumed_config(
     The sizes in `saved` become those that the run has. Raises ConfigError if a typed key may not change.
     """
     config = merge_config(saved, composed, keys)
-    if config["training"].get("batch_size") == "auto":  # the run keeps the one that was found when it began
-        config["training"]["batch_size"] = saved["training"]["batch_size"]
+    for section, key in (("training", "batch_size"), ("optimizer", "learning_rate")):
+        if config[section].get(key) == "auto":  # the run keeps the one that was found when it began
+            config[section][key] = saved[section][key]
     check_changes(saved, config, keys, files.path)
     check_length(config, keys, state)
     for each in (saved, config):

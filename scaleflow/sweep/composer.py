@@ -251,11 +251,13 @@ class JobComposer:
                 words = [override for override in words if is_under(override_key(override), IGNORED_KEYS)]
             composed = read_composed_config(drop_hydra(config))
             composed = replace(composed, folder=folder, words=CommandWords(words))
-            if (request.config.get("training") or {}).get("batch_size") == "auto":
-                raise ConfigError(
-                    f"training.batch_size=auto: each job of a sweep would find its own; run {name_command('find')} "
-                    "batch_size with the words of a job, and add the word that it prints"
-                )
+            for key, setting in (("training.batch_size", "batch_size"), ("optimizer.learning_rate", "lr")):
+                section, _, name = key.partition(".")
+                if (request.config.get(section) or {}).get(name) == "auto":
+                    raise ConfigError(
+                        f"{key}=auto: each job of a sweep would find its own; run {name_command('find')} {setting} "
+                        "with the words of a job, and add the word that it prints"
+                    )
             check_job(config)
             return prepare_run(RunCommand(composed, resume=str(folder) if is_resumed else None))
 

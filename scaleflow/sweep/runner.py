@@ -27,7 +27,7 @@ from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, share, visible_gpus
 from scaleflow.config.compose import list_module_folders, mask_sweep_config
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, NothingCanRun
-from scaleflow.interfaces import Plan, Status, Sweep
+from scaleflow.interfaces import Plan, Status, Sweep, parse_duration
 from scaleflow.interfaces.events import Event, RunReady
 from scaleflow.interfaces.formatting import format_duration, join_first
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
@@ -415,7 +415,7 @@ class SweepRunner:
             self._server = self._resources.enter_context(start_fork_server())
 
     def _start_timer(self) -> None:
-        limit = self._options.seconds_limit
+        limit = parse_duration(self._options.max_seconds)
         if limit is None:
             return
 

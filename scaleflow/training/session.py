@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from scaleflow.errors import ConfigError, NotFinite
-from scaleflow.interfaces import BY_SIZE, Feed, Snapshot, Training
+from scaleflow.interfaces import BY_SIZE, Feed, Snapshot, Training, parse_duration
 from scaleflow.interfaces.events import EpochEnded, MetricsLogged, Note, RolledBack, StageBegan
 from scaleflow.training.callbacks import Callbacks, to_keras_logs
 from scaleflow.training.decisions import Checkpointing, Patience, Rollbacks, TimeLimit, WorkerSync, check_finite
@@ -215,7 +215,7 @@ class Session:
         self._rollbacks = Rollbacks(options)
         judged = 1 if feeds.validation is None else feeds.validation.examples
         share = 1 + (0 if feeds.test is None else feeds.test.examples) / judged
-        self._time = TimeLimit(options.seconds_limit, sync, share)
+        self._time = TimeLimit(parse_duration(options.max_seconds), sync, share)
         self._checkpointing = checkpointing or Checkpointing()
         self._callbacks = Callbacks(callbacks, engine, self.epochs, self.steps_per_epoch)
         self._tracing = CallTracing(tracer)

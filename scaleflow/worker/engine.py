@@ -362,7 +362,7 @@ def make_optimizer_maker(plan: Plan, runtime: Runtime, steps: int, net: keras.Mo
     from scaleflow import model, optimizer
 
     def make(variables: Sequence[Any], rate_factor: float = 1.0) -> keras.optimizers.Optimizer:
-        options = dataclasses.replace(plan.optimizer, learning_rate=plan.optimizer.learning_rate * rate_factor)
+        options = dataclasses.replace(plan.optimizer, learning_rate=plan.optimizer.rate * rate_factor)
         rate = optimizer.make_learning_rate(options, runtime.batching.global_size, steps, bind_schedule(plan))
         new_optimizer = optimizer.create_optimizer(
             bind_target(plan.optimizer.target), rate, loss_scaling=False, takes_summed=False

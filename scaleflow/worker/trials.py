@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from scaleflow.cluster.tasks import count_synchronous_workers
-from scaleflow.config.plan import find_batch_multiple, set_values
+from scaleflow.config.plan import find_batch_multiple, leave_schedule_out, set_values
 from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.interfaces.events import Emit, MetricsLogged, RunEnded, SettingFound, StageBegan, ignore_event
 from scaleflow.interfaces.formatting import format_csv
@@ -233,6 +233,8 @@ class BatchSizeTrial:
     def __init__(self, spec: RunSpec, emit: Emit, should_stop: Callable[[], bool], startup_timer: StartupTimer) -> None:
         from scaleflow import model, training
 
+        if spec.plan.optimizer.learning_rate == "auto":  # its search comes later, with the batch size that is found
+            spec = replace(spec, plan=leave_schedule_out(spec.plan))
         self._spec, self._emit, self._timer = spec, emit, startup_timer
         self._emit_built = emit  # the notes of the first engine are those of all
         self._multiple = find_batch_multiple(spec.plan)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.interfaces import BY_SIZE, Batching, EarlyStopping, Objective, Training
+from scaleflow.interfaces import BY_SIZE, Batching, EarlyStopping, Objective, Training, parse_duration
 from scaleflow.worker.runtime import StartupTimer
 from tests.training.fake_engine import ignore, make_session, to_pair
 
@@ -259,7 +259,7 @@ def limit_time() -> list[bool]:
 
 def test_time_is_kept_for_what_follows_training(isolated: Callable[..., Any]) -> None:
     assert isolated(limit_time) == [False, False, True, False, True, True]
-    limits = [Training(max_seconds=each).seconds_limit for each in (None, 90.0, "10m", "2h", "1.5 h", "90s", "soon")]
+    limits = [parse_duration(each) for each in (None, 90.0, "10m", "2h", "1.5 h", "90s", "soon")]
     assert limits == [None, 90.0, 600.0, 7200.0, 5400.0, 90.0, 0.0]
 
 
