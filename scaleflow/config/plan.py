@@ -282,10 +282,8 @@ def find_batch_multiple(plan: Plan) -> int:
 
 def leave_schedule_out(plan: Plan) -> Plan:
     """Returns a plan with a low, constant learning rate, as a test of the rate begins with."""
-    optimizer = dataclasses.replace(
-        plan.optimizer, schedule="constant", warmup_steps=0, plateau=None, learning_rate=RateTest().low
-    )
-    return dataclasses.replace(plan, optimizer=optimizer)
+    constant = {"schedule": "constant", "warmup_steps": 0, "plateau": None, "learning_rate": RateTest().low}
+    return set_values(plan, {f"optimizer.{name}": value for name, value in constant.items()})
 
 
 def check_trial(plan: Plan, trial: Trial, what: str = "") -> None:

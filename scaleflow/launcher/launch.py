@@ -117,7 +117,10 @@ def use_found(run: PreparedRun, search: PreparedRun, found: SettingFound) -> Pre
     )
     with contextlib.suppress(OSError):  # the search has them, too
         shutil.copyfile(source, copied)
-    return replace(run, spec=replace(run.spec, plan=plan, tags=tags, started=time.time()), composed=composed)
+    word = found.word.partition(".")[2]
+    label = run.spec.label.replace(f"{word.partition('=')[0]}=auto", word)
+    spec = replace(run.spec, plan=plan, label=label, tags=tags, started=time.time())
+    return replace(run, spec=spec, composed=composed)
 
 
 #: Keys that the script sets itself, or that apply only to this command.
