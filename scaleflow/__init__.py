@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from scaleflow.promote import promote_model as promote_model
     from scaleflow.refit import refit_run as refit_run
     from scaleflow.runs.user_metrics import log_metric as log_metric
+    from scaleflow.tune import tune_run as tune_run
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ _NAMES = {
     "scaleflow.pipeline.command": ("PipelineResult", "run_pipeline"),
     "scaleflow.promote": ("PromotionResult", "promote_model"),
     "scaleflow.refit": ("refit_run",),
+    "scaleflow.tune": ("tune_run",),
     "scaleflow.runs.user_metrics": ("log_metric",),
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names}

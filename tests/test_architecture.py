@@ -19,7 +19,7 @@ CONF = ROOT / "conf"
 TOP_LEVEL = (
     *("__main__", "cli", "api", "errors", "testing"),
     *("best", "check", "clean", "convert", "diff", "evaluate", "find", "generate"),
-    *("init", "project", "promote", "refit", "rerun", "schema", "sync"),
+    *("init", "project", "promote", "refit", "rerun", "schema", "sync", "tune"),
 )
 
 GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}

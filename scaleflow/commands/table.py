@@ -46,6 +46,7 @@ COMMANDS = {
         Command("doctor", "what this machine has, and which strategies work on it", "scaleflow.doctor.report", BEFORE),
         Command("check", "faults of a dataset, and how it differs from that of a run", "scaleflow.check", BEFORE),
         Command("find", "a good learning rate (lr) or batch_size for a run", "scaleflow.find", BEFORE),
+        Command("tune", "good settings for a run, by trying them for --minutes", "scaleflow.tune", BEFORE),
         Command("pipeline", "the steps around a run, declared in a file: NAME", "scaleflow.pipeline.command", BEFORE),
         Command("warm", "start, status or stop: an interpreter kept ready", "scaleflow.warm.command", BEFORE),
         Command("rerun", "a new run with the config of a tracked run: RUN_ID", "scaleflow.rerun", RUNS),

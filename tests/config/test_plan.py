@@ -3,7 +3,6 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import pytest
 
 import scaleflow
 from scaleflow.cluster.network import free_ports
-from scaleflow.config.compose import ComposedConfig
+from scaleflow.config.compose import ComposedConfig, compose_config
 from scaleflow.config.parse import unknown_option_error
 from scaleflow.config.plan import (
     check_pipeline_batch,
-    check_trial,
     find_batch_multiple,
     leave_schedule_out,
     make_batching,
@@ -25,7 +23,7 @@ from scaleflow.config.plan import (
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plan, Strategy, Target, Training
 from scaleflow.interfaces.trials import RateTest
-from scaleflow.launcher.prepare import make_plan
+from scaleflow.launcher.prepare import RunCommand, make_plan, prepare_run
 
 Make = Callable[..., Plan]
 Compose = Callable[..., dict[str, Any]]
@@ -358,12 +356,14 @@ def test_the_batch_sizes_of_a_search_are_divided_by_shards_and_micro_batches(
     assert find_batch_multiple(plan(*table, *words)) == multiple
 
 
-def test_a_test_of_the_rate_leaves_out_the_schedule_of_a_table_s_optimizer(plan: Make) -> None:
-    table = "dataset=table", "dataset.data_dir=a.csv", "dataset.target=b"
-    brought, typed = (replace(plan(*table), choices={"optimizer": name}) for name in ("tabular", "adam"))
-    check_trial(leave_schedule_out(brought, RateTest()), RateTest())
+def test_a_test_of_the_rate_leaves_out_the_schedule_of_a_table_s_optimizer(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n3,4\n")
+    table = "dataset=table", f"dataset.data_dir={tmp_path}/a.csv", "dataset.target=b", "tracking=none"
+    found = prepare_run(RunCommand(compose_config(table), trial=RateTest())).spec.plan.optimizer
+    assert (found.schedule, found.learning_rate) == ("constant", 0.003)
+    typed = compose_config((*table, "optimizer=adam", "optimizer.schedule=cosine"))
     with pytest.raises(ConfigError, match=r"optimizer\.schedule=cosine"):
-        check_trial(leave_schedule_out(typed, RateTest()), RateTest())
+        prepare_run(RunCommand(typed, trial=RateTest()))
 
 
 def test_a_target_is_no_group_and_a_column_goes_without_a_pattern(refused: Callable[..., str], tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_what_the_plan_resolves_is_in_its_config_too(
     if role is not None:
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": TWO, "task": {"type": role, "index": 0}}))
     made = make_plan(ComposedConfig(compose(*words), {"optimizer": "tabular"}), look_outside=False)
-    search = leave_schedule_out(set_values(made, {"training.batch_size": 48}), RateTest())
+    search = leave_schedule_out(set_values(made, {"training.batch_size": 48}))
     for each in (made, search):
         for name, section in parse_sections(each.config).items():
             assert section == getattr(each, name), name
