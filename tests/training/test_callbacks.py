@@ -41,7 +41,8 @@ def test_a_callback_is_told_of_calls_and_epochs_sets_the_rate_and_ends_the_run(
 ) -> None:
     loops = "training.steps_per_loop=5" if engine == "fit" else "training.steps_per_loop=4"
     called, notes, epochs = isolated(watched, plan(*BASE, SIZE, f"training.engine={engine}", loops, WATCH))
-    names = ("accuracy", "loss")
+    norm = () if engine == "fit" else ("gradient_norm",)
+    names = ("accuracy", *norm, "learning_rate", "loss")
     both = (*names, "val_accuracy", "val_loss")
     first = [4] if engine == "fit" else [0, 4]
     assert [c for c in called if c[0] != "epoch"] == [
