@@ -193,7 +193,7 @@ class Evaluation:
 
             @tf.function(autograph=False, reduce_retracing=True)
             def compute(inputs: Any) -> Any:
-                outputs = self._report(self._strategy.run(self._forward, args=(inputs,)), False)
+                outputs = self._strategy.run(lambda given: self._report(self._forward(given), False), args=(inputs,))
                 return tf.nest.map_structure(lambda each: self._strategy.experimental_local_results(each)[0], outputs)
 
             self._predict = compute

@@ -111,6 +111,25 @@ def test_every_door_answers_with_what_was_learned(
         assert 0.85 < inside.mean() < 0.95
 
 
+@pytest.mark.slow
+def test_two_replicas_learn_the_same_answers(
+    isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    known = write_rare(tmp_path)["two"]
+    words = ("evaluation.calibrate=auto", "evaluation.threshold=auto", "dataset.validation=0.25", "dataset=npz")
+    balance = ("dataset.balance=oversample", "dataset.prior_correction=false", f"dataset.data_dir={tmp_path}/two.npz")
+    found = []
+    for n, more in enumerate(((), ("strategy=mirrored", "hardware.logical_devices=2", "training.batch_size=32"))):
+        case = plan(*LINEAR, *words, *balance, *more), known["x_test"], tmp_path / str(n)
+        found += isolated(answer_all, [case])
+    one, two = found
+    np.testing.assert_allclose(two["in training"], one["in training"], atol=1e-4)
+    np.testing.assert_allclose(two["keras"], two["in training"], atol=1e-5)
+    assert two["outputs"].threshold == pytest.approx(one["outputs"].threshold, abs=1e-4)
+    assert two["outputs"].calibration == pytest.approx(one["outputs"].calibration, rel=1e-3)
+    assert two["values"]["test/loss"] == pytest.approx(one["values"]["test/loss"], abs=1e-4)
+
+
 def check(options: EvaluationOptions, outputs: Outputs, rows: int) -> None:
     from scaleflow.worker.answers import check_answers
 
