@@ -270,10 +270,10 @@ def test_a_command_runs_the_trials_again_that_it_left_in_a_shared_study(tmp_path
 
 def test_a_search_that_is_stopped_goes_on_with_the_stopped_trial(tmp_path: Path, ours: Any) -> None:
     class Stopped(FakeLaunch):
-        def __call__(self, *arguments: Any) -> int:
+        def __call__(self, *arguments: Any, **options: Any) -> int:
             if len(self.runs) == 1:
                 os.kill(os.getpid(), signal.SIGINT)
-            return super().__call__(*arguments)
+            return super().__call__(*arguments, **options)
 
     words = ("seed=int(interval(1,1000000))", f"hydra.sweeper.storage=sqlite:///{tmp_path}/shared.db")
     first, second = Stopped(["FINISHED", "KILLED"]), FakeLaunch()

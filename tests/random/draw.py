@@ -192,6 +192,7 @@ def drawn(seed: int, number: int) -> Case:
         draw_engine,
         draw_watching,
         draw_checkpoints,
+        draw_answers,
     ):
         part(made)
     made.draw = random.Random(f"random/{seed}/{number}/objective")  # so that the other words stay as they were
@@ -425,3 +426,15 @@ def draw_checkpoints(made: Drawing) -> None:
     if made.validates or made.chance(0.2):
         watched += ["checkpoint.best={monitor: val/loss}", "checkpoint.export=best"]
     made.maybe(0.2, *watched)
+
+
+#: Keys of the group `evaluation` that the validation rows decide. Some targets have no such answers: refused in words.
+ANSWERS = (
+    *("evaluation.calibrate=auto", "evaluation.calibrate=auto", "evaluation.interval=0.5", "evaluation.threshold=auto"),
+    "evaluation.metrics=[sklearn.metrics.mean_squared_error]",
+)
+
+
+def draw_answers(made: Drawing) -> None:
+    if made.validates:
+        made.maybe(0.12, *ANSWERS)
