@@ -14,7 +14,7 @@ from tests.random.trial import Result
 SEED = 1
 
 #: Small cases: comparisons, interruptions, a store, wrong words. `make random` tries many.
-SAMPLE = {14: "trained", 18: "trained", 19: "refused", 22: "refused", 35: "trained", 39: "trained"}
+SAMPLE = {14: "trained", 18: "refused", 19: "refused", 22: "refused", 35: "trained", 39: "trained", 58: "trained"}
 
 
 @pytest.fixture(scope="module")
