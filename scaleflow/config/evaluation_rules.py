@@ -2,19 +2,45 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from scaleflow.interfaces import Plan, Rule
 from scaleflow.interfaces.config import ThresholdGoal
 
+#: The keys that the validation rows decide, and what to give in place of that.
+ADVICE = {
+    "evaluation.threshold": "give evaluation.threshold as a number",
+    "evaluation.calibrate": "leave evaluation.calibrate null",
+    "evaluation.interval": "leave evaluation.interval null",
+}
 
-def learns_and(condition: Callable[[Plan], Any]) -> Callable[[Plan], bool]:
-    """Returns the condition for plans that let the validation rows decide what the model answers."""
-    return lambda plan: bool(plan.evaluation.learned and condition(plan))
+#: What has no validation rows that can decide: the key, when, why, and what else would work.
+OBSTACLES: Sequence[tuple[str, Callable[[Plan], bool], str, str]] = (
+    (
+        "dataset.validation",
+        lambda p: p.dataset.validation in (None, 0),
+        "there are no validation rows to decide by",
+        "set dataset.validation=0.1, or ",
+    ),
+    (
+        "dataset.fold",
+        lambda p: p.dataset.fold is not None,
+        "the rows of the fold would be both what decides and what is measured",
+        "",
+    ),
+    (
+        "strategy",
+        lambda p: p.strategy.name in ("parameter_server", "tpu", "pipeline"),
+        "this strategy keeps no outputs of the validation rows",
+        "use another strategy, or ",
+    ),
+    ("debug.overfit", lambda p: p.debug.overfit, "debug.overfit has no validation rows of its own", ""),
+)
 
 
-KEYS = ("evaluation.threshold", "evaluation.calibrate", "evaluation.interval")
-ADVICE = "leave evaluation.calibrate and evaluation.interval null, and give evaluation.threshold as a number"
+def make_rule(key: str, obstacle: tuple[str, Callable[[Plan], bool], str, str]) -> Rule:
+    other, applies, why, advice = obstacle
+    return Rule((key, other), lambda p: key in p.evaluation.learned and applies(p), why, advice + ADVICE[key])
+
 
 #: Functions that a name alone may be, in a config that somebody else may have written.
 SKLEARN_METRICS = re.compile(r"sklearn\.metrics\.[a-z]\w*_(score|loss|error|corrcoef)")
@@ -38,28 +64,5 @@ EVALUATION_RULES: Sequence[Rule] = (
         "a threshold has one goal",
         "give one of {recall: 0.9}, {precision: 0.8} and {cost: [5, 1]}, of a miss and of a false alarm",
     ),
-    Rule(
-        (*KEYS, "dataset.validation"),
-        learns_and(lambda p: p.dataset.validation in (None, 0)),
-        "there are no validation rows to decide by",
-        f"set dataset.validation=0.1, or {ADVICE}",
-    ),
-    Rule(
-        (*KEYS, "dataset.fold"),
-        learns_and(lambda p: p.dataset.fold is not None),
-        "the rows of the fold would be both what decides and what is measured",
-        ADVICE,
-    ),
-    Rule(
-        (*KEYS, "strategy"),
-        learns_and(lambda p: p.strategy.name in ("parameter_server", "tpu", "pipeline")),
-        "this strategy keeps no outputs of the validation rows",
-        f"use another strategy, or {ADVICE}",
-    ),
-    Rule(
-        (*KEYS, "debug.overfit"),
-        learns_and(lambda p: p.debug.overfit),
-        "debug.overfit has no validation rows of its own",
-        ADVICE,
-    ),
+    *(make_rule(key, obstacle) for key in ADVICE for obstacle in OBSTACLES),
 )
