@@ -337,7 +337,8 @@ def test_both_engines_train_alike_on_what_is_augmented(isolated: Callable[..., A
     )
     assert {name for _, name in loop} >= {"train/loss", "train/accuracy", "val/loss"}
     assert len({step for step, name in loop if name == "val/loss"}) == 2
-    assert fit == pytest.approx(loop, rel=1e-3)
+    known = {key: value for key, value in loop.items() if key[1] != "train/gradient_norm"}  # Keras's fit has none
+    assert fit == pytest.approx(known, rel=1e-3)
 
 
 def turned(images: Any) -> Any:

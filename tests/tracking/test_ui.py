@@ -113,7 +113,7 @@ def test_losses_and_metrics_are_listed_before_baselines_and_speeds(swept: Swept,
 
 def test_a_jobs_curves_are_drawn(swept: Swept, pages: Pages) -> None:
     pages.open(f"{swept.child}/model-metrics")
-    pages.type("Search metric charts", "^(train|val)/")
+    pages.type("Search metric charts", "^(train|val)/.*(loss|accuracy)")
     pages.sees("train (2)", "val (3)")
 
     def drawn() -> bool:
