@@ -341,10 +341,13 @@ def make_report(
         analyse_output(predictions, name, described, options.intervals, options.miss_cost)
         for name, described in outputs.items()
     ]
-    missing = list[Finding]()
+    missing, own = list[Finding](), list[str]()
     for each in analyses if metrics else ():
         found, faults = measure_own(predictions, each.name, outputs[each.name], metrics or {}, options.seconds)
-        each.figures.update(found)
+        faults |= dict.fromkeys(found.keys() & each.figures.keys(), "the report has a figure of this name; use another")
+        added = {name: figure for name, figure in found.items() if name not in faults}
+        each.figures.update(added)
+        own += [name_metric(each.name, name) for name in added]
         missing += [
             Finding("metric", f"{name_metric(each.name, n)} is missing: {why}", "") for n, why in faults.items()
         ]
@@ -387,8 +390,7 @@ def make_report(
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    names = ("coverage", *(metrics or ()))
-    own = [n for n in figures if n.endswith("_at_threshold") or n.rpartition("/")[2] in names]
+    own += [name for name in figures if name.endswith(("_at_threshold", "coverage")) and name not in own]
     return ModelReport(figures, findings, [Path(name) for name in contents], own)
 
 

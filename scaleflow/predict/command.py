@@ -260,9 +260,10 @@ def make_task(typed: argparse.Namespace, state: LearnedState, output: Output) ->
         raise ConfigError("--logits: this model predicts values, and has no logits; leave it out")
     predicted = OutputColumns(outputs, typed.probabilities, typed.logits)
     if typed.explain:
-        from scaleflow.predict.reasons import BASE, REASON, ReasonColumns, check_explained
+        from scaleflow.predict.reasons import ReasonColumns, check_explained
+        from scaleflow.serving.reasons import name_reason
 
-        names = (BASE, *(f"{REASON}{name}" for name in check_explained(state, predicted)))
+        names = tuple(map(name_reason, ["", *check_explained(state, predicted)]))
         predicted = ReasonColumns(outputs, typed.probabilities, typed.logits, names)
     return complete_task(typed, source, InputForm(state, columns), predicted, output)
 

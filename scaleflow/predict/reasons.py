@@ -15,7 +15,15 @@ from scaleflow.interfaces import LearnedState, name_leaves
 from scaleflow.interfaces.events import Note
 from scaleflow.interfaces.formatting import format_number, join_first
 from scaleflow.predict.reading import Array
-from scaleflow.serving.reasons import count_predictions, explain_rows, find_explained, find_missing_kind, find_typical
+from scaleflow.serving.reasons import (
+    TYPICAL,
+    count_predictions,
+    explain_rows,
+    find_explained,
+    find_missing_kind,
+    find_typical,
+    name_reason,
+)
 
 if TYPE_CHECKING:
     from scaleflow.predict.chunks import RowModel
@@ -23,9 +31,6 @@ if TYPE_CHECKING:
 #: A model, the devices in words, and notes.
 Loaded = tuple["RowModel", str, list[Note]]
 Load = Callable[[Path], Loaded]
-
-#: Begins the names of the columns; the other one is the prediction for the typical row.
-REASON, BASE = "reason_", "reason_base"
 
 
 def check_explained(state: LearnedState, predicted: OutputColumns) -> list[str]:
@@ -63,8 +68,8 @@ class ExplainingModel:
         """What the reasons cost, and what they are measured from."""
         shown = [f"{name}={v if isinstance(v, str) else format_number(float(v))}" for name, v in self._typical.items()]
         return (
-            f"--explain: {count_predictions(len(self._typical)):,} predictions for each row; {BASE} is the prediction "
-            f"for a typical row of the training ({join_first(shown)})"
+            f"--explain: {count_predictions(len(self._typical)):,} predictions for each row; {TYPICAL} is that for a "
+            f"typical row of the training ({join_first(shown)})"
         )
 
     def predict(self, arrays: Mapping[str, Array], name: Callable[[int], str]) -> dict[str, Array]:
@@ -73,7 +78,7 @@ class ExplainingModel:
         output, described = self._output
         measure = find_explained(described, outputs[output])
         found = explain_rows(lambda rows: measure(self._model.predict(rows, name)[output]), arrays, self._typical)
-        return outputs | {f"{REASON}{n or 'base'}": each.astype(np.float32) for n, each in found.items()}
+        return outputs | {name_reason(column): each.astype(np.float32) for column, each in found.items()}
 
 
 def load_explaining(

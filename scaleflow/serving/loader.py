@@ -17,7 +17,7 @@ from mlflow.exceptions import MlflowException
 
 from scaleflow.serving.answers import make_prediction_columns, make_probability_columns
 from scaleflow.serving.cells import CellForm, fit_numbers, gather_cells, read_forms, write_cell
-from scaleflow.serving.reasons import explain_rows, find_explained, find_missing_kind, find_typical
+from scaleflow.serving.reasons import explain_rows, find_explained, find_missing_kind, find_typical, name_reason
 
 #: What the inference parameter `output` may be.
 PREDICTION, PROBABILITIES, LOGITS, EXPLAIN = OUTPUTS = ("prediction", "probabilities", "logits", "explain")
@@ -66,7 +66,7 @@ class SavedModel:
             params: `output`: `prediction` (the default) returns the columns that `scaleflow predict` writes;
                 `probabilities` the probability of every class; `logits` the model's outputs as they are, no DataFrame:
                 logits or values, [batch, ...] float32, or a dict of such arrays by the name of the output; `explain`
-                what each column of a table contributes, and `base`, the prediction for a typical row.
+                the columns of `scaleflow predict --explain`: what each column of a table contributes.
 
         Raises MlflowException if a value cannot be converted, naming its column, and its row counted from 0, or if the
         model has no outputs of this kind.
@@ -105,7 +105,7 @@ class SavedModel:
         return pd.DataFrame({name: each if each.ndim == 1 else list(each) for name, each in columns.items()})
 
     def _explain_rows(self, rows: dict[str, Array]) -> pd.DataFrame:
-        """Returns the contributions of columns to predictions, which they sum to with that of `base`."""
+        """Returns the contributions of columns to predictions, which they sum to with that for a typical row."""
         shapes = {name: spec.shape[1:].as_list() for name, spec in self._specs.items()}
         needed = find_missing_kind(shapes, self._outputs, self._schema) if self._outputs else "a record of its outputs"
         if needed:
@@ -120,7 +120,7 @@ class SavedModel:
 
         measure = find_explained(described, compute(rows))
         found = explain_rows(lambda columns: measure(compute(columns)), rows, typical)
-        return pd.DataFrame({key or "base": each.astype(np.float32) for key, each in found.items()})
+        return pd.DataFrame({name_reason(key): each.astype(np.float32) for key, each in found.items()})
 
     def _serve(self, inputs: dict[str, tf.Tensor]) -> Any:
         return self._loaded.serve(nest(self._nested, self._read_pictures(inputs)))

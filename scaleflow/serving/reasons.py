@@ -22,6 +22,15 @@ Columns = Mapping[str, Array]
 ALL_ORDERS, SAMPLED, SEED = 24, 8, 0x5EA50
 
 
+#: Begins the names of the contributions, and the name of the prediction for the typical row: no column can have it.
+REASON, TYPICAL = "reason_", "prediction_typical"
+
+
+def name_reason(column: str) -> str:
+    """Returns the name of the contribution of a column; of "", that of the prediction for the typical row."""
+    return f"{REASON}{column}" if column else TYPICAL
+
+
 def find_typical(schema: Mapping[str, Any], dtypes: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a typical row: the median, or the most frequent category, of each column in training; no text, no date.
 

@@ -445,7 +445,7 @@ def import_ahead(setup: TrainingSetup) -> None:
 def emit_intervals(report: ModelReport, step: int, metrics: Mapping[str, float], prefix: str, emit: Emit) -> None:
     """Reports the ends of the intervals of metrics, such as `test/accuracy`, that are figures of the report, too."""
     values: dict[str, float] = {}
-    own = {f"{prefix}{name}": report.figures[name].value for name in report.own}
+    own = {f"{prefix}{name}": report.figures[name].value for name in report.own if f"{prefix}{name}" not in metrics}
     values |= own
     metrics = {**metrics, **own}
     for name, value in metrics.items():

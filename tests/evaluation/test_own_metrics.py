@@ -95,3 +95,15 @@ def test_draws_that_fail_do_not_count() -> None:
 def test_what_is_no_metric_is_refused(given: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         bind_metrics(given)
+
+
+def accuracy(targets: Any, answers: Any) -> float:
+    return 2.0
+
+
+def test_a_metric_does_not_take_the_place_of_a_figure(tmp_path: Any) -> None:
+    kept = draw_predictions(BINARY, 300)
+    report = report_in(tmp_path, kept, metrics=bind(Target("evaluation.metrics[0]", f"{__name__}.accuracy")))
+    assert report.figures["accuracy"].value <= 1
+    assert report.own == []
+    assert report.findings[0].text == "accuracy is missing: the report has a figure of this name; use another"

@@ -186,14 +186,14 @@ def explain_elsewhere(folder: Path, run: str) -> Any:
 def test_reasons_of_predictions_sum_to_them_on_every_door(trained: Trained, isolated: Callable[..., Any]) -> None:
     text = trained.predict(trained.sizes, "new.parquet", "reasons.parquet", "--explain")
     found = trained.read("reasons.parquet")
-    names = ["reason_base", "reason_area", "reason_sold", "reason_town"]
+    names = ["prediction_typical", "reason_area", "reason_sold", "reason_town"]
     assert list(found)[-4:] == names
     np.testing.assert_allclose(np.sum([found[name] for name in names], axis=0), found["probability"], atol=1e-5)
     assert np.ptp(found["reason_area"]) > np.ptp(found["reason_town"])  # the size follows from the area
-    assert "note: --explain: 14 predictions for each row; reason_base is" in text
+    assert "note: --explain: 14 predictions for each row; prediction_typical is that for a" in text
     served = isolated(explain_elsewhere, trained.folder, trained.sizes)
     for name in names:
-        np.testing.assert_allclose(served[name.removeprefix("reason_")], found[name], atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(served[name], found[name], atol=1e-5, err_msg=name)
     refused = trained.predict(trained.digits, "new.parquet", "none.parquet", "--explain", "--columns", "area", code=2)
     assert refused.count("--explain") + refused.count("--input") == 1
 

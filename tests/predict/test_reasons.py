@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from scaleflow.interfaces import Outputs
-from scaleflow.serving.reasons import count_predictions, explain_rows, find_explained, find_missing_kind, find_typical
+from scaleflow.serving.reasons import (
+    count_predictions,
+    explain_rows,
+    find_explained,
+    find_missing_kind,
+    find_typical,
+    name_reason,
+)
 
 RANDOM = np.random.default_rng(0)
 
@@ -110,3 +117,8 @@ def test_other_models_are_named_by_what_they_lack(shapes: Any, outputs: Any, sch
     found = find_missing_kind(shapes, outputs, schema)
     assert needed in found
     assert bool(needed) == bool(found)
+
+
+def test_a_column_of_any_name_has_a_reason_of_its_own() -> None:
+    columns = ["", "base", "typical", "reason", "prediction_typical"]
+    assert len({name_reason(column) for column in columns}) == len(columns)
