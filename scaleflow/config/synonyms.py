@@ -157,7 +157,7 @@ OPTIONS = {
 OTHER_COMMANDS = invert(
     {
         "scaleflow KEY=VALUE ..., without a command": "train fit run start launch",
-        "scaleflow -m KEY=VALUE,VALUE ...": "sweep multirun tune hpo search gridsearch",
+        "scaleflow -m KEY=VALUE,VALUE ...": "sweep multirun hpo search gridsearch",
         "scaleflow resume=FOLDER": "resume continue restart",
         "scaleflow evaluate RUN_ID": "eval test validate score",
         "scaleflow predict RUN_ID --input FILE --output FILE": "infer inference batch transform",
