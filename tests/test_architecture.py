@@ -25,7 +25,7 @@ TOP_LEVEL = (
 GROUPS_WITHOUT_TWIN = {"experiment", "debug", "hydra"}
 
 #: What every module may import.
-CONTRACTS = ("scaleflow.errors", "interfaces")
+CONTRACTS = ("scaleflow.errors", "interfaces", "compat")
 
 #: The layers above the config groups, from the lowest to the highest. Each may import those below it, and the groups.
 LAYERS = ("config", "runs", "data_checks", "worker", "launcher", "sweep", "comparison", "commands", "pipeline")
@@ -56,6 +56,8 @@ WORKER_GROUPS = (
 #: doctor's; the tracer is the worker's part of the profiler. Formats are exported in the worker, and opened in another
 #: process.
 WORKER_MODULES = {
+    "scaleflow.compat.keras",
+    "scaleflow.compat.tensorflow",
     "scaleflow.doctor.tensorflow_probe",
     "scaleflow.export.keras_file",
     "scaleflow.export.litert",
@@ -63,6 +65,7 @@ WORKER_MODULES = {
     "scaleflow.profiler.tracer",
     "scaleflow.testing",
     "scaleflow.serving.loader",
+    "scaleflow.warm.server",
     *(f"scaleflow.worker.{name}" for name in ("build", "convert", "data", "engine", "evaluate", "export", "failures")),
     *(f"scaleflow.worker.{name}" for name in ("keras_import", "kept_predictions", "runtime")),
 }
@@ -119,7 +122,8 @@ def imported(module: str, inside_functions: bool = True, with_types: bool = Fals
 
 
 def top(names: set[str]) -> set[str]:
-    return {name.partition(".")[0] for name in names}
+    """The packages of names, and those whose private names `compat` has for them."""
+    return {name.removeprefix("scaleflow.compat.").partition(".")[0] for name in names}
 
 
 def package_of(module: str) -> str:
@@ -245,7 +249,7 @@ def test_tensorflow_is_imported_in_the_worker_only() -> None:
 
 def test_mlflow_is_imported_in_tracking_only() -> None:
     for name in SOURCES:
-        if package_of(name) not in ("tracking", "serving"):
+        if package_of(name) not in ("tracking", "serving", "compat"):
             assert "mlflow" not in top(imported(name)), name
 
 
@@ -258,6 +262,72 @@ def test_the_code_that_travels_with_a_model_needs_no_scaleflow() -> None:
         if package_of(name) == "serving":
             used = {each for each in imported(name) if each.startswith("scaleflow")}
             assert used <= {f"scaleflow.serving.{name}" for name in ("answers", "cells", "reasons")}
+
+
+#: Packages of which all modules are private, though their names do not say so.
+PRIVATE_PACKAGES = ("keras.src", "tensorflow.python")
+
+#: What begins with `_` and is public, by its documentation.
+PUBLIC = {"_exit", "_asdict", "_replace"}
+
+#: Functions whose second argument is the name of an attribute.
+BY_NAME = {"getattr", "hasattr", "setattr", "delattr", "object.__setattr__", "attrgetter"}
+
+
+def is_private(name: str) -> bool:
+    parts = name.split(".")
+    return name.startswith(PRIVATE_PACKAGES) or any(
+        part == "__internal__" or (part.startswith("_") and not part.startswith("__")) for part in parts
+    )
+
+
+@functools.cache
+def list_own_names(module: str) -> set[str]:
+    """The attributes that the classes of a module set or define."""
+    found: set[str] = set()
+    for node in ast.walk(parse(module)):
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found.update(each.id for each in node.targets if isinstance(each, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            found.add(node.attr)
+    return found
+
+
+ALL_OWN_NAMES = {name for module in SOURCES for name in list_own_names(module)}
+
+
+def list_used_names(node: ast.AST) -> list[str]:
+    """The names of modules and attributes that a node mentions, also in strings."""
+    if isinstance(node, ast.Import):
+        return [each.name for each in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{each.name}" for each in node.names if not str(node.module).startswith("scaleflow")]
+    if isinstance(node, ast.Attribute):
+        text = ast.unparse(node)
+        return [text if text.startswith(PRIVATE_PACKAGES) else node.attr]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
+        return [str(each.value) for each in node.args[:2] if isinstance(each, ast.Constant)]
+    is_module = isinstance(node, ast.Constant) and str(node.value).startswith(PRIVATE_PACKAGES)
+    return [str(node.value)] if isinstance(node, ast.Constant) and is_module else []
+
+
+def list_private_names(module: str) -> Iterator[str]:
+    """The private names of libraries that a module uses."""
+    for node in ast.walk(parse(module)):
+        if names := {*filter(is_private, list_used_names(node))} - PUBLIC:
+            owner = ast.unparse(node.value) if isinstance(node, ast.Attribute) else ""
+            is_inherited = owner in ("self", "cls", "super()")
+            yield from names - (ALL_OWN_NAMES if is_inherited else list_own_names(module))
+
+
+def test_private_names_of_libraries_are_used_in_compat_only() -> None:
+    """A new release can break them, so `compat` has each of them once, with its purpose."""
+    used = {name: set(list_private_names(name)) for name in SOURCES if package_of(name) != "compat"}
+    assert {name: found for name, found in used.items() if found} == {}
 
 
 def test_only_the_main_module_imports_the_command() -> None:
@@ -275,7 +345,6 @@ SHARED_NAMES = {
     "build": "the function of a model that its option names",
     "entry": "the console script, and the first layers of a model, which users import",
     "main": "the function of a command",
-    "to_tf_variable": "two groups need it, and a group imports no other",
 }
 
 #: The most lines of a module.

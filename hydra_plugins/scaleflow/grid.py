@@ -7,13 +7,15 @@ and checks them itself. That takes Hydra 0.1 s for each job.
 from collections.abc import Mapping
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
 from hydra.core.config_store import ConfigStore
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-NODE = BasicSweeperConf(_target_="hydra_plugins.scaleflow.grid.GridSweeper")  # with Hydra's types of the keys
+from scaleflow.compat.hydra import import_basic_sweeper
+
+#: With Hydra's types of the keys.
+NODE = import_basic_sweeper().BasicSweeperConf(_target_="hydra_plugins.scaleflow.grid.GridSweeper")
 
 ConfigStore.instance().store(group="hydra/sweeper", name="grid", node=NODE, provider="scaleflow")
 
@@ -27,16 +29,13 @@ class GridSweeper(Sweeper):
     """
 
     def __init__(self, max_batch_size: int | None, params: Mapping[str, str] | None) -> None:
-        # Hydra imports its plugins twice, and a class that was made of the first import would not work.
-        from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-
-        self._basic = BasicSweeper(max_batch_size, dict(params or {}))
+        self._basic = import_basic_sweeper().BasicSweeper(max_batch_size, dict(params or {}))
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Makes the launcher. Hydra calls it once for each sweep."""
         self._basic.setup(hydra_context=hydra_context, task_function=task_function, config=config)
         if getattr(self._basic.launcher, "checks_jobs", False):
-            self._basic.validate_batch_is_legal = skip_check  # type: ignore[method-assign]
+            self._basic.validate_batch_is_legal = skip_check
 
     def sweep(self, arguments: list[str]) -> Any:
         """Runs the jobs, and returns what the launcher returns for each batch."""

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, QuotedString, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, QuotedString, RangeSweep, Transformer
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from scaleflow.compat.optuna import continue_trial
 from scaleflow.config.compose import mask_sweep_config
 from scaleflow.config.words import write_value
 from scaleflow.errors import NothingCanRun, read_reason
@@ -220,7 +221,7 @@ class OptunaSweeper(Sweeper):
         optuna = imported()
         running = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING])
         own = [trial for trial in running if self._storage is None or trial.user_attrs.get(OWNER) == owner]
-        return [optuna.trial.Trial(study, trial._trial_id) for trial in own]
+        return [continue_trial(study, trial) for trial in own]
 
     def _ask(self, study: optuna.Study, owner: str, folder: Path) -> optuna.Trial:
         """Begins a trial of this command. The first one determines the seed of its sampler."""
@@ -406,7 +407,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, str | QuotedString):
         return write_value(value if isinstance(value, str) else value.text)
     is_plain = isinstance(value, int | float | bool) or value is None
-    return value if is_plain else Override._get_value_element_as_str(value)
+    return value if is_plain else Transformer.str(value)
 
 
 def shown(value: Any) -> str:

@@ -6,9 +6,8 @@ import os
 import re
 from collections.abc import Sequence
 
-from hydra._internal.utils import get_args_parser
-
 from scaleflow.commands.table import COMMANDS, Command
+from scaleflow.compat.hydra import make_flag_parser
 from scaleflow.launcher.answer import JSON
 
 #: The environment variable with the line that a shell completes.
@@ -33,7 +32,7 @@ def complete_line() -> bool:
     words = [word for word in line.split()[1:] if word != JSON]
     word = "" if line.endswith(" ") or not words else words.pop()
     command = COMMANDS.get(words[0]) if words else None
-    page = get_args_parser().format_usage() if command is None else read_help(command)
+    page = make_flag_parser().format_usage() if command is None else read_help(command)
     choices = list_choices(page, words[command is not None :], word)
     if choices is not None:
         print(*choices, sep="\n")

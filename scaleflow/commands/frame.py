@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from scaleflow.compat.python import list_arguments
 from scaleflow.errors import ConfigError, RunError, find_similar, read_reason
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.formatting import GENERATOR, to_json
@@ -120,7 +121,7 @@ class CommandParser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: "):
             message = self._describe_flag(message.split()[2])
         elif message.startswith("the following arguments are required: "):
-            needed = [action for action in self._actions if action.required and action.dest != "overrides"]
+            needed = [action for action in list_arguments(self) if action.required and action.dest != "overrides"]
             words = [" ".join([*action.option_strings[:1], str(action.metavar or action.dest)]) for action in needed]
             lacking = message.removesuffix(", KEY=VALUE")  # argparse says so of words that may be absent
             message = f"{lacking}; type {name_command(self.name)} {' '.join(words)}"

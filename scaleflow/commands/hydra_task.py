@@ -10,16 +10,17 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from scaleflow.compat.hydra import read_return, skip_mode
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.launcher.answer import ANSWER
 from scaleflow.launcher.display import greet
@@ -112,16 +113,9 @@ class HydraTask:
 MAY_SET_MODE = re.compile(r"-|\+*(experiment|hydra(?!\.(run|sweep|job|output_subdir|verbose)\b))\b")
 
 
-@contextlib.contextmanager
-def compose_once(words: Sequence[str]) -> Iterator[None]:
+def compose_once(words: Sequence[str]) -> AbstractContextManager[None]:
     """Keeps Hydra from composing the config twice, the first time for `hydra.mode`, if no word can make it a sweep."""
-    find_mode = Hydra.get_mode
-    if not any(MAY_SET_MODE.match(word) for word in words):
-        Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Hydra.get_mode = find_mode  # type: ignore[method-assign]
+    return contextlib.nullcontext() if any(map(MAY_SET_MODE.match, words)) else skip_mode()
 
 
 @contextlib.contextmanager
@@ -138,10 +132,3 @@ def raise_hydra_errors() -> Iterator[None]:
     finally:
         os.environ.pop("HYDRA_FULL_ERROR", None)
         JobReturn.return_value = returned  # type: ignore[method-assign]
-
-
-def read_return(returned: JobReturn) -> object:
-    """Returns what a job returned, or raises its error. Hydra also prints a line, though the reason was shown."""
-    if returned.status is JobStatus.COMPLETED:
-        return returned._return_value
-    raise returned._return_value

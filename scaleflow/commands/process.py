@@ -1,6 +1,5 @@
 """The process of a command: signals before there is a run, a closed standard output, a quick end."""
 
-import atexit
 import contextlib
 import os
 import select
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from scaleflow.commands.frame import explain_exit, print_answer
+from scaleflow.compat.python import run_exit_functions
 from scaleflow.launcher.answer import JSON, TERMINATED
 from scaleflow.launcher.processes.handover import report_exit
 
@@ -79,7 +79,7 @@ def exit_process(code: int) -> NoReturn:
     multiprocessing = sys.modules.get("multiprocessing")  # a thread may still be importing it
     if getattr(multiprocessing, "active_children", list)():
         sys.exit(code)
-    atexit._run_exitfuncs()
+    run_exit_functions()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the reader is gone
             stream.flush()

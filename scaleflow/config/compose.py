@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
@@ -33,6 +31,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
+from scaleflow.compat.hydra import Callbacks, make_flag_parser
 from scaleflow.config.parse import EMPTY_MAPPINGS, every_key, format_value, unknown_key_error, unknown_option_error
 from scaleflow.config.synonyms import ABSENT, DEVICES, close_brackets, simplify, translate_key
 from scaleflow.config.words import make_override, prepare_words, quote_override, quote_value
@@ -297,7 +296,7 @@ def check_flags(words: Sequence[str]) -> None:
 
     `words` are those of the command, its flags first.
     """
-    parser = get_args_parser()
+    parser = make_flag_parser()
     parser.error = raise_flag_error  # type: ignore[method-assign]
     parser.parse_args(words)
 

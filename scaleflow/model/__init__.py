@@ -1,5 +1,6 @@
 """Model factories, initial weights and export. Factories get the dataset's description, in the strategy's scope."""
 
+from scaleflow.compat.keras import keep_names
 from scaleflow.model.export import TOLERANCE, RawInputs, digest_weights, keras_file_fault, write_model
 from scaleflow.model.fine_tuning import (
     find_decayed,
@@ -7,7 +8,6 @@ from scaleflow.model.fine_tuning import (
     find_layers,
     find_rate_factors,
     fine_tune,
-    keep_names,
     list_freeze_phases,
     loads_weights,
     merge_lora,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
 
 import keras
 
+from scaleflow.compat.keras import (
+    flatten_layers,
+    list_lora_matrices,
+    list_own_weights,
+    remove_lora,
+    set_trainable,
+)
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import FreezePhase, Lora, Model
 
@@ -19,7 +24,7 @@ NAMED = 12
 
 def walk_layers(model: keras.Layer, prefix: str = "") -> Iterator[tuple[str, keras.Layer]]:
     """Yields (path, layer) of each layer with weights, at any depth: `backbone`, `backbone/block`, and so on."""
-    for layer in model._flatten_layers(include_self=False, recursive=False):
+    for layer in flatten_layers(model, include_self=False, recursive=False):
         if layer.weights:
             path = prefix + layer.name
             yield path, layer
@@ -71,28 +76,8 @@ def format_paths(names: Collection[str]) -> str:
     return ", ".join(described) + (f" and {len(ordered) - len(shown)} more" if len(ordered) > len(shown) else "")
 
 
-def keep_names(make: Callable[[], keras.Model]) -> Callable[[], keras.Model]:
-    """Wraps a function so that the layers of a second model have the names of the first.
-
-    Keras numbers layers through a whole process. A coordinator makes its model twice, and patterns have to match both.
-    """
-    state = keras.src.backend.common.global_state
-    first: list[dict[str, int]] = []
-
-    def make_again() -> keras.Model:
-        if not first:
-            first.append(dict(state.get_global_attribute("object_name_uids") or {}))
-        state.set_global_attribute("object_name_uids", defaultdict(int, first[0]))
-        return make()
-
-    return make_again
-
-
 #: Prefix of the functions that make scaleflow's own models.
 OWN_MODELS = "scaleflow.model."
-
-#: A layer's attributes for LoRA: its weight matrix, and the two small matrices whose product is added to it.
-MATRICES = (("_kernel", "lora_kernel_a", "lora_kernel_b"), ("_embeddings", "lora_embeddings_a", "lora_embeddings_b"))
 
 
 def fine_tune(model: keras.Model, options: Model) -> None:
@@ -127,7 +112,7 @@ def list_freeze_phases(model: keras.Model, options: Model) -> list[FreezePhase]:
     """
     if not isinstance(options.freeze, dict):
         return []
-    parts = [*model._flatten_layers(), *model.variables]
+    parts = [*flatten_layers(model), *model.variables]
     made = [part.trainable for part in parts]
     phases = []
     for epoch, patterns in sorted(options.freeze.items()):
@@ -140,12 +125,6 @@ def list_freeze_phases(model: keras.Model, options: Model) -> list[FreezePhase]:
     flags = zip(*([is_trained for _, is_trained in phase.trainable] for phase in phases), strict=True)
     set_trainable(zip(parts, map(any, flags), strict=True))
     return phases
-
-
-def set_trainable(trainable: Iterable[tuple[Any, bool]]) -> None:
-    """Sets whether each part trains, and not what is inside it, as Keras does."""
-    for part, is_trained in trainable:
-        part._trainable = is_trained
 
 
 def format_patterns(freeze: Sequence[str] | Mapping[int, Sequence[str]]) -> str:
@@ -198,7 +177,7 @@ def add_lora(model: keras.Model, options: Lora) -> None:
     able = {id(layer): layer for _, layer in walk_layers(model) if hasattr(layer, "enable_lora")}
     chosen: dict[int, keras.Layer] = {}
     for pattern in names:
-        inside = [each for layer in find_layers(model, pattern, setting) for each in layer._flatten_layers()]
+        inside = [each for layer in find_layers(model, pattern, setting) for each in flatten_layers(layer)]
         found = {id(layer): layer for layer in inside if id(layer) in able}
         if not found:
             paths = {path: layer for path, layer in walk_layers(model) if id(layer) in able}
@@ -218,7 +197,7 @@ def train_lora(model: keras.Model) -> None:
     """Makes the small matrices of layers with LoRA trainable, which Keras freezes with their layer, and freezes the
     weight matrices.
     """
-    for layer in model._flatten_layers():
+    for layer in flatten_layers(model):
         if getattr(layer, "lora_enabled", False):
             weights, first, second = list_lora_matrices(layer)
             weights.trainable, first.trainable, second.trainable = False, True, True
@@ -229,22 +208,13 @@ def merge_lora(model: keras.Model) -> keras.Model:
 
     Its layers then have the weights that they had before LoRA was added.
     """
-    for layer in model._flatten_layers():
+    for layer in flatten_layers(model):
         if getattr(layer, "lora_enabled", False):
             weights, first, second = list_lora_matrices(layer)
             scale = getattr(layer, "lora_alpha", layer.lora_rank) / layer.lora_rank  # Keras 3.8 has no lora_alpha
             weights.assign(weights + scale * keras.ops.matmul(first, second))
-            layer.lora_enabled, layer.lora_rank, layer.lora_alpha = False, None, None
-            for variable in (first, second):
-                layer._untrack_variable(variable)
+            remove_lora(layer)
     return model
-
-
-def list_lora_matrices(layer: keras.Layer) -> tuple[Any, Any, Any]:
-    """Returns the weight matrix and LoRA's two matrices of a layer with LoRA."""
-    names = next(names for names in MATRICES if hasattr(layer, names[1]))
-    weights, first, second = (getattr(layer, name) for name in names)
-    return weights, first, second
 
 
 def find_decayed(model: keras.Model, excluded: Sequence[str]) -> list[bool]:
@@ -261,7 +231,7 @@ def find_decayed(model: keras.Model, excluded: Sequence[str]) -> list[bool]:
             found = [v for v in model.trainable_variables if v.name.endswith("bias")]
         elif name == "norm":  # without what a wrapper normalizes
             norms = [layer for layer in layers if "norm" in type(layer).__name__.lower()]
-            found = [v for layer in norms for v in layer._trainable_variables]
+            found = [v for layer in norms for v in list_own_weights(layer)]
         else:
             found = [v for layer in find_layers(model, name, setting) for v in layer.variables]
         left_out |= {id(v) for v in found}

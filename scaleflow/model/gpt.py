@@ -75,7 +75,7 @@ class CachedGpt:
             (
                 take_norm(layer(f"block{number}_norm1")),
                 join_dense(attention),
-                take_dense(attention._output_dense, rows=self._heads * self._width),
+                take_dense(attention.output_dense, rows=self._heads * self._width),
                 take_norm(layer(f"block{number}_norm2")),
                 take_dense(layer(f"block{number}_feed1")),
                 take_dense(layer(f"block{number}_feed2")),
@@ -128,7 +128,7 @@ def take_dense(layer: Any, rows: int | None = None) -> Weights:
 
 def join_dense(attention: Any) -> Weights:
     """Returns the weights that make query, key and value of all heads; those of the query are scaled."""
-    parts = [take_dense(each) for each in (attention._query_dense, attention._key_dense, attention._value_dense)]
+    parts = [take_dense(each) for each in (attention.query_dense, attention.key_dense, attention.value_dense)]
     parts[0] = (parts[0][0] * attention.key_dim**-0.5, parts[0][1] * attention.key_dim**-0.5)
     kernels, biases = zip(*parts, strict=True)
     return tf.concat(kernels, axis=1), tf.concat(biases, axis=0)

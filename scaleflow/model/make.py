@@ -12,8 +12,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.models.functional import Functional
 
+from scaleflow.compat.keras import find_functional, flatten_layers
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import (
     Batching,
@@ -74,7 +74,7 @@ def make_model(
     model = call_factory(factory, inputs, outputs)
     if not has_step:
         check_own_steps(model)
-    if stateful := [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]:
+    if stateful := [layer.name for layer in flatten_layers(model) if getattr(layer, "stateful", False)]:
         raise ConfigError(
             f"model: {format_first(stateful)} is stateful: it continues from the batch before, whose examples are "
             "others here; write stateful=False"
@@ -150,13 +150,7 @@ def check_input_keys(model: keras.Model, inputs: InputStructure) -> None:
 def find_graph(model: keras.Model) -> tuple[Any, Any] | None:
     """Returns the structures of the inputs and outputs of a functional or sequential model; None for a subclass."""
     functional = find_functional(model)
-    return None if functional is None else (functional._inputs_struct, functional._outputs_struct)
-
-
-def find_functional(layer: Any) -> Functional | None:
-    """Returns the functional model that a layer is, or that a sequential model consists of; None for other layers."""
-    functional = getattr(layer, "_functional", None) or layer
-    return functional if isinstance(functional, Functional) else None
+    return None if functional is None else (functional.input, functional.output)
 
 
 def check_outputs(returned: Any, outputs: OutputStructure) -> None:
@@ -329,7 +323,7 @@ def explain_load_error(error: Exception) -> str:
 
 def find_batch_norm_warnings(model: keras.Model, portions: Batching) -> list[str]:
     """Returns warnings about BatchNorm layers that normalize over less than the global batch."""
-    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    layers = [layer for layer in flatten_layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
     trainable = [layer for layer in layers if layer.trainable]  # frozen ones do not update their statistics
     unsynced = [layer.name for layer in trainable if not layer.synchronized]
     warnings = []
@@ -358,7 +352,7 @@ def find_moving_average_warning(model: keras.Model, steps: int, accumulate: int)
     """
     shares = {
         layer.name: layer.momentum ** (steps * accumulate)
-        for layer in model._flatten_layers()
+        for layer in flatten_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable and layer.momentum < 1
     }
     slow = [name for name, share in shares.items() if share > LARGEST_SHARE]
@@ -384,7 +378,7 @@ def check_tracked(model: keras.Model) -> None:
     Keras does not track it: it would not be trained, and neither in checkpoints nor in the exported model.
     """
     known = {id(part) for each in model.variables for part in (each.value, *getattr(each.value, "values", ()))}
-    for layer in model._flatten_layers():
+    for layer in flatten_layers(model):
         is_own = not type(layer).__module__.startswith(("keras.", "keras_hub."))
         attributes = {name: value for name, value in vars(layer).items() if not name.startswith(("_self_", "_tracker"))}
         for name, value in attributes.items() if is_own else ():

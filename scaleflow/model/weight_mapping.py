@@ -16,9 +16,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from scaleflow.compat.keras import find_functional, find_node, list_nodes
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import LearnedChanges, Outputs, name_leaves
-from scaleflow.model.make import find_functional, find_graph
+from scaleflow.model.make import find_graph
 
 #: Operations after which each feature is still what it was.
 UNCHANGED = ("Rescaling", "Dropout", "Activation", "ReLU", "Cast", "ExpandDims", "Identity", "RepeatVector")
@@ -46,26 +47,23 @@ def find_segments(model: keras.Model, label: Callable[[str], str]) -> dict[str, 
     taken = graph[0][0] if isinstance(graph[0], list | tuple) else graph[0]
     names = {id(tensor): label(name) for name, tensor in name_leaves(taken).items()}
     found: dict[str, Segments] = {}
-    walk(functional, [((names[id(each)], count_features(each)),) for each in functional._inputs], "", found)
+    walk(functional, [((names[id(each)], count_features(each)),) for each in functional.inputs], "", found)
     return found
 
 
 def walk(graph: Any, given: list[Segments], prefix: str, found: dict[str, Segments]) -> list[Segments]:
     """Follows the segments of a graph's inputs to its outputs, and adds what its layers take to `found`."""
-    known = {id(tensor): each for tensor, each in zip(graph._inputs, given, strict=True)}
-    for depth in sorted(graph._nodes_by_depth, reverse=True):
-        for node in graph._nodes_by_depth[depth]:
-            if node.is_input:
-                continue
-            operation, taken = node.operation, [known[id(each)] for each in node.input_tensors]
-            inner = find_functional(operation)
-            if inner is not None and len(inner._inputs) == len(taken):
-                results = walk(inner, taken, f"{prefix}{operation.name}/", found)
-            else:
-                found.setdefault(prefix + operation.name, tuple(each for part in taken for each in part))
-                results = [pass_on(node, taken, each) for each in node.outputs]
-            known |= zip(map(id, node.outputs), results, strict=True)
-    return [known[id(each)] for each in graph._outputs]
+    known = {id(tensor): each for tensor, each in zip(graph.inputs, given, strict=True)}
+    for node in list_nodes(graph):
+        operation, taken = node.operation, [known[id(each)] for each in node.input_tensors]
+        inner = find_functional(operation)
+        if inner is not None and len(inner.inputs) == len(taken):
+            results = walk(inner, taken, f"{prefix}{operation.name}/", found)
+        else:
+            found.setdefault(prefix + operation.name, tuple(each for part in taken for each in part))
+            results = [pass_on(node, taken, each) for each in node.outputs]
+        known |= zip(map(id, node.outputs), results, strict=True)
+    return [known[id(each)] for each in graph.outputs]
 
 
 def pass_on(node: Any, taken: list[Segments], returned: keras.KerasTensor) -> Segments:
@@ -122,16 +120,15 @@ def find_heads(model: keras.Model) -> dict[str, str]:
 
 def trace_layers(tensor: keras.KerasTensor, prefix: str) -> Iterator[str]:
     """Yields the path of the layer that computes a tensor, if only operations without weights follow it."""
-    history = tensor._keras_history
-    operation = history.operation
+    node, index = find_node(tensor)
+    operation = node.operation
     inner = find_functional(operation)
     if inner is not None:
-        yield from trace_layers(inner._outputs[history.tensor_index], f"{prefix}{operation.name}/")
+        yield from trace_layers(inner.outputs[index], f"{prefix}{operation.name}/")
     elif getattr(operation, "weights", None):
         yield prefix + operation.name
     else:
-        before = operation._inbound_nodes[history.node_index].input_tensors
-        paths = {next(trace_layers(each, prefix), None) for each in before}
+        paths = {next(trace_layers(each, prefix), None) for each in node.input_tensors}
         yield from filter(None, paths if len(paths) == 1 else ())
 
 

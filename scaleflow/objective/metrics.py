@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.compat.keras import DIRECTION
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Measure, Outputs, Target
 from scaleflow.objective.kinds import find_counted, replace_ignored, spread_weights
@@ -365,7 +366,7 @@ def name_results(described: Outputs, start: str, name: str, results: Mapping[str
 
 def find_mode(metric: Any, keras_name: str | None) -> Mode | None:
     """Returns whether larger (`max`) or smaller (`min`) results are better; None if that is not known."""
-    direction = getattr(metric, "_direction", None)  # Keras sets it for its own tuner
+    direction = getattr(metric, DIRECTION, None)
     if direction in ("up", "down"):
         return "max" if direction == "up" else "min"
     return "max" if keras_name in LARGER_IS_BETTER else "min" if keras_name in SMALLER_IS_BETTER else None

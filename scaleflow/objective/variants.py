@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.compat.keras import read_mask
+from scaleflow.compat.tensorflow import find_called_graph
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     HELD_OUT,
@@ -39,7 +41,7 @@ def find_mask_note(model: Any, outputs: Described) -> str | None:
     """
     described = list(outputs.values()) if isinstance(outputs, Mapping) else [outputs]
     has_positions = any(len(each.shape) > 1 and each.ignore is None for each in described)
-    masked = any(getattr(each, "_keras_mask", None) is not None for each in getattr(model, "outputs", None) or ())
+    masked = any(read_mask(each) is not None for each in getattr(model, "outputs", None) or ())
     if not (has_positions and masked):
         return None
     return (
@@ -196,8 +198,8 @@ def find_activation(tensor: Any) -> tf.Operation | None:
         return operation
     inputs = list(operation.inputs)
     if operation.type in CALLS:
-        called = operation.graph._get_function(operation.get_attr("f").name)
-        return find_activation(called.graph.outputs[tensor.value_index]) if called is not None else None
+        called = find_called_graph(operation.graph, operation.get_attr("f").name)
+        return find_activation(called.outputs[tensor.value_index]) if called is not None else None
     if operation.type == "IdentityN":
         return find_activation(inputs[tensor.value_index])
     if operation.type in FIRST:

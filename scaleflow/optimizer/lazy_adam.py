@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from scaleflow.compat.keras import find_index, find_slots
+
 
 @keras.saving.register_keras_serializable("scaleflow")
 class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]  # keras has no types
@@ -40,11 +42,10 @@ class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]  # keras has no typ
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates a variable from its whole gradient."""
-        index = self._get_variable_index(variable)
-        if index not in self.tables:
+        if find_index(self, variable) not in self.tables:
             super().update_step(gradient, variable, learning_rate)
             return
-        mean, square = self._momentums[index], self._velocities[index]
+        mean, square = find_slots(self, variable)
         gradient, rate = tf.cast(gradient, variable.dtype), tf.cast(learning_rate, variable.dtype)
         values = tf.convert_to_tensor(mean), tf.convert_to_tensor(square)
         new_mean, new_square, change = self._move(gradient, values, rate)
@@ -54,8 +55,8 @@ class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]  # keras has no typ
 
     def update_rows(self, gradient: tf.IndexedSlices, variable: Any, rate: tf.Tensor) -> None:
         """Updates the rows of a table that a gradient has; each row occurs once."""
-        index, rows = self._get_variable_index(variable), gradient.indices
-        mean, square = self._momentums[index].value, self._velocities[index].value
+        rows = gradient.indices
+        mean, square = (slot.value for slot in find_slots(self, variable))
         values = tf.gather(mean, rows), tf.gather(square, rows)
         new_mean, new_square, change = self._move(tf.cast(gradient.values, variable.dtype), values, rate)
         mean.scatter_update(tf.IndexedSlices(new_mean, rows))

@@ -11,21 +11,18 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.compat import keras as private
+from scaleflow.compat.keras import find_index, list_own_weights, replace_part, to_tf_variable
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Optimizer
 from scaleflow.optimizer.lazy_adam import LazyAdam
-
-
-def to_tf_variable(variable: Any) -> Any:
-    """Returns the TensorFlow variable of a Keras variable; anything else unchanged."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def update_in_place(optimizer: keras.optimizers.Optimizer) -> None:
@@ -33,41 +30,34 @@ def update_in_place(optimizer: keras.optimizers.Optimizer) -> None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         unscale_in_place(optimizer)
         optimizer = optimizer.inner_optimizer
-    step, decay = optimizer.update_step, optimizer._apply_weight_decay
-    average = optimizer._update_model_variables_moving_average
+    step = optimizer.update_step
 
     def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
         with tf.device(device_of(variable)):
             step(gradient, variable, learning_rate)
 
-    def apply_weight_decay(variables: Sequence[Any]) -> None:
+    def apply_in_place(change: Callable[[Sequence[Any]], None], variables: Sequence[Any]) -> None:
         for variable in variables:
             with tf.device(device_of(variable)):
-                decay([variable])
-
-    def update_averages(variables: Sequence[Any]) -> None:
-        for variable in variables:
-            with tf.device(device_of(variable)):
-                average([variable])
+                change([variable])
 
     optimizer.update_step = update_step
-    optimizer._apply_weight_decay = apply_weight_decay
-    optimizer._update_model_variables_moving_average = update_averages
+    for name in (private.DECAY, private.AVERAGE):
+        replace_part(optimizer, name, lambda change: functools.partial(apply_in_place, change))
 
 
 def unscale_in_place(optimizer: keras.optimizers.LossScaleOptimizer) -> None:
     """Does the same for loss scaling: the check for finite gradients and their division by the scale."""
-    finish = optimizer._stateful_handle_finite_grads
 
     def check_finite(gradients: Sequence[Any]) -> tf.Tensor:
         finite = []
-        for gradient, variable in zip(gradients, optimizer._trainable_variables, strict=True):
+        for gradient, variable in zip(gradients, list_own_weights(optimizer), strict=True):
             if gradient is not None:
                 with tf.device(device_of(variable)):
                     finite.append(tf.reduce_all(tf.math.is_finite(gradient)))
         return tf.reduce_all(tf.stack(finite))
 
-    def handle_finite(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def handle_finite(finish: Callable[..., None], gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         unscaled = []
         for gradient, variable in zip(gradients, variables, strict=True):
             with tf.device(device_of(variable)):
@@ -75,8 +65,8 @@ def unscale_in_place(optimizer: keras.optimizers.LossScaleOptimizer) -> None:
         finish(unscaled, variables)
 
     optimizer.check_finite = check_finite
-    optimizer._stateful_handle_finite_grads = handle_finite
-    optimizer._overwrite_variable_with_gradient = lambda variable: True  # keeps Keras from unscaling a second time
+    replace_part(optimizer, private.FINITE, lambda finish: functools.partial(handle_finite, finish))
+    replace_part(optimizer, private.IS_UNSCALED, lambda _: lambda variable: True)  # else Keras unscales a second time
 
 
 def device_of(variable: Any) -> str:
@@ -99,16 +89,12 @@ def count_from_own_start(optimizer: keras.optimizers.Optimizer, find_start: Call
     update = inner.update_step
 
     def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
-        start = find_start(inner._trainable_variables[inner._get_variable_index(variable)])
-        if start <= 0:
-            update(gradient, variable, learning_rate)
-            return
-        iterations = inner._iterations
-        object.__setattr__(inner, "_iterations", iterations - start)
+        start = find_start(list_own_weights(inner)[find_index(inner, variable)])
+        before = private.replace_part(inner, private.ITERATIONS, lambda number: number - start if start > 0 else number)
         try:
             update(gradient, variable, learning_rate)
         finally:
-            object.__setattr__(inner, "_iterations", iterations)
+            private.replace_part(inner, private.ITERATIONS, lambda _: before)
 
     inner.update_step = update_step
 
@@ -126,19 +112,18 @@ def scale_rates(
     Raises ConfigError if variables are to have no weight decay, and there is none.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    update, amounts = inner.update_step, (inner.weight_decay, getattr(inner, "adam_weight_decay", None))
-    if are_decayed is not None and not any(amounts):
+    update = inner.update_step
+    if are_decayed is not None and not (inner.weight_decay or getattr(inner, "adam_weight_decay", None)):
         raise ConfigError(f"optimizer.no_decay: {type(inner).__name__} has no weight decay; set optimizer.weight_decay")
 
     def find_amounts(variable: Any) -> tuple[float, float]:
         """Returns the weight decay and the factor of the rate."""
-        index = inner._get_variable_index(variable)
-        is_adam = amounts[1] is not None and inner._should_use_adamw(variable)  # Muon has a decay for these
-        is_decayed = (are_decayed is None or are_decayed[index]) and inner._use_weight_decay(variable)
-        return (amounts[is_adam] or 0.0) * is_decayed, float(factors[index])
+        index = find_index(inner, variable)
+        is_decayed = are_decayed is None or are_decayed[index]
+        return private.find_decay(inner, variable) if is_decayed else 0.0, float(factors[index])
 
     def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
-        update(gradient, variable, learning_rate * float(factors[inner._get_variable_index(variable)]))
+        update(gradient, variable, learning_rate * float(factors[find_index(inner, variable)]))
 
     def decay(distribution: tf.distribute.Strategy, decayed: Sequence[tuple[Any, tuple[float, float]]]) -> None:
         for variable, arguments in decayed:
@@ -151,11 +136,11 @@ def scale_rates(
     def apply_weight_decay(variables: Sequence[Any]) -> None:
         found = [(to_tf_variable(variable), find_amounts(variable)) for variable in variables]
         decayed = [pair for pair in found if pair[1][0]]
-        tf.__internal__.distribute.interim.maybe_merge_call(decay, inner._distribution_strategy, decayed)
+        private.merge_call(inner, decay, decayed)
 
     if any(factor != 1 for factor in factors):
         inner.update_step = update_step
-    inner._apply_weight_decay = apply_weight_decay
+    replace_part(inner, private.DECAY, lambda _: apply_weight_decay)
 
 
 def clip_values(optimizer: keras.optimizers.Optimizer, largest: float) -> None:
@@ -182,15 +167,14 @@ def average_weights(optimizer: keras.optimizers.Optimizer, momentum: float) -> N
     optimizer.use_ema, optimizer.ema_momentum, optimizer.ema_overwrite_frequency = True, momentum, None
 
     def update_averages(variables: Sequence[Any]) -> None:
-        pairs = [(v, optimizer._model_variables_moving_average[optimizer._get_variable_index(v)]) for v in variables]
+        averages = private.list_averages(optimizer)
+        pairs = [(v, averages[find_index(optimizer, v)]) for v in variables]
         values = [tuple(to_tf_variable(v) for v in pair) for pair in pairs if pair[1] is not None]
         is_first = tf.equal(optimizer.iterations.value, 0)  # it is counted after the averages are updated
         share = tf.where(is_first, 1.0, 1.0 - momentum)
-        tf.__internal__.distribute.interim.maybe_merge_call(
-            move_averages, optimizer._distribution_strategy, values, share
-        )
+        private.merge_call(optimizer, move_averages, values, share)
 
-    optimizer._update_model_variables_moving_average = update_averages
+    replace_part(optimizer, private.AVERAGE, lambda _: update_averages)
     optimizer.finalize_variable_values = keep_values
 
 
@@ -285,8 +269,7 @@ def take_summed_gradients(optimizer: keras.optimizers.Optimizer) -> None:
     The loop does so before clipping and before the check for overflow: Keras's LossScaleOptimizer checks only the
     first replica's gradients.
     """
-    assert callable(getattr(optimizer, "_all_reduce_sum_gradients", None)), "Keras moved its all-reduce"
-    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+    replace_part(optimizer, private.SUM, lambda _: lambda grads_and_vars: grads_and_vars)
 
 
 def sum_dense_gradients(optimizer: keras.optimizers.Optimizer) -> None:
@@ -294,13 +277,11 @@ def sum_dense_gradients(optimizer: keras.optimizers.Optimizer) -> None:
 
     An embedding's sparse gradient may contain a row several times. Adam would square these parts instead of their sum.
     """
-    summed = optimizer._all_reduce_sum_gradients
-    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: summed(
-        [
-            (None if gradient is None else tf.convert_to_tensor(gradient), variable)
-            for gradient, variable in grads_and_vars
-        ]
-    )
+
+    def make_dense(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        return [(None if gradient is None else tf.convert_to_tensor(gradient), each) for gradient, each in pairs]
+
+    replace_part(optimizer, private.SUM, lambda summed: lambda pairs: summed(make_dense(pairs)))
 
 
 def scale_to_batch(options: Optimizer, global_batch_size: int) -> float:
@@ -452,7 +433,7 @@ def update_rows(optimizer: keras.optimizers.Optimizer, gradient: Any, variable: 
         return
     values, rows = tf.cast(gradient.values, variable.dtype), gradient.indices
     if isinstance(optimizer, keras.optimizers.Adagrad):
-        accumulator = optimizer._accumulators[optimizer._get_variable_index(variable)].value
+        accumulator = private.find_slots(optimizer, variable)[0].value
         accumulator.scatter_add(tf.IndexedSlices(tf.square(values), rows))
         values = values / tf.sqrt(tf.gather(accumulator, rows) + optimizer.epsilon)
     variable.scatter_sub(tf.IndexedSlices(rate * values, rows))

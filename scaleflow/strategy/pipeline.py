@@ -20,6 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from scaleflow.compat.keras import read_stored, store_variable
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Objective, Strategy
 from scaleflow.strategy.segments import Segment, choose_segments
@@ -66,8 +67,9 @@ class ReplicaScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no 
             )
         # It is read again from the variable, because the value may be a tensor of an inner graph.
         self.state_mapping.pop(id(variable), None)
-        with tf.device(variable._value.device):
-            variable._direct_assign(value)
+        stored = read_stored(variable)
+        with tf.device(stored.device):
+            stored.assign(tf.cast(value, stored.dtype))
 
 
 def copy_value(variable: keras.Variable, device: str) -> tf.Tensor:
@@ -79,8 +81,9 @@ def copy_value(variable: keras.Variable, device: str) -> tf.Tensor:
 
 def read_in_place(variable: keras.Variable) -> tf.Tensor:
     """Reads a variable on its own device."""
-    with tf.device(variable._value.device):
-        return tf.convert_to_tensor(variable._value)
+    stored = read_stored(variable)
+    with tf.device(stored.device):
+        return tf.convert_to_tensor(stored)
 
 
 #: The device on which a model is built before its variables move to the stages: it may be too large for each of them.
@@ -182,7 +185,7 @@ def move_variables(stages: Sequence[ModelStage], devices: Sequence[str]) -> None
     for stage, device in zip(stages, devices, strict=True):
         with tf.device(device):
             for variable in stage.variables:
-                variable._initialize(variable.value.read_value())
+                store_variable(variable, variable.value.read_value())
 
 
 @dataclass

@@ -14,29 +14,34 @@ work inside a `tf.function`.
 
 from __future__ import annotations
 
-import contextlib
-import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from tensorflow.python.eager import record
 
+from scaleflow.compat.keras import (
+    find_plain_graph,
+    find_stateless_scope,
+    flatten_layers,
+    is_training,
+    read_layer_state,
+    read_mask,
+    read_stored,
+    set_mask,
+    use_layer_state,
+)
+from scaleflow.compat.tensorflow import are_recorded, find_called_graph, stop_recording
 from scaleflow.errors import ConfigError
-from scaleflow.strategy.stages import Call, build_graph, find_plain_graph, format_range
+from scaleflow.strategy.stages import Call, build_graph, format_range
 
 #: How the names of operations begin that draw other numbers each time. Keras's random functions use none of them.
 RANDOM_OPERATIONS = (
     *("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial"),
     *("StatefulRandom", "StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal"),
 )
-
-#: What Keras's layers read from the thread: the call they are part of (`training`), and the dtype they compute in.
-LAYER_STATE = ("current_call_ctx", "autocast_scope")
 
 
 def recompute(
@@ -56,16 +61,15 @@ def recompute(
     """
     leaves = {id(leaf): leaf for leaf in keras.tree.flatten(arguments) if isinstance(leaf, tf.Tensor)}
     inputs = {key: x for key, x in leaves.items() if is_differentiable(x) and may_have_gradient(x)}
-    masks = {key: keras.src.backend.get_keras_mask(x) for key, x in inputs.items()}
-    around = keras.src.backend.get_stateless_scope()
+    masks = {key: read_mask(x) for key, x in inputs.items()}
+    around = find_stateless_scope()
     values = [read_value(weight, around) for weight in weights]
     layer_state = read_layer_state()
 
     def run(tensors: Sequence[tf.Tensor], states: Iterable[tuple[Any, tf.Tensor]]) -> tuple[Any, RunScope]:
         replaced = dict(zip(inputs, tensors, strict=False))  # the weights' values follow
         for key, tensor in replaced.items():
-            if masks[key] is not None:
-                keras.src.backend.set_keras_mask(tensor, masks[key])
+            set_mask(tensor, masks[key])
         given = keras.tree.map_structure(lambda leaf: replaced.get(id(leaf), leaf), arguments)
         scope = RunScope([*zip(weights, tensors[len(inputs) :], strict=True), *states], label)
         with use_layer_state(layer_state), scope:
@@ -75,7 +79,7 @@ def recompute(
 
     @tf.custom_gradient
     def differentiate(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
-        with record.stop_recording():
+        with stop_recording():
             first.append(run(tensors, ()))
 
         def backward(*gradients: tf.Tensor, variables: Sequence[Any] = ()) -> Any:
@@ -116,7 +120,7 @@ def is_differentiable(value: Any) -> bool:
 
 def may_have_gradient(tensor: tf.Tensor) -> bool:
     """Returns whether a gradient of a tensor may be needed. A function that is called in a step does not know it."""
-    return not tf.executing_eagerly() or record.should_record_backprop([tensor])
+    return not tf.executing_eagerly() or are_recorded([tensor])
 
 
 def replace_output(output: Any, tensors: Iterator[tf.Tensor], label: str) -> Any:
@@ -131,9 +135,8 @@ def replace_output(output: Any, tensors: Iterator[tf.Tensor], label: str) -> Any
         )
     if not is_differentiable(output):
         return output
-    tensor, mask = next(tensors), keras.src.backend.get_keras_mask(output)
-    if mask is not None:
-        keras.src.backend.set_keras_mask(tensor, mask)
+    tensor = next(tensors)
+    set_mask(tensor, read_mask(output))
     return tensor
 
 
@@ -194,25 +197,7 @@ class RunScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no type
 def read_value(variable: keras.Variable, scope: keras.StatelessScope | None) -> tf.Tensor:
     """Returns the value of a variable in a scope of Keras, or its own."""
     value = None if scope is None else scope.get_current_value(variable)
-    return tf.convert_to_tensor(variable._value if value is None else value)
-
-
-def read_layer_state() -> dict[str, Any]:
-    """Copies what Keras's layers read from the thread: layers change it later."""
-    return {name: copy.copy(global_state.get_global_attribute(name)) for name in LAYER_STATE}
-
-
-@contextlib.contextmanager
-def use_layer_state(layer_state: Mapping[str, Any]) -> Iterator[None]:
-    """Makes layers in this context run as at the time of `read_layer_state`."""
-    before = {name: global_state.get_global_attribute(name) for name in LAYER_STATE}
-    for name in LAYER_STATE:
-        global_state.set_global_attribute(name, copy.copy(layer_state[name]))
-    try:
-        yield
-    finally:
-        for name in LAYER_STATE:
-            global_state.set_global_attribute(name, before[name])
+    return tf.convert_to_tensor(read_stored(variable) if value is None else value)
 
 
 def count_graph_operations() -> int:
@@ -238,9 +223,9 @@ def list_operations(graph: Any, operations: Iterable[Any]) -> Iterator[Any]:
     for operation in operations:
         yield operation
         for value in operation.node_def.attr.values():
-            function: Any = graph._get_function(value.func.name) if value.HasField("func") else None
-            if getattr(function, "graph", None) is not None:
-                yield from list_operations(function.graph, function.graph.get_operations())
+            called = find_called_graph(graph, value.func.name) if value.HasField("func") else None
+            if called is not None:
+                yield from list_operations(called, called.get_operations())
 
 
 def check_captures(first: int, given: Iterable[tf.Tensor], label: str) -> None:
@@ -251,7 +236,7 @@ def check_captures(first: int, given: Iterable[tf.Tensor], label: str) -> None:
     earlier, known = {each.name for each in operations[:first]}, {tensor.name for tensor in given}
     for tensor in (tensor for operation in operations[first:] for tensor in operation.inputs):
         is_taken = tensor.op.name in earlier and tensor.name not in known
-        if is_taken and is_differentiable(tensor) and record.should_record_backprop([tensor]):
+        if is_taken and is_differentiable(tensor) and are_recorded([tensor]):
             raise ConfigError(
                 f"hardware.remat: {label} uses the tensor {tensor.name}, which is not an argument of its call, so its "
                 "gradient would be lost; pass it as an argument, or use hardware.remat=false"
@@ -327,8 +312,7 @@ def recompute_segments(model: keras.Model) -> list[Segment]:
             return plain_call(inputs, training=training, mask=mask, **named)
         values = {graph.source: inputs}
         for tensor, each in zip(keras.tree.flatten(inputs), keras.tree.flatten(mask), strict=False):
-            if each is not None:  # as `Functional.call` does
-                keras.src.backend.set_keras_mask(tensor, each)
+            set_mask(tensor, each)  # as `Functional.call` does
         for segment in segments:
             losses = segment.run(values)
             if segment.is_recomputed:
@@ -349,10 +333,10 @@ def recompute_layers(layers: Sequence[keras.Layer], setting: str, *, is_divided:
 
     Raises ConfigError if a layer cannot be computed again.
     """
-    inner = {id(each) for layer in layers for each in layer._flatten_layers(include_self=False)}
+    inner = {id(each) for layer in layers for each in flatten_layers(layer, include_self=False)}
     outer = {id(layer): layer for layer in layers if id(layer) not in inner}
     for layer in outer.values():
-        parts = list(layer._flatten_layers())
+        parts = flatten_layers(layer)
         if any(isinstance(part, keras.layers.Embedding) for part in parts):
             raise ConfigError(
                 f"{setting}: {layer.name} looks up rows of a table, which saves no memory and would read the whole "
@@ -372,7 +356,7 @@ def make_recomputing_call(layer: keras.Layer) -> Callable[..., Any]:
     plain_call = layer.call
 
     def call(*args: Any, **named: Any) -> Any:
-        if not layer._get_call_context().training:
+        if not is_training(layer):
             return plain_call(*args, **named)
         outputs, losses = recompute(
             lambda given: plain_call(*given[0], **given[1]), (args, named), layer.trainable_variables, layer.name
@@ -391,12 +375,12 @@ def replace_call(layer: keras.Layer, call: Callable[..., Any]) -> None:
 def list_inner_layers(calls: Sequence[Call]) -> list[keras.Layer]:
     """Lists the layers of calls, at any depth."""
     layers = (call.run for call in calls if isinstance(call.run, keras.layers.Layer))
-    return [part for layer in layers for part in layer._flatten_layers()]
+    return [part for layer in layers for part in flatten_layers(layer)]
 
 
 def name_example(model: keras.Model) -> str:
     """Returns the name of the model's largest layer, for a message."""
-    layers = [layer for layer in model._flatten_layers(include_self=False, recursive=False) if layer.weights]
+    layers = [layer for layer in model.layers if layer.weights]
     usable = [each for each in layers if not isinstance(each, keras.layers.Embedding)]
     largest = max(usable, key=lambda layer: layer.count_params(), default=None)
     return "PATTERN" if largest is None else str(largest.name)

@@ -15,8 +15,14 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.models.functional import Functional
 
+from scaleflow.compat.keras import (
+    find_plain_graph,
+    flatten_layers,
+    list_nodes,
+    list_own_losses,
+    standardize_inputs,
+)
 from scaleflow.errors import ConfigError
 
 #: Operations of a multiply-add: forward, for the gradient of the layer's input, and for that of its weight.
@@ -62,7 +68,7 @@ def list_matrices(layer: Any) -> list[Any]:
     """Returns the weights that a layer multiplies something with: all matrices but the tables of embeddings."""
     if not isinstance(layer, keras.layers.Layer):
         return []
-    tables = (part for part in layer._flatten_layers() if isinstance(part, keras.layers.Embedding))
+    tables = (part for part in flatten_layers(layer) if isinstance(part, keras.layers.Embedding))
     looked_up = {id(weight) for table in tables for weight in table.weights}
     return [w for w in layer.weights if len(w.shape) > 1 and id(w) not in looked_up]
 
@@ -125,13 +131,12 @@ class Call:
         args, named = keras.tree.map_structure(
             lambda leaf: values[leaf.number] if isinstance(leaf, TensorRef) else leaf, self.arguments
         )
-        if "training" in getattr(self.run, "_call_context_args", ()):
+        is_layer = isinstance(self.run, keras.layers.Layer)
+        if is_layer:
             named = {**named, "training": training}  # as in Keras, overrides the recorded argument
         outputs = keras.tree.flatten(self.run(*args, **named))
         values.update(zip(self.outputs, outputs, strict=True))
-        if not isinstance(self.run, keras.layers.Layer):
-            return []
-        return [loss for layer in self.run._flatten_layers() for loss in layer._get_own_losses()]
+        return list_own_losses(self.run) if is_layer else []
 
 
 @dataclass(frozen=True)
@@ -238,15 +243,8 @@ def build_graph(model: keras.Model) -> Graph:
     numbers = itertools.count()
     source = next(numbers)
     calls, outputs = list_calls(model, TensorRef(source), "", numbers)
-    sinks = keras.tree.pack_sequence_as(functional._outputs_struct, [ref.number for ref in outputs])
+    sinks = keras.tree.pack_sequence_as(functional.output, [ref.number for ref in outputs])
     return Graph(calls, source, sinks)
-
-
-def find_plain_graph(operation: Any) -> Functional | None:
-    """Returns Keras's graph of a functional or sequential model, None if its class overrides `call`."""
-    if isinstance(operation, keras.Sequential) and type(operation).call is keras.Sequential.call:
-        return operation._functional
-    return operation if isinstance(operation, Functional) and type(operation).call is Functional.call else None
 
 
 def list_calls(
@@ -265,10 +263,7 @@ def list_calls(
     entry_numbers = tuple(ref.number for ref in entries)
     calls = [Call(prefix, standardize, ((given,), {}), entry_numbers, measure_tensors(graph.inputs))]
     refs = dict(zip(map(id, graph.inputs), entries, strict=True))
-    depths = sorted(graph._nodes_by_depth, reverse=True)  # Keras runs the deepest nodes first
-    for node in itertools.chain.from_iterable(graph._nodes_by_depth[depth] for depth in depths):
-        if node.is_input:
-            continue
+    for node in list_nodes(graph):
         node_calls, outputs = list_node_calls(node, refs, prefix, numbers)
         calls += node_calls
         refs.update(zip(map(id, node.outputs), outputs, strict=True))
@@ -297,16 +292,6 @@ def list_node_calls(
 def measure_tensors(tensors: Sequence[keras.KerasTensor]) -> tuple[int, ...]:
     """Returns the bytes of each tensor for one example; an unknown dimension counts as 1."""
     return tuple(math.prod(size or 1 for size in each.shape) * tf.as_dtype(each.dtype).size for each in tensors)
-
-
-def standardize_inputs(model: keras.Model, graph: Functional, given: Any) -> list[tf.Tensor]:
-    """Converts a model's inputs as Keras does before the first layer."""
-    if model._convert_input_args:
-        given = keras.tree.map_structure(
-            lambda x: model.dtype_policy.convert_input(x, model.autocast, model.input_dtype), given
-        )
-    inputs: list[tf.Tensor] = graph._standardize_inputs(given)
-    return inputs
 
 
 def find_shared_cuts(calls: Sequence[Call]) -> dict[int, str]:

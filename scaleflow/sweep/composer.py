@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
@@ -23,6 +22,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from scaleflow.compat.hydra import apply_overrides
 from scaleflow.config.compose import (
     HYDRA_LOCK,
     CommandWords,
@@ -273,7 +273,7 @@ class JobComposer:
             if others and (template.names_overrides or any(OVERRIDE_DIRNAME.search(word) for word in words)):
                 others, template = [], self._load_template(tuple(words))
             config = copy.deepcopy(template.config)
-            ConfigLoaderImpl._apply_overrides_to_config(others, config)
+            apply_overrides(others, config)
             with use_hydra_config(config):
                 set_job(config, [str(each.input_line) for each in parsed if not each.is_hydra_override()], number)
                 yield config, template

@@ -16,8 +16,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlflow.exceptions import ExecutionException
-from mlflow.projects import _wait_for, utils
+from mlflow.projects import utils
 from mlflow.projects.backend.local import LocalBackend
+
+from scaleflow.compat.mlflow import wait_for_project
 
 GROUP = "cluster"
 
@@ -48,7 +50,7 @@ class Backend(LocalBackend):  # type: ignore[misc]  # MLflow's types are incompl
         config = {**backend_config, utils.PROJECT_SYNCHRONOUS: True}
         submitted = super().run(project_uri, entry_point, project_params, version, config, tracking_uri, experiment_id)
         if not backend_config.get(utils.PROJECT_SYNCHRONOUS):
-            _wait_for(submitted)  # raises if the run failed, so that `mlflow run` exits with an error
+            wait_for_project(submitted)  # raises if the run failed, so that `mlflow run` exits with an error
         return submitted
 
 

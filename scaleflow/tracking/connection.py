@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
+from scaleflow.compat.mlflow import use_tracking_uri
 from scaleflow.errors import ConfigError, RunError, ScaleflowError, StoreUnreachable, read_reason
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.interfaces.versions import to_series
@@ -85,12 +86,10 @@ def name_lock(uri: str) -> Path:
 @contextlib.contextmanager
 def use_store(store: str) -> Iterator[None]:
     """Sets MLflow's global tracking URI in a context. MLflow resolves `runs:/` URIs only against this global URI."""
-    from mlflow.tracking._tracking_service.utils import _use_tracking_uri
-
     with STORE_LOCK:
         before = os.environ.get("MLFLOW_TRACKING_URI")
         try:
-            with _use_tracking_uri(store):
+            with use_tracking_uri(store):
                 yield
         finally:  # MLflow does not restore a value that only the environment had
             os.environ.pop("MLFLOW_TRACKING_URI", None)

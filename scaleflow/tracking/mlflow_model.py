@@ -26,13 +26,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from mlflow.models import Model, ModelSignature
-from mlflow.models.utils import _save_example
 from mlflow.pyfunc import add_to_model
 from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 from mlflow.types.schema import AnyType
 from mlflow.types.schema import Array as ArrayType
-from mlflow.utils.environment import _mlflow_conda_env, _PythonEnv
 
+from scaleflow.compat.mlflow import write_environment, write_input_example
 from scaleflow.interfaces import LearnedState, name_leaves
 from scaleflow.serving.answers import make_prediction_columns
 
@@ -68,7 +67,7 @@ def write_mlflow_model(exported: Path, folder: Path, *, run_id: str, model_id: s
         PARAMS,
     )
     model = Model(artifact_path="model", run_id=run_id, model_id=model_id, signature=signature)
-    _save_example(model, read_example(exported, pictures), str(folder))
+    write_input_example(model, read_example(exported, pictures), folder)
     add_to_model(
         model,
         loader_module=f"{package}.loader",
@@ -184,6 +183,5 @@ def write_requirements(folder: Path, exporter: Mapping[str, str]) -> list[str]:
     versions = {name: exporter[name] for name in ("tensorflow", "keras")} | {name: version(name) for name in NEEDED}
     requirements = [f"{name}=={each}" for name, each in versions.items()]
     (folder / "requirements.txt").write_text("\n".join(requirements) + "\n")
-    _PythonEnv.current().to_yaml(str(folder / "python_env.yaml"))
-    _mlflow_conda_env(path=str(folder / "conda.yaml"), additional_pip_deps=requirements, install_mlflow=False)
+    write_environment(folder, requirements)
     return requirements

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.compat.keras import DECIDE, find_rate, flatten_layers
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.training.engine import Engine
 from scaleflow.training.state import list_variables_in
@@ -290,7 +291,7 @@ class Callbacks:
         self._trainable: list[tuple[Any, bool]] = []
         if callbacks:
             model = engine.gather_model()
-            self._trainable = [(part, part.trainable) for part in (*model._flatten_layers(), *model.variables)]
+            self._trainable = [(part, part.trainable) for part in (*flatten_layers(model), *model.variables)]
         for callback in self._all:
             callback.set_params({"verbose": 0, "epochs": epochs, "steps": steps})
             callback.set_model(self._watched)
@@ -387,10 +388,9 @@ def check_callback(callback: Any, engine: Engine) -> None:
             "resume=RUN"
         )
     if isinstance(callback, keras.callbacks.ReduceLROnPlateau | keras.callbacks.LearningRateScheduler):
-        inner = getattr(engine.optimizer, "inner_optimizer", engine.optimizer)
-        if inner is None:
+        if engine.optimizer is None:
             raise ConfigError(f"training.callbacks: {name}: the training step has its own optimizers; set their rates")
-        if isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+        if isinstance(find_rate(engine.optimizer), keras.optimizers.schedules.LearningRateSchedule):
             raise ConfigError(
                 f"training.callbacks: {name} sets the learning rate, which here follows from the step; use "
                 "optimizer.schedule=constant without a warm-up, or remove the callback"
@@ -403,12 +403,13 @@ def prepare_monitor(callback: Any, engine: Engine) -> None:
 
     Raises ConfigError if neither the config nor Keras knows whether larger values are better.
     """
-    if getattr(callback, "monitor_op", 0) is not None or not hasattr(callback, "_set_monitor_op"):
+    decide = getattr(callback, DECIDE, None)
+    if getattr(callback, "monitor_op", 0) is not None or decide is None:
         return
     if getattr(callback, "mode", None) == "auto":
         callback.mode = engine.objective.modes.get(callback.monitor.removeprefix("val_"), "auto")
     try:
-        callback._set_monitor_op()
+        decide()
     except ValueError as error:
         raise ConfigError(
             f"training.callbacks: {type(callback).__name__} has monitor={callback.monitor}, and it is not known "

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.compat.keras import find_rate
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Feed, Objective, OutputKeeper
 from scaleflow.training import state
@@ -126,11 +127,10 @@ class Engine(ABC):
     @property
     def learning_rate(self) -> float | None:
         """The rate of the last update; None if the training step has its own optimizers."""
-        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        if inner is None:
+        if self.optimizer is None:
             return None
-        rate = inner._learning_rate
-        return float(rate(max(0, int(inner.iterations.numpy()) - 1)) if callable(rate) else np.asarray(rate.numpy()))
+        rate, updates = find_rate(self.optimizer), int(self.optimizer.iterations.numpy())
+        return float(rate(max(0, updates - 1)) if callable(rate) else np.asarray(rate.numpy()))
 
     @abstractmethod
     def run(self, feed: Feed, host: Host) -> None:

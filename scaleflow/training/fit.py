@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.compat.keras import find_loss_mean
 from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.interfaces import STEP_SCOPE, Feed, Objective
 from scaleflow.training import state
@@ -228,7 +229,7 @@ class FitModel(keras.Model):  # type: ignore[misc]  # keras has no types
     @property
     def own_variables(self) -> list[Any]:
         """The variables of its metrics, and of Keras's mean of the loss."""
-        return [*self._sums.variables, *self._loss_tracker.variables]
+        return [*self._sums.variables, *find_loss_mean(self).variables]
 
     @property
     def metrics(self) -> list[Any]:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.compat.keras import set_trainable, to_tf_variable
 from scaleflow.interfaces import FreezePhase, LossStep, Objective
 
 #: The gradient of a variable; None if the loss does not depend on it.
@@ -121,11 +122,6 @@ def sum_own_losses(losses: Sequence[Any], parts: int) -> tf.Tensor | None:
     return tf.add_n([tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in losses]) / parts if losses else None
 
 
-def to_tf_variable(variable: Any) -> Any:
-    """Returns the TensorFlow variable of a Keras variable; anything else unchanged."""
-    return getattr(variable, "value", variable) if isinstance(variable, keras.Variable) else variable
-
-
 def make_loss_step(objective: Objective) -> LossStep:
     """Makes the default training step, for a loss that is a function of targets and outputs."""
 
@@ -179,7 +175,7 @@ class FreezePhases:
             Whether the training step must be traced again.
         """
         phase = [phase for phase in self._phases if phase.epoch <= epoch][-1]
-        self._set(phase.trainable)
+        set_trainable(phase.trainable)
         trained = np.array([variable.trainable for variable in self.variables])
         self._starts[trained & (self._starts == NOT_BEGUN)] = updates
         before, self._traced = self._traced, (phase.epoch, *self._starts[trained].tolist())
@@ -187,7 +183,7 @@ class FreezePhases:
 
     def end(self) -> None:
         """Makes all that trains in any phase trainable."""
-        self._set(self._outside)
+        set_trainable(self._outside)
 
     def find_start(self, variable: Any) -> int:
         """Returns the number of updates before the first one of a variable."""
@@ -204,7 +200,3 @@ class FreezePhases:
     def _count_parameters(self, phase: FreezePhase) -> int:
         ids = {id(part) for part, is_trained in phase.trainable if is_trained}
         return sum(math.prod(variable.shape) for variable in self.variables if id(variable) in ids)
-
-    def _set(self, trainable: Sequence[tuple[Any, bool]]) -> None:
-        for part, is_trained in trainable:
-            part._trainable = is_trained  # the setter of a layer would change what is inside it

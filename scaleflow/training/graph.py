@@ -10,8 +10,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
+from scaleflow.compat.tensorflow import describe_operation, find_whole
 from scaleflow.errors import ConfigError
 
 #: Iterations of a loop that may overlap. TensorFlow's own default.
@@ -85,7 +85,7 @@ CAPTURED = "captured/"
 def check_random(graph: Any) -> None:
     """Raises ConfigError if a traced step draws random numbers from TensorFlow's own state."""
     for operation in {*list_operation_types(graph), *(each.type for each in graph.get_operations())}:
-        described = op_def_registry.get(operation) if operation.startswith(RANDOM_OPERATIONS) else None
+        described = describe_operation(operation) if operation.startswith(RANDOM_OPERATIONS) else None
         if described is not None and described.is_stateful and not operation.startswith("StatefulPartitionedCall"):
             raise ConfigError(
                 f"the training step draws random numbers with TensorFlow ({operation}): a resumed run would draw "
@@ -115,12 +115,6 @@ def check_copies(variables: Iterable[Any]) -> None:
 def list_copies(variable: Any) -> Iterable[Any]:
     """Lists the copies of a variable on the replicas of this process."""
     return getattr(variable, "values", None) or [variable]
-
-
-def find_whole(variable: Any) -> Any:
-    """Returns the variable of all replicas that a variable is a copy of, or itself."""
-    container = getattr(variable, "_distributed_container", None)
-    return (container() if callable(container) else None) or variable
 
 
 def draw_by_replica() -> None:

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.compat.keras import find_rate, to_tf_variable
 from scaleflow.errors import NotFinite
 from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, SUM_SCOPE, Feed, ForwardBackward, IndexedFeed, Objective
 from scaleflow.training import state
@@ -30,7 +31,6 @@ from scaleflow.training.forward_backward import (
     TapeForwardBackward,
     make_loss_step,
     sum_rows,
-    to_tf_variable,
 )
 from scaleflow.training.graph import has_convolution, keep_devices, repeat_in_graph
 from scaleflow.training.metrics_log import flops_per_example
@@ -163,13 +163,11 @@ class Loop(Engine):
             self.freezing.restore(values)
 
     def set_rate_factor(self, factor: float, held: float) -> None:
-        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        schedule = inner._learning_rate
-        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-            schedule.factor = factor  # `scaleflow.optimizer`'s schedule multiplies its result by it
+        rate = to_tf_variable(find_rate(self.optimizer))
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            rate.factor = factor  # `scaleflow.optimizer`'s schedule multiplies its result by it
             self._functions.clear()  # traced functions contain the old factor
         else:  # a constant rate is a variable of the run's state
-            rate = to_tf_variable(inner.learning_rate)
             rate.assign(float(rate.read_value().numpy()) * factor / held)
 
     @property

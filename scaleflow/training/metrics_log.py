@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.compat.tensorflow import find_called_graph
 from scaleflow.interfaces import Batching, Feed
 from scaleflow.interfaces.events import Emit, MetricsLogged, WeightHistograms
 from scaleflow.interfaces.quantiles import weighted_quantiles
@@ -321,10 +322,10 @@ def count_operation(operation: tf.Operation, graph: Any, rounds: tuple[int, ...]
 
 def find_function(operation: tf.Operation, graph: Any, attribute: str) -> Any:
     """Returns the graph of the function that an operation names in an attribute."""
-    function = graph._get_function(operation.get_attr(attribute).name)
-    if function is None or getattr(function, "graph", None) is None:
+    found = find_called_graph(graph, operation.get_attr(attribute).name)
+    if found is None:
         raise Uncountable(operation.name)
-    return function.graph
+    return found
 
 
 def read_dimensions(tensor: tf.Tensor) -> list[int]:

@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from scaleflow.compat.keras import list_averages, to_tf_variable
 from scaleflow.errors import ConfigError
-from scaleflow.training.forward_backward import to_tf_variable
 
 #: Name -> the TensorFlow variables that hold its shards along the first axis; usually one.
 Named = Mapping[str, Sequence[Any]]
@@ -73,7 +73,7 @@ class Slots:
     def list_averages(self) -> list[tuple[Any, Any]]:
         """Lists (variable, its average) for each variable that the optimizer averages, as TensorFlow variables."""
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
-        ids = {id(average) for average in inner._model_variables_moving_average} if inner.use_ema else set()
+        ids = {id(average) for average in list_averages(inner)}
         return [(reference, to_tf_variable(slot)) for reference, _, slot in self._made if id(slot) in ids]
 
 

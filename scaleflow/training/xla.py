@@ -13,6 +13,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
+from scaleflow.compat.keras import LOSSES, flatten_layers, replace_part
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Feed, InputStructure, Plan, label_leaf, name_leaves
 from scaleflow.training.graph import CONVOLUTIONS, list_operation_types
@@ -33,7 +34,7 @@ def list_synchronized_layers(model: keras.Model, strategy: tf.distribute.Strateg
     """
     if not isinstance(strategy, STRATEGIES_THAT_MEET):
         return []
-    layers = [layer for layer in model._flatten_layers() if getattr(layer, "synchronized", False)]
+    layers = [layer for layer in flatten_layers(model) if getattr(layer, "synchronized", False)]
     return [layer.name for layer in layers if layer.trainable]
 
 
@@ -53,8 +54,8 @@ def keep_losses_apart(model: keras.Model) -> None:
     Keras has one list per layer. Replicas that synchronize in the forward pass run it interleaved, each in its own
     thread. With a shared list, one replica would clear or use the losses of another.
     """
-    for layer in model._flatten_layers():
-        object.__setattr__(layer, "_losses", ReplicaLosses())
+    for layer in flatten_layers(model):
+        replace_part(layer, LOSSES, lambda _: ReplicaLosses())
 
 
 class ReplicaLosses(threading.local):
@@ -216,7 +217,7 @@ def find_obstacle(
     for obstacle, applies in obstacles.items():
         if applies:
             return obstacle
-    for layer in model._flatten_layers():
+    for layer in flatten_layers(model):
         if isinstance(layer, SLOW_LAYERS):
             return f"the layer {layer.name}: XLA is slow with {type(layer).__name__} on a CPU"
     return None

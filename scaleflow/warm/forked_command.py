@@ -1,6 +1,5 @@
 """A command in a process that the warm server has forked. See `launcher/processes/handover.py`."""
 
-import atexit
 import contextlib
 import json
 import os
@@ -10,11 +9,11 @@ import sys
 import threading
 from pathlib import Path
 
-from hydra.core.plugins import Plugins
-
 import hydra_plugins
 from scaleflow.__main__ import greet_and_run
 from scaleflow.commands.process import end_with
+from scaleflow.compat.hydra import find_plugins_again
+from scaleflow.compat.python import join_threads, run_exit_functions
 from scaleflow.launcher.processes.handover import Client, ServerFiles, report_exit
 
 #: The folders with Hydra's plugins that the server has imported.
@@ -32,7 +31,7 @@ def main() -> None:
     sys.argv, sys.orig_argv = words, json.loads(typed)
     sys.modules["__main__"] = sys.modules["scaleflow.__main__"]  # the one that processes of `multiprocessing` import
     if [*hydra_plugins.__path__] != PLUGIN_FOLDERS:  # the user has plugins, too
-        Plugins.instance()._initialize()
+        find_plugins_again()
     code = 1
     try:
         end_with(greet_and_run)
@@ -40,8 +39,8 @@ def main() -> None:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         raise
     finally:  # as an interpreter ends
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
+        join_threads()
+        run_exit_functions()
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         report_exit(code)

@@ -20,12 +20,11 @@ from typing import Any, ClassVar
 
 import psutil
 from hydra import compose, initialize_config_module
-from hydra._internal.sources_registry import SourcesRegistry
-from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 
 import hydra_plugins
 from scaleflow.commands.table import COMMANDS
+from scaleflow.compat.hydra import find_package_source
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.launcher.processes.fork_server import ForkRequest, ForkServer, import_tensorflow
 from scaleflow.launcher.processes.handover import (
@@ -117,8 +116,9 @@ class WarmServer(ForkServer):
         self._watch(connection)
 
     def _find_obstacle(self) -> str | None:
-        context = sys.modules["tensorflow.python.eager.context"].context_safe()
-        if context is not None and context._initialized:
+        from scaleflow.compat.tensorflow import has_runtime
+
+        if has_runtime():
             return "TensorFlow's runtime has started in the server"
         if threading.active_count() > 1:
             return f"threads run in the server: {[thread.name for thread in threading.enumerate()]}"
@@ -180,8 +180,7 @@ def import_all() -> None:
 
 def keep_config_files() -> None:
     """Keeps the YAML files that Hydra reads: reading them takes a third of the time in which it composes a config."""
-    Plugins.instance()  # imports each source's module a second time, so its class is only found like this:
-    source_class = SourcesRegistry.instance().resolve("pkg")
+    source_class = find_package_source()
     read = source_class.load_config
     known: dict[tuple[str, str, str], ConfigResult] = {}
 

@@ -324,7 +324,9 @@ def list_output_layers(model: keras.Model) -> list[Any]:
     """Lists the layers that compute a model's outputs, in nested models, too."""
     import keras
 
-    layers = [tensor._keras_history.operation for tensor in keras.tree.flatten(model.output)]
+    from scaleflow.compat.keras import find_node
+
+    layers = [find_node(tensor)[0].operation for tensor in keras.tree.flatten(model.output)]
     return [
         each for layer in layers for each in (list_output_layers(layer) if isinstance(layer, keras.Model) else [layer])
     ]

@@ -71,12 +71,12 @@ def test_hidden_state_that_cannot_be_kept_is_refused(isolated: Callable[..., Any
     assert random.startswith("the training step draws random numbers with TensorFlow (RandomStandardNormal)")
 
 
-def draw_on_replicas(count: int) -> tuple[list[Any], list[Any]]:
-    """What each replica draws, twice, and the states of the generator afterwards."""
+def draw_on_replicas(count: int) -> tuple[list[Any], list[Any], list[Any]]:
+    """What each replica draws, twice, the states of the generator afterwards, and how often a trace captures it."""
     import keras
     import tensorflow as tf
 
-    from scaleflow.training.graph import draw_by_replica
+    from scaleflow.training.graph import check_copies, draw_by_replica, list_captured
 
     draw_by_replica()
     strategy = spread_over(count)
@@ -85,12 +85,18 @@ def draw_on_replicas(count: int) -> tuple[list[Any], list[Any]]:
     draws = [strategy.run(tf.function(lambda: keras.random.uniform((3,), seed=seed))) for _ in range(2)]
     each = zip(*(strategy.experimental_local_results(draw) for draw in draws), strict=True)
     states = strategy.experimental_local_results(seed.state.value)
-    return [[draw.numpy().tolist() for draw in pair] for pair in each], [state.numpy().tolist() for state in states]
+    call = tf.function(lambda: strategy.run(lambda: keras.random.uniform((3,), seed=seed)))
+    captured = list_captured(call.get_concrete_function().graph, {})
+    if count > 1:
+        check_copies(captured)  # accepts it: each replica has its copy
+    pairs = [[draw.numpy().tolist() for draw in pair] for pair in each]
+    return pairs, [state.numpy().tolist() for state in states], [each is seed.state.value for each in captured]
 
 
 def test_each_replica_draws_its_own_and_the_first_what_one_device_does(isolated: Callable[..., Any]) -> None:
-    (alone,), _ = isolated(draw_on_replicas, 1)
-    draws, states = isolated(draw_on_replicas, 3)
+    (alone,), _, alone_captured = isolated(draw_on_replicas, 1)
+    draws, states, captured = isolated(draw_on_replicas, 3)
     assert draws[0] == alone
     assert len({str(row) for pair in draws for row in pair}) == 6
     assert states == [[4, 2]] * 3
+    assert captured == alone_captured == [True]

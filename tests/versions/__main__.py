@@ -22,6 +22,7 @@ from tests.versions.exchange import check_exchange
 
 #: What differs between versions of TensorFlow, Keras and MLflow: strategies, the record, models, resume, the commands.
 TESTS = (
+    "tests/compat",
     "tests/versions",
     "tests/test_matrix.py",
     "tests/tracking/test_adopting.py",

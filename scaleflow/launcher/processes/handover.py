@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from scaleflow.compat.python import list_flags
+
 #: Prefixes of the variables that Python, TensorFlow, Keras, MLflow and their dependencies read at import.
 #: `tests/warm/test_environment.py` compares them with those that are read.
 IMPORT_PREFIXES = (
@@ -446,7 +448,7 @@ def hand_over(tell: Callable[[str], None]) -> None:
     Args:
         tell: receives the reason if a server is wanted and cannot be had.
     """
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    flags = list_flags()
     try:
         files = find_warm_server(flags, waits=not any(word in PRINTING for word in sys.argv[1:]))
         if files is None:

@@ -354,7 +354,7 @@ def format_actor_error(error: Exception) -> str:
     """Returns the last line of an exception that an actor's method or constructor raised, or "" for a lost actor."""
     from ray.exceptions import RayTaskError
 
-    if not (isinstance(error, RayTaskError) or getattr(error, "_actor_init_failed", False)):
+    if not (isinstance(error, RayTaskError) or getattr(error, "actor_init_failed", False)):
         return ""
     return str(error).strip().splitlines()[-1]
 

@@ -1,0 +1,252 @@
+"""Private names of Keras."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+from keras.src.backend import get_keras_mask as read_mask  # that Keras passes on with a tensor; None for none
+from keras.src.backend import get_stateless_scope as find_stateless_scope  # that replaces variables' values, or None
+from keras.src.backend.common import global_state
+from keras.src.models.functional import Functional
+
+
+def to_tf_variable(variable: Any) -> Any:
+    """Returns the TensorFlow variable of a Keras variable; anything else unchanged."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+# Layers and models
+
+
+def flatten_layers(layer: Any, *, include_self: bool = True, recursive: bool = True) -> list[Any]:
+    """Lists the layers inside of a layer, at any depth. Keras's `layers` are only those of a model, the outermost."""
+    return list(layer._flatten_layers(include_self=include_self, recursive=recursive))
+
+
+def find_functional(layer: Any) -> Any:
+    """Returns the functional model that a layer is, or that a sequential model consists of; None for other layers."""
+    functional = getattr(layer, "_functional", None) or layer
+    return functional if isinstance(functional, Functional) else None
+
+
+def find_plain_graph(layer: Any) -> Any:
+    """Returns the functional model of a layer as `find_functional` does, but None if its class overrides `call`."""
+    graph, kind = find_functional(layer), keras.Sequential if isinstance(layer, keras.Sequential) else Functional
+    return graph if graph is not None and type(layer).call is kind.call else None
+
+
+def list_nodes(graph: Any) -> list[Any]:
+    """Lists the calls of layers in a functional model, in the order in which Keras runs them, without the inputs."""
+    by_depth = graph._nodes_by_depth
+    return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth] if not node.is_input]
+
+
+def find_node(tensor: Any) -> tuple[Any, int]:
+    """Returns the call of a layer that computes a symbolic tensor, and which of the call's outputs the tensor is."""
+    history = tensor._keras_history
+    return history.operation._inbound_nodes[history.node_index], history.tensor_index
+
+
+def standardize_inputs(model: Any, graph: Any, given: Any) -> list[tf.Tensor]:
+    """Converts a model's inputs as Keras does before the first layer."""
+    if model._convert_input_args:
+        given = keras.tree.map_structure(
+            lambda x: model.dtype_policy.convert_input(x, model.autocast, model.input_dtype), given
+        )
+    inputs: list[tf.Tensor] = graph._standardize_inputs(given)
+    return inputs
+
+
+def list_own_losses(layer: Any) -> list[tf.Tensor]:
+    """Lists the losses that a layer and those inside of it have added, without the regularization of weights."""
+    return [loss for part in flatten_layers(layer) for loss in part._get_own_losses()]
+
+
+def is_training(layer: Any) -> bool:
+    """Whether the call of a layer that runs now is one of training."""
+    return bool(layer._get_call_context().training)
+
+
+def set_trainable(trainable: Iterable[tuple[Any, bool]]) -> None:
+    """Sets whether each layer or variable trains. Keras's own setter also changes what is inside of a layer."""
+    for part, is_trained in trainable:
+        part._trainable = is_trained
+
+
+#: The weights that a layer trains itself, without those of layers inside of it; those that an optimizer was built for.
+list_own_weights = attrgetter("_trainable_variables")
+
+
+#: A layer's attributes for LoRA: its weight matrix, and the two small matrices whose product is added to it.
+LORA = (("_kernel", "lora_kernel_a", "lora_kernel_b"), ("_embeddings", "lora_embeddings_a", "lora_embeddings_b"))
+
+
+def list_lora_matrices(layer: Any) -> tuple[Any, Any, Any]:
+    """Returns the weight matrix and LoRA's two matrices of a layer; Keras shows only the sum of the matrix and LoRA."""
+    weights, first, second = (getattr(layer, name) for name in next(each for each in LORA if hasattr(layer, each[1])))
+    return weights, first, second
+
+
+def remove_lora(layer: Any) -> None:
+    """Removes LoRA from a layer. Keras removes it only in the file that it writes."""
+    _, *matrices = list_lora_matrices(layer)
+    layer.lora_enabled, layer.lora_rank, layer.lora_alpha = False, None, None
+    for variable in matrices:
+        layer._untrack_variable(variable)
+
+
+@contextlib.contextmanager
+def hide_default_signatures() -> Iterator[None]:
+    """Hides the functions that Keras adds for each model in a SavedModel: each is traced twice, and not used here."""
+    name = "_default_save_signature"
+    owner = next((base for base in keras.Model.__mro__ if name in vars(base)), None)
+    before = vars(owner)[name] if owner else None
+    try:
+        if owner:
+            setattr(owner, name, None)
+        yield
+    finally:
+        if owner:
+            setattr(owner, name, before)
+
+
+# Variables and tensors
+
+
+#: TensorFlow's variable of a Keras variable, also where a stateless scope replaces the value; None before it has one.
+read_stored = attrgetter("_value")
+
+
+def store_variable(variable: Any, value: Any) -> None:
+    """Replaces TensorFlow's variable of a Keras variable. A value becomes a new variable on the current device."""
+    variable._initialize(value)
+
+
+def cast_like(variable: Any, value: tf.Tensor) -> tf.Tensor:
+    """Casts a value to the dtype in which the layer around computes, as Keras does when it reads a variable."""
+    return variable._maybe_autocast(value)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Gives a tensor the mask that Keras passes on with it; nothing for None."""
+    if mask is not None:
+        backend.set_keras_mask(tensor, mask)
+
+
+# What Keras keeps for a process or a thread
+
+
+#: What Keras's layers read from the thread: the call they are part of (`training`), and the dtype they compute in.
+LAYER_STATE = ("current_call_ctx", "autocast_scope")
+
+
+def read_layer_state() -> dict[str, Any]:
+    """Copies what Keras's layers read from the thread: layers change it later."""
+    return {name: copy.copy(global_state.get_global_attribute(name)) for name in LAYER_STATE}
+
+
+@contextlib.contextmanager
+def use_layer_state(layer_state: Mapping[str, Any]) -> Iterator[None]:
+    """Makes layers in this context run as at the time of `read_layer_state`."""
+    before = {name: global_state.get_global_attribute(name) for name in LAYER_STATE}
+    for name in LAYER_STATE:
+        global_state.set_global_attribute(name, copy.copy(layer_state[name]))
+    try:
+        yield
+    finally:
+        for name in LAYER_STATE:
+            global_state.set_global_attribute(name, before[name])
+
+
+def keep_names(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Wraps a function so that the layers of a second model have the names of the first.
+
+    Keras numbers layers through a whole process. A coordinator makes its model twice, and patterns have to match both.
+    """
+    first: list[dict[str, int]] = []
+
+    def make_again() -> Any:
+        if not first:
+            first.append(dict(global_state.get_global_attribute("object_name_uids") or {}))
+        global_state.set_global_attribute("object_name_uids", defaultdict(int, first[0]))
+        return make()
+
+    return make_again
+
+
+def replace_operation(name: str, make: Callable[[Any], Any]) -> None:
+    """Replaces a function of Keras's NumPy operations by `make(that function)` in this process, the first time only."""
+    plain = getattr(backend.numpy, name)
+    if not hasattr(plain, "replaces"):
+        new = make(plain)
+        new.replaces = plain
+        setattr(backend.numpy, name, new)
+
+
+#: The steps of an optimizer's update that scaleflow replaces: the decay of weights, their moving averages, the sum of
+#: gradients over replicas; of a LossScaleOptimizer the update by finite gradients, and whether one is taken unscaled.
+DECAY, AVERAGE, SUM = "_apply_weight_decay", "_update_model_variables_moving_average", "_all_reduce_sum_gradients"
+FINITE, IS_UNSCALED = "_stateful_handle_finite_grads", "_overwrite_variable_with_gradient"
+
+#: The number of an optimizer's updates; the list of the losses that a layer adds.
+ITERATIONS, LOSSES = "_iterations", "_losses"
+
+
+def replace_part(owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
+    """Replaces an attribute of an optimizer or a layer by `make(that attribute)`, and returns the one before."""
+    before = getattr(owner, name)
+    object.__setattr__(owner, name, make(before))
+    return before
+
+
+# Optimizers
+
+
+def merge_call(optimizer: Any, function: Callable[..., None], *arguments: Any) -> None:
+    """Calls `function(strategy, *arguments)` once for all replicas, as Keras's optimizers change their variables."""
+    strategy = optimizer._distribution_strategy
+    tf.__internal__.distribute.interim.maybe_merge_call(function, strategy, *arguments)
+
+
+def find_index(optimizer: Any, variable: Any) -> int:
+    """Returns which of the variables that an optimizer was built for a variable is, or is a copy of."""
+    return int(optimizer._get_variable_index(variable))
+
+
+def find_slots(optimizer: Any, variable: Any) -> list[Any]:
+    """Returns what Adagrad (the squares) or Adam (the mean, the squares) keeps of the gradients of a variable."""
+    names = ("_accumulators",) if isinstance(optimizer, keras.optimizers.Adagrad) else ("_momentums", "_velocities")
+    return [getattr(optimizer, name)[find_index(optimizer, variable)] for name in names]
+
+
+def list_averages(optimizer: Any) -> list[Any]:
+    """Lists the moving averages of the variables that an optimizer was built for; nothing if it keeps none."""
+    return list(optimizer._model_variables_moving_average) if optimizer.use_ema else []
+
+
+def find_rate(optimizer: Any) -> Any:
+    """Returns what an optimizer's learning rate comes from: a schedule, or a variable. Keras shows the rate only."""
+    return getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+
+
+def find_decay(optimizer: Any, variable: Any) -> float:
+    """Returns the weight decay of a variable. Muon has another one for those that it updates as Adam does."""
+    adam = getattr(optimizer, "adam_weight_decay", None)
+    amount = optimizer.weight_decay if adam is None or not optimizer._should_use_adamw(variable) else adam
+    return (amount or 0.0) * bool(optimizer._use_weight_decay(variable))
+
+
+#: The metric with which a model computes the mean of its loss in `fit`.
+find_loss_mean = attrgetter("_loss_tracker")
+
+#: In a metric: `up` or `down` if larger or smaller results are better, for Keras's tuner. In a callback: the method
+#: that decides it, which Keras calls after the first epoch. Some have none.
+DIRECTION, DECIDE = "_direction", "_set_monitor_op"

@@ -1,0 +1,34 @@
+"""Private names of TensorFlow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorflow.python.distribute.values import MirroredVariable
+from tensorflow.python.eager import context
+from tensorflow.python.eager.record import should_record_backprop as are_recorded  # whether a tape records tensors
+from tensorflow.python.eager.record import stop_recording  # a context in which no tape records
+from tensorflow.python.framework.op_def_registry import get as describe_operation  # says whether a type has a state
+
+
+def has_runtime() -> bool:
+    """Whether TensorFlow has started its runtime in this process, which then must not be forked."""
+    started = context.context_safe()
+    return started is not None and bool(started._initialized)
+
+
+def find_called_graph(graph: Any, name: str) -> Any:
+    """Returns the graph of the function that an operation of a graph names, such as a loop's body; None if unknown."""
+    return getattr(graph._get_function(name), "graph", None)
+
+
+def find_first_copy(variable: Any) -> Any:
+    """Returns the first replica's copy of a mirrored variable; None for other variables."""
+    return variable._primary if isinstance(variable, MirroredVariable) else None
+
+
+def find_whole(variable: Any) -> Any:
+    """Returns the variable of all replicas that a variable is a copy of, or itself."""
+    container = getattr(variable.handle, "_distributed_container", lambda: None)
+    whole = container()
+    return variable if whole is None else whole
