@@ -64,6 +64,7 @@ WORKER_MODULES = {
     "scaleflow.predict.compute",
     "scaleflow.profiler.tracer",
     "scaleflow.testing",
+    "scaleflow.serving.layers",
     "scaleflow.serving.loader",
     "scaleflow.warm.server",
     *(f"scaleflow.worker.{name}" for name in ("build", "convert", "data", "engine", "evaluate", "export", "failures")),
@@ -261,7 +262,7 @@ def test_the_code_that_travels_with_a_model_needs_no_scaleflow() -> None:
     for name in SOURCES:
         if package_of(name) == "serving":
             used = {each for each in imported(name) if each.startswith("scaleflow")}
-            assert used <= {f"scaleflow.serving.{name}" for name in ("answers", "cells", "reasons")}
+            assert used <= {f"scaleflow.serving.{name}" for name in ("answers", "cells", "layers", "reasons")}
 
 
 #: Packages of which all modules are private, though their names do not say so.

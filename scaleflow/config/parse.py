@@ -176,19 +176,21 @@ def describe_type(hint: Any, limits: Mapping[str, Any]) -> str:
     """Describes a type and its limits for a message: `an integer, at least 1, or null`."""
     if get_origin(hint) in (Union, types.UnionType):
         options = [o for o in get_args(hint) if o is not type(None)]
-        takes_limits = [o for o in options if o in (int, float) or get_origin(o) is dict]
+        takes_limits = [o for o in options if o in (int, float) or get_origin(o) in (dict, list)]
         is_named = Target in options
         words = " or ".join(
             "a short name" if o is str and is_named else describe_type(o, limits if o in takes_limits else {})
             for o in options
         )
         return words + (", or null" if type(None) in get_args(hint) else "")
+    bounds = [(name.replace("_", " "), limits.get(name)) for name in ("at_least", "above", "at_most", "below")]
+    within = "".join(f", {word} {bound}" for word, bound in bounds if bound is not None)
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(get_args(hint)) if len(get_args(hint)) > 1 else str(get_args(hint)[0])
     if get_origin(hint) is list:
         target = "{_target_: the dotted name of a class, and its arguments}"
-        examples = {int: "0, 1", Target: target, Target | str: f"auc, {target}"}
-        return f"a list such as [{examples.get(get_args(hint)[0], 'a, b')}]"
+        examples = {int: "0, 1", float: "5, 1", Target: target, Target | str: f"auc, {target}"}
+        return f"a list such as [{examples.get(get_args(hint)[0], 'a, b')}]{within}"
     if get_origin(hint) is dict and get_args(hint)[1] is not str:
         name = "NUMBER" if get_args(hint)[0] is int else "NAME"
         return f"{{{name}: {describe_type(get_args(hint)[1], limits)}}}"
@@ -197,13 +199,13 @@ def describe_type(hint: Any, limits: Mapping[str, Any]) -> str:
     if dataclasses.is_dataclass(hint):
         return "{" + ", ".join(f.name for f in dataclasses.fields(hint)) + "}"
     names: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
-    words = names.get(hint, "keys and values")
-    bounds = [(name.replace("_", " "), limits.get(name)) for name in ("at_least", "above", "at_most", "below")]
-    return words + "".join(f", {word} {bound}" for word, bound in bounds if bound is not None)
+    return names.get(hint, "keys and values") + within
 
 
 def format_value(value: object) -> str:
     """Formats a value as a user types it, with secrets masked, cut to 80 characters."""
+    if dataclasses.is_dataclass(value):
+        return f"{{{', '.join(f'{k}: {format_value(v)}' for k, v in vars(value).items() if v is not None)}}}"
     value = mask_secrets(value)
     if isinstance(value, str) and re.fullmatch(r"null|true|false|[+-]?\d*\.?\d+", value):
         return f"'{value}'"  # text that looks like another type

@@ -6,7 +6,8 @@ import inspect
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -14,13 +15,15 @@ from hydra.utils import get_object, instantiate
 
 from scaleflow.errors import ConfigError, find_similar, read_reason
 from scaleflow.interfaces import Target
+from scaleflow.interfaces.config import METRIC_WEIGHTS
 
 
-def bind_target(target: Target, given: int = 0) -> Callable[..., Any]:
+def bind_target(target: Target, given: int = 0, offered: Collection[str] = ()) -> Callable[..., Any]:
     """Loads the callable that a target names, and binds its arguments. It does not call it.
 
-    `given` is the number of positional arguments that the caller will add. Raises ConfigError if the callable cannot be
-    loaded, is not callable, or does not accept the arguments.
+    `given` is the number of positional arguments that the caller will add, and `offered` are names of arguments that it
+    will add if the callable has them. Raises ConfigError if the callable cannot be loaded, is not callable, or does not
+    accept the arguments.
     """
     loaded = locate_target(target)
     if not callable(loaded):
@@ -28,7 +31,7 @@ def bind_target(target: Target, given: int = 0) -> Callable[..., Any]:
             f"{target.key}._target_={target.path}: this is a {type(loaded).__name__}, expected a class or a function"
         )
     arguments = {name: build_nested(target, name, value) for name, value in target.arguments.items()}
-    check_arguments(target, loaded, given, arguments)
+    check_arguments(target, loaded, given, arguments, offered)
     return functools.partial(loaded, **to_floats(loaded, arguments))
 
 
@@ -37,13 +40,13 @@ def bind_metrics(metrics: Sequence[Target | str]) -> dict[str, Callable[..., Any
     bound: dict[str, Callable[..., Any]] = {}
     for n, each in enumerate(metrics):
         key = f"evaluation.metrics[{n}]"
-        each = Target(key, each) if isinstance(each, str) else each
+        each = Target(key, each) if isinstance(each, str) else replace(each, key=key)
         name = each.path.rpartition(".")[2]
         if name in bound:
             raise ConfigError(f"{key}: there are two metrics {name}; leave one out")
         if is_class_target(each):
             raise ConfigError(f"{key}._target_={each.path}: is a class; a function (targets, predictions) is needed")
-        bound[name] = bind_target(each, given=2)
+        bound[name] = bind_target(each, 2, METRIC_WEIGHTS)
     return bound
 
 
@@ -122,7 +125,9 @@ def build_nested(target: Target, name: str, value: Any) -> Any:
         ) from error
 
 
-def check_arguments(target: Target, named: Callable[..., Any], given: int, arguments: dict[str, Any]) -> None:
+def check_arguments(
+    target: Target, named: Callable[..., Any], given: int, arguments: dict[str, Any], offered: Collection[str] = ()
+) -> None:
     try:
         signature = inspect.signature(named)
     except ValueError:  # a builtin without a signature raises when it is called
@@ -145,12 +150,13 @@ def check_arguments(target: Target, named: Callable[..., Any], given: int, argum
                 "this key"
             )
     try:
-        signature.bind(*[None] * given, **arguments)
+        signature.bind(*[None] * given, **dict.fromkeys(signature.parameters.keys() & set(offered)) | arguments)
     except TypeError as error:
         positional = f" in addition to the {given} that scaleflow passes" if given else ""
-        raise ConfigError(
-            f"{target.key}._target_={target.path}: {error}{positional}; set it under {target.key}"
-        ) from None
+        why = f"{error}{positional}; set it under {target.key}"
+        if str(error).startswith("too many"):
+            why = f"scaleflow passes {given} positional arguments, and it takes fewer"
+        raise ConfigError(f"{target.key}._target_={target.path}: {why}") from None
 
 
 def name_error(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from scaleflow.evaluation.figures import accumulate, divide_or
+from scaleflow.evaluation.resampling import count_effective
 from scaleflow.interfaces.quantiles import weighted_quantiles
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def choose_threshold(
 ) -> tuple[float | None, str]:
     """Returns the least probability of the second class at which it is predicted, and what it reaches, in words.
 
-    `auto`: the highest F1. A threshold lies between two probabilities that occur. None: no threshold reaches the goal.
+    `auto`: the highest F1. A threshold lies between two probabilities that occur, or above all of them, if it costs
+    least never to predict the class. None: no threshold reaches the goal.
 
     Args:
         target: 0 or 1, [n].
@@ -91,14 +93,14 @@ def choose_threshold(
     """
     scores, found, alarms = accumulate(chance.astype(np.float64), target > 0, weights[None])
     found, alarms = found[0], alarms[0]
+    if scores[0] < 1:  # a threshold that no row reaches
+        scores, found, alarms = (np.append(first, each) for first, each in ((1, scores), (0, found), (0, alarms)))
     precision, recall = divide_or(found, found + alarms), divide_or(found, found[-1:])
     if goal == "auto":
         at = int(divide_or(2 * found, found + alarms + found[-1]).argmax())
     elif goal.cost is not None:
         miss, alarm = goal.cost
         at = int(((found[-1] - found) * miss + alarms * alarm).argmin())
-        if found[-1] * miss < (found[-1] - found[at]) * miss + alarms[at] * alarm:
-            return None, "it costs least never to predict the class"
     else:
         reached, least = (recall, goal.recall) if goal.recall is not None else (precision, goal.precision)
         places = np.flatnonzero(reached >= float(least or 0.0) - ROUNDING)
@@ -107,8 +109,8 @@ def choose_threshold(
         # Of those with enough recall the first makes the fewest alarms; with enough precision the last finds the most.
         at = int(places[0] if goal.recall is not None else places[-1])
     below = scores[at + 1] if at + 1 < len(scores) else 0.0
-    threshold = float(np.float32((scores[at] + below) / 2))
-    threshold = min(max(threshold, float(np.finfo(np.float32).tiny)), float(scores[at]))
+    between = float(np.float32((scores[at] + below) / 2))
+    threshold = between if between > max(below, np.finfo(np.float32).tiny) else float(scores[at])
     return threshold, f"precision {precision[at]:.3g} and recall {recall[at]:.3g} there"
 
 
@@ -116,12 +118,13 @@ def find_margins(errors: Array, level: float, weights: Array) -> Array:
     """Returns how far from predictions to reach so that new targets are inside with a probability, [k] float64.
 
     Split conformal prediction (Vovk et al. 2005; Lei et al. 2018): of n rows, the error number ceil((n + 1) x level).
-    It holds for new rows that are like the validation rows, whatever the model is.
+    It holds for new rows that are like the validation rows, whatever the model is. Rows with weights count as fewer.
 
     Args:
         errors: predictions minus targets, [n, k].
     """
-    share = min(1.0, level * (len(errors) + 1) / len(errors))
+    count = count_effective(weights)
+    share = min(1.0, level * (count + 1) / count)
     return np.array([weighted_quantiles(np.abs(each), [share - ROUNDING], weights)[0] for each in errors.T])
 
 

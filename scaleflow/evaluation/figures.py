@@ -262,7 +262,9 @@ def name_thresholds(
     costs = (alarms + (positives - found) * miss_cost) / (positives + others)
     f1 = divide_or(2 * found, found + alarms + positives)
     fixed = {"usual": 0.5, **({} if chosen is None else {"chosen": chosen})}
-    places = {name: int(np.searchsorted(-ranking.thresholds, -each, "right")) - 1 for name, each in fixed.items()}
+    least = {name: np.float32(each) for name, each in fixed.items()}  # as `choose_classes` compares
+    least["usual"] = np.nextafter(least["usual"], np.float32(1))  # the class is predicted if it is the likelier one
+    places = {name: int(np.searchsorted(-ranking.thresholds, -each, "right")) - 1 for name, each in least.items()}
     cost = f"least cost (a miss costs {miss_cost:g} false alarms)"
     rows = []
     for name, at in {**places, "highest F1": int(f1.argmax()), cost: int(costs.argmin())}.items():

@@ -73,14 +73,20 @@ class Finding:
 
 
 def find_all(
-    analyses: Sequence[OutputAnalysis], slices: Sequence[Mapping[str, Any]], context: KnownOfRun
+    analyses: Sequence[OutputAnalysis],
+    slices: Sequence[Mapping[str, Any]],
+    context: KnownOfRun,
+    is_calibrated: bool = False,
 ) -> list[Finding]:
-    """Returns all findings, those about the data and about the model as a whole first."""
+    """Returns all findings, those about the data and about the model as a whole first.
+
+    `is_calibrated` says that the validation rows have decided about a calibration.
+    """
     found = [Finding(each["rule"], each["text"], each["because"]) for each in context.together]
     found += [Finding(rule, text, "of the model, before its training") for rule, text in context.doubts.items()]
     for analysis in analyses:
         found += compare_splits(analysis, context)
-        found += judge_classes(analysis)
+        found += judge_classes(analysis, is_calibrated)
         found += judge_threshold(analysis)
     found += judge_columns(analyses[0], context.columns)
     weak = [row for row in slices if row["is_weak"]]
@@ -139,7 +145,7 @@ def compare_splits(analysis: OutputAnalysis, context: KnownOfRun) -> Iterator[Fi
             yield Finding("baseline", text, "a gain of less than max(0.01, 3 %), and of 3 % of the loss")
 
 
-def judge_classes(analysis: OutputAnalysis) -> Iterator[Finding]:
+def judge_classes(analysis: OutputAnalysis, is_calibrated: bool) -> Iterator[Finding]:
     """Judges the classes of an output, their probabilities and their labels."""
     prefix = f"{analysis.name}: " if analysis.name else ""
     lost = [row for row in analysis.classes if "recall" in row and row["support"] and not row["recall"].value]
@@ -153,7 +159,8 @@ def judge_classes(analysis: OutputAnalysis) -> Iterator[Finding]:
     error = analysis.figures.get("calibration_error")
     chance = analysis.facts.get("chance error", np.nan)
     if error is not None and error.value > max(CALIBRATION_ERROR, chance):
-        text = f"{prefix}probabilities are off by {describe_figure(error)} on average; try evaluation.calibrate=auto"
+        text = f"{prefix}probabilities are off by {describe_figure(error)} on average"
+        text += "" if is_calibrated else "; try evaluation.calibrate=auto"
         yield Finding("calibration", text, "a calibration error above 0.05, and above what chance gives (95 %)")
     suspects, count = len(analysis.suspects), len(analysis.rows)
     if count and suspects >= max(FEWEST_SUSPECTS, SUSPECT_SHARE * count):

@@ -17,15 +17,13 @@ from scaleflow.evaluation.outputs import read_vectors
 from scaleflow.evaluation.predictions import Predictions
 from scaleflow.evaluation.resampling import Figure, Resamples
 from scaleflow.interfaces import Outputs
+from scaleflow.interfaces.config import METRIC_WEIGHTS
 
 Array = np.ndarray[Any, Any]
 Metrics = Mapping[str, Callable[..., Any]]
 
 #: Names of the parameter that gets probabilities; one of another name gets predictions.
 SCORES = ("y_score", "y_prob", "y_proba", "y_pred_proba", "scores", "probabilities")
-
-#: Names of the parameter that gets the weights of the examples.
-WEIGHTS = ("sample_weight", "weights")
 
 #: The most resamples of an interval, and the fewest.
 MOST_RESAMPLES, FEWEST_RESAMPLES = 200, 50
@@ -65,31 +63,40 @@ def measure_own(
     figures: dict[str, Figure] = {}
     faults: dict[str, str] = {}
     for name, function in metrics.items():
-        names = list(inspect.signature(function).parameters)
-        answers = chances if names[1:2] and names[1] in SCORES else predicted
-        if answers is None:
-            faults[name] = "it takes probabilities, and this output keeps none"
-            continue
-        key = next((each for each in WEIGHTS if each in names), None)
-
-        def compute(places: Any, function: Any = function, answers: Any = answers, key: Any = key) -> float:
-            given = {} if key is None or own is None else {key: own[places]}
-            value = function(target[places], answers[places], **given)
-            number = float(value) if isinstance(value, int | float | np.number) else math.nan
-            if not math.isfinite(number):
-                raise ValueError(f"it returned {str(value)[:60]!r}, and a number is needed")
-            return number
-
         try:
-            figures[name] = find_interval(compute, resamples, seconds)
-        except Exception as error:  # the user's code may raise anything
+            compute = bind_examples(function, target, predicted, chances, own)
+            figures[name] = find_interval(compute, len(rows), resamples, seconds)
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
             faults[name] = read_reason(error)
     return figures, faults
 
 
-def find_interval(compute: Callable[[Any], float], resamples: Resamples, seconds: float) -> Figure:
-    """Returns a metric with its interval, from as many resamples as there is time for; those that fail do not count."""
-    value, drawn, deadline = compute(slice(None)), list[float](), time.monotonic() + seconds
+def bind_examples(
+    function: Callable[..., Any], target: Array, predicted: Array, chances: Array | None, weights: Array | None
+) -> Callable[[Array], float]:
+    """Returns the metric of the examples at some places. Raises ValueError if there is not what it takes."""
+    names = list(inspect.signature(function).parameters)
+    answers = chances if names[1:2] and names[1] in SCORES else predicted
+    if answers is None:
+        raise ValueError("it takes probabilities, and this output keeps none")
+    key = next((each for each in METRIC_WEIGHTS if each in names), None)
+
+    def compute(places: Array) -> float:
+        given = {} if key is None else {key: np.ones(len(places)) if weights is None else weights[places]}
+        found = function(target[places], answers[places], **given)  # copies, which it may change
+        value = np.asarray(found)
+        if value.ndim or value.dtype.kind not in "iuf" or not np.isfinite(value):
+            raise ValueError(f"it returned {str(found)[:60]!r}, and a number is needed")
+        return float(value)
+
+    return compute
+
+
+def find_interval(compute: Callable[[Array], float], count: int, resamples: Resamples, seconds: float) -> Figure:
+    """Returns a metric of so many examples, and its interval from as many resamples as there is time for; those that
+    fail do not count.
+    """
+    value, drawn, deadline = compute(np.arange(count)), list[float](), time.monotonic() + seconds
     for places in resamples.list_places():
         if time.monotonic() > deadline:
             break

@@ -358,7 +358,11 @@ def make_report(
     slices.sort(key=lambda row: not row["is_weak"])
     mistakes = [row for each in analyses for row in list_mistakes(predictions, each, options.worst)]
     pictures, _ = add_inputs(mistakes, reader)
-    findings = [*missing, *judge_units(predictions.units), *find_all(analyses, slices, context)]
+    findings = [
+        *missing,
+        *judge_units(predictions.units),
+        *find_all(analyses, slices, context, bool(options.calibrate)),
+    ]
     curves = draw_learning_curves(context.curves, context.curve_unit)
     figures = {name_metric(each.name, name): figure for each in analyses for name, figure in each.figures.items()}
     classes = [{"output": each.name, **row} for each in analyses for row in each.classes]

@@ -399,6 +399,10 @@ class ThresholdGoal:
         return len(given) == 1 and (self.cost is None or len(self.cost) == 2)
 
 
+#: The parameters of a function of `evaluation.metrics` that get the weights of the examples.
+METRIC_WEIGHTS = ("sample_weight", "weights")
+
+
 @dataclass(frozen=True)
 class EvaluationOptions:
     """`evaluation`: what is made of the predictions for the test split, or without one, for the validation split."""

@@ -5,6 +5,7 @@
     scaleflow predict RUN_ID --input 'days/*.parquet' --output predictions/ --resume
     scaleflow predict RUN_ID --input new.csv --output out.csv hardware=cpu hardware.logical_devices=2
     scaleflow predict RUN_ID --input prompts/ --output texts.csv --tokens 200
+    scaleflow predict RUN_ID --input new.csv --output features.parquet --layer dense_1
 
 The input is a CSV, TSV, Parquet, Feather or JSON lines file, a glob, a folder, or such an address in an object store
 (s3://, gs://, abfs://). It is read in pieces, so it may be larger than the memory. An output that ends in .parquet or
@@ -37,9 +38,9 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +146,9 @@ def make_predict_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--explain", action="store_true", help="columns reason_COLUMN: what each column of a table contributes"
     )
+    parser.add_argument(
+        "--layer", default="", metavar="NAME", help="columns NAME_0 and so on: what a layer of the model returns"
+    )
     parser.add_argument("--logits", action="store_true", help="a column for each logit, after the predictions")
     parser.add_argument(
         "--batch-size",
@@ -183,32 +187,35 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     display.begin_stage("reading the run and its model from MLflow")
     run, _ = find_run(CommandWords(typed.overrides, run_id=typed.run_id))
     from scaleflow.predict.bad_rows import RowReport
-    from scaleflow.predict.reasons import ReasonColumns, load_explaining
+    from scaleflow.predict.reasons import ExplainingModel
     from scaleflow.tracking.saved_models import describe_model
 
     options = run.config.get("dataset")
     options = options if isinstance(options, dict) else {}
-    load: Callable[[Path], tuple[RowModel, str, list[Note]]]
-    load, has_text = partial(load_predictor, plan, run, typed.batch_size), is_language_model(run.learned_state)
+    load: Callable[..., Any] = partial(load_predictor, plan, run, typed.batch_size, typed.layer)
+    has_text = is_language_model(run.learned_state)
     if sampling is not None and not has_text:
         raise explain_no_language_model(run)
     state = run.learned_state or replace(describe_model(run.tracker, run.model), source=str(options.get("_target_")))
     state = replace(state, reading={**options, **state.reading})
-    if has_text and typed.explain:
-        raise ConfigError("--explain: needs a model of a table, and this one continues texts; leave it out")
+    if has_text and (typed.explain or typed.layer):
+        flag = "--explain" if typed.explain else f"--layer {typed.layer}"
+        raise ConfigError(f"{flag}: this model continues texts, of which it is not known; leave it out")
     if has_text:
         sampling, state = sampling or Sampling(), replace(state, schema={})
         load = partial(load_prompt_model, sampling, plan, run)
-    task = (make_text_task if has_text else make_task)(typed, state, output)
-    if isinstance(task.predicted, ReasonColumns):
-        load = partial(load_explaining, load, state, task.predicted)
-    with output.lock(), tempfile.TemporaryDirectory(prefix="scaleflow-predict-") as folder:
-        manifest = describe_task(typed, run, task) | ({"sampling": asdict(sampling)} if sampling else {})
-        first = output.find_first(manifest, typed.resume)
-        with catch_stop_signals() as stop:
+    with tempfile.TemporaryDirectory(prefix="scaleflow-predict-") as folder:
+        load_once = cache(partial(hide_errors()(load), Path(folder)))
+        more = load_once()[0].more if typed.layer else {}
+        task = make_text_task(typed, state, output) if has_text else make_task(typed, state, output, more)
+        with output.lock(), catch_stop_signals() as stop:
+            manifest = describe_task(typed, run, task) | ({"sampling": asdict(sampling)} if sampling else {})
+            first = output.find_first(manifest, typed.resume)
             display.begin_stage(f"{IMPORTING} and loading the model")
-            with hide_errors():
-                model, devices, notes = load(Path(folder))
+            model, devices, notes = load_once()
+            if typed.explain:
+                model = ExplainingModel(model, state, task.predicted)
+                notes.append(Note(model.note))
             display.end_stage()
             for note in [*notes, *([Note(NO_RECORD)] if run.learned_state is None else [])]:
                 display.show_event(note)
@@ -245,11 +252,18 @@ def make_prediction_plan(typed: argparse.Namespace) -> Plan:
     return make_one_process_plan(compose_config(typed.overrides), "predictions")
 
 
-def make_task(typed: argparse.Namespace, state: LearnedState, output: Output) -> Task:
-    """Opens the table and checks that the model can take it. Raises ConfigError if it cannot."""
+def make_task(typed: argparse.Namespace, state: LearnedState, output: Output, more: Mapping[str, Any]) -> Task:
+    """Opens the table and checks that the model can take it. Raises ConfigError if it cannot.
+
+    `more` is what the model returns besides its outputs, arrays of no rows by name.
+    """
+    import numpy as np
+
     from scaleflow.evaluation.predictions import OutputColumns
     from scaleflow.predict.inputs import open_input
     from scaleflow.predict.reading import InputForm, match_columns
+    from scaleflow.predict.reasons import ExtendedColumns, check_explained
+    from scaleflow.serving.reasons import name_reason
     from scaleflow.tracking.saved_models import drop_unfit_names
 
     selected = split_names(typed.columns)
@@ -260,11 +274,9 @@ def make_task(typed: argparse.Namespace, state: LearnedState, output: Output) ->
         raise ConfigError("--logits: this model predicts values, and has no logits; leave it out")
     predicted = OutputColumns(outputs, typed.probabilities, typed.logits)
     if typed.explain:
-        from scaleflow.predict.reasons import ReasonColumns, check_explained
-        from scaleflow.serving.reasons import name_reason
-
-        names = tuple(map(name_reason, ["", *check_explained(state, predicted)]))
-        predicted = ReasonColumns(outputs, typed.probabilities, typed.logits, names)
+        more = {**more, **{name_reason(name): np.zeros(0) for name in ["", *check_explained(state, predicted)]}}
+    if more:
+        predicted = ExtendedColumns(outputs, typed.probabilities, typed.logits, more)
     return complete_task(typed, source, InputForm(state, columns), predicted, output)
 
 
@@ -356,12 +368,17 @@ def load_prompt_model(sampling: Sampling, plan: Plan, run: Run, folder: Path) ->
 
 
 def load_predictor(
-    plan: Plan, run: Run, batch_size: int | None, folder: Path
+    plan: Plan, run: Run, batch_size: int | None, layer: str, folder: Path
 ) -> tuple[DistributedModel, str, list[Note]]:
-    """Sets up the devices, downloads the model and loads it. Returns it, the devices in words, and notes about them."""
+    """Sets up the devices, downloads the model and loads it. Returns it, the devices in words, and notes about them.
+
+    Raises ConfigError if it cannot be loaded, or has no such layer.
+    """
     from scaleflow.tracking.saved_models import download_saved_model
+    from scaleflow.tracking.tracked_runs import download_model
 
     saved_model = download_saved_model(run.tracker, run.model, folder)
+    keras_file = download_model(run.tracker, run.model, folder / "keras") if layer else None
     from scaleflow.worker.keras_import import import_keras
     from scaleflow.worker.runtime import setup_runtime
 
@@ -375,6 +392,8 @@ def load_predictor(
     except (OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         reason = read_reason(error)
         raise ConfigError(f"the SavedModel of the run cannot be loaded: {reason[:300]}") from error
+    if keras_file is not None:
+        model.add_layer(keras_file, layer)
     replicas = len(runtime.devices)
     words = f"{replicas} {runtime.kind}{'s' if replicas > 1 else ''}, {model.batch_size:,} rows at once"
     return model, words, [event for event in events if isinstance(event, Note)]

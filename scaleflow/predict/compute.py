@@ -14,11 +14,12 @@ import pyarrow
 import tensorflow as tf
 from pyarrow import compute, types
 
-from scaleflow.errors import RunError
+from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.interfaces import map_named, name_leaves
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.reading import Array, InputForm, RowBatch, is_list, is_picture
 from scaleflow.serving.cells import DATE, CellForm
+from scaleflow.serving.layers import choose_layer, compute_layer
 
 #: From encoded pictures, [b] strings, to arrays [b, ...].
 Decode = Callable[[Any], Any]
@@ -45,6 +46,7 @@ class DistributedModel:
         inputs: specs of the inputs, by name.
         decode: maps encoded pictures to inputs: a tensor, or a dict of them; None if the model takes none.
         batch_size: rows of all replicas.
+        more: what it returns besides its outputs, arrays of no rows by name.
     """
 
     def __init__(self, folder: Path, strategy: tf.distribute.Strategy, batch_size: int | None = None) -> None:
@@ -59,12 +61,35 @@ class DistributedModel:
         self._strategy = strategy
         self.batch_size = self._rows * self._replicas
 
-        @tf.function
-        def run(batch: Any) -> Any:
-            outputs = strategy.run(lambda inputs: self._loaded.serve(inputs), args=(batch,))
-            return tf.nest.map_structure(strategy.experimental_local_results, outputs)
+        self.more: Mapping[str, Array] = {}
+        self._serve: Callable[[Any], Any] = self._loaded.serve
+        self._run = tf.function(self._compute_replicas, autograph=False)
 
-        self._run = run
+    def add_layer(self, path: Path, name: str) -> None:
+        """Makes the model return what a layer returns, too, as the Keras file of the model computes it.
+
+        Raises ConfigError if the file cannot be loaded, or the model has no such layer that returns numbers.
+        """
+        from keras.models import load_model
+
+        try:
+            with self._strategy.scope():
+                model = load_model(path, compile=False, safe_mode=True)
+            layer = choose_layer(model, name)
+
+            def serve(inputs: Any) -> dict[str, Any]:
+                outputs, values = compute_layer(model, layer, inputs)
+                return {**name_outputs(outputs), name: values}
+
+            traced = tf.function(serve, input_signature=[self._specs], autograph=False)
+            shape = traced.get_concrete_function().structured_outputs[name].shape[1:]
+        except Exception as error:  # zipfile, h5py and Keras raise many types
+            raise ConfigError(f"--layer {name}: {read_reason(error)[:1000]}") from error
+        self._serve, self.more = traced, {name: np.zeros((0, *shape), np.float32)}
+
+    def _compute_replicas(self, batch: Any) -> Any:
+        outputs = self._strategy.run(lambda inputs: self._serve(inputs), args=(batch,))
+        return tf.nest.map_structure(self._strategy.experimental_local_results, outputs)
 
     def predict(self, arrays: Mapping[str, Array], name: Callable[[int], str]) -> dict[str, Array]:
         """Returns the outputs [rows, ...] by name for inputs [rows, ...] by name.

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from scaleflow.errors import ConfigError
-from scaleflow.evaluation.predictions import OutputColumns, to_column
+from scaleflow.evaluation.predictions import OutputColumns, spread, to_column
 from scaleflow.interfaces import LearnedState, name_leaves
-from scaleflow.interfaces.events import Note
 from scaleflow.interfaces.formatting import format_number, join_first
 from scaleflow.predict.reading import Array
 from scaleflow.serving.reasons import (
@@ -28,9 +24,8 @@ from scaleflow.serving.reasons import (
 if TYPE_CHECKING:
     from scaleflow.predict.chunks import RowModel
 
-#: A model, the devices in words, and notes.
-Loaded = tuple["RowModel", str, list[Note]]
-Load = Callable[[Path], Loaded]
+#: The most values of a layer that get a column each; more are a list.
+MOST_COLUMNS = 1000
 
 
 def check_explained(state: LearnedState, predicted: OutputColumns) -> list[str]:
@@ -42,15 +37,24 @@ def check_explained(state: LearnedState, predicted: OutputColumns) -> list[str]:
 
 
 @dataclass(frozen=True)
-class ReasonColumns(OutputColumns):
-    """The columns of predictions, and their reasons."""
+class ExtendedColumns(OutputColumns):
+    """The columns of predictions, and further ones: reasons, the outputs of a layer.
 
-    reasons: tuple[str, ...] = ()
+    Attributes:
+        more: arrays of no rows of them, by name.
+    """
+
+    more: Mapping[str, Array] = field(default_factory=dict)
 
     def convert(self, values: Mapping[str, Array]) -> dict[str, Any]:
-        empty = np.zeros(0, np.float32)
         found = super().convert({name: values[name] for name in self.outputs})
-        return found | {name: to_column(values.get(name, empty)) for name in self.reasons}
+        for name, empty in self.more.items():
+            each, is_wide = values.get(name, empty), max(empty.shape) > MOST_COLUMNS
+            added = {name: to_column(each)} if is_wide else spread(name, each, None)
+            if twice := found.keys() & added.keys():
+                raise ConfigError(f"--layer {name}: the predictions have a column {min(twice)}; give the layer's path")
+            found |= added
+        return found
 
 
 class ExplainingModel:
@@ -78,16 +82,4 @@ class ExplainingModel:
         output, described = self._output
         measure = find_explained(described, outputs[output])
         found = explain_rows(lambda rows: measure(self._model.predict(rows, name)[output]), arrays, self._typical)
-        return outputs | {name_reason(column): each.astype(np.float32) for column, each in found.items()}
-
-
-def load_explaining(
-    load: Callable[[Path], tuple[RowModel, str, list[Note]]],
-    state: LearnedState,
-    predicted: OutputColumns,
-    folder: Path,
-) -> tuple[RowModel, str, list[Note]]:
-    """Loads a model that returns reasons, too, with a note on what they cost; see `load_predictor`."""
-    model, devices, notes = load(folder)
-    explaining = ExplainingModel(model, state, predicted)
-    return explaining, devices, [*notes, Note(explaining.note)]
+        return outputs | {name_reason(column): each for column, each in found.items()}

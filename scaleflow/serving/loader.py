@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -17,10 +18,12 @@ from mlflow.exceptions import MlflowException
 
 from scaleflow.serving.answers import make_prediction_columns, make_probability_columns
 from scaleflow.serving.cells import CellForm, fit_numbers, gather_cells, read_forms, write_cell
+from scaleflow.serving.layers import choose_layer, compute_layer
 from scaleflow.serving.reasons import explain_rows, find_explained, find_missing_kind, find_typical, name_reason
 
-#: What the inference parameter `output` may be.
+#: What the inference parameter `output` may be, besides `LAYER` and the name of a layer.
 PREDICTION, PROBABILITIES, LOGITS, EXPLAIN = OUTPUTS = ("prediction", "probabilities", "logits", "explain")
+LAYER = "layer:"
 
 #: The cells of a model whose run read no table.
 PLAIN = CellForm()
@@ -41,7 +44,7 @@ class SavedModel:
     """
 
     def __init__(self, folder: str, learned: Mapping[str, Any]) -> None:
-        self._loaded = tf.saved_model.load(folder)
+        self._loaded, self._keras_file = tf.saved_model.load(folder), Path(folder).with_name("model.keras")
         words = {name: each["learned"] for name, each in learned.get("preprocessing", {}).items()}
         self._cells = read_forms(learned.get("reading", {}), words)
         self._outputs = {
@@ -66,18 +69,22 @@ class SavedModel:
             params: `output`: `prediction` (the default) returns the columns that `scaleflow predict` writes;
                 `probabilities` the probability of every class; `logits` the model's outputs as they are, no DataFrame:
                 logits or values, [batch, ...] float32, or a dict of such arrays by the name of the output; `explain`
-                the columns of `scaleflow predict --explain`: what each column of a table contributes.
+                the columns of `scaleflow predict --explain`: what each column of a table contributes; `layer:NAME` what
+                a layer of the Keras model returns, [batch, ...] float32.
 
         Raises MlflowException if a value cannot be converted, naming its column, and its row counted from 0, or if the
         model has no outputs of this kind.
         """
         output = (params or {}).get("output", PREDICTION)
-        if output not in OUTPUTS:
-            raise MlflowException.invalid_parameter_value(f"output={output}: expected {', '.join(OUTPUTS)}")
+        if output not in OUTPUTS and not output.startswith(LAYER):
+            expected = ", ".join([*OUTPUTS, f"{LAYER}NAME"])
+            raise MlflowException.invalid_parameter_value(f"output={output}: expected {expected}")
         inputs = {
             name: self._to_tensor(name, spec, model_input[name] if name else model_input)
             for name, spec in self._specs.items()
         }
+        if output.startswith(LAYER):
+            return self._read_layer(output, nest(self._nested, self._read_pictures(inputs)))
         if output == EXPLAIN:
             return self._explain_rows({name: each.numpy() for name, each in inputs.items()})
         try:
@@ -120,7 +127,22 @@ class SavedModel:
 
         measure = find_explained(described, compute(rows))
         found = explain_rows(lambda columns: measure(compute(columns)), rows, typical)
-        return pd.DataFrame({name_reason(key): each.astype(np.float32) for key, each in found.items()})
+        return pd.DataFrame({name_reason(key): each for key, each in found.items()})
+
+    @functools.cached_property
+    def _keras_model(self) -> Any:
+        if not self._keras_file.is_file():
+            raise ValueError("Keras could not write this model as a .keras file, which has its layers")
+        return tf.keras.models.load_model(self._keras_file, compile=False, safe_mode=True)
+
+    def _read_layer(self, output: str, inputs: Any) -> Array:
+        """Returns what a layer of the Keras model returns, which the SavedModel does not have as such."""
+        try:
+            layer = choose_layer(self._keras_model, output.removeprefix(LAYER))
+            return np.asarray(compute_layer(self._keras_model, layer, inputs)[1])
+        except Exception as error:  # zipfile, h5py and Keras raise many types
+            reason = str(error).partition("\n")[0]
+            raise MlflowException.invalid_parameter_value(f"output={output}: {reason}") from error
 
     def _serve(self, inputs: dict[str, tf.Tensor]) -> Any:
         return self._loaded.serve(nest(self._nested, self._read_pictures(inputs)))

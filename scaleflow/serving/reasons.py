@@ -87,7 +87,7 @@ def explain_rows(compute: Callable[[Columns], Array], rows: Columns, typical: Ma
         compute: returns a number for each row, [n].
         rows: the columns, [n] each.
     """
-    names, count = list(rows), len(next(iter(rows.values())))
+    names, count = sorted(rows), len(next(iter(rows.values())))  # each door has the columns in its own order
     base = {name: np.full(count, typical[name], values.dtype) for name, values in rows.items()}
     first, last = (np.asarray(compute(each), np.float64) for each in (base, rows))
     orders, sums = list_orders(len(names)), {name: np.zeros(count) for name in names}

@@ -106,13 +106,17 @@ def learn_from(options: EvaluationOptions, described: Outputs, contents: list[by
     """
     import numpy as np
 
-    from scaleflow.evaluation.answers import find_margins
+    from scaleflow.evaluation.answers import count_needed, find_margins
+    from scaleflow.evaluation.resampling import count_effective
 
     parts = [dict(np.load(io.BytesIO(content))) for content in contents if content]
     values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     weights = values["weight"].astype(np.float64) if "weight" in values else np.ones(len(values["example"]))
     if options.interval is None:
         return learn_classes(options, described, values, weights)
+    if (count := round(count_effective(weights), 6)) < (needed := count_needed(options.interval)):
+        why = f"the weights make {len(weights):,} validation rows count as {count:.3g}, and {needed} are needed"
+        return described, [f"evaluation.interval: there are no intervals, as {why}"]
     errors = (values["/output"] - values["/target"]).reshape(len(weights), -1)
     margins = find_margins(errors, options.interval, weights).tolist()
     many = "" if len(margins) == 1 else f" and {len(margins) - 1} more"

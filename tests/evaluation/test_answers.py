@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, norm
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, precision_score, recall_score
 
@@ -87,8 +87,30 @@ def test_a_goal_that_no_threshold_reaches_leaves_the_usual_one() -> None:
         None,
         "the highest precision is 0.5",
     )
-    rare = choose_threshold(target, chance, np.ones(40), ThresholdGoal(cost=[0.1, 1]))
-    assert rare == (None, "it costs least never to predict the class")
+
+
+def test_a_class_whose_alarms_cost_too_much_is_not_predicted() -> None:
+    target, chance = np.array([1, 0] * 20), np.linspace(0.1, 0.9, 40)
+    found, text = choose_threshold(target, chance, np.ones(40), ThresholdGoal(cost=[0.1, 1]))
+    assert found == pytest.approx(0.95)
+    assert text == "precision 0 and recall 0 there"
+
+
+def test_a_threshold_between_neighbours_is_the_upper_one() -> None:
+    low = np.float32(0.3)
+    target, high = np.array([1, 0] * 20), np.nextafter(low, np.float32(1))
+    for below, above in ((low, high), (high, np.nextafter(high, np.float32(1)))):
+        found, _ = choose_threshold(target, np.where(target == 1, above, below), np.ones(40), "auto")
+        assert found == float(above)
+
+
+@pytest.mark.parametrize("draw", [lambda r: r.permutation(200) < 12, lambda r: r.exponential(size=200) ** 2])
+def test_intervals_of_rows_with_weights_hold_new_targets_too(draw: Any) -> None:
+    random, covered = np.random.default_rng(1), []
+    for _ in range(1000):
+        margin = find_margins(random.normal(size=(200, 1)), 0.9, draw(random).astype(np.float64))[0]
+        covered.append(norm.cdf(margin) - norm.cdf(-margin))
+    assert 0.9 <= np.mean(covered) < 0.94  # 0.85 if rows without a weight count
 
 
 @pytest.mark.parametrize(("rows", "level"), [(50, 0.9), (200, 0.8), (19, 0.95)])

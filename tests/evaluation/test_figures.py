@@ -165,6 +165,14 @@ def test_the_threshold_may_be_never() -> None:
     assert (never["probability"], never["recall"], never["cost"]) == (0.5, 0.0, 0.5)
 
 
+def test_a_row_at_a_threshold_counts_as_it_is_predicted() -> None:
+    scores = np.array([0.7, 0.5, 0.1], np.float32)  # as float32, 0.7 is less than 0.7
+    ranking = rank_scores(scores, np.array([True, True, False]), Resamples(3, 0))
+    usual, chosen, _, _ = name_thresholds(ranking, 2.0, 1.0, 1.0, 0.7)
+    assert chosen["recall"] == 0.5
+    assert usual["recall"] == 0.5  # of two classes that are as likely, the first one is predicted
+
+
 @WEIGHTED
 def test_figures_of_labels_are_scikit_learn_s(weighted: bool) -> None:
     kept = draw_predictions(LABELS, 300, weighted=weighted)

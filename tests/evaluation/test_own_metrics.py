@@ -29,6 +29,27 @@ def fail_on_one_class(targets: Any, answers: Any) -> float:
     return 0.5
 
 
+def change(targets: Any, answers: Any) -> float:
+    targets[:] = answers[:] = 0
+    return 1.0
+
+
+def end(targets: Any, answers: Any) -> float:
+    raise SystemExit(3)
+
+
+def test_metrics_do_not_disturb_each_other() -> None:
+    kept = draw_predictions(PRICE, 300)
+    metrics = {"change": change, "end": end, "max": max, "complex": lambda t, a: 1 + 2j, "array": lambda t, a: t.mean()}
+    own = {**metrics, "mae": lambda t, a: np.array(np.abs(t - a).mean())}
+    found, faults = measure_own(kept, "", PRICE, own, 60)
+    target = kept.column("target").astype(np.float64)
+    assert found["array"].value == pytest.approx(target.mean())
+    assert found["mae"].value == pytest.approx(np.abs(kept.column("prediction") - target).mean())
+    assert faults.keys() == {"end", "max", "complex"}
+    assert faults["complex"] == "it returned '(1+2j)', and a number is needed"
+
+
 def bind(*names: Any) -> Any:
     return bind_metrics([each if isinstance(each, Target) else f"sklearn.metrics.{each}" for each in names])
 
@@ -80,6 +101,23 @@ def test_draws_that_fail_do_not_count() -> None:
     assert (figure.low, figure.high) == (0.5, 0.5)
 
 
+def count(targets: Any, answers: Any, weights: Any) -> float:
+    return float(weights.sum())
+
+
+def take_none(*, targets: Any, answers: Any) -> float:
+    return 0.0
+
+
+def test_a_metric_that_needs_weights_gets_them() -> None:
+    for weighted in (False, True):
+        kept = draw_predictions(CLASSES, 50, weighted=weighted)
+        own = bind(Target("evaluation.metrics[0]", f"{__name__}.count"))
+        weights = kept.weights()
+        expected = 50 if weights is None else weights.sum()
+        assert measure_own(kept, "", CLASSES, own, 9)[0]["count"].value == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -90,6 +128,7 @@ def test_draws_that_fail_do_not_count() -> None:
             "two metrics f1_score",
         ),
         ([Target("evaluation.metrics[0]", f"{__name__}.cost", {"miss": 2})], "has no such argument; it accepts alarm"),
+        ([Target("evaluation.metrics", f"{__name__}.take_none")], r"metrics\[0\].*passes 2 positional arguments, and"),
     ],
 )
 def test_what_is_no_metric_is_refused(given: Any, reason: str) -> None:

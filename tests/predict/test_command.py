@@ -183,6 +183,43 @@ def explain_elsewhere(folder: Path, run: str) -> Any:
     return model.predict(pd.read_parquet(folder / "new.parquet"), params={"output": "explain"}).to_dict("list")
 
 
+def read_elsewhere(folder: Path, run: str, layer: str) -> Any:
+    """What the served model says a layer returns, and what the rest of the network makes of it."""
+    import keras
+    import mlflow
+    import pandas as pd
+
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+    (output,) = mlflow.get_run(run).outputs.model_outputs
+    (file,) = folder.glob(f"mlartifacts/*/models/{output.model_id}/artifacts/data/model.keras")
+    *_, last, scale = keras.models.load_model(file).get_layer("mlp").layers
+    served = mlflow.pyfunc.load_model(f"models:/{output.model_id}")
+    values = served.predict(pd.read_parquet(folder / "new.parquet"), params={"output": f"layer:{layer}"})
+    with pytest.raises(
+        mlflow.exceptions.MlflowException, match="layer:dens: there is no such layer; the model has mlp/dense"
+    ):
+        served.predict(pd.read_parquet(folder / "new.parquet"), params={"output": "layer:dens"})
+    return values, np.asarray(scale(last(values)))[:, 0]
+
+
+def test_a_layer_of_the_model_is_written(trained: Trained, isolated: Callable[..., Any]) -> None:
+    trained.predict(trained.prices, "new.parquet", "layer.parquet", "--layer", "dense", "--keep", "id")
+    found = trained.read("layer.parquet")
+    assert list(found) == ["id", "prediction", *(f"dense_{n}" for n in range(8))]
+    values, prediction = isolated(read_elsewhere, trained.folder, trained.prices, "mlp/dense")
+    np.testing.assert_allclose(np.stack([found[f"dense_{n}"] for n in range(8)], axis=1), values, atol=1e-6)
+    np.testing.assert_allclose(found["prediction"], prediction, rtol=1e-5)
+
+    trained.predict(trained.sizes, "new.parquet", "deep.parquet", "--layer", "hidden1_piecewise", "--explain")
+    deep = trained.read("deep.parquet")
+    assert np.ndim(deep["hidden1_piecewise"]) == 3  # of each member
+    assert "reason_area" in deep
+    refused = trained.predict(trained.sizes, "new.parquet", "none.csv", "--layer", "hidden1_piecewise", code=2)
+    assert "the column hidden1_piecewise has lists, which a CSV file cannot hold" in refused
+    refused = trained.predict(trained.sizes, "new.parquet", "none.parquet", "--layer", "hidden9", code=2)
+    assert "--layer hidden9: there is no such layer; the model has tabular/hidden" in refused
+
+
 def test_reasons_of_predictions_sum_to_them_on_every_door(trained: Trained, isolated: Callable[..., Any]) -> None:
     text = trained.predict(trained.sizes, "new.parquet", "reasons.parquet", "--explain")
     found = trained.read("reasons.parquet")

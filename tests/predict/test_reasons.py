@@ -68,6 +68,8 @@ def test_many_columns_get_sampled_ones_that_sum_to_the_prediction() -> None:
     half = rows["0"].astype(np.float64) * rows["1"] / 2  # an order and its reverse share the product
     np.testing.assert_allclose(found["0"], weights[0] * rows["0"] + half, rtol=1e-6)
     assert count_predictions(9) == 16 * 8 + 2
+    turned = explain_rows(predict, dict(reversed(rows.items())), dict.fromkeys(rows, 0.0))
+    assert all(np.array_equal(turned[name], found[name]) for name in found)  # whatever the order of the columns
 
 
 def test_a_typical_row_has_medians_and_frequent_categories() -> None:

@@ -174,7 +174,11 @@ def test_answers_that_outputs_do_not_have_are_refused(
         ("evaluation.threshold=1.5", "evaluation.threshold=1.5: expected"),
         ("'evaluation.threshold={recall: 1.2}'", "evaluation.threshold.recall=1.2: expected"),
         ("'evaluation.threshold={f2: 1}'", "evaluation.threshold.f2"),
-        ("'evaluation.threshold={recall: 0.9, precision: 0.5}'", "a threshold has one goal"),
+        (
+            "'evaluation.threshold={recall: 0.9, precision: 0.5}'",
+            "evaluation.threshold={recall: 0.9, precision: 0.5}: a threshold has one goal",
+        ),
+        ("'evaluation.threshold={cost: [5, 0]}'", "expected a list such as [5, 1], above 0.0, or null"),
         ("'evaluation.threshold={cost: [5]}'", "of a miss and of a false alarm"),
         ("evaluation.interval=1", "evaluation.interval=1: expected"),
         ("evaluation.calibrate=platt", "evaluation.calibrate=platt: expected auto"),

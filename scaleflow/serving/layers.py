@@ -1,0 +1,65 @@
+"""What a layer of a trained Keras model returns for the model's inputs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+#: The most layers that a message names.
+MOST_NAMED = 20
+
+
+def walk_named_layers(model: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the layers of a Keras model that compute, by their paths: `mlp`, `mlp/dense_1`."""
+    for layer in getattr(model, "layers", ()):
+        if type(layer).__name__ != "InputLayer":
+            yield prefix + layer.name, layer
+        yield from walk_named_layers(layer, f"{prefix}{layer.name}/")
+
+
+def choose_layer(model: Any, name: str) -> Any:
+    """Returns the layer with a path, or an end of one. Raises ValueError, which lists the most similar ones first."""
+    layers = dict(walk_named_layers(model))
+    found = [name] if name in layers else [path for path in layers if path.endswith(f"/{name}")]
+    if len(found) == 1:
+        return layers[found[0]]
+    compare = difflib.SequenceMatcher(None, b=name.lower())
+
+    def differ(path: str) -> float:
+        compare.set_seq1(path.rpartition("/")[2].lower())
+        return -compare.ratio()
+
+    paths = found or sorted(layers, key=differ)
+    more = f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else ""
+    why = "several layers have this name" if found else "there is no such layer"
+    raise ValueError(f"{why}; the model has {', '.join(paths[:MOST_NAMED])}{more}")
+
+
+def compute_layer(model: Any, layer: Any, inputs: Any) -> tuple[Any, tf.Tensor]:
+    """Returns the outputs of a model, and what its layer returns at its last call, [batch, ...] float32.
+
+    Raises ValueError if that is no tensor of numbers with a row for each example.
+    """
+    call, found = layer.call, list[Any]()
+
+    def keep(*arguments: Any, **options: Any) -> Any:
+        found.append(call(*arguments, **options))
+        return found[-1]
+
+    layer.call = keep  # whatever kind of model calls it
+    try:
+        outputs = model(inputs, training=False)
+    finally:
+        layer.call = call
+    if not found:
+        raise ValueError("the model does not use this layer")
+    (values, *others) = tf.nest.flatten(found[-1])
+    rows = tf.nest.flatten(inputs)[0].shape[0]
+    if others or not isinstance(values, tf.Tensor) or values.dtype == tf.string:
+        raise ValueError("this layer does not return numbers, one tensor of them")
+    if not values.shape.rank or values.shape[0] != rows or None in values.shape[1:]:
+        raise ValueError(f"this layer returns {values.shape}, without a row of one size for each example")
+    return outputs, tf.cast(values, tf.float32)
