@@ -43,6 +43,7 @@ from scaleflow.commands.tracked_run import (
     supervise_worker,
 )
 from scaleflow.config.compose import CommandWords
+from scaleflow.config.evaluation_rules import ADVICE
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Dataset
 from scaleflow.interfaces.events import DatasetDescribed, EvaluationReady, Event, MetricsLogged, StepsProfiled
@@ -94,6 +95,8 @@ def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -
     typed_keys = words.keys
     if "dataset.shards" in typed_keys:
         raise ConfigError("dataset.shards: an evaluation reads all files in one process; leave it out")
+    if decided := [key for key in typed_keys if key.startswith(tuple(ADVICE))]:
+        raise ConfigError(f"{decided[0]}: an evaluation uses what the run's validation rows decided; leave it out")
     display.begin_stage("reading the run and its model from MLflow")
     run, words = find_run(words)
     describe_opened_run(run.model.run_id, run.name, run.store)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scaleflow.evaluate import has_new_data
+from scaleflow.evaluate import has_new_data, main
 from scaleflow.tracking.tracked_runs import choose_evaluation_name
 
 TABLE = {"_target_": "scaleflow.dataset.table.Table", "data_dir": "data/a.csv", "target": "y", "test": 0.2, "limit": 9}
@@ -49,3 +49,13 @@ def test_other_data_of_one_name_are_recorded_beside_the_first() -> None:
     assert choose_evaluation_name("csv", other, tags) == "csv-fedcba98"
     assert choose_evaluation_name("csv.all", other, tags) == "csv.all"
     assert choose_evaluation_name("csv", digest, {"scaleflow.evaluate.csv": "of an older version"}) == "csv-01234567"
+
+
+@pytest.mark.parametrize(
+    "word", ["evaluation.threshold=0.9", "evaluation.threshold.recall=0.9", "evaluation.interval=0.5"]
+)
+def test_what_validation_rows_decided_is_not_typed_again(word: str, capfd: Any) -> None:
+    assert main(["0" * 32, word]) == 2
+    assert (
+        f"{word.partition('=')[0]}: an evaluation uses what the run's validation rows decided" in capfd.readouterr().err
+    )

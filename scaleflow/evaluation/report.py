@@ -353,7 +353,7 @@ def make_report(
         ]
     read = np.arange(min(len(predictions.table), MOST_READ))
     columns = reader.read_columns(predictions.column(EXAMPLE)[read])
-    sliced = [*analyses, *filter(None, map(of_coverage, analyses))]
+    sliced = [*map(name_decided, analyses), *filter(None, map(of_coverage, analyses))]
     slices = [row for each in sliced for row in find_slices(predictions, each, columns, read, options.intervals)]
     slices.sort(key=lambda row: not row["is_weak"])
     mistakes = [row for each in analyses for row in list_mistakes(predictions, each, options.worst)]
@@ -396,6 +396,12 @@ def make_report(
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     own += [name for name in figures if name.endswith(("_at_threshold", "coverage")) and name not in own]
     return ModelReport(figures, findings, [Path(name) for name in contents], own)
+
+
+def name_decided(analysis: OutputAnalysis) -> OutputAnalysis:
+    """Returns an analysis whose measure has the name of its figure: at a threshold, if one was chosen."""
+    name = f"{analysis.measure}_at_threshold"
+    return replace(analysis, measure=name) if name in analysis.figures else analysis
 
 
 def of_coverage(analysis: OutputAnalysis) -> OutputAnalysis | None:

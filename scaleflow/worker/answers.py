@@ -156,6 +156,7 @@ def learn_classes(
         assert chances is not None
         threshold, reached = choose_threshold(target, chances[:, 1], weights, options.threshold)
         described = replace(described, threshold=threshold)
-        used = "0.5 is used" if threshold is None else f"{threshold:.3g}"
+        second = described.names[1] if described.names else "1"
+        used = "0.5 is used" if threshold is None else f"{second} from {threshold:.3g} on"
         notes.append(f"evaluation.threshold: {used}, as {len(target):,} validation rows say ({reached})")
     return described, notes

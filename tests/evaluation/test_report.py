@@ -6,10 +6,12 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 
 from scaleflow.evaluation.findings import KnownOfRun
@@ -66,6 +68,25 @@ def test_a_report_is_one_page_that_loads_nothing_and_its_tables(tmp_path: Path, 
     mistakes = read_table(tmp_path / "mistakes.csv")
     assert len(mistakes) >= 24
     assert mistakes[0]["colour"] == colour[int(mistakes[0]["example"])]
+
+
+def test_slices_are_measured_as_the_figures_of_their_name(tmp_path: Path) -> None:
+    predictions = draw_predictions(replace(BINARY, threshold=0.3), 300)
+    report = report_in(tmp_path, predictions, Reader(colour=np.array(["red"] * 300, object)))
+    metrics = {row["metric"] for row in read_table(tmp_path / "slices.csv")}
+    assert metrics == {"accuracy_at_threshold"}
+    assert "accuracy_at_threshold" in report.figures
+
+
+@pytest.mark.parametrize("calibrate", [None, "auto"])
+def test_a_calibration_is_advised_if_it_was_not_tried(tmp_path: Path, calibrate: Any) -> None:
+    predictions = draw_predictions(BINARY, 300)
+    sure = predictions.table.set_column(
+        predictions.table.column_names.index("probability"), "probability", pyarrow.array(np.ones(300, np.float32))
+    )
+    report = report_in(tmp_path, replace(predictions, table=sure), calibrate=calibrate)
+    (text,) = (each.text for each in report.findings if each.rule == "calibration")
+    assert text.endswith("try evaluation.calibrate=auto") == (calibrate is None)
 
 
 def test_a_sample_and_no_intervals_are_said(tmp_path: Path) -> None:

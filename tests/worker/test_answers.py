@@ -100,7 +100,7 @@ def test_every_door_answers_with_what_was_learned(
         np.testing.assert_allclose(two[door]["probability"], chosen, atol=1e-5)
     assert two["notes"][0].startswith("evaluation.calibrate: logits are multiplied by ")
     assert two["notes"][1].startswith(
-        f"evaluation.threshold: {threshold:.3g}, as 1,000 validation rows say (precision "
+        f"evaluation.threshold: 1 from {threshold:.3g} on, as 1,000 validation rows say (precision "
     )
 
     (margin,) = one["outputs"].margins
