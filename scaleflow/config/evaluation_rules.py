@@ -9,8 +9,7 @@ from scaleflow.interfaces.config import ThresholdGoal
 #: The keys that the validation rows decide, and what to give in place of that.
 ADVICE = {
     "evaluation.threshold": "give evaluation.threshold as a number",
-    "evaluation.calibrate": "leave evaluation.calibrate null",
-    "evaluation.interval": "leave evaluation.interval null",
+    **{f"evaluation.{key}": f"leave evaluation.{key} null" for key in ("calibrate", "interval", "sets")},
 }
 
 #: What has no validation rows that can decide: the key, when, why, and what else would work.

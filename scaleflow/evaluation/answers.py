@@ -1,4 +1,4 @@
-"""What validation rows decide about the answers of a model: calibration, a threshold, the margins of intervals.
+"""What validation rows decide about the answers of a model: calibration, a threshold, sets of classes, intervals.
 
 All are weighted by the weights of the rows. No TensorFlow.
 """
@@ -123,9 +123,27 @@ def find_margins(errors: Array, level: float, weights: Array) -> Array:
     Args:
         errors: predictions minus targets, [n, k].
     """
+    return np.array([find_bound(np.abs(each), level, weights) for each in errors.T])
+
+
+def find_set_threshold(of_target: Array, level: float, weights: Array) -> float:
+    """Returns the least probability of classes so that new targets are among them with a probability.
+
+    Split conformal prediction with 1 - the probability of the true class as score (Sadinle et al. 2019): no other sets
+    of this coverage are smaller on average, and each class is a comparison, the same one wherever the model answers.
+
+    Args:
+        of_target: the probabilities of the true classes, [n].
+    """
+    found = -find_bound(-of_target.astype(np.float64), level, weights)
+    return float(np.float32(found * (1 - 1e-5)))  # where rounding elsewhere does not matter
+
+
+def find_bound(scores: Array, level: float, weights: Array) -> float:
+    """Returns what new scores stay at or below with a probability: of n scores [n] number ceil((n + 1) x level)."""
     count = count_effective(weights)
     share = min(1.0, level * (count + 1) / count)
-    return np.array([weighted_quantiles(np.abs(each), [share - ROUNDING], weights)[0] for each in errors.T])
+    return float(weighted_quantiles(scores, [share - ROUNDING], weights)[0])
 
 
 def count_needed(level: float) -> int:

@@ -40,6 +40,7 @@ from scaleflow.evaluation.predictions import Predictions
 from scaleflow.evaluation.resampling import Figure, Resamples
 from scaleflow.interfaces import Outputs
 from scaleflow.interfaces.formatting import format_number
+from scaleflow.serving.answers import find_sets
 
 #: The colours, which a page and a file of one chart share.
 STYLE = """
@@ -290,7 +291,7 @@ def analyse_output(
     form = choose_form(described)
     if form in ("class", "best"):
         data = read_classes(predictions, output, described)
-        return analyse_classes(output, data, resample, miss_cost, described.threshold)
+        return analyse_classes(output, described, data, resample, miss_cost)
     if form == "positions":
         return analyse_positions(predictions, output, described, resample)
     return analyse_vectors(predictions, output, described, resample)
@@ -300,16 +301,22 @@ Resample = Callable[[Array], Resamples]
 
 
 def analyse_classes(
-    output: str, data: Classes, resample: Resample, miss_cost: float, threshold: float | None = None
+    output: str, described: Outputs, data: Classes, resample: Resample, miss_cost: float
 ) -> OutputAnalysis:
-    resamples = resample(data.rows)
+    resamples, threshold = resample(data.rows), described.threshold
     figures, rows = measure_classes(data, resamples)
     if threshold is not None:  # metrics of these names are those of the likelier class
         figures = {f"{name}_at_threshold" if name in DECIDED else name: each for name, each in figures.items()}
         figures |= {f"{name}_at_threshold": rows[1][name] for name in ("precision", "recall", "f1")}
     counts, weights = count_confusion(data, resamples.weights), resamples.weights
+    is_covered = np.array([], bool)
+    if described.set_threshold is not None and data.chances is not None:
+        sets = find_sets(described, data.chances)
+        is_covered = sets[np.arange(len(sets)), data.target]
+        figures |= {"coverage": resamples.mean(is_covered), "set_size": resamples.mean(sets.sum(axis=1))}
     calibrated = calibrate(data, weights)
     facts: dict[str, Any] = {
+        "covered": is_covered,
         "chance error": find_chance_error(data.confidence, weights, resamples.members) if len(data.rows) else np.nan,
         "confused": list_confused(counts, data.names),
         "gain": find_gain(calibrated, weights) if data.chances is not None else 0.0,

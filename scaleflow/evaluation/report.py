@@ -394,7 +394,7 @@ def make_report(
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    own += [name for name in figures if name.endswith(("_at_threshold", "coverage")) and name not in own]
+    own += [name for name in figures if name.endswith(("_at_threshold", "coverage", "set_size")) and name not in own]
     return ModelReport(figures, findings, [Path(name) for name in contents], own)
 
 
@@ -405,7 +405,7 @@ def name_decided(analysis: OutputAnalysis) -> OutputAnalysis:
 
 
 def of_coverage(analysis: OutputAnalysis) -> OutputAnalysis | None:
-    """Returns an analysis of how often intervals hold the target; None if there are none."""
+    """Returns an analysis of how often intervals, or sets, hold the target; None if there are none."""
     covered = analysis.facts.get("covered", ())
     return replace(analysis, scores=covered, measure="coverage", is_error=False) if len(covered) else None
 

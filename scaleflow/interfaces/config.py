@@ -419,6 +419,7 @@ class EvaluationOptions:
     threshold: float | Literal["auto"] | ThresholdGoal = field(default=0.5, metadata={"above": 0.0, "below": 1.0})
     calibrate: Literal["auto"] | None = None
     interval: float | None = field(default=None, metadata={"above": 0.0, "below": 1.0})
+    sets: float | None = field(default=None, metadata={"above": 0.0, "below": 1.0})
     baselines: int = field(default=1_000_000, metadata={"at_least": 0, "at_most": 1_000_000})
 
     @property
@@ -429,8 +430,9 @@ class EvaluationOptions:
     @property
     def learned(self) -> list[str]:
         """The keys that ask for something that the validation rows decide."""
-        values = {"threshold": not isinstance(self.threshold, float), "calibrate": self.calibrate}
-        return [f"evaluation.{key}" for key, is_asked in {**values, "interval": self.interval}.items() if is_asked]
+        asked = {"threshold": not isinstance(self.threshold, float), "calibrate": self.calibrate is not None}
+        asked |= {key: getattr(self, key) is not None for key in ("interval", "sets")}
+        return [f"evaluation.{key}" for key, is_asked in asked.items() if is_asked]
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,8 @@ class Outputs:
             (`evaluation.threshold`). None: it is predicted if it is the likelier one.
         margins: for `regression`: how far below and above each value its interval reaches (`evaluation.interval`).
             None: there are no intervals.
+        set_threshold: for one class: the least probability at which a class is in the set of an example
+            (`evaluation.sets`). None: there are no sets.
     """
 
     kind: Kind
@@ -153,6 +155,7 @@ class Outputs:
     calibration: tuple[float, float] | None = field(default=None, compare=False)
     threshold: float | None = field(default=None, compare=False)
     margins: tuple[float, ...] | None = field(default=None, compare=False)
+    set_threshold: float | None = field(default=None, compare=False)
 
     @property
     def target_shape(self) -> tuple[int, ...]:
@@ -178,6 +181,10 @@ class Outputs:
         """Whether the target of each example is one class, of two or of several."""
         is_single = self.kind == "classification" and len(self.shape) == 1
         return is_single or (self.kind == "binary" and self.shape == (1,))
+
+
+#: What of `Outputs` belongs to a model, and not to the data that it was trained on.
+ANSWERS = ("threshold", "margins", "set_threshold")
 
 
 def fits_float32(values: Iterable[float], deviation: float, most: float) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from scaleflow.interfaces.data import Inputs, InputStructure, Outputs, OutputStructure, map_named, name_leaves
+from scaleflow.interfaces.data import ANSWERS, Inputs, InputStructure, Outputs, OutputStructure, map_named, name_leaves
 
 #: The version of the record. A reader refuses newer ones.
 FORMAT = 1
@@ -131,18 +131,19 @@ class EarlierState:
         outputs: Outputs | None = name_leaves(self.state.outputs).get(name)
         if outputs is None:
             return None
-        outputs = replace(outputs, calibration=None, threshold=None, margins=None)  # each model has its own
+        own: Mapping[str, Any] = dict.fromkeys(ANSWERS)
+        outputs = replace(outputs, calibration=None, **own)  # each model has its own
         if not outputs.is_one_class or outputs.ignore is not None:
             return outputs
         return replace(outputs, ignore=self.unknown_class)
 
     def take_answers(self, outputs: OutputStructure) -> OutputStructure:
-        """Returns outputs with the threshold and the intervals of the earlier run's model."""
+        """Returns outputs with what of them belongs to the earlier run's model."""
         before: Mapping[str, Outputs] = name_leaves(self.state.outputs)
 
         def take(name: str, each: Outputs) -> Outputs:
             old = before.get(name, each)
-            return replace(each, threshold=old.threshold, margins=old.margins)
+            return replace(each, **{key: getattr(old, key) for key in ANSWERS})
 
         taken: OutputStructure = map_named(take, outputs)
         return taken

@@ -48,7 +48,7 @@ from scaleflow.interfaces import (
     name_leaves,
 )
 from scaleflow.model.layers import label_leaves, make_inputs
-from scaleflow.serving.answers import is_one_of_several
+from scaleflow.serving.answers import is_one_of_several, quote_classes
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,8 @@ def make_signatures(outputs: OutputStructure) -> Mapping[str, Signature]:
     """Returns the functions from outputs [batch, ...] to tensors by name, by the name of the signature.
 
     `serving_default`: `prediction` (the name of a class, or its number if classes have no names; the label's truth; the
-    value) and `probability`; of values with intervals also their ends, `prediction_low` and `prediction_high`.
+    value) and `probability`; of classes with sets also `prediction_set`; of values with intervals also their ends,
+    `prediction_low` and `prediction_high`.
     `probabilities`: `probabilities` [batch, ..., classes], in the order of the record `learned_state.json`; it is left
     out if no output has probabilities. `logits`: the outputs as they are. With several outputs, names begin with that
     of the output, except those of `logits`, which are the names of the outputs.
@@ -197,7 +198,18 @@ def make_predictions(described: Outputs, values: tf.Tensor) -> dict[str, tf.Tens
         is_second = chances[..., 1] >= described.threshold
         best, chance = tf.cast(is_second, tf.int64), tf.where(is_second, chances[..., 1], chances[..., 0])
     prediction = best if described.names is None else tf.gather(tf.constant(described.names), best)
-    return {"prediction": prediction, "probability": chance}
+    found = {"prediction": prediction, "probability": chance}
+    return (
+        found if described.set_threshold is None else {**found, "prediction_set": write_sets(described, chances, best)}
+    )
+
+
+def write_sets(described: Outputs, chances: tf.Tensor, best: tf.Tensor) -> tf.Tensor:
+    """Returns the sets of classes as JSON lists, [batch] of texts: the predicted one, and all from a probability on."""
+    words = tf.constant([f", {each}" for each in quote_classes(described.names, chances.shape[-1])])
+    is_inside = (chances >= described.set_threshold) | tf.one_hot(best, chances.shape[-1], True, False)
+    joined = tf.strings.reduce_join(tf.where(is_inside, words, ""), axis=-1)
+    return tf.strings.join(["[", tf.strings.substr(joined, 2, tf.strings.length(joined)), "]"])
 
 
 def make_probabilities(described: Outputs, values: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ class DescribedOutput(Protocol):
         kind: as in `Outputs`; None if it is not known.
         names: of the classes, labels or values; None if they have none.
         dtype: numpy's name of the dtype of its values.
-        threshold, margins: as in `Outputs`.
+        threshold, margins, set_threshold: as in `Outputs`.
     """
 
     @property
@@ -42,6 +43,9 @@ class DescribedOutput(Protocol):
     @property
     def margins(self) -> Sequence[float] | None: ...
 
+    @property
+    def set_threshold(self) -> float | None: ...
+
 
 #: Outputs by name; "" is the name of a single one without a name.
 Outputs = Mapping[str, DescribedOutput]
@@ -51,10 +55,11 @@ def make_prediction_columns(outputs: Outputs, values: Mapping[str, Array], has_a
     """Converts outputs [rows, ...] by name to columns by name: [rows], or [rows, ...] with a value for each position.
 
     classification: `prediction`, the class; `probability`, its probability; `probability_CLASS` of each class, if these
-    are few or the caller wants all. binary: the same for two classes. multi_label: `prediction_LABEL`, a boolean, and
-    `probability_LABEL`. regression: `prediction`, or `prediction_NAME` for several values; if they have intervals, also
-    their ends, `prediction_low` and `prediction_high`. Unknown: `output`. A class without a name is its number, counted
-    from 0. With several outputs, names begin with that of the output.
+    are few or the caller wants all; if it has sets, `prediction_set`, a JSON list of classes. binary: the same for two
+    classes. multi_label: `prediction_LABEL`, a boolean, and `probability_LABEL`. regression: `prediction`, or
+    `prediction_NAME` for several values; if they have intervals, also their ends, `prediction_low` and
+    `prediction_high`. Unknown: `output`. A class without a name is its number, counted from 0. With several outputs,
+    names begin with that of the output.
     """
     columns: dict[str, Array] = {}
     for name, described in outputs.items():
@@ -69,6 +74,8 @@ def make_prediction_columns(outputs: Outputs, values: Mapping[str, Array], has_a
             best, names = choose_classes(described, chances), described.names
             found = {"prediction": best if names is None else np.array(names, object)[best]}
             found["probability"] = np.take_along_axis(chances, best[..., None], axis=-1)[..., 0]
+            if described.set_threshold is not None:
+                found["prediction_set"] = write_sets(find_sets(described, chances), names)
             if chances.ndim == 2 and (has_all or chances.shape[-1] <= MOST_PROBABILITIES):
                 found |= divide_columns("probability", chances, names)
         else:
@@ -106,6 +113,28 @@ def choose_classes(described: DescribedOutput, chances: Array) -> Array:
     """Returns the predicted classes, [rows, ...] int64: the likeliest ones, or what the threshold says."""
     is_second = None if described.threshold is None else chances[..., 1] >= np.float32(described.threshold)
     return chances.argmax(axis=-1) if is_second is None else is_second.astype(np.int64)
+
+
+def find_sets(described: DescribedOutput, chances: Array) -> Array:
+    """Returns which classes are in the set of each example, [rows, classes] bool; the predicted one always is."""
+    is_inside = chances >= np.float32(described.set_threshold)
+    is_inside[np.arange(len(chances)), choose_classes(described, chances)] = True
+    return np.asarray(is_inside)
+
+
+def write_sets(is_inside: Array, names: Sequence[str] | None) -> Array:
+    """Returns sets of classes [rows, classes] bool as JSON lists of their names, or numbers, [rows] of texts."""
+    words, (distinct, places) = (
+        quote_classes(names, is_inside.shape[1]),
+        np.unique(is_inside, axis=0, return_inverse=True),
+    )
+    texts = [f"[{', '.join(words[n] for n in np.flatnonzero(each))}]" for each in distinct]
+    return np.array(texts, object)[places.reshape(-1)]
+
+
+def quote_classes(names: Sequence[str] | None, count: int) -> list[str]:
+    """Returns the names of classes, or their numbers, as JSON writes them."""
+    return [json.dumps(each, ensure_ascii=False) for each in names or range(count)]
 
 
 def bound_values(described: DescribedOutput, values: Array) -> dict[str, Array]:

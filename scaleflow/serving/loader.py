@@ -25,6 +25,9 @@ from scaleflow.serving.reasons import explain_rows, find_explained, find_missing
 PREDICTION, PROBABILITIES, LOGITS, EXPLAIN = OUTPUTS = ("prediction", "probabilities", "logits", "explain")
 LAYER = "layer:"
 
+#: What the record of an earlier version does not say of an output.
+UNDECIDED = dict.fromkeys(("threshold", "margins", "set_threshold"))
+
 #: The cells of a model whose run read no table.
 PLAIN = CellForm()
 
@@ -48,7 +51,7 @@ class SavedModel:
         words = {name: each["learned"] for name, each in learned.get("preprocessing", {}).items()}
         self._cells = read_forms(learned.get("reading", {}), words)
         self._outputs = {
-            each["name"]: SimpleNamespace(**{"threshold": None, "margins": None, **each, "shape": tuple(each["shape"])})
+            each["name"]: SimpleNamespace(**{**UNDECIDED, **each, "shape": tuple(each["shape"])})
             for each in learned.get("outputs", ())
         }
         self._schema = learned.get("schema", {})
@@ -102,7 +105,7 @@ class SavedModel:
     def _answer(self, values: Any, output: str) -> pd.DataFrame:
         """Returns predictions or probabilities; the cells of a column with a value for each position are arrays."""
         named = values if isinstance(values, dict) else {"": values}
-        outputs = self._outputs or {name: SimpleNamespace(kind=None, names=None, margins=None) for name in named}
+        outputs = self._outputs or {name: SimpleNamespace(kind=None, names=None, **UNDECIDED) for name in named}
         make = make_prediction_columns if output == PREDICTION else make_probability_columns
         columns = make(outputs, named)
         if not columns:

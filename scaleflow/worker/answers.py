@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class AnswerRules:
-    """What the validation rows decide about the answers: the calibration, the threshold, the margins of intervals.
+    """What the validation rows decide about the answers: the calibration, the threshold, sets, intervals.
 
     Args:
         outputs: of the model: a single one.
@@ -81,6 +81,7 @@ def check_answers(options: EvaluationOptions, described: Outputs, rows: int) -> 
     """Raises ConfigError if the outputs do not have the answers that `evaluation` asks for."""
     from scaleflow.evaluation.answers import count_needed
     from scaleflow.evaluation.collector import choose_form
+    from scaleflow.serving.answers import MOST_PROBABILITIES
 
     has = f"the dataset has {described.kind} targets" + (f" {described.shape}" if described.shape else "")
     is_class = described.is_one_class and described.ignore is None
@@ -89,13 +90,18 @@ def check_answers(options: EvaluationOptions, described: Outputs, rows: int) -> 
         raise ConfigError(f"evaluation.threshold: is for two classes, and {has}; leave it 0.5")
     if options.calibrate and not is_class:
         raise ConfigError(f"evaluation.calibrate: is for one class of each example, and {has}; leave it null")
-    if options.interval is not None:
-        if described.kind != "regression" or choose_form(described) != "values":
-            raise ConfigError(f"evaluation.interval: is for numbers, and {has}; leave it null")
-        if rows < (needed := count_needed(options.interval)):
+    if options.interval is not None and (described.kind != "regression" or choose_form(described) != "values"):
+        raise ConfigError(f"evaluation.interval: is for numbers, and {has}; leave it null")
+    if options.sets is not None and not (is_class and choose_form(described) == "class"):
+        raise ConfigError(
+            f"evaluation.sets: is for one of up to {MOST_PROBABILITIES} classes of each example, and {has}; leave it "
+            "null"
+        )
+    for key, level in (("interval", options.interval), ("sets", options.sets)):
+        if level is not None and rows < (needed := count_needed(level)):
             raise ConfigError(
-                f"evaluation.interval={options.interval:g}: needs {needed} validation rows, and there are {rows}; use "
-                "a lower one, or a larger dataset.validation"
+                f"evaluation.{key}={level:g}: needs {needed} validation rows, and there are {rows}; use a lower one, "
+                "or a larger dataset.validation"
             )
 
 
@@ -127,10 +133,10 @@ def learn_from(options: EvaluationOptions, described: Outputs, contents: list[by
 def learn_classes(
     options: EvaluationOptions, described: Outputs, values: Mapping[str, Array], weights: Array
 ) -> tuple[Outputs, list[str]]:
-    """Returns the outputs with the calibration and the threshold, and notes about them."""
+    """Returns the outputs with the calibration, the threshold and that of sets, and notes about them."""
     import numpy as np
 
-    from scaleflow.evaluation.answers import FEWEST, choose_threshold, fit_calibration
+    from scaleflow.evaluation.answers import FEWEST, find_set_threshold, fit_calibration
     from scaleflow.serving.answers import compute_probabilities
 
     is_binary = described.kind == "binary"
@@ -138,12 +144,11 @@ def learn_classes(
     logits = logits.reshape(-1) if is_binary else logits
     target = (values["/target"].reshape(-1) > 0.5 if is_binary else values["/target"].reshape(-1)).astype(np.int64)
     counts = np.bincount(target[weights > 0])
-    key = options.learned[0]
-    if len(counts) < 2 or counts[counts > 0].min() < FEWEST or (counts > 0).sum() < 2:
-        note = f"{key}: nothing is learned, as a class has fewer than {FEWEST} validation rows"
-        return described, [note]
+    is_rare = (counts > 0).sum() < 2 or counts[counts > 0].min() < FEWEST
     notes: list[str] = []
-    if options.calibrate:
+    if is_rare and options.learned != ["evaluation.sets"]:
+        notes.append(f"{options.learned[0]}: nothing is learned, as a class has fewer than {FEWEST} validation rows")
+    elif options.calibrate:
         calibration = fit_calibration(target, logits, weights)
         if calibration is None:
             notes.append("evaluation.calibrate: probabilities stay as they are, which no calibration makes better")
@@ -151,12 +156,29 @@ def learn_classes(
             described, (factor, shift) = replace(described, calibration=calibration), calibration
             logits = logits * factor + shift
             notes.append(f"evaluation.calibrate: logits are multiplied by {factor:.3g}" + f", {shift:+.3g}" * is_binary)
-    if not isinstance(options.threshold, float):
-        chances = compute_probabilities(described, logits.reshape(values["/output"].shape))
-        assert chances is not None
-        threshold, reached = choose_threshold(target, chances[:, 1], weights, options.threshold)
-        described = replace(described, threshold=threshold)
-        second = described.names[1] if described.names else "1"
-        used = "0.5 is used" if threshold is None else f"{second} from {threshold:.3g} on"
-        notes.append(f"evaluation.threshold: {used}, as {len(target):,} validation rows say ({reached})")
+    chances = compute_probabilities(described, logits.reshape(values["/output"].shape))
+    assert chances is not None
+    if not isinstance(options.threshold, float) and not is_rare:
+        described, note = learn_threshold(options, described, target, chances[:, 1], weights)
+        notes.append(note)
+    if options.sets is not None:
+        least = find_set_threshold(chances[np.arange(len(target)), target], options.sets, weights)
+        described = replace(described, set_threshold=least)
+        rows = f"{len(target):,} validation rows"
+        notes.append(
+            f"evaluation.sets={options.sets:g}: {rows} give the classes with a probability of {least:.3g} or more"
+        )
     return described, notes
+
+
+def learn_threshold(
+    options: EvaluationOptions, described: Outputs, target: Array, chance: Array, weights: Array
+) -> tuple[Outputs, str]:
+    from scaleflow.evaluation.answers import choose_threshold
+
+    assert not isinstance(options.threshold, float)
+    threshold, reached = choose_threshold(target, chance, weights, options.threshold)
+    second = described.names[1] if described.names else "1"
+    used = "0.5 is used" if threshold is None else f"{second} from {threshold:.3g} on"
+    note = f"evaluation.threshold: {used}, as {len(target):,} validation rows say ({reached})"
+    return replace(described, threshold=threshold), note

@@ -27,6 +27,7 @@ from scaleflow.export.formats import ExportFormat, PortableModel, list_formats
 from scaleflow.export.keras_file import IS_SAFE, MODULES
 from scaleflow.export.runtime import RuntimeProcess, start_runtime
 from scaleflow.interfaces import EarlierState, LearnedState, Plan, map_leaves, map_named, name_leaves
+from scaleflow.interfaces.data import ANSWERS
 from scaleflow.interfaces.events import Emit, FormatExported, StageBegan
 from scaleflow.model import TOLERANCE, label_leaves
 from scaleflow.runs import ConversionSpec
@@ -114,7 +115,7 @@ class SavedParts:
         for name, tensor in self.outputs.items():
             keys = ["kind", "names", *(["scaling"] if name in self.wide and not takes_raw else [])]
             more = {} if name not in described else {key: asdict(described[name])[key] for key in keys}
-            own = ("threshold", "margins") if name in described else ()
+            own = ANSWERS if name in described else ()
             more |= {key: value for key in own if (value := getattr(described[name], key)) is not None}
             outputs.append({"name": name, "tensor": tensor, **more})
         return json.dumps({"version": VERSION, "inputs": inputs, "outputs": outputs}, indent=1)

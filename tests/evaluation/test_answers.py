@@ -10,10 +10,16 @@ from scipy.stats import binom, norm
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, precision_score, recall_score
 
-from scaleflow.evaluation.answers import choose_threshold, count_needed, find_margins, fit_calibration
+from scaleflow.evaluation.answers import (
+    choose_threshold,
+    count_needed,
+    find_margins,
+    find_set_threshold,
+    fit_calibration,
+)
 from scaleflow.interfaces.config import ThresholdGoal
 from scaleflow.serving.answers import make_prediction_columns
-from tests.evaluation.made import PRICE, TWO
+from tests.evaluation.made import CLASSES, PRICE, TWO
 
 Array = np.ndarray[Any, Any]
 
@@ -126,6 +132,41 @@ def test_intervals_hold_new_targets_as_often_as_they_say(rows: int, level: float
         low, high = np.quantile(binom.rvs(new, share, random_state=random), [0.025, 0.975])
         outside += not low <= covered <= high
     assert outside <= 20  # of 200 tables 5 % on average, 10 % with near certainty at most
+
+
+@pytest.mark.parametrize(("rows", "level", "classes"), [(50, 0.9, 2), (200, 0.8, 20)])
+def test_sets_hold_the_classes_of_new_rows_as_often_as_they_say(rows: int, level: float, classes: int) -> None:
+    random, outside, new, sizes = np.random.default_rng(rows), 0, 400, []
+    ranks = int(np.ceil((rows + 1) * level))
+    for _ in range(200):
+        true = random.dirichlet(np.full(classes, 0.5), rows + new)
+        target = (random.random((rows + new, 1)) > true.cumsum(axis=1)).sum(axis=1).clip(0, classes - 1)
+        chances = true**0.5 + random.uniform(0, 0.1, true.shape)  # of a model that is wrong
+        chances = (chances / chances.sum(axis=1, keepdims=True)).astype(np.float32)
+        of_target = np.take_along_axis(chances, target[:, None], axis=1)[:, 0]
+        threshold = find_set_threshold(of_target[:rows], level, np.ones(rows))
+        covered = int((of_target[rows:] >= np.float32(threshold)).sum())
+        sizes.append((chances[rows:] >= np.float32(threshold)).sum(axis=1).mean())
+        share = random.beta(ranks, rows + 1 - ranks, 2000)
+        low, high = np.quantile(binom.rvs(new, share, random_state=random), [0.025, 0.975])
+        outside += not low <= covered <= high
+    assert outside <= 20
+    assert np.mean(sizes) < classes
+
+
+def test_sets_are_json_lists_of_the_likely_classes_and_the_predicted_one() -> None:
+    import json
+    from dataclasses import replace
+
+    names = ("red", 'a "quote", ü', "blue")
+    described = replace(CLASSES, shape=(3,), names=names, set_threshold=0.6)
+    chances = np.array([[0.7, 0.2, 0.1], [0.4, 0.35, 0.25], [0.1, 0.3, 0.6]], np.float32)
+    for least, wanted in ((0.6, [[0], [0], [2]]), (0.25, [[0], [0, 1, 2], [1, 2]])):
+        found = make_prediction_columns({"": replace(described, set_threshold=least)}, {"": np.log(chances)})
+        assert [json.loads(each) for each in found["prediction_set"]] == [[names[n] for n in row] for row in wanted]
+    numbered = replace(described, names=None, set_threshold=0.25)
+    assert make_prediction_columns({"": numbered}, {"": np.log(chances)})["prediction_set"][2] == "[1, 2]"
+    assert len(make_prediction_columns({"": numbered}, {"": np.zeros((0, 3), np.float32)})["prediction_set"]) == 0
 
 
 def test_an_interval_needs_as_many_rows_as_make_an_end() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable
@@ -48,7 +49,7 @@ def answer(plan: Plan, x: Any, folder: Path) -> dict[str, Any]:
         "keras": np.asarray(keras.models.load_model(folder / "model.keras", compile=False)(x)),
         "served": {name: each.numpy() for name, each in served.items()},
         "pyfunc": {name: each.to_numpy() for name, each in flavour.predict(x).items()},
-        "chances": built.outputs.kind == "binary" and flavour.predict(x, {"output": "probabilities"}).to_numpy(),
+        "chances": built.outputs.kind != "regression" and flavour.predict(x, {"output": "probabilities"}).to_numpy(),
         "outputs": built.facts.learned.outputs,
         "notes": notes,
         "values": values,
@@ -68,6 +69,16 @@ def write_values(folder: Path) -> dict[str, Any]:
     return data
 
 
+def write_many(folder: Path) -> dict[str, Any]:
+    random = np.random.default_rng(5)
+    x = random.normal(size=(2000, 2)).astype(np.float32)
+    logits = x @ random.normal(size=(2, 20)) * 2
+    y = (logits + random.gumbel(size=logits.shape)).argmax(axis=1)
+    data = {"x_train": x[:1000], "y_train": y[:1000], "x_test": x[1000:], "y_test": y[1000:]}
+    np.savez(folder / "many.npz", **data)
+    return data
+
+
 def test_every_door_answers_with_what_was_learned(
     isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path
 ) -> None:
@@ -76,14 +87,17 @@ def test_every_door_answers_with_what_was_learned(
 
     known, values = write_rare(tmp_path)["two"], write_values(tmp_path)
     wrong = ("dataset.balance=oversample", "dataset.prior_correction=false")
+    sets, many = ("evaluation.sets=0.8", "dataset.validation=0.25"), write_many(tmp_path)
     cases = [
         ("two", *wrong, "evaluation.calibrate=auto", "evaluation.threshold={recall: 0.8}", "dataset.validation=0.25"),
         ("values", "evaluation.interval=0.9", "dataset.validation=0.25"),
+        ("many", "evaluation.calibrate=auto", *sets),
+        ("two", "evaluation.threshold={recall: 0.8}", *sets),
     ]
     plans = [plan(*LINEAR, "dataset=npz", f"dataset.data_dir={tmp_path / name}.npz", *words) for name, *words in cases]
-    inputs = [known["x_test"], values["x_test"]]
-    folders = [tmp_path / "0", tmp_path / "1"]
-    two, one = isolated(answer_all, list(zip(plans, inputs, folders, strict=True)))
+    inputs = [known["x_test"], values["x_test"], many["x_test"], known["x_test"]]
+    folders = [tmp_path / str(n) for n in range(4)]
+    two, one, *with_sets = isolated(answer_all, list(zip(plans, inputs, folders, strict=True)))
 
     wanted = LogisticRegression(C=1e6).fit(known["x_train"], known["y_train"]).predict_proba(known["x_test"])
     assert abs(two["chances"] - wanted).mean() < 0.03  # oversampled, the mean probability of the rare class is doubled
@@ -109,6 +123,16 @@ def test_every_door_answers_with_what_was_learned(
         np.testing.assert_allclose(one[door]["prediction_high"] - one[door]["prediction"], margin, rtol=1e-4)
         inside = abs(one[door]["prediction"] - values["y_test"][:, 0]) <= margin
         assert 0.85 < inside.mean() < 0.95
+
+    for found, target, rows in zip(with_sets, (many["y_test"], known["y_test"]), ("250", "1,000"), strict=True):
+        least, predicted = found["outputs"].set_threshold, found["pyfunc"]["prediction"]
+        chances = found["chances"]
+        wanted = [sorted({*np.flatnonzero(row >= least), best}) for row, best in zip(chances, predicted, strict=True)]
+        is_covered = np.mean([each in inside for each, inside in zip(target, wanted, strict=True)])
+        assert 0.72 < is_covered < 0.88 or (least > 0.5 and is_covered > 0.8)  # the predicted class alone
+        assert f"evaluation.sets=0.8: {rows} validation rows give" in found["notes"][-1]
+        for door in ("served", "pyfunc"):
+            assert [json.loads(each) for each in found[door]["prediction_set"]] == wanted
 
 
 @pytest.mark.slow
@@ -159,6 +183,16 @@ TWO, MANY, REAL = Outputs("binary", (1,)), Outputs("classification", (5,)), Outp
         (EvaluationOptions(interval=0.9), TWO, 99, "interval: is for numbers, and the dataset has binary"),
         (EvaluationOptions(interval=0.9), REAL, 8, "needs 9 validation rows, and there are 8; use a lower one"),
         (EvaluationOptions(interval=0.9), Outputs("regression", (64, 64)), 99, "interval: is for numbers"),
+        (
+            EvaluationOptions(sets=0.9),
+            REAL,
+            99,
+            "sets: is for one of up to 20 classes of each example, and the dataset has",
+        ),
+        (EvaluationOptions(sets=0.9), Outputs("multi_label", (3,)), 99, "sets: is for one of up to 20 classes"),
+        (EvaluationOptions(sets=0.9), Outputs("classification", (21,)), 99, "sets: is for one of up to 20 classes"),
+        (EvaluationOptions(sets=0.9), Outputs("classification", (8, 8, 3)), 99, "sets: is for one of up to 20 classes"),
+        (EvaluationOptions(sets=0.99), MANY, 98, "needs 99 validation rows, and there are 98; use a lower one"),
     ],
 )
 def test_answers_that_outputs_do_not_have_are_refused(
@@ -181,6 +215,8 @@ def test_answers_that_outputs_do_not_have_are_refused(
         ("'evaluation.threshold={cost: [5, 0]}'", "expected a list such as [5, 1], above 0.0, or null"),
         ("'evaluation.threshold={cost: [5]}'", "of a miss and of a false alarm"),
         ("evaluation.interval=1", "evaluation.interval=1: expected"),
+        ("evaluation.sets=0", "evaluation.sets=0: expected"),
+        ("evaluation.sets=0.9 dataset.validation=null", "leave evaluation.sets null"),
         ("evaluation.calibrate=platt", "evaluation.calibrate=platt: expected auto"),
         ("evaluation.threshold=auto dataset.validation=null", "there are no validation rows to decide by"),
         ("evaluation.calibrate=auto dataset.fold=1/5", "both what decides and what is measured"),
