@@ -21,6 +21,11 @@ def has_invalid_fraction(plan: Plan) -> bool:
     return isinstance(validation, float) and not 0 <= validation < 1
 
 
+def has_unfit_levels(levels: list[float]) -> bool:
+    is_ascending = all(low < high for low, high in itertools.pairwise([0.0, *levels, 1.0]))
+    return len(levels) < 2 or 0.5 not in levels or not is_ascending
+
+
 def is_known_not_to_be_table(path: str) -> bool:
     """Whether this is another dataset of scaleflow's. The worker knows what a class of the user's is."""
     return path.startswith("scaleflow.") and path != TABLE
@@ -314,6 +319,37 @@ TRAINING_RULES: Sequence[Rule] = (
         lambda p: p.debug.nan and p.training.on_nan == "rollback",
         "debug.nan ends the run at the first NaN, and a rollback continues it",
         "use only one of the two",
+    ),
+    Rule(
+        ("objective.levels",),
+        lambda p: has_unfit_levels([0.1, 0.5] if p.objective.levels is None else p.objective.levels),
+        "these are two or more, above 0 and below 1, ascending, none twice, and one is 0.5, the prediction",
+        "give such as [0.1, 0.5, 0.9], or for the median alone objective.loss=mae",
+    ),
+    *(
+        Rule(
+            ("objective.levels", key),
+            lambda p, is_set=is_set: p.objective.levels is not None and is_set(p),  # type: ignore[misc]
+            why,
+            "leave one of the two null",
+        )
+        for key, is_set, why in (
+            (
+                "objective.loss",
+                lambda p: p.objective.loss is not None,
+                "quantiles have a loss of their own, the pinball loss",
+            ),
+            (
+                "evaluation.interval",
+                lambda p: p.evaluation.interval is not None,
+                "quantiles are the ends of intervals already",
+            ),
+            (
+                "training.step._target_",
+                lambda p: p.training.step is not None,
+                "a custom step computes the training loss itself",
+            ),
+        )
     ),
     Rule(
         ("objective.class_weight", "training.step._target_"),

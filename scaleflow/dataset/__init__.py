@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from scaleflow.dataset.pipeline.blocks import describe_shards as describe_shards
     from scaleflow.dataset.pipeline.feed_factory import make_feed as make_feed
     from scaleflow.dataset.pipeline.feeds import find_places as find_places
+    from scaleflow.dataset.pipeline.matched_source import LevelledSource as LevelledSource
     from scaleflow.dataset.pipeline.matched_source import WholeSource as WholeSource
     from scaleflow.dataset.pipeline.matched_source import match_source as match_source
     from scaleflow.dataset.pipeline.matched_source import read_targets as read_targets
@@ -39,7 +40,7 @@ NAMES = {
     "pipeline.blocks": ("check_shards", "describe_shards"),
     "pipeline.feed_factory": ("make_feed",),
     "pipeline.feeds": ("find_places",),
-    "pipeline.matched_source": ("WholeSource", "match_source", "read_targets"),
+    "pipeline.matched_source": ("LevelledSource", "WholeSource", "match_source", "read_targets"),
     "pipeline.preprocessing": ("preprocess_inputs", "sample_rows"),
     "pipeline.records": ("decode_records",),
     "pipeline.splits": ("LEFT_OUT", "UNLABELLED", "Splits", "limit_evaluation", "prepare_splits", "repeat_first_batch"),

@@ -29,7 +29,7 @@ class BaselineData:
         targets: of them, [n]: classes as integers from 0, or values.
         test_features, test_targets: the same of the test split, or without one of the validation split.
         classes: the number of classes; 0 for values.
-        unit: what values are divided by in the loss.
+        unit: what values are divided by in the loss; NaN if the run has another loss.
         is_sample: whether the training split has more rows.
         keeps_outputs: whether their outputs for the test rows are kept, for further metrics.
         weights, test_weights: of the rows; None: all count the same.

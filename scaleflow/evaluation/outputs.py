@@ -40,7 +40,8 @@ from scaleflow.evaluation.predictions import Predictions
 from scaleflow.evaluation.resampling import Figure, Resamples
 from scaleflow.interfaces import Outputs
 from scaleflow.interfaces.formatting import format_number
-from scaleflow.serving.answers import find_sets
+from scaleflow.interfaces.quantiles import average_pinball_losses
+from scaleflow.serving.answers import bound_values, find_sets
 
 #: The colours, which a page and a file of one chart share.
 STYLE = """
@@ -373,9 +374,13 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
         return OutputAnalysis(output, figures, classes, drawings, rows, scores, "accuracy", False, worst)
     figures, classes = measure_values(names, target, prediction, resamples)
     is_covered = np.array([], bool)
-    if described.margins is not None:
-        is_covered = (np.abs(prediction - target) <= described.margins).mean(axis=1)
+    if ends := list(bound_values(described, np.zeros((1, *described.model_shape)))):
+        bounds = [read_values(predictions, output, described, "prediction", f"_{end}")[rows] for end in ends]
+        is_covered = ((bounds[0] <= target) & (target <= bounds[-1])).mean(axis=1)
         figures["coverage"] = resamples.mean(is_covered)
+        if described.levels is not None:
+            losses = average_pinball_losses(target, np.stack(bounds, axis=-1), np.array(described.levels))
+            figures["pinball"] = resamples.mean(losses.mean(axis=1), is_error=True)
     scale = np.maximum(target.std(axis=0), 1e-300) if count > 1 else 1.0
     scores = (np.abs(prediction - target) / scale).mean(axis=1)
     drawings = []
@@ -397,18 +402,20 @@ def read_vectors(predictions: Predictions, output: str, described: Outputs) -> t
     """Reads an output with values or labels: the rows that count [n], targets, predictions and, of labels, their
     probabilities, [n, k] float64.
     """
-    count = described.shape[0] if described.shape else 1
-    names = described.names or tuple(map(str, range(count)))
-    suffixes = [""] if count == 1 else [f"_{name}" for name in names]
-
-    def read(column: str) -> Array:
-        parts = [predictions.column(column + suffix, output) for suffix in suffixes]
-        return np.stack([np.asarray(part, np.float64) for part in parts], axis=1)
-
+    read = functools.partial(read_values, predictions, output, described)
     target, prediction = read("target"), read("prediction")
     rows = np.flatnonzero(np.isfinite(target).all(axis=1) & np.isfinite(prediction).all(axis=1))
     chances = None if described.kind == "regression" else read("probability")[rows]
     return rows, target[rows], prediction[rows], chances
+
+
+def read_values(predictions: Predictions, output: str, described: Outputs, column: str, end: str = "") -> Array:
+    """Reads the columns of the values of an output, [rows, k] float64; `end` ends their names."""
+    count = described.shape[0] if described.shape else 1
+    names = described.names or tuple(map(str, range(count)))
+    suffixes = [""] if count == 1 else [f"_{name}" for name in names]
+    parts = [predictions.column(f"{column}{suffix}{end}", output) for suffix in suffixes]
+    return np.stack([np.asarray(part, np.float64) for part in parts], axis=1)
 
 
 def analyse_positions(predictions: Predictions, output: str, described: Outputs, resample: Resample) -> OutputAnalysis:

@@ -23,7 +23,7 @@ from scaleflow.evaluation.collector import EXAMPLE, ROWS_AT_ONCE, WEIGHT, Predic
 from scaleflow.evaluation.resampling import Resamples, Units, number_blocks
 from scaleflow.interfaces import Outputs, OutputStructure, name_leaves
 from scaleflow.interfaces.learned_state import parse_leaves
-from scaleflow.serving.answers import DescribedOutput, divide_columns, make_logit_columns, make_prediction_columns
+from scaleflow.serving.answers import divide_columns, make_logit_columns, make_prediction_columns
 
 Array = np.ndarray[Any, Any]
 
@@ -38,7 +38,7 @@ class OutputColumns:
         has_logits: whether logits get columns, too.
     """
 
-    outputs: Mapping[str, DescribedOutput]
+    outputs: Mapping[str, Outputs]
     has_all: bool = False
     has_logits: bool = False
 
@@ -52,7 +52,7 @@ class OutputColumns:
 
     def make_empty(self) -> dict[str, Any]:
         """Returns the columns without values."""
-        return self.convert({name: np.zeros((0, *each.shape)) for name, each in self.outputs.items()})
+        return self.convert({name: np.zeros((0, *each.model_shape)) for name, each in self.outputs.items()})
 
     def make_schema(self) -> Any:
         """Returns the names and the types of the columns."""

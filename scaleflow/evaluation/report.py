@@ -394,7 +394,11 @@ def make_report(
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    own += [name for name in figures if name.endswith(("_at_threshold", "coverage", "set_size")) and name not in own]
+    own += [
+        name
+        for name in figures
+        if name.endswith(("_at_threshold", "coverage", "set_size", "pinball")) and name not in own
+    ]
     return ModelReport(figures, findings, [Path(name) for name in contents], own)
 
 

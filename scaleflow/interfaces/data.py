@@ -143,6 +143,8 @@ class Outputs:
             None: there are no intervals.
         set_threshold: for one class: the least probability at which a class is in the set of an example
             (`evaluation.sets`). None: there are no sets.
+        levels: for `regression`: the shares of targets that are to be below the values that the model returns for each
+            target, ascending; 0.5 is one of them (`objective.levels`). None: it returns one value for each.
     """
 
     kind: Kind
@@ -156,11 +158,17 @@ class Outputs:
     threshold: float | None = field(default=None, compare=False)
     margins: tuple[float, ...] | None = field(default=None, compare=False)
     set_threshold: float | None = field(default=None, compare=False)
+    levels: tuple[float, ...] | None = field(default=None, compare=False)
 
     @property
     def target_shape(self) -> tuple[int, ...]:
         """The shape of one example's target."""
         return tuple(self.shape[:-1] if self.kind == "classification" else self.shape)
+
+    @property
+    def model_shape(self) -> tuple[int, ...]:
+        """The shape of what a trained model returns for one example: with levels a value for each."""
+        return (*self.shape, len(self.levels)) if self.levels else self.shape
 
     @property
     def target_dtype(self) -> str:
@@ -184,7 +192,7 @@ class Outputs:
 
 
 #: What of `Outputs` belongs to a model, and not to the data that it was trained on.
-ANSWERS = ("threshold", "margins", "set_threshold")
+ANSWERS = ("threshold", "margins", "set_threshold", "levels")
 
 
 def fits_float32(values: Iterable[float], deviation: float, most: float) -> bool:

@@ -295,5 +295,5 @@ class LearnedChanges:
 def is_same_output(old: Outputs | None, new: Outputs) -> bool:
     """Returns whether two outputs mean the same."""
     return old is not None and all(
-        getattr(old, key) == getattr(new, key) for key in ("kind", "shape", "names", "scaling")
+        getattr(old, key) == getattr(new, key) for key in ("kind", "shape", "names", "scaling", "levels")
     )

@@ -1,4 +1,4 @@
-"""Quantiles of weighted values; NumPy has them since 2.0 only."""
+"""Quantiles of weighted values, which NumPy has since 2.0 only, and the loss of predicted quantiles."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,3 +18,15 @@ def weighted_quantiles(values: Any, quantiles: Sequence[float], weights: Any) ->
     order = values.argsort(kind="stable")
     shares = weights[order].cumsum()
     return values[order][(shares / shares[-1]).searchsorted(quantiles)]
+
+
+def average_pinball_losses(targets: Any, quantiles: Any, levels: Any) -> Any:
+    """Returns the mean over the levels of the pinball loss of each target, [...], from NumPy arrays.
+
+    Args:
+        targets: [...].
+        quantiles: [..., levels], or what broadcasts to that.
+        levels: an array of shares.
+    """
+    errors = targets[..., None] - quantiles
+    return (errors * levels).clip(min=errors * (levels - 1)).mean(axis=-1)

@@ -48,7 +48,7 @@ from scaleflow.interfaces import (
     name_leaves,
 )
 from scaleflow.model.layers import label_leaves, make_inputs
-from scaleflow.serving.answers import is_one_of_several, quote_classes
+from scaleflow.serving.answers import bound_values, is_one_of_several, quote_classes, take_prediction
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def make_signatures(outputs: OutputStructure) -> Mapping[str, Signature]:
 
     `serving_default`: `prediction` (the name of a class, or its number if classes have no names; the label's truth; the
     value) and `probability`; of classes with sets also `prediction_set`; of values with intervals also their ends,
-    `prediction_low` and `prediction_high`.
+    `prediction_low` and `prediction_high`, or the quantiles, such as `prediction_q10`.
     `probabilities`: `probabilities` [batch, ..., classes], in the order of the record `learned_state.json`; it is left
     out if no output has probabilities. `logits`: the outputs as they are. With several outputs, names begin with that
     of the output, except those of `logits`, which are the names of the outputs.
@@ -187,10 +187,9 @@ def make_signatures(outputs: OutputStructure) -> Mapping[str, Signature]:
 def make_predictions(described: Outputs, values: tf.Tensor) -> dict[str, tf.Tensor]:
     chances = make_probabilities(described, values).get("probabilities")
     if chances is None:
-        margins = None if described.margins is None else np.reshape(described.margins, described.shape)
-        ends = {} if margins is None else {"prediction_low": values - margins, "prediction_high": values + margins}
-        found = {"prediction": values, **ends}
-        return {key: tf.squeeze(each, -1) if values.shape[1:] == (1,) else each for key, each in found.items()}
+        ends = {f"prediction_{end}": each for end, each in bound_values(described, values).items()}
+        found = {"prediction": take_prediction(described, values), **ends}
+        return {key: tf.squeeze(each, -1) if each.shape[1:] == (1,) else each for key, each in found.items()}
     if not is_one_of_several(described):
         return {"prediction": chances >= 0.5, "probability": chances}
     best, chance = tf.argmax(chances, axis=-1), tf.reduce_max(chances, axis=-1)
@@ -209,7 +208,7 @@ def write_sets(described: Outputs, chances: tf.Tensor, best: tf.Tensor) -> tf.Te
     words = tf.constant([f", {each}" for each in quote_classes(described.names, chances.shape[-1])])
     is_inside = (chances >= described.set_threshold) | tf.one_hot(best, chances.shape[-1], True, False)
     joined = tf.strings.reduce_join(tf.where(is_inside, words, ""), axis=-1)
-    return tf.strings.join(["[", tf.strings.substr(joined, 2, tf.strings.length(joined)), "]"])
+    return tf.strings.join(["[", tf.strings.regex_replace(joined, "^, ", ""), "]"])
 
 
 def make_probabilities(described: Outputs, values: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -306,7 +305,7 @@ def write_model(
     signature = {
         "arguments": label_leaves(inputs),  # of the SavedModel's signatures, by the name of the input
         "inputs": map_leaves(lambda each: {"dtype": each.dtype, "shape": [-1, *each.shape]}, inputs),
-        "outputs": map_leaves(lambda each: {"dtype": each.dtype, "shape": [-1, *each.shape]}, outputs),
+        "outputs": map_leaves(lambda each: {"dtype": each.dtype, "shape": [-1, *each.model_shape]}, outputs),
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
     }

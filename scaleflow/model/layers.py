@@ -7,9 +7,11 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from statistics import NormalDist
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from scaleflow.errors import ConfigError
@@ -66,6 +68,21 @@ def head(
 
     labels = label_leaves(outputs)
     return map_named(add, outputs)
+
+
+def order_levels(values: Any, levels: Sequence[float], name: str | None = None) -> Any:
+    """Converts [batch, ..., n * levels] to [batch, ..., n, levels] that never fall along the last axis, float32.
+
+    The first is a value, the others are steps of softplus. They begin as the quantiles of a normal distribution with
+    deviation 1. Sorted values would not cross either, but where two of them change places the quantiles would meet.
+    """
+    x = keras.layers.Reshape((*values.shape[1:-1], -1, len(levels)), dtype="float32")(values)
+    starts = np.array([NormalDist().inv_cdf(level) for level in levels], np.float32)
+    steps = ops.softplus(x[..., 1:]) * (np.diff(starts) / np.log(2)).astype(np.float32)
+    ordered = [x[..., :1] + starts[:1]]
+    for n in range(len(levels) - 1):
+        ordered.append(ordered[-1] + steps[..., n : n + 1])
+    return keras.layers.Concatenate(dtype="float32", name=name)(ordered)
 
 
 def label_leaves(structure: Any) -> dict[str, str]:

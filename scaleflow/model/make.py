@@ -7,6 +7,7 @@ import math
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from scaleflow.interfaces import (
     OutputStructure,
     describe_keys,
     label_leaf,
+    map_leaves,
     map_named,
     name_leaves,
 )
 from scaleflow.interfaces.data import add_batch_dimension
 from scaleflow.model.export import KERAS_FILE, WEIGHTS_FILE, keras_file_fault
-from scaleflow.model.layers import make_inputs
+from scaleflow.model.layers import make_inputs, order_levels
 
 #: The largest share of a BatchNorm's initial statistics that may be left at the end of a run, without a warning; and
 #: the one at which they count as learned.
@@ -65,13 +67,17 @@ def make_model(
 
     Args:
         factory: (inputs, outputs) -> a Keras model from [batch, *inputs.shape] to [batch, *outputs.shape], or from and
-            to dicts of such tensors, with the keys of `inputs` and `outputs`.
+            to dicts of such tensors, with the keys of `inputs` and `outputs`. With `Outputs.levels` it gets the shape
+            (values * levels,), and the values are put in order here; or it returns [batch, *model_shape] in order.
         has_step: whether `training.step` is set, so that the loss is not the model's.
 
     Raises ConfigError if it is no model, does not take the inputs, returns other keys or shapes, is stateful, or has
     methods for Keras's training that would not be called.
     """
-    model = call_factory(factory, inputs, outputs)
+    needed = map_leaves(
+        lambda each: replace(each, shape=(math.prod(each.model_shape),)) if each.levels else each, outputs
+    )
+    model = call_factory(factory, inputs, needed)
     if not has_step:
         check_own_steps(model)
     if stateful := [layer.name for layer in flatten_layers(model) if getattr(layer, "stateful", False)]:
@@ -88,8 +94,8 @@ def make_model(
         raise ConfigError(
             f"model: does not accept inputs of shape {', '.join(shapes)}: {read_reason(error)}"
         ) from error
-    check_outputs(returned, outputs)
-    if any(each.scaling or each.logit_shift for each in name_leaves(outputs).values()):
+    check_outputs(returned, needed)
+    if any(each.scaling or each.logit_shift or each.levels for each in name_leaves(outputs).values()):
         return scale_outputs(model, model_inputs, returned, outputs)
     if any(tensor.dtype != "float32" for tensor in name_leaves(returned).values()):
         model = keras.Model(model_inputs, map_named(cast_to_float32, returned), name=model.name)
@@ -174,7 +180,8 @@ def check_outputs(returned: Any, outputs: OutputStructure) -> None:
                 f"model: returned {describe_returned(tensor)}{label}, expected one tensor "
                 f"{add_batch_dimension(each.shape)}"
             )
-        if tuple(tensor.shape[1:]) != tuple(each.shape):
+        is_ordered = each.levels is not None and tuple(tensor.shape[2:]) == (len(each.levels),)
+        if tuple(tensor.shape[1:]) != tuple(each.shape) and not is_ordered:
             raise ConfigError(
                 f"model: returns {label_leaf('outputs', name)} of shape {add_batch_dimension(tensor.shape[1:])}, but "
                 f"the dataset's {each.kind} targets need {add_batch_dimension(each.shape)}"
@@ -203,8 +210,14 @@ def scale_outputs(model: keras.Model, inputs: Any, returned: Any, outputs: Outpu
     """
     described = name_leaves(outputs)
     inputs, returned = find_graph(model) or (inputs, returned)
-    scaled = map_named(lambda name, tensor: scale_output(name, tensor, described[name]), returned)
-    return keras.Model(inputs, scaled, name=model.name)
+
+    def scale(name: str, tensor: keras.KerasTensor) -> keras.KerasTensor:
+        levels = described[name].levels
+        return scale_output(
+            name, tensor if levels is None or len(tensor.shape) == 3 else order_levels(tensor, levels), described[name]
+        )
+
+    return keras.Model(inputs, map_named(scale, returned), name=model.name)
 
 
 def scale_output(name: str, tensor: keras.KerasTensor, described: Outputs) -> keras.KerasTensor:

@@ -33,7 +33,7 @@ from scaleflow.interfaces import (
     name_leaves,
 )
 from scaleflow.interfaces.options import Positive, SizeByName, Widths, check_options
-from scaleflow.model.layers import average, label_leaves, make_inputs, to_list
+from scaleflow.model.layers import average, label_leaves, make_inputs, order_levels, to_list
 from scaleflow.model.make import find_graph, scale_output
 
 #: The logarithm of the weight of a member that does not count.
@@ -226,7 +226,10 @@ def build(
         # one value last would make its bias a column, whose sum LiteRT does not have
         values = add_layer(x, "bkd,kdc->bck", (count, members), f"{label}_values", dtype="float32")
         values = values if count == 1 else keras.layers.Permute((2, 1), dtype="float32")(values)
-        each_member = keras.layers.Reshape((members, *each.shape), dtype="float32", name=label)(values)
+        if each.levels:
+            each_member = order_levels(values, each.levels, label)
+        else:
+            each_member = keras.layers.Reshape((members, *each.shape), dtype="float32", name=label)(values)
         return limit_values(average_members(each_member, each), each, is_scaled=True)
 
     return keras.Model(raw, map_named(add_head, outputs), name="tabular")

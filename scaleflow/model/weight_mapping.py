@@ -198,7 +198,8 @@ def match_classes(old: Outputs, new: Outputs) -> Mapping[int, int] | None:
     if kinds.get(old.kind, old.kind) != new.kind or (new.kind == "binary" and old.names != new.names):
         return None
     if new.kind == "regression" or new.kind == "binary" or old.names is None or new.names is None:
-        is_same = (old.shape, old.names) == (new.shape, new.names) and old.kind == new.kind
+        is_same = (old.shape, old.names, old.levels) == (new.shape, new.names, new.levels) and old.kind == new.kind
+        is_same &= old.levels is None or old.scaling == new.scaling  # steps between quantiles cannot be rescaled
         return {n: n for n in range(new.shape[-1])} if is_same else None
     places = {name: n for n, name in enumerate(old.names)}
     found = {n: places[name] for n, name in enumerate(new.names) if name in places}

@@ -187,7 +187,7 @@ def defaults_for(described: Outputs) -> Defaults:
         columns = described.shape[-1] if described.shape else 1
         targets, outputs = (with_counted(described, each) for each in (get_targets, get_outputs))
         return Defaults(
-            squared_error,
+            squared_error if described.levels is None else make_pinball_loss(described.levels),
             (mean("mae", absolute_error), mean("rmse", squared_error, math.sqrt)),
             (r2_measure("r2", targets, outputs, columns, described.scaling[0] if described.scaling else 0.0),),
             {"mae": "min", "rmse": "min", "r2": "max"},
@@ -304,6 +304,16 @@ def squared_error(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
 
 def absolute_error(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
     return tf.abs(subtract(targets, outputs))
+
+
+def make_pinball_loss(levels: Sequence[float]) -> Loss:
+    """Makes the mean over the levels of the pinball loss, whose optimum is the quantile (Koenker and Bassett 1978)."""
+
+    def loss(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        errors, shares = subtract(targets[..., None], outputs), tf.constant(levels, tf.float32)
+        return tf.reduce_mean(tf.maximum(shares * errors, (shares - 1) * errors), axis=-1)
+
+    return loss
 
 
 def subtract(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:

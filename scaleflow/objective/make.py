@@ -305,7 +305,7 @@ def make_objective(
         if metrics.get(name) == []:
             return drop_metrics(parts)
         targets = find_metrics(described, parts, metrics.get(name, ()), f"objective.metrics{dot}{name}")
-        return add_metrics(parts, described, targets, loader, is_weighted)
+        return measure_medians(add_metrics(parts, described, targets, loader, is_weighted), described)
 
     if isinstance(outputs, Outputs):
         return replace(make_one("", outputs), is_weighted=is_weighted)
@@ -386,6 +386,18 @@ def drop_metrics(parts: Objective) -> Objective:
     return replace(dropped, replaced=name_measures(parts))
 
 
+def measure_medians(parts: Objective, described: Outputs) -> Objective:
+    """Returns the objective with metrics of the medians, if quantiles are predicted."""
+    if described.levels is None:
+        return parts
+    middle = described.levels.index(0.5)
+    measures, others = (
+        change_measures(each, lambda targets, outputs: (targets, outputs[..., middle]))
+        for each in (parts.measures, parts.evaluation_measures)
+    )
+    return replace(parts, measures=measures, evaluation_measures=others)
+
+
 def name_measures(parts: Objective) -> set[str]:
     return {name for measure in (*parts.measures, *parts.evaluation_measures) for name in measure.names}
 
@@ -462,10 +474,14 @@ def loss_measure(loss: Loss) -> Measure:
 def select_all(output: str, measures: Sequence[Measure]) -> list[Measure]:
     """Returns measures of one of several outputs, with its name."""
 
-    def select(measure: Measure) -> Measure:
-        def sums(targets: Any, outputs: Any, weights: tf.Tensor) -> tf.Tensor:
-            return measure.sums(targets[output], outputs[output], weights)
+    chosen = change_measures(measures, lambda targets, outputs: (targets[output], outputs[output]))
+    return [replace(each, names=tuple(f"{output}/{name}" for name in each.names)) for each in chosen]
 
-        return replace(measure, names=tuple(f"{output}/{name}" for name in measure.names), sums=sums)
 
-    return [select(measure) for measure in measures]
+def change_measures(measures: Sequence[Measure], change: Callable[[Any, Any], tuple[Any, Any]]) -> list[Measure]:
+    """Returns measures that get changed targets and outputs."""
+
+    def change_one(measure: Measure) -> Measure:
+        return replace(measure, sums=lambda targets, outputs, weights: measure.sums(*change(targets, outputs), weights))
+
+    return [change_one(each) for each in measures]

@@ -22,7 +22,7 @@ class DescribedOutput(Protocol):
         kind: as in `Outputs`; None if it is not known.
         names: of the classes, labels or values; None if they have none.
         dtype: numpy's name of the dtype of its values.
-        threshold, margins, set_threshold: as in `Outputs`.
+        threshold, margins, set_threshold, levels: as in `Outputs`.
     """
 
     @property
@@ -46,6 +46,9 @@ class DescribedOutput(Protocol):
     @property
     def set_threshold(self) -> float | None: ...
 
+    @property
+    def levels(self) -> Sequence[float] | None: ...
+
 
 #: Outputs by name; "" is the name of a single one without a name.
 Outputs = Mapping[str, DescribedOutput]
@@ -58,14 +61,16 @@ def make_prediction_columns(outputs: Outputs, values: Mapping[str, Array], has_a
     are few or the caller wants all; if it has sets, `prediction_set`, a JSON list of classes. binary: the same for two
     classes. multi_label: `prediction_LABEL`, a boolean, and `probability_LABEL`. regression: `prediction`, or
     `prediction_NAME` for several values; if they have intervals, also their ends, `prediction_low` and
-    `prediction_high`. Unknown: `output`. A class without a name is its number, counted from 0. With several outputs,
-    names begin with that of the output.
+    `prediction_high`; if they are quantiles, these, such as `prediction_q10`, of which the prediction is the median.
+    Unknown: `output`. A class without a name is its number, counted from 0. With several outputs, names begin with that
+    of the output.
     """
     columns: dict[str, Array] = {}
     for name, described in outputs.items():
         chances = compute_probabilities(described, values[name])
         if chances is None:
-            found = divide_columns("prediction" if described.kind else "output", values[name], described.names)
+            values_of, label = take_prediction(described, values[name]), "prediction" if described.kind else "output"
+            found = divide_columns(label, values_of, described.names)
             for end, ends in bound_values(described, values[name]).items():
                 found |= {
                     f"{key}_{end}": each for key, each in divide_columns("prediction", ends, described.names).items()
@@ -137,11 +142,19 @@ def quote_classes(names: Sequence[str] | None, count: int) -> list[str]:
     return [json.dumps(each, ensure_ascii=False) for each in names or range(count)]
 
 
-def bound_values(described: DescribedOutput, values: Array) -> dict[str, Array]:
-    """Returns the lower and upper ends of the intervals of values [rows, ...]; empty if there are none."""
+def take_prediction(described: DescribedOutput, values: Any) -> Any:
+    """Returns what is predicted of values, arrays or tensors: the medians [rows, n] of quantiles [rows, n, levels]."""
+    return values if described.levels is None else values[..., list(described.levels).index(0.5)]
+
+
+def bound_values(described: DescribedOutput, values: Any) -> dict[str, Any]:
+    """Returns quantiles, or the ends of intervals of values, arrays or tensors, by name; empty if there are none."""
+    if described.levels is not None:
+        return {f"q{level * 100:.10g}": values[..., n] for n, level in enumerate(described.levels)}
     if described.margins is None:
         return {}
-    margins = np.asarray(described.margins, values.dtype).reshape(values.shape[1:])
+    dtype = getattr(values.dtype, "as_numpy_dtype", values.dtype)
+    margins = np.asarray(described.margins, dtype).reshape(described.shape)
     return {"low": values - margins, "high": values + margins}
 
 

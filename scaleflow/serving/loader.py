@@ -26,7 +26,7 @@ PREDICTION, PROBABILITIES, LOGITS, EXPLAIN = OUTPUTS = ("prediction", "probabili
 LAYER = "layer:"
 
 #: What the record of an earlier version does not say of an output.
-UNDECIDED = dict.fromkeys(("threshold", "margins", "set_threshold"))
+UNDECIDED = dict.fromkeys(("threshold", "margins", "set_threshold", "levels"))
 
 #: The cells of a model whose run read no table.
 PLAIN = CellForm()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from scaleflow.serving.answers import DescribedOutput, compute_probabilities, is_one_of_several
+from scaleflow.serving.answers import DescribedOutput, compute_probabilities, is_one_of_several, take_prediction
 
 Array = np.ndarray[Any, Any]
 Columns = Mapping[str, Array]
@@ -108,7 +108,7 @@ def find_explained(described: DescribedOutput, outputs: Array) -> Callable[[Arra
     """
     chances = compute_probabilities(described, outputs)
     if chances is None:
-        return lambda values: values.reshape(len(values))
+        return lambda values: take_prediction(described, values).reshape(len(values))
     classes = np.ones(len(chances), np.int64) if chances.shape[1] == 2 else chances.argmax(axis=1)
 
     def take(values: Array) -> Array:

@@ -134,7 +134,7 @@ def make_output_schema(state: LearnedState) -> Schema:
     """Returns the schema of the predictions; a column with a value for each position has arrays."""
     outputs = name_leaves(state.outputs)
     empty = make_prediction_columns(
-        outputs, {name: np.zeros((1, *each.shape), each.dtype) for name, each in outputs.items()}
+        outputs, {name: np.zeros((1, *each.model_shape), each.dtype) for name, each in outputs.items()}
     )
     return Schema([ColSpec(to_column_type(values), name) for name, values in empty.items()])
 

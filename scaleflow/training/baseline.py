@@ -1,10 +1,10 @@
 """Baselines: the metrics of a constant prediction that uses the training targets only.
 
-The prediction is the majority class, the more frequent value of each label, or the mean target. For the loss it is
-the frequency of each class or label.
+The prediction is the majority class, the more frequent value of each label, or the mean target, of quantiles the
+median. For the loss it is the frequency of each class or label, or the quantiles.
 """
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.interfaces import MOST_CONFUSION_CLASSES, Objective, ObjectiveOptions, Outputs
+from scaleflow.interfaces.quantiles import average_pinball_losses, weighted_quantiles
 from scaleflow.training.evaluation import MetricSums
 
 Array = np.ndarray[Any, Any]
@@ -64,13 +65,25 @@ def baseline(outputs: Outputs, train: Targets, evaluated: Targets) -> Mapping[st
     with np.errstate(invalid="ignore"):
         center = (train.values * train.shares).sum(axis=0) / np.maximum(train.shares.sum(axis=0), 1e-12)
     if outputs.kind == "regression":
-        return values_baseline(center, evaluated, 1.0 if outputs.scaling is None else outputs.scaling[1])
+        unit = 1.0 if outputs.scaling is None else outputs.scaling[1]
+        if outputs.levels is None:
+            return values_baseline(center, evaluated, unit)
+        quantiles = find_quantiles(train, outputs.levels)
+        losses = average_pinball_losses(evaluated.values, quantiles, np.array(outputs.levels))
+        values = values_baseline(quantiles[:, outputs.levels.index(0.5)], evaluated, unit)
+        return values | {"loss": evaluated.mean_of_examples(losses / unit)}
     values = labels_baseline(center, evaluated)
     if outputs.kind == "binary":
         del values["exact_match"]
         predicted = np.broadcast_to(center > 0.5, evaluated.values.shape)
         values["balanced_accuracy"] = balanced_accuracy(evaluated, evaluated.values > 0.5, predicted)
     return values
+
+
+def find_quantiles(train: Targets, levels: Sequence[float]) -> Array:
+    """Returns the quantiles of targets [n, k] at the levels, [k, levels]."""
+    columns = zip(train.values.T, train.shares.T, strict=True)
+    return np.stack([weighted_quantiles(values, levels, shares) for values, shares in columns])
 
 
 def classes_baseline(classes: int, train: Targets, evaluated: Targets) -> dict[str, float]:
@@ -183,10 +196,12 @@ def make_constant(outputs: Outputs, train: Targets, count: int) -> Array:
         classes = np.ravel(train.values).astype(np.int64)
         counts = np.bincount(classes, weights=np.ravel(train.shares), minlength=outputs.shape[-1])
         center = np.log(np.maximum(counts / counts.sum(), LEAST_SHARE))
+    elif outputs.levels is not None:
+        center = find_quantiles(train, outputs.levels)
     elif outputs.kind != "regression":
         clipped = np.clip(center, LEAST_SHARE, 1 - LEAST_SHARE)
         center = np.log(clipped / (1 - clipped))
-    return np.broadcast_to(center.astype(np.float32), (count, *outputs.shape))
+    return np.broadcast_to(center.astype(np.float32), (count, *outputs.model_shape))
 
 
 def split_baseline(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,7 @@ def write_baseline_data(splits: Splits, outputs: Any, most: int, files: RunFolde
     if rows is None or test_rows is None:
         return
     (features, targets), tested = (to_matrix(each, splits.inputs, classes) for each in (rows, test_rows))
-    unit = 1.0 if outputs.scaling is None else outputs.scaling[1]
+    unit = math.nan if outputs.levels else 1.0 if outputs.scaling is None else outputs.scaling[1]
     try:
         is_sample = len(targets) < len(splits.train)
         weights = rows.weights, test_rows.weights

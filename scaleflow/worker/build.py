@@ -301,7 +301,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
             splits,
             source.outputs,
             plan.evaluation.baselines,
-            keeps_outputs=bool(plan.objective.metrics),
+            keeps_outputs=bool(plan.objective.metrics) and plan.objective.levels is None,
         ),
         write_sheet=functools.partial(write_sheet, feeds.train, splits, words),
         facts=facts,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.config.plan import set_values
 from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import EarlierState, LearnedChanges, LearnedState, Plan, Source, name_leaves
+from scaleflow.interfaces import EarlierState, LearnedChanges, LearnedState, OutputStructure, Plan, Source, name_leaves
 from scaleflow.interfaces.events import Emit, Note
 from scaleflow.runs.data_digest import ALL_VALUES, FILES, SplitDigests
 from scaleflow.runs.learned_state import read_learned_state
@@ -132,10 +133,36 @@ def open_source(plan: Plan, earlier: EarlierState | None = None) -> Source:
     make, is_ours = bind_target(target), target.path.startswith("scaleflow.")
     takes_split = is_ours and "split" in inspect.signature(locate_target(target)).parameters
     given: dict[str, Any] = {"split": plan.dataset.split} if takes_split else {}
-    if earlier is None:
-        return make(**given)  # type: ignore[no-any-return]
-    given |= {"earlier": earlier} if takes_earlier(locate_target(target)) else {}
-    return dataset.match_source(make(**given), earlier)
+    given |= {"earlier": earlier} if earlier is not None and takes_earlier(locate_target(target)) else {}
+    source = make(**given)
+    source = source if earlier is None else dataset.match_source(source, earlier)
+    if plan.objective.levels is None:
+        return source
+    source = dataset.LevelledSource(source, plan.objective.levels)
+    check_levels(source.outputs, plan.objective.levels)
+    return source
+
+
+def check_levels(outputs: OutputStructure, levels: Sequence[float]) -> None:
+    """Raises ConfigError if quantiles of the targets cannot be predicted."""
+    import numpy as np
+
+    from scaleflow.evaluation.collector import choose_form
+    from scaleflow.serving.answers import make_prediction_columns
+
+    if isinstance(outputs, Mapping):
+        raise ConfigError(
+            f"objective.levels: is for one output, and the dataset has {len(outputs)} outputs; leave it null"
+        )
+    if outputs.kind != "regression" or len(outputs.shape) != 1 or choose_form(outputs) != "values":
+        has = f"{outputs.kind} targets {outputs.shape}"
+        raise ConfigError(f"objective.levels: is for one or a few numbers, and the dataset has {has}; leave it null")
+    columns = make_prediction_columns({"": outputs}, {"": np.zeros((0, *outputs.model_shape))})
+    if len(columns) < outputs.shape[0] * (1 + len(levels)):
+        raise ConfigError(
+            f"objective.levels={list(levels)}: two columns of predictions would have one name, as the values are "
+            f"{', '.join(outputs.names or ())}; leave a level out, or rename a value"
+        )
 
 
 def take_whole(plan: Plan) -> Plan:

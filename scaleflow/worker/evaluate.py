@@ -283,7 +283,7 @@ def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, spec: Eva
             f"{describe_keys(outputs_of)}"
         )
     for key, outputs in needed.items():
-        output_shape, target_shape = tuple(returned[key].shape[1:]), tuple(outputs.shape)
+        output_shape, target_shape = tuple(returned[key].shape[1:]), outputs.model_shape
         if output_shape != target_shape:
             raise ConfigError(
                 f"{name}: its {outputs.kind} {label_leaf('targets', key)} need outputs of shape "

@@ -131,7 +131,10 @@ def score_outputs(described: Outputs, target: Array, outputs: Array) -> Array:
     """
     import numpy as np
 
-    flat, wanted = outputs.astype(np.float64).reshape(len(target), -1), target.reshape(len(target), -1)
+    from scaleflow.serving.answers import take_prediction
+
+    outputs = take_prediction(described, outputs.astype(np.float64))
+    flat, wanted = outputs.reshape(len(target), -1), target.reshape(len(target), -1)
     if described.kind == "classification":
         peak = flat.max(axis=1)
         sums = peak + np.log(np.exp(flat - peak[:, None]).sum(axis=1))

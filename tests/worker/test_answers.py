@@ -82,8 +82,8 @@ def write_many(folder: Path) -> dict[str, Any]:
 def test_every_door_answers_with_what_was_learned(
     isolated: Callable[..., Any], plan: Callable[..., Plan], tmp_path: Path
 ) -> None:
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.metrics import log_loss
+    from sklearn.linear_model import LogisticRegression, QuantileRegressor
+    from sklearn.metrics import log_loss, mean_pinball_loss
 
     known, values = write_rare(tmp_path)["two"], write_values(tmp_path)
     wrong = ("dataset.balance=oversample", "dataset.prior_correction=false")
@@ -93,11 +93,18 @@ def test_every_door_answers_with_what_was_learned(
         ("values", "evaluation.interval=0.9", "dataset.validation=0.25"),
         ("many", "evaluation.calibrate=auto", *sets),
         ("two", "evaluation.threshold={recall: 0.8}", *sets),
+        (
+            "values",
+            "objective=quantiles",
+            "dataset.validation=0.25",
+            "training.epochs=60",
+            "optimizer.learning_rate=0.1",
+        ),
     ]
     plans = [plan(*LINEAR, "dataset=npz", f"dataset.data_dir={tmp_path / name}.npz", *words) for name, *words in cases]
-    inputs = [known["x_test"], values["x_test"], many["x_test"], known["x_test"]]
-    folders = [tmp_path / str(n) for n in range(4)]
-    two, one, *with_sets = isolated(answer_all, list(zip(plans, inputs, folders, strict=True)))
+    inputs = [known["x_test"], values["x_test"], many["x_test"], known["x_test"], values["x_test"]]
+    folders = [tmp_path / str(n) for n in range(5)]
+    two, one, *with_sets, quantiles = isolated(answer_all, list(zip(plans, inputs, folders, strict=True)))
 
     wanted = LogisticRegression(C=1e6).fit(known["x_train"], known["y_train"]).predict_proba(known["x_test"])
     assert abs(two["chances"] - wanted).mean() < 0.03  # oversampled, the mean probability of the rare class is doubled
@@ -133,6 +140,17 @@ def test_every_door_answers_with_what_was_learned(
         assert f"evaluation.sets=0.8: {rows} validation rows give" in found["notes"][-1]
         for door in ("served", "pyfunc"):
             assert [json.loads(each) for each in found[door]["prediction_set"]] == wanted
+
+    losses = []
+    for n, level in enumerate((0.1, 0.5, 0.9)):
+        best = QuantileRegressor(quantile=level, alpha=0).fit(values["x_train"], values["y_train"][:, 0])
+        losses.append(mean_pinball_loss(values["y_test"], best.predict(values["x_test"]), alpha=level))
+        for door in ("served", "pyfunc"):
+            found = quantiles[door][f"prediction_q{level * 100:g}"]
+            np.testing.assert_allclose(found, quantiles["in training"][:, 0, n], rtol=1e-5)
+            np.testing.assert_array_equal(quantiles[door]["prediction"], quantiles[door]["prediction_q50"])
+    assert quantiles["values"]["test/loss"] == pytest.approx(np.mean(losses), rel=0.05)
+    np.testing.assert_allclose(quantiles["keras"], quantiles["in training"], atol=1e-5)
 
 
 @pytest.mark.slow

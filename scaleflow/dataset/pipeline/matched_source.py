@@ -25,6 +25,7 @@ from scaleflow.interfaces import (
     Stream,
     extend_classes,
     label_leaf,
+    map_leaves,
     map_named,
     name_leaves,
 )
@@ -199,6 +200,15 @@ class MatchedSource(SourceView):
             return self._matches[name].convert(tf.convert_to_tensor(each)) if name in self._matches else each
 
         return map_named(convert, targets)
+
+
+class LevelledSource(SourceView):
+    """A source of numbers of which quantiles are predicted (`Outputs.levels`)."""
+
+    def __init__(self, source: Source, levels: Sequence[float]) -> None:
+        super().__init__(source)
+        check_contract(source)
+        self.outputs = map_leaves(lambda each: replace(each, levels=tuple(levels)), source.outputs)
 
 
 def note_absent_labels(name: str, match: ClassMatch) -> str:
