@@ -375,7 +375,7 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
     figures, classes = measure_values(names, target, prediction, resamples)
     is_covered = np.array([], bool)
     if ends := list(bound_values(described, np.zeros((1, *described.model_shape)))):
-        bounds = [read_values(predictions, output, described, "prediction", f"_{end}")[rows] for end in ends]
+        bounds = [read_number_columns(predictions, output, described, "prediction", f"_{end}")[rows] for end in ends]
         is_covered = ((bounds[0] <= target) & (target <= bounds[-1])).mean(axis=1)
         figures["coverage"] = resamples.mean(is_covered)
         if described.levels is not None:
@@ -402,14 +402,14 @@ def read_vectors(predictions: Predictions, output: str, described: Outputs) -> t
     """Reads an output with values or labels: the rows that count [n], targets, predictions and, of labels, their
     probabilities, [n, k] float64.
     """
-    read = functools.partial(read_values, predictions, output, described)
+    read = functools.partial(read_number_columns, predictions, output, described)
     target, prediction = read("target"), read("prediction")
     rows = np.flatnonzero(np.isfinite(target).all(axis=1) & np.isfinite(prediction).all(axis=1))
     chances = None if described.kind == "regression" else read("probability")[rows]
     return rows, target[rows], prediction[rows], chances
 
 
-def read_values(predictions: Predictions, output: str, described: Outputs, column: str, end: str = "") -> Array:
+def read_number_columns(predictions: Predictions, output: str, described: Outputs, column: str, end: str = "") -> Array:
     """Reads the columns of the values of an output, [rows, k] float64; `end` ends their names."""
     count = described.shape[0] if described.shape else 1
     names = described.names or tuple(map(str, range(count)))

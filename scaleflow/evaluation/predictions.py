@@ -59,12 +59,6 @@ class OutputColumns:
         return pyarrow.schema([(name, array.type) for name, array in self.make_empty().items()])
 
 
-def convert_best(best: Array, chance: Array, names: Sequence[str] | None) -> dict[str, Any]:
-    """Returns the columns of the most likely classes, [rows, ...] integers, and their probabilities."""
-    prediction = best if names is None else np.array(names, object)[best]
-    return {"prediction": to_column(prediction), "probability": to_column(chance)}
-
-
 def spread(label: str, values: Array, names: Sequence[str] | None) -> dict[str, Any]:
     """Converts values [rows], [rows, k] or [rows, ...] to one column, to k columns, or to one column of lists."""
     return {name: to_column(each) for name, each in divide_columns(label, values, names).items()}
@@ -233,9 +227,13 @@ def make_columns(described: Outputs, values: Mapping[str, Array]) -> dict[str, A
     targets = values["target"].reshape(-1).astype(np.int64)
     is_ignored = np.zeros(len(targets), bool) if described.ignore is None else targets == described.ignore
     targets = np.where(is_ignored, 0, targets)
-    columns = {"target": to_column(targets if described.names is None else np.array(described.names, object)[targets])}
+
+    def name_classes(numbers: Array) -> Any:
+        return to_column(numbers if described.names is None else np.array(described.names, object)[numbers])
+
+    columns = {"target": name_classes(targets)}
     if form == "best":
-        predicted = convert_best(values["prediction"], values["probability"], described.names)
+        predicted = {"prediction": name_classes(values["prediction"]), "probability": to_column(values["probability"])}
         chance, rank = values["target_probability"], values["target_rank"]
     else:
         predicted = OutputColumns({"": described}).convert({"": values["output"]})

@@ -147,10 +147,10 @@ def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
     """Returns rows with the run's last metrics, each beside its baselines; jobs of a sweep leave out the baselines."""
     known = RunState.read(spec.folder) if spec.is_resumed else state
     baseline = {} if spec.parent else known.baseline
-    rows = []
+    rows, middle = [], "median" if spec.plan.objective.levels else "mean"
     for name in state.results:
         reference, metric = baseline.get(name), name.rpartition("/")[2]
-        why = f": {PREDICTIONS[metric]}" if metric in PREDICTIONS else ""
+        why = f": {PREDICTIONS[metric]}".replace("mean", middle) if metric in PREDICTIONS else ""
         parts = [] if reference is None else [f"baseline {format_number(reference)}{why}"]
         fitted = [f"{model} {format_number(each)}" for model, each in known.find_fitted_baselines(name).items()]
         if fitted and known.fitted_rows:

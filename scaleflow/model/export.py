@@ -199,11 +199,11 @@ def make_predictions(described: Outputs, values: tf.Tensor) -> dict[str, tf.Tens
     prediction = best if described.names is None else tf.gather(tf.constant(described.names), best)
     found = {"prediction": prediction, "probability": chance}
     return (
-        found if described.set_threshold is None else {**found, "prediction_set": write_sets(described, chances, best)}
+        found if described.set_threshold is None else {**found, "prediction_set": join_sets(described, chances, best)}
     )
 
 
-def write_sets(described: Outputs, chances: tf.Tensor, best: tf.Tensor) -> tf.Tensor:
+def join_sets(described: Outputs, chances: tf.Tensor, best: tf.Tensor) -> tf.Tensor:
     """Returns the sets of classes as JSON lists, [batch] of texts: the predicted one, and all from a probability on."""
     words = tf.constant([f", {each}" for each in quote_classes(described.names, chances.shape[-1])])
     is_inside = (chances >= described.set_threshold) | tf.one_hot(best, chances.shape[-1], True, False)

@@ -23,9 +23,9 @@ from scaleflow.objective.kinds import (
     Loss,
     average_positions,
     defaults_for,
-    divide,
     find_counted,
     is_shares,
+    mean_measure,
     replace_ignored,
 )
 from scaleflow.objective.losses import Loader, choose_loss, plain_name, plain_names
@@ -464,11 +464,7 @@ def join_outputs(named: Mapping[str, Objective], factors: Mapping[str, float]) -
 
 def loss_measure(loss: Loss) -> Measure:
     """Makes the mean loss of one of several outputs."""
-
-    def sums(targets: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(loss(targets, outputs) * weights)
-
-    return Measure(("loss",), sums, lambda values, total: [divide(values[0], total)])
+    return mean_measure("loss", lambda targets, outputs: (loss(targets, outputs), None), ignores=False)
 
 
 def select_all(output: str, measures: Sequence[Measure]) -> list[Measure]:

@@ -131,14 +131,13 @@ def score_outputs(described: Outputs, target: Array, outputs: Array) -> Array:
     """
     import numpy as np
 
+    from scaleflow.evaluation.answers import compute_losses
     from scaleflow.serving.answers import take_prediction
 
     outputs = take_prediction(described, outputs.astype(np.float64))
     flat, wanted = outputs.reshape(len(target), -1), target.reshape(len(target), -1)
     if described.kind == "classification":
-        peak = flat.max(axis=1)
-        sums = peak + np.log(np.exp(flat - peak[:, None]).sum(axis=1))
-        return np.asarray(flat[np.arange(len(flat)), wanted[:, 0].astype(np.int64)] - sums)
+        return -compute_losses(wanted[:, 0].astype(np.int64), flat)
     losses = (
         np.abs(flat - wanted)
         if described.kind == "regression"
@@ -200,6 +199,7 @@ def explain_mistakes(
 
     from scaleflow.evaluation.collector import EXAMPLE, choose_form
     from scaleflow.evaluation.outputs import analyse_output
+    from scaleflow.serving.answers import compute_probabilities
 
     name, described = next(iter(name_leaves(kept.outputs).items()))
     inputs = name_leaves(kept.reader.inputs)
@@ -222,7 +222,8 @@ def explain_mistakes(
         }
         repeated[key] = np.array(variants, object if parts else value.dtype)
         batch = kept.reader.preprocess(map_named(functools.partial(take_named, repeated), raw))
-        chances = compute_chances(name_leaves(engine.predict(batch))[name])
+        chances = compute_probabilities(described, name_leaves(engine.predict(batch))[name])
+        assert chances is not None
         losses = np.maximum(0, chances[0].max() - chances[1:, chances[0].argmax()])
         shares = losses / max(float(losses.max()), 1e-12)
         found[int(example)] = list(zip(parts, shares.tolist(), strict=True)) if parts else shares.reshape(GRID, GRID)
@@ -254,18 +255,6 @@ def occlude_text(text: Any) -> tuple[list[str], list[Any]]:
     words = whole.split()[:MOST_WORDS]
     rest = whole.split()[MOST_WORDS:]
     return words, [whole, *(" ".join([*words[:n], *words[n + 1 :], *rest]) for n in range(len(words)))]
-
-
-def compute_chances(outputs: Array) -> Array:
-    """Returns the probabilities of classes, [n, classes], for logits."""
-    import numpy as np
-
-    from scaleflow.serving.answers import compute_sigmoid, compute_softmax
-
-    if outputs.ndim == 2 and outputs.shape[1] > 1:
-        return compute_softmax(outputs)
-    chance = compute_sigmoid(outputs).reshape(len(outputs))
-    return np.stack([1 - chance, chance], axis=1)
 
 
 class ReportThread:
