@@ -431,9 +431,8 @@ class EvaluationOptions:
     @property
     def learned(self) -> list[str]:
         """The keys that ask for something that the validation rows decide."""
-        asked = {"threshold": not isinstance(self.threshold, float), "calibrate": self.calibrate is not None}
-        asked |= {key: getattr(self, key) is not None for key in ("interval", "sets")}
-        return [f"evaluation.{key}" for key, is_asked in asked.items() if is_asked]
+        keys = [key for key in ("calibrate", "interval", "sets") if getattr(self, key) is not None]
+        return [f"evaluation.{key}" for key in ["threshold"] * (not isinstance(self.threshold, float)) + keys]
 
 
 @dataclass(frozen=True)

@@ -112,22 +112,31 @@ def learn_from(options: EvaluationOptions, described: Outputs, contents: list[by
     """
     import numpy as np
 
-    from scaleflow.evaluation.answers import count_needed, find_margins
-    from scaleflow.evaluation.resampling import count_effective
+    from scaleflow.evaluation.answers import find_margins
 
     parts = [dict(np.load(io.BytesIO(content))) for content in contents if content]
     values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     weights = values["weight"].astype(np.float64) if "weight" in values else np.ones(len(values["example"]))
     if options.interval is None:
         return learn_classes(options, described, values, weights)
-    if (count := round(count_effective(weights), 6)) < (needed := count_needed(options.interval)):
-        why = f"the weights make {len(weights):,} validation rows count as {count:.3g}, and {needed} are needed"
+    if why := find_shortage(options.interval, weights):
         return described, [f"evaluation.interval: there are no intervals, as {why}"]
     errors = (values["/output"] - values["/target"]).reshape(len(weights), -1)
     margins = find_margins(errors, options.interval, weights).tolist()
     many = "" if len(margins) == 1 else f" and {len(margins) - 1} more"
     note = f"evaluation.interval={options.interval:g}: {len(weights):,} validation rows give +-{margins[0]:.4g}{many}"
     return replace(described, margins=tuple(margins)), [note]
+
+
+def find_shortage(level: float, weights: Array) -> str:
+    """Returns why rows with weights are too few for a level; empty if they are enough."""
+    from scaleflow.evaluation.answers import count_needed
+    from scaleflow.evaluation.resampling import count_effective
+
+    count, needed = round(count_effective(weights), 6), count_needed(level)
+    if count >= needed:
+        return ""
+    return f"the weights make {len(weights):,} validation rows count as {count:.3g}, and {needed} are needed"
 
 
 def learn_classes(
@@ -161,7 +170,9 @@ def learn_classes(
     if not isinstance(options.threshold, float) and not is_rare:
         described, note = learn_threshold(options, described, target, chances[:, 1], weights)
         notes.append(note)
-    if options.sets is not None:
+    if options.sets is not None and (why := find_shortage(options.sets, weights)):
+        notes.append(f"evaluation.sets: there are no sets, as {why}")
+    elif options.sets is not None:
         least = find_set_threshold(chances[np.arange(len(target)), target], options.sets, weights)
         described = replace(described, set_threshold=least)
         rows = f"{len(target):,} validation rows"
