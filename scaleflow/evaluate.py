@@ -95,8 +95,11 @@ def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -
     typed_keys = words.keys
     if "dataset.shards" in typed_keys:
         raise ConfigError("dataset.shards: an evaluation reads all files in one process; leave it out")
-    if decided := [key for key in typed_keys if key.startswith(tuple(ADVICE))]:
-        raise ConfigError(f"{decided[0]}: an evaluation uses what the run's validation rows decided; leave it out")
+    for key in typed_keys:
+        if f"{key}.".startswith(tuple(f"{each}." for each in ADVICE)):
+            raise ConfigError(f"{key}: an evaluation uses what the run's validation rows decided; leave it out")
+        if key.startswith("objective.levels"):
+            raise ConfigError(f"{key}: the quantiles that a model predicts are those of its run; leave it out")
     display.begin_stage("reading the run and its model from MLflow")
     run, words = find_run(words)
     describe_opened_run(run.model.run_id, run.name, run.store)

@@ -52,10 +52,18 @@ def test_other_data_of_one_name_are_recorded_beside_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["evaluation.threshold=0.9", "evaluation.threshold.recall=0.9", "evaluation.interval=0.5"]
+    "word",
+    ["evaluation.threshold=0.9", "evaluation.threshold.recall=0.9", "evaluation.interval=0.5", "evaluation.sets=0.5"],
 )
 def test_what_validation_rows_decided_is_not_typed_again(word: str, capfd: Any) -> None:
     assert main(["0" * 32, word]) == 2
     assert (
         f"{word.partition('=')[0]}: an evaluation uses what the run's validation rows decided" in capfd.readouterr().err
     )
+
+
+def test_other_words_that_begin_like_these_are_taken(capfd: Any) -> None:
+    assert main(["0" * 32, "evaluation.intervals=5"]) == 2  # there is no such run
+    assert "validation rows decided" not in capfd.readouterr().err
+    assert main(["0" * 32, "objective.levels=[0.1,0.5]"]) == 2
+    assert "objective.levels: the quantiles that a model predicts are those of its run" in capfd.readouterr().err
