@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -70,6 +71,10 @@ def list_own_losses(layer: Any) -> list[tf.Tensor]:
     return [loss for part in flatten_layers(layer) for loss in part._get_own_losses()]
 
 
+#: The list of the losses that a layer adds.
+LOSSES = "_losses"
+
+
 def is_training(layer: Any) -> bool:
     """Whether the call of a layer that runs now is one of training."""
     return bool(layer._get_call_context().training)
@@ -127,7 +132,10 @@ read_stored = attrgetter("_value")
 
 def store_variable(variable: Any, value: Any) -> None:
     """Replaces TensorFlow's variable of a Keras variable. A value becomes a new variable on the current device."""
-    variable._initialize(value)
+    if isinstance(value, tf.Variable):  # of which Keras before 3.12 makes another one
+        variable._value = value
+    else:
+        variable._initialize(value)
 
 
 def cast_like(variable: Any, value: tf.Tensor) -> tf.Tensor:
@@ -143,6 +151,9 @@ def set_mask(tensor: Any, mask: Any) -> None:
 
 # What Keras keeps for a process or a thread
 
+
+#: The module with Keras's operations on TensorFlow.
+OPERATIONS = backend.numpy
 
 #: What Keras's layers read from the thread: the call they are part of (`training`), and the dtype they compute in.
 LAYER_STATE = ("current_call_ctx", "autocast_scope")
@@ -182,13 +193,25 @@ def keep_names(make: Callable[[], Any]) -> Callable[[], Any]:
     return make_again
 
 
-def replace_operation(name: str, make: Callable[[Any], Any]) -> None:
-    """Replaces a function of Keras's NumPy operations by `make(that function)` in this process, the first time only."""
-    plain = getattr(backend.numpy, name)
-    if not hasattr(plain, "replaces"):
-        new = make(plain)
-        new.replaces = plain
-        setattr(backend.numpy, name, new)
+def wrap(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Replaces a method of an optimizer or a layer. The new function gets the one before as its first argument."""
+    object.__setattr__(owner, name, partial(function, getattr(owner, name)))
+
+
+def wrap_once(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Replaces a function of a module or a class as `wrap` does, for this process, the first time only."""
+    plain = getattr(owner, name)
+    if hasattr(plain, "replaces"):
+        return
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        return function(plain, *arguments, **named)
+
+    call.replaces = plain  # type: ignore[attr-defined]
+    setattr(owner, name, call)
+
+
+# Optimizers
 
 
 #: The steps of an optimizer's update that scaleflow replaces: the decay of weights, their moving averages, the sum of
@@ -196,18 +219,8 @@ def replace_operation(name: str, make: Callable[[Any], Any]) -> None:
 DECAY, AVERAGE, SUM = "_apply_weight_decay", "_update_model_variables_moving_average", "_all_reduce_sum_gradients"
 FINITE, IS_UNSCALED = "_stateful_handle_finite_grads", "_overwrite_variable_with_gradient"
 
-#: The number of an optimizer's updates; the list of the losses that a layer adds.
-ITERATIONS, LOSSES = "_iterations", "_losses"
-
-
-def replace_part(owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
-    """Replaces an attribute of an optimizer or a layer by `make(that attribute)`, and returns the one before."""
-    before = getattr(owner, name)
-    object.__setattr__(owner, name, make(before))
-    return before
-
-
-# Optimizers
+#: The number of an optimizer's updates.
+ITERATIONS = "_iterations"
 
 
 def merge_call(optimizer: Any, function: Callable[..., None], *arguments: Any) -> None:

@@ -8,7 +8,21 @@ from tensorflow.python.distribute.values import MirroredVariable
 from tensorflow.python.eager import context
 from tensorflow.python.eager.record import should_record_backprop as are_recorded  # whether a tape records tensors
 from tensorflow.python.eager.record import stop_recording  # a context in which no tape records
-from tensorflow.python.framework.op_def_registry import get as describe_operation  # says whether a type has a state
+from tensorflow.python.framework import op_def_registry
+
+#: How the types of operations begin that draw random numbers, if they have a state: not `StatelessRandom...`.
+RANDOM_OPERATIONS = (
+    *("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "SampleDistortedBoundingBox"),
+    *("StatefulRandom", "StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal", "Rng"),
+    *("LogUniformCandidate", "UniformCandidate", "LearnedUnigramCandidate", "FixedUnigramCandidate"),
+    *("ThreadUnsafeUnigramCandidate", "AllCandidate"),
+)
+
+
+def draws_random(kind: str) -> bool:
+    """Whether operations of a type draw random numbers from a state of TensorFlow's own."""
+    described = op_def_registry.get(kind) if kind.startswith(RANDOM_OPERATIONS) else None
+    return described is not None and bool(described.is_stateful)
 
 
 def has_runtime() -> bool:

@@ -26,14 +26,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.compat.keras import (
-    find_functional,
-    find_node,
-    flatten_layers,
-    hide_default_signatures,
-    read_stored,
-    store_variable,
-)
+from scaleflow.compat import keras as private
 from scaleflow.compat.tensorflow import find_first_copy
 from scaleflow.errors import ExportError
 from scaleflow.interfaces import (
@@ -93,12 +86,12 @@ class Parts:
 
 def remove_wide_scaling(model: keras.Model) -> keras.Model:
     """Returns a model without the last operations that bring outputs of float64 to their unit (`Outputs.dtype`)."""
-    if find_functional(model) is not model or all(each.dtype != "float64" for each in model.outputs):
+    if private.find_functional(model) is not model or all(each.dtype != "float64" for each in model.outputs):
         return model
 
     def find_scaled(tensor: Any) -> Any:
         while tensor.dtype == "float64":
-            (tensor,) = find_node(tensor)[0].input_tensors
+            (tensor,) = private.find_node(tensor)[0].input_tensors
         return tensor
 
     return keras.Model(model.input, map_leaves(find_scaled, model.output))
@@ -144,7 +137,7 @@ def chain(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable
 @contextlib.contextmanager
 def compute_in_float32(model: keras.Model) -> Iterator[None]:
     """Sets the policy of all layers of a lower precision while the block lasts."""
-    layers = [layer for layer in flatten_layers(model) if layer.dtype_policy.name.startswith("mixed_")]
+    layers = [layer for layer in private.flatten_layers(model) if layer.dtype_policy.name.startswith("mixed_")]
     policies = [layer.dtype_policy for layer in layers]
     for layer in layers:
         layer.dtype_policy = "float32"
@@ -318,17 +311,17 @@ def use_first_copies(model: keras.Model) -> Iterator[None]:
 
     TensorFlow cannot save a function that assigns to mirrored variables, as layers do that draw random numbers.
     """
-    found = [(each, read_stored(each)) for each in model.variables]
+    found = [(each, private.read_stored(each)) for each in model.variables]
     mirrored = [(each, value, first) for each, value in found if (first := find_first_copy(value)) is not None]
     seeds = [each for each in model.non_trainable_variables if each.name == "seed_generator_state"]
     states = [keras.ops.convert_to_numpy(each) for each in seeds]
     try:
         for variable, _, first in mirrored:
-            store_variable(variable, first)
+            private.store_variable(variable, first)
         yield
     finally:
         for variable, value, _ in mirrored:
-            store_variable(variable, value)
+            private.store_variable(variable, value)
         for seed, state in zip(seeds, states, strict=True):
             seed.assign(state)
 
@@ -401,7 +394,7 @@ def write_saved_model(
         serve = chain(lambda given: replace_pictures(given, decode, decoders), compute)
     for name, answer in make_signatures(outputs).items():
         archive.add_endpoint(name, chain(serve, answer), input_signature=[specs])
-    with hide_default_signatures():
+    with private.hide_default_signatures():
         archive.write_out(folder, verbose=False)
 
 

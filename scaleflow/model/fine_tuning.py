@@ -8,13 +8,7 @@ from fnmatch import fnmatchcase
 
 import keras
 
-from scaleflow.compat.keras import (
-    flatten_layers,
-    list_lora_matrices,
-    list_own_weights,
-    remove_lora,
-    set_trainable,
-)
+from scaleflow.compat import keras as private
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import FreezePhase, Lora, Model
 
@@ -24,7 +18,7 @@ NAMED = 12
 
 def walk_layers(model: keras.Layer, prefix: str = "") -> Iterator[tuple[str, keras.Layer]]:
     """Yields (path, layer) of each layer with weights, at any depth: `backbone`, `backbone/block`, and so on."""
-    for layer in flatten_layers(model, include_self=False, recursive=False):
+    for layer in private.flatten_layers(model, include_self=False, recursive=False):
         if layer.weights:
             path = prefix + layer.name
             yield path, layer
@@ -112,18 +106,18 @@ def list_freeze_phases(model: keras.Model, options: Model) -> list[FreezePhase]:
     """
     if not isinstance(options.freeze, dict):
         return []
-    parts = [*flatten_layers(model), *model.variables]
+    parts = [*private.flatten_layers(model), *model.variables]
     made = [part.trainable for part in parts]
     phases = []
     for epoch, patterns in sorted(options.freeze.items()):
-        set_trainable(zip(parts, made, strict=True))
+        private.set_trainable(zip(parts, made, strict=True))
         setting = format_patterns({epoch: patterns})
         freeze_layers(model, patterns, setting)
         train_lora(model)
         check_trains(model, setting)
         phases.append(FreezePhase(epoch, [(part, part.trainable) for part in parts]))
     flags = zip(*([is_trained for _, is_trained in phase.trainable] for phase in phases), strict=True)
-    set_trainable(zip(parts, map(any, flags), strict=True))
+    private.set_trainable(zip(parts, map(any, flags), strict=True))
     return phases
 
 
@@ -177,7 +171,7 @@ def add_lora(model: keras.Model, options: Lora) -> None:
     able = {id(layer): layer for _, layer in walk_layers(model) if hasattr(layer, "enable_lora")}
     chosen: dict[int, keras.Layer] = {}
     for pattern in names:
-        inside = [each for layer in find_layers(model, pattern, setting) for each in flatten_layers(layer)]
+        inside = [each for layer in find_layers(model, pattern, setting) for each in private.flatten_layers(layer)]
         found = {id(layer): layer for layer in inside if id(layer) in able}
         if not found:
             paths = {path: layer for path, layer in walk_layers(model) if id(layer) in able}
@@ -197,9 +191,9 @@ def train_lora(model: keras.Model) -> None:
     """Makes the small matrices of layers with LoRA trainable, which Keras freezes with their layer, and freezes the
     weight matrices.
     """
-    for layer in flatten_layers(model):
+    for layer in private.flatten_layers(model):
         if getattr(layer, "lora_enabled", False):
-            weights, first, second = list_lora_matrices(layer)
+            weights, first, second = private.list_lora_matrices(layer)
             weights.trainable, first.trainable, second.trainable = False, True, True
 
 
@@ -208,12 +202,12 @@ def merge_lora(model: keras.Model) -> keras.Model:
 
     Its layers then have the weights that they had before LoRA was added.
     """
-    for layer in flatten_layers(model):
+    for layer in private.flatten_layers(model):
         if getattr(layer, "lora_enabled", False):
-            weights, first, second = list_lora_matrices(layer)
+            weights, first, second = private.list_lora_matrices(layer)
             scale = getattr(layer, "lora_alpha", layer.lora_rank) / layer.lora_rank  # Keras 3.8 has no lora_alpha
             weights.assign(weights + scale * keras.ops.matmul(first, second))
-            remove_lora(layer)
+            private.remove_lora(layer)
     return model
 
 
@@ -231,7 +225,7 @@ def find_decayed(model: keras.Model, excluded: Sequence[str]) -> list[bool]:
             found = [v for v in model.trainable_variables if v.name.endswith("bias")]
         elif name == "norm":  # without what a wrapper normalizes
             norms = [layer for layer in layers if "norm" in type(layer).__name__.lower()]
-            found = [v for layer in norms for v in list_own_weights(layer)]
+            found = [v for layer in norms for v in private.list_own_weights(layer)]
         else:
             found = [v for layer in find_layers(model, name, setting) for v in layer.variables]
         left_out |= {id(v) for v in found}

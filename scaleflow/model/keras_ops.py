@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaleflow.compat.keras import cast_like, find_stateless_scope, flatten_layers, read_stored, replace_operation
+from scaleflow.compat import keras as private
 
 #: Updating all rows of a table of this size takes several times as long as the rest of a small model's step.
 LARGE = 100_000
@@ -26,20 +26,18 @@ LARGE = 100_000
 def read_rows_in_take() -> None:
     """Replaces `keras.ops.take` in this process by a function with the same results. It can be called again."""
 
-    def make(keras_take: Callable[..., Any]) -> Callable[..., Any]:
-        def take(x: Any, indices: Any, axis: int | None = None) -> Any:
-            if axis == 0 and can_read_rows(x) and isinstance(indices, tf.Tensor):
-                return cast_like(x, look_up_rows(read_stored(x), indices))
-            return keras_take(x, indices, axis)
+    def take(keras_take: Callable[..., Any], x: Any, indices: Any, axis: int | None = None) -> Any:
+        if axis == 0 and can_read_rows(x) and isinstance(indices, tf.Tensor):
+            return private.cast_like(x, look_up_rows(private.read_stored(x), indices))
+        return keras_take(x, indices, axis)
 
-        return take
-
-    replace_operation("take", make)
+    private.wrap_once(private.OPERATIONS, "take", take)
 
 
 def can_read_rows(x: Any) -> bool:
     """Whether `x` is a variable with a value: not in a symbolic call, in which Keras replaces values."""
-    return isinstance(x, keras.Variable) and read_stored(x) is not None and find_stateless_scope() is None
+    is_variable = isinstance(x, keras.Variable) and private.read_stored(x) is not None
+    return is_variable and private.find_stateless_scope() is None
 
 
 def look_up_rows(variable: Any, rows: tf.Tensor) -> tf.Tensor:
@@ -51,7 +49,7 @@ def look_up_rows(variable: Any, rows: tf.Tensor) -> tf.Tensor:
 
 def list_tables(model: keras.Model) -> list[keras.layers.Embedding]:
     """Lists the layers, at any depth, that look up rows of a table that is trained."""
-    layers = (layer for layer in flatten_layers(model) if isinstance(layer, keras.layers.Embedding))
+    layers = (layer for layer in private.flatten_layers(model) if isinstance(layer, keras.layers.Embedding))
     return [layer for layer in layers if any(variable.trainable for variable in layer.variables)]
 
 
@@ -76,17 +74,14 @@ def describe_large_table(model: keras.Model) -> str | None:
 def correct_keras_add() -> None:
     """Replaces `keras.ops.add` in this process by a function that broadcasts as NumPy does. It can be called again."""
 
-    def make(keras_add: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        def add(x1: Any, x2: Any) -> Any:
-            if not is_misread_as_bias(to_static_shape(x1), to_static_shape(x2)):
-                return keras_add(x1, x2)
-            x1, x2 = keras.ops.convert_to_tensor(x1), keras.ops.convert_to_tensor(x2)
-            dtype = keras.backend.result_type(x1.dtype, x2.dtype)
-            return tf.add(tf.cast(x1, dtype), tf.cast(x2, dtype))
+    def add(keras_add: Callable[[Any, Any], Any], x1: Any, x2: Any) -> Any:
+        if not is_misread_as_bias(to_static_shape(x1), to_static_shape(x2)):
+            return keras_add(x1, x2)
+        x1, x2 = keras.ops.convert_to_tensor(x1), keras.ops.convert_to_tensor(x2)
+        dtype = keras.backend.result_type(x1.dtype, x2.dtype)
+        return tf.add(tf.cast(x1, dtype), tf.cast(x2, dtype))
 
-        return add
-
-    replace_operation("add", make)
+    private.wrap_once(private.OPERATIONS, "add", add)
 
 
 def to_static_shape(value: Any) -> Sequence[int | None] | None:

@@ -28,6 +28,7 @@ from scaleflow.interfaces import (
     name_leaves,
 )
 from scaleflow.interfaces.data import add_batch_dimension
+from scaleflow.interfaces.formatting import join_first
 from scaleflow.model.export import KERAS_FILE, WEIGHTS_FILE, keras_file_fault
 from scaleflow.model.layers import make_inputs, order_levels
 
@@ -82,7 +83,7 @@ def make_model(
         check_own_steps(model)
     if stateful := [layer.name for layer in flatten_layers(model) if getattr(layer, "stateful", False)]:
         raise ConfigError(
-            f"model: {format_first(stateful)} is stateful: it continues from the batch before, whose examples are "
+            f"model: {join_first(stateful, 1)} is stateful: it continues from the batch before, whose examples are "
             "others here; write stateful=False"
         )
     check_input_keys(model, inputs)
@@ -279,7 +280,7 @@ def find_load_doubt(model: keras.Model) -> str | None:
     if not found:
         return None
     return (
-        f"model: {format_first(found)} cannot be read from the .keras file, which scaleflow.evaluate and "
+        f"model: {join_first(found, 1)} cannot be read from the .keras file, which scaleflow.evaluate and "
         "model.init_from need; write a layer as a class, decorate classes and functions of your own with "
         "@keras.saving.register_keras_serializable(), and add --trust MODULE to evaluate"
     )
@@ -342,7 +343,7 @@ def find_batch_norm_warnings(model: keras.Model, portions: Batching) -> list[str
     warnings = []
     if unsynced and portions.replicas > 1:
         warnings.append(
-            f"model: {format_first(unsynced)} normalizes each of {portions.replicas} replicas by its own examples, "
+            f"model: {join_first(unsynced, 1)} normalizes each of {portions.replicas} replicas by its own examples, "
             "and only the first one's statistics are saved, so the result depends on the number of replicas; write "
             "BatchNormalization(synchronized=True), or set layer.synchronized = True in a ready-made model"
         )
@@ -374,15 +375,10 @@ def find_moving_average_warning(model: keras.Model, steps: int, accumulate: int)
     share = max(shares.values())
     needed = math.ceil(steps * math.log(SMALL_SHARE) / math.log(share))
     return (
-        f"model: {share:.0%} of the moving averages of {format_first(slow)} is still what they begin with after the "
+        f"model: {share:.0%} of the moving averages of {join_first(slow, 1)} is still what they begin with after the "
         f"run's {steps} steps, so evaluations can be far worse than training; train for about {needed:,} steps, or "
         "lower the momentum of BatchNormalization"
     )
-
-
-def format_first(names: list[str]) -> str:
-    """Formats the first of several names and the number of the others."""
-    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def check_tracked(model: keras.Model) -> None:

@@ -19,10 +19,13 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.compat import keras as private
-from scaleflow.compat.keras import find_index, list_own_weights, replace_part, to_tf_variable
+from scaleflow.compat.keras import find_index, list_own_weights, to_tf_variable, wrap
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Optimizer
 from scaleflow.optimizer.lazy_adam import LazyAdam
+
+#: An optimizer's method that updates one variable: (gradient, variable, learning rate).
+Update = Callable[[Any, Any, Any], None]
 
 
 def update_in_place(optimizer: keras.optimizers.Optimizer) -> None:
@@ -30,20 +33,19 @@ def update_in_place(optimizer: keras.optimizers.Optimizer) -> None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         unscale_in_place(optimizer)
         optimizer = optimizer.inner_optimizer
-    step = optimizer.update_step
 
-    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(update: Update, gradient: Any, variable: Any, learning_rate: Any) -> None:
         with tf.device(device_of(variable)):
-            step(gradient, variable, learning_rate)
+            update(gradient, variable, learning_rate)
 
-    def apply_in_place(change: Callable[[Sequence[Any]], None], variables: Sequence[Any]) -> None:
+    def change_in_place(change: Callable[[Sequence[Any]], None], variables: Sequence[Any]) -> None:
         for variable in variables:
             with tf.device(device_of(variable)):
                 change([variable])
 
-    optimizer.update_step = update_step
+    wrap(optimizer, "update_step", update_step)
     for name in (private.DECAY, private.AVERAGE):
-        replace_part(optimizer, name, lambda change: functools.partial(apply_in_place, change))
+        wrap(optimizer, name, change_in_place)
 
 
 def unscale_in_place(optimizer: keras.optimizers.LossScaleOptimizer) -> None:
@@ -65,8 +67,8 @@ def unscale_in_place(optimizer: keras.optimizers.LossScaleOptimizer) -> None:
         finish(unscaled, variables)
 
     optimizer.check_finite = check_finite
-    replace_part(optimizer, private.FINITE, lambda finish: functools.partial(handle_finite, finish))
-    replace_part(optimizer, private.IS_UNSCALED, lambda _: lambda variable: True)  # else Keras unscales a second time
+    wrap(optimizer, private.FINITE, handle_finite)
+    wrap(optimizer, private.IS_UNSCALED, lambda *_: True)  # else Keras unscales a second time
 
 
 def device_of(variable: Any) -> str:
@@ -86,17 +88,17 @@ def count_from_own_start(optimizer: keras.optimizers.Optimizer, find_start: Call
             called when an update is traced.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    update = inner.update_step
 
-    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(update: Update, gradient: Any, variable: Any, learning_rate: Any) -> None:
         start = find_start(list_own_weights(inner)[find_index(inner, variable)])
-        before = private.replace_part(inner, private.ITERATIONS, lambda number: number - start if start > 0 else number)
+        before = inner.iterations
+        object.__setattr__(inner, private.ITERATIONS, before - start if start > 0 else before)
         try:
             update(gradient, variable, learning_rate)
         finally:
-            private.replace_part(inner, private.ITERATIONS, lambda _: before)
+            object.__setattr__(inner, private.ITERATIONS, before)
 
-    inner.update_step = update_step
+    wrap(inner, "update_step", update_step)
 
 
 def scale_rates(
@@ -112,7 +114,6 @@ def scale_rates(
     Raises ConfigError if variables are to have no weight decay, and there is none.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    update = inner.update_step
     if are_decayed is not None and not (inner.weight_decay or getattr(inner, "adam_weight_decay", None)):
         raise ConfigError(f"optimizer.no_decay: {type(inner).__name__} has no weight decay; set optimizer.weight_decay")
 
@@ -122,7 +123,7 @@ def scale_rates(
         is_decayed = are_decayed is None or are_decayed[index]
         return private.find_decay(inner, variable) if is_decayed else 0.0, float(factors[index])
 
-    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(update: Update, gradient: Any, variable: Any, learning_rate: Any) -> None:
         update(gradient, variable, learning_rate * float(factors[find_index(inner, variable)]))
 
     def decay(distribution: tf.distribute.Strategy, decayed: Sequence[tuple[Any, tuple[float, float]]]) -> None:
@@ -133,25 +134,24 @@ def scale_rates(
         rate = tf.cast(inner.learning_rate, variable.dtype) * factor
         variable.assign_sub(variable * tf.cast(amount, variable.dtype) * rate)
 
-    def apply_weight_decay(variables: Sequence[Any]) -> None:
+    def apply_weight_decay(_: object, variables: Sequence[Any]) -> None:
         found = [(to_tf_variable(variable), find_amounts(variable)) for variable in variables]
         decayed = [pair for pair in found if pair[1][0]]
         private.merge_call(inner, decay, decayed)
 
     if any(factor != 1 for factor in factors):
-        inner.update_step = update_step
-    replace_part(inner, private.DECAY, lambda _: apply_weight_decay)
+        wrap(inner, "update_step", update_step)
+    wrap(inner, private.DECAY, apply_weight_decay)
 
 
 def clip_values(optimizer: keras.optimizers.Optimizer, largest: float) -> None:
     """Makes an optimizer clip each element of the gradients that it has summed, and for float16 unscaled."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    update = inner.update_step
 
-    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(update: Update, gradient: Any, variable: Any, learning_rate: Any) -> None:
         update(tf.clip_by_value(gradient, -largest, largest), variable, learning_rate)
 
-    inner.update_step = update_step
+    wrap(inner, "update_step", update_step)
 
 
 def average_weights(optimizer: keras.optimizers.Optimizer, momentum: float) -> None:
@@ -166,7 +166,7 @@ def average_weights(optimizer: keras.optimizers.Optimizer, momentum: float) -> N
     """
     optimizer.use_ema, optimizer.ema_momentum, optimizer.ema_overwrite_frequency = True, momentum, None
 
-    def update_averages(variables: Sequence[Any]) -> None:
+    def update_averages(_: object, variables: Sequence[Any]) -> None:
         averages = private.list_averages(optimizer)
         pairs = [(v, averages[find_index(optimizer, v)]) for v in variables]
         values = [tuple(to_tf_variable(v) for v in pair) for pair in pairs if pair[1] is not None]
@@ -174,7 +174,7 @@ def average_weights(optimizer: keras.optimizers.Optimizer, momentum: float) -> N
         share = tf.where(is_first, 1.0, 1.0 - momentum)
         private.merge_call(optimizer, move_averages, values, share)
 
-    replace_part(optimizer, private.AVERAGE, lambda _: update_averages)
+    wrap(optimizer, private.AVERAGE, update_averages)
     optimizer.finalize_variable_values = keep_values
 
 
@@ -269,7 +269,7 @@ def take_summed_gradients(optimizer: keras.optimizers.Optimizer) -> None:
     The loop does so before clipping and before the check for overflow: Keras's LossScaleOptimizer checks only the
     first replica's gradients.
     """
-    replace_part(optimizer, private.SUM, lambda _: lambda grads_and_vars: grads_and_vars)
+    wrap(optimizer, private.SUM, lambda _, grads_and_vars: grads_and_vars)
 
 
 def sum_dense_gradients(optimizer: keras.optimizers.Optimizer) -> None:
@@ -278,10 +278,10 @@ def sum_dense_gradients(optimizer: keras.optimizers.Optimizer) -> None:
     An embedding's sparse gradient may contain a row several times. Adam would square these parts instead of their sum.
     """
 
-    def make_dense(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        return [(None if gradient is None else tf.convert_to_tensor(gradient), each) for gradient, each in pairs]
+    def sum_dense(sum_all: Callable[..., Any], pairs: Iterable[tuple[Any, Any]]) -> Any:
+        return sum_all([(None if g is None else tf.convert_to_tensor(g), variable) for g, variable in pairs])
 
-    replace_part(optimizer, private.SUM, lambda summed: lambda pairs: summed(make_dense(pairs)))
+    wrap(optimizer, private.SUM, sum_dense)
 
 
 def scale_to_batch(options: Optimizer, global_batch_size: int) -> float:
@@ -415,15 +415,14 @@ def update_by_rows(optimizer: keras.optimizers.Optimizer) -> None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer.check_finite = are_finite
         optimizer = optimizer.inner_optimizer
-    update_all = optimizer.update_step
 
-    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(update_all: Update, gradient: Any, variable: Any, learning_rate: Any) -> None:
         if isinstance(gradient, tf.IndexedSlices):
             update_rows(optimizer, gradient, variable, tf.cast(learning_rate, variable.dtype))
         else:
             update_all(gradient, variable, learning_rate)
 
-    optimizer.update_step = update_step
+    wrap(optimizer, "update_step", update_step)
 
 
 def update_rows(optimizer: keras.optimizers.Optimizer, gradient: Any, variable: Any, rate: tf.Tensor) -> None:

@@ -14,6 +14,7 @@ work inside a `tf.function`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,26 +23,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.compat.keras import (
-    find_plain_graph,
-    find_stateless_scope,
-    flatten_layers,
-    is_training,
-    read_layer_state,
-    read_mask,
-    read_stored,
-    set_mask,
-    use_layer_state,
-)
-from scaleflow.compat.tensorflow import are_recorded, find_called_graph, stop_recording
+from scaleflow.compat import keras as private
+from scaleflow.compat.tensorflow import are_recorded, draws_random, find_called_graph, stop_recording
 from scaleflow.errors import ConfigError
 from scaleflow.strategy.stages import Call, build_graph, format_range
-
-#: How the names of operations begin that draw other numbers each time. Keras's random functions use none of them.
-RANDOM_OPERATIONS = (
-    *("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial"),
-    *("StatefulRandom", "StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal"),
-)
 
 
 def recompute(
@@ -61,18 +46,18 @@ def recompute(
     """
     leaves = {id(leaf): leaf for leaf in keras.tree.flatten(arguments) if isinstance(leaf, tf.Tensor)}
     inputs = {key: x for key, x in leaves.items() if is_differentiable(x) and may_have_gradient(x)}
-    masks = {key: read_mask(x) for key, x in inputs.items()}
-    around = find_stateless_scope()
+    masks = {key: private.read_mask(x) for key, x in inputs.items()}
+    around = private.find_stateless_scope()
     values = [read_value(weight, around) for weight in weights]
-    layer_state = read_layer_state()
+    layer_state = private.read_layer_state()
 
     def run(tensors: Sequence[tf.Tensor], states: Iterable[tuple[Any, tf.Tensor]]) -> tuple[Any, RunScope]:
         replaced = dict(zip(inputs, tensors, strict=False))  # the weights' values follow
         for key, tensor in replaced.items():
-            set_mask(tensor, masks[key])
+            private.set_mask(tensor, masks[key])
         given = keras.tree.map_structure(lambda leaf: replaced.get(id(leaf), leaf), arguments)
         scope = RunScope([*zip(weights, tensors[len(inputs) :], strict=True), *states], label)
-        with use_layer_state(layer_state), scope:
+        with private.use_layer_state(layer_state), scope:
             return function(given), scope
 
     first: list[tuple[Any, RunScope]] = []
@@ -136,7 +121,7 @@ def replace_output(output: Any, tensors: Iterator[tf.Tensor], label: str) -> Any
     if not is_differentiable(output):
         return output
     tensor = next(tensors)
-    set_mask(tensor, read_mask(output))
+    private.set_mask(tensor, private.read_mask(output))
     return tensor
 
 
@@ -197,7 +182,7 @@ class RunScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no type
 def read_value(variable: keras.Variable, scope: keras.StatelessScope | None) -> tf.Tensor:
     """Returns the value of a variable in a scope of Keras, or its own."""
     value = None if scope is None else scope.get_current_value(variable)
-    return tf.convert_to_tensor(read_stored(variable) if value is None else value)
+    return tf.convert_to_tensor(private.read_stored(variable) if value is None else value)
 
 
 def count_graph_operations() -> int:
@@ -211,7 +196,7 @@ def check_operations(first: int, label: str) -> None:
         return
     graph = tf.compat.v1.get_default_graph()
     for operation in list_operations(graph, graph.get_operations()[first:]):
-        if operation.type.startswith(RANDOM_OPERATIONS) and operation.op_def.is_stateful:
+        if draws_random(operation.type):
             raise ConfigError(
                 f"hardware.remat: {label} draws random numbers with TensorFlow ({operation.type}), which are others "
                 "when it is computed again; use keras.random with a keras.random.SeedGenerator, or hardware.remat=false"
@@ -292,7 +277,7 @@ def recompute_segments(model: keras.Model) -> list[Segment]:
 
     Raises ConfigError if the model has no graph of layers, or no segments that would save memory.
     """
-    if find_plain_graph(model) is None:
+    if private.find_plain_graph(model) is None:
         raise ConfigError(
             f"hardware.remat=true: the model {model.name} ({type(model).__name__}) is not a graph of layers, so it "
             f"cannot be divided; name layers to compute again, such as hardware.remat=[{name_example(model)}]"
@@ -305,21 +290,20 @@ def recompute_segments(model: keras.Model) -> list[Segment]:
             f"hardware.remat=true: the model {model.name} has no part whose activations need more memory than its "
             "result; use hardware.remat=false"
         )
-    plain_call = model.call
 
-    def call(inputs: Any, training: bool | None = None, mask: Any = None, **named: Any) -> Any:
+    def call(plain_call: Any, inputs: Any, training: bool | None = None, mask: Any = None, **named: Any) -> Any:
         if not training:
             return plain_call(inputs, training=training, mask=mask, **named)
         values = {graph.source: inputs}
         for tensor, each in zip(keras.tree.flatten(inputs), keras.tree.flatten(mask), strict=False):
-            set_mask(tensor, each)  # as `Functional.call` does
+            private.set_mask(tensor, each)  # as `Functional.call` does
         for segment in segments:
             losses = segment.run(values)
             if segment.is_recomputed:
                 keras.layers.Layer.add_loss(model, losses)  # `Model` rejects it
         return keras.tree.map_structure(values.__getitem__, graph.sinks)
 
-    replace_call(model, call)
+    private.wrap(model, "call", call)  # no part of the model's state, so a saved model does not have it
     return recomputed
 
 
@@ -333,49 +317,40 @@ def recompute_layers(layers: Sequence[keras.Layer], setting: str, *, is_divided:
 
     Raises ConfigError if a layer cannot be computed again.
     """
-    inner = {id(each) for layer in layers for each in flatten_layers(layer, include_self=False)}
+    inner = {id(each) for layer in layers for each in private.flatten_layers(layer, include_self=False)}
     outer = {id(layer): layer for layer in layers if id(layer) not in inner}
     for layer in outer.values():
-        parts = flatten_layers(layer)
+        parts = private.flatten_layers(layer)
         if any(isinstance(part, keras.layers.Embedding) for part in parts):
             raise ConfigError(
                 f"{setting}: {layer.name} looks up rows of a table, which saves no memory and would read the whole "
                 "table; leave it out"
             )
-        if is_divided and find_plain_graph(layer) is not None:
+        if is_divided and private.find_plain_graph(layer) is not None:
             names = ", ".join(part.name for part in parts[1:] if part.weights)
             raise ConfigError(
                 f"{setting}: {layer.name} is a model, which strategy=pipeline divides; use hardware.remat=true, or "
                 f"name layers of it: {names}"
             )
-        replace_call(layer, make_recomputing_call(layer))
+        private.wrap(layer, "call", functools.partial(call_again, layer))
     return len(outer)
 
 
-def make_recomputing_call(layer: keras.Layer) -> Callable[..., Any]:
-    plain_call = layer.call
-
-    def call(*args: Any, **named: Any) -> Any:
-        if not is_training(layer):
-            return plain_call(*args, **named)
-        outputs, losses = recompute(
-            lambda given: plain_call(*given[0], **given[1]), (args, named), layer.trainable_variables, layer.name
-        )
-        layer.add_loss(losses)
-        return outputs
-
-    return call
-
-
-def replace_call(layer: keras.Layer, call: Callable[..., Any]) -> None:
-    """Replaces the `call` of one layer. It is no part of the layer's state, so a saved model does not have it."""
-    object.__setattr__(layer, "call", call)
+def call_again(layer: keras.Layer, plain_call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """Calls a layer; in training its activations are computed again in the backward pass."""
+    if not private.is_training(layer):
+        return plain_call(*args, **named)
+    outputs, losses = recompute(
+        lambda given: plain_call(*given[0], **given[1]), (args, named), layer.trainable_variables, layer.name
+    )
+    layer.add_loss(losses)
+    return outputs
 
 
 def list_inner_layers(calls: Sequence[Call]) -> list[keras.Layer]:
     """Lists the layers of calls, at any depth."""
     layers = (call.run for call in calls if isinstance(call.run, keras.layers.Layer))
-    return [part for layer in layers for part in flatten_layers(layer)]
+    return [part for layer in layers for part in private.flatten_layers(layer)]
 
 
 def name_example(model: keras.Model) -> str:

@@ -16,13 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaleflow.compat.keras import (
-    find_plain_graph,
-    flatten_layers,
-    list_nodes,
-    list_own_losses,
-    standardize_inputs,
-)
+from scaleflow.compat import keras as private
 from scaleflow.errors import ConfigError
 
 #: Operations of a multiply-add: forward, for the gradient of the layer's input, and for that of its weight.
@@ -68,7 +62,7 @@ def list_matrices(layer: Any) -> list[Any]:
     """Returns the weights that a layer multiplies something with: all matrices but the tables of embeddings."""
     if not isinstance(layer, keras.layers.Layer):
         return []
-    tables = (part for part in flatten_layers(layer) if isinstance(part, keras.layers.Embedding))
+    tables = (part for part in private.flatten_layers(layer) if isinstance(part, keras.layers.Embedding))
     looked_up = {id(weight) for table in tables for weight in table.weights}
     return [w for w in layer.weights if len(w.shape) > 1 and id(w) not in looked_up]
 
@@ -136,7 +130,7 @@ class Call:
             named = {**named, "training": training}  # as in Keras, overrides the recorded argument
         outputs = keras.tree.flatten(self.run(*args, **named))
         values.update(zip(self.outputs, outputs, strict=True))
-        return list_own_losses(self.run) if is_layer else []
+        return private.list_own_losses(self.run) if is_layer else []
 
 
 @dataclass(frozen=True)
@@ -234,7 +228,7 @@ def build_graph(model: keras.Model) -> Graph:
 
     Raises ConfigError if it is another kind of model, which has no graph of layers.
     """
-    functional = find_plain_graph(model)
+    functional = private.find_plain_graph(model)
     if functional is None:
         raise ConfigError(
             f"strategy=pipeline: the model {model.name} ({type(model).__name__}) is not a graph of layers, so it "
@@ -256,14 +250,14 @@ def list_calls(
         given: the structure of its inputs, with a `TensorRef` for each tensor.
         numbers: yields unused tensor numbers.
     """
-    graph = find_plain_graph(model)
+    graph = private.find_plain_graph(model)
     assert graph is not None
     entries = [TensorRef(next(numbers)) for _ in graph.inputs]
-    standardize = functools.partial(standardize_inputs, model, graph)
+    standardize = functools.partial(private.standardize_inputs, model, graph)
     entry_numbers = tuple(ref.number for ref in entries)
     calls = [Call(prefix, standardize, ((given,), {}), entry_numbers, measure_tensors(graph.inputs))]
     refs = dict(zip(map(id, graph.inputs), entries, strict=True))
-    for node in list_nodes(graph):
+    for node in private.list_nodes(graph):
         node_calls, outputs = list_node_calls(node, refs, prefix, numbers)
         calls += node_calls
         refs.update(zip(map(id, node.outputs), outputs, strict=True))
@@ -280,7 +274,7 @@ def list_node_calls(
         (node.arguments.args, node.arguments.kwargs),
     )
     extra_arguments = [name for name, value in named.items() if value is not None and name != "training"]
-    if find_plain_graph(layer) is not None and len(args) == 1 and not extra_arguments:
+    if private.find_plain_graph(layer) is not None and len(args) == 1 and not extra_arguments:
         return list_calls(layer, args[0], f"{prefix}{layer.name}/", numbers)
     outputs = [TensorRef(next(numbers)) for _ in node.outputs]
     numbers_of_outputs = tuple(ref.number for ref in outputs)

@@ -127,10 +127,11 @@ class Engine(ABC):
     @property
     def learning_rate(self) -> float | None:
         """The rate of the last update; None if the training step has its own optimizers."""
-        if self.optimizer is None:
+        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        if inner is None:
             return None
-        rate, updates = find_rate(self.optimizer), int(self.optimizer.iterations.numpy())
-        return float(rate(max(0, updates - 1)) if callable(rate) else np.asarray(rate.numpy()))
+        rate = find_rate(inner)
+        return float(rate(max(0, int(inner.iterations.numpy()) - 1)) if callable(rate) else np.asarray(rate.numpy()))
 
     @abstractmethod
     def run(self, feed: Feed, host: Host) -> None:
@@ -292,6 +293,8 @@ class Engine(ABC):
         named = self.variables_by_name()
         kept = {name: parts for name, parts in named.items() if name in values or not name.startswith(CAPTURED)}
         state.write_variables(kept, values)
+        if self.freezing is not None:
+            self.freezing.restore(values)
 
     def variables_by_name(self) -> dict[str, list[Any]]:
         """Returns the variables that a checkpoint needs."""

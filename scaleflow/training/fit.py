@@ -155,8 +155,6 @@ class FitEngine(Engine):
     def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
         self._write_state(values)
         self._restored = {name: values[name] for name in self._sums_by_name() if name in values}
-        if self.freezing is not None:
-            self.freezing.restore(values)
 
     def set_rate_factor(self, factor: float, held: float) -> None:
         raise NotImplementedError("training.on_nan=rollback with Keras's fit is refused")

@@ -11,7 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaleflow.compat.tensorflow import describe_operation, find_whole
+from scaleflow.compat.keras import wrap_once
+from scaleflow.compat.tensorflow import draws_random, find_whole
 from scaleflow.errors import ConfigError
 
 #: Iterations of a loop that may overlap. TensorFlow's own default.
@@ -68,13 +69,6 @@ def find_input_device(operation: tf.Operation) -> str:
     return str(operation.inputs[0].device if uses_input_device else operation.device)
 
 
-#: How the names of operations begin that draw random numbers, if they have a state: not `StatelessRandom...`.
-RANDOM_OPERATIONS = (
-    *("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "SampleDistortedBoundingBox"),
-    *("Stateful", "Rng", "LogUniformCandidate", "UniformCandidate", "LearnedUnigramCandidate"),
-    *("FixedUnigramCandidate", "ThreadUnsafeUnigramCandidate", "AllCandidate"),
-)
-
 #: The product of a replica's number and this is added to the seeds that it draws: 2**31 divided by the golden ratio.
 SEED_STRIDE = 1_327_217_885
 
@@ -85,8 +79,7 @@ CAPTURED = "captured/"
 def check_random(graph: Any) -> None:
     """Raises ConfigError if a traced step draws random numbers from TensorFlow's own state."""
     for operation in {*list_operation_types(graph), *(each.type for each in graph.get_operations())}:
-        described = describe_operation(operation) if operation.startswith(RANDOM_OPERATIONS) else None
-        if described is not None and described.is_stateful and not operation.startswith("StatefulPartitionedCall"):
+        if draws_random(operation):
             raise ConfigError(
                 f"the training step draws random numbers with TensorFlow ({operation}): a resumed run would draw "
                 "others, and several workers the same ones; use keras.random, such as keras.random.normal(shape, "
@@ -122,17 +115,13 @@ def draw_by_replica() -> None:
 
     Their states are equal on all replicas, and in checkpoints. The first replica draws what one device does.
     """
-    original = keras.random.SeedGenerator.next
-    if getattr(original, "is_by_replica", False):
-        return
 
-    def next_of_replica(self: keras.random.SeedGenerator, *arguments: Any, **options: Any) -> tf.Tensor:
-        seed = original(self, *arguments, **options)
+    def next_of_replica(original: Callable[..., tf.Tensor], *arguments: Any, **options: Any) -> tf.Tensor:
+        seed = original(*arguments, **options)
         replica = tf.distribute.get_replica_context()
         if replica is None or replica.num_replicas_in_sync == 1:
             return seed
         shift = tf.cast(replica.replica_id_in_sync_group, tf.int64) * SEED_STRIDE % 2**31
         return seed + tf.cast(tf.stack([shift, tf.zeros_like(shift)]), seed.dtype)
 
-    next_of_replica.is_by_replica = True  # type: ignore[attr-defined]
-    keras.random.SeedGenerator.next = next_of_replica
+    wrap_once(keras.random.SeedGenerator, "next", next_of_replica)

@@ -159,8 +159,6 @@ class Loop(Engine):
     def restore(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
         self._write_state(values)
         self._epoch = self._metric_sums.restore(values[state.SUMS])
-        if self.freezing is not None:
-            self.freezing.restore(values)
 
     def set_rate_factor(self, factor: float, held: float) -> None:
         rate = to_tf_variable(find_rate(self.optimizer))
@@ -229,11 +227,11 @@ class Loop(Engine):
         """Returns a replica's initial loop state."""
         return tf.zeros([self._metric_sums.size], tf.float64), tf.constant(NEVER, tf.int64), tf.zeros([])
 
-    def _batch(self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor) -> Any:
-        """Reads a step's batch in a replica, (inputs, targets, mask), if the step has a single micro-batch."""
+    def _batch(self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, index: Any = 0) -> Any:
+        """Reads a micro-batch of a step in a replica, (inputs, targets, mask)."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         with tf.name_scope(READ_SCOPE):
-            return feed.micro_batch(fetched, epoch, step, replica, tf.constant(0, tf.int64))
+            return feed.micro_batch(fetched, epoch, step, replica, tf.convert_to_tensor(index, tf.int64))
 
     def _step(
         self,
@@ -255,26 +253,20 @@ class Loop(Engine):
         next_batch = self._batch(feed, fetched, epoch, step + 1) if reads_ahead else ()
         weight = 1.0 / tf.cast(self._count_valid(feed, step), tf.float32)
         is_last = tf.equal(step + 1, end)
-        step_sums, loss, norm = self._update(feed, fetched, epoch, step, weight, ahead, is_last)
+        read = (lambda: ahead) if ahead else functools.partial(self._batch, feed, fetched, epoch, step)
+        step_sums, loss, norm = self._update(feed, read, weight, is_last)
         bad = tf.where(tf.math.is_finite(loss), tf.constant(NEVER, tf.int64), step)
         return sums + tf.cast(step_sums, sums.dtype), tf.minimum(first_bad, bad), norm, next_batch
 
-    def _update(
-        self,
-        feed: Feed,
-        fetched: Any,
-        epoch: tf.Tensor,
-        step: tf.Tensor,
-        weight: tf.Tensor,
-        ahead: Any,
-        is_last: tf.Tensor,
-    ) -> CallResult:
-        """Updates the weights; returns this replica's sums, the loss of the global batch, and the gradients' norm."""
+    def _update(self, feed: Feed, read: Callable[..., Any], weight: tf.Tensor, is_last: tf.Tensor) -> CallResult:
+        """Updates the weights; returns this replica's sums, the loss of the global batch, and the gradients' norm.
+
+        `read` reads the step's micro-batch of an index, the first one without.
+        """
         if feed.batching.accumulate == 1:
-            batch = ahead or self._batch(feed, fetched, epoch, step)
-            gradients, sums = self._differentiate(feed, batch, weight)
+            gradients, sums = self._differentiate(feed, read(), weight)
         else:
-            gradients, sums = self._accumulate(feed, fetched, epoch, step, weight)
+            gradients, sums = self._accumulate(feed, read, weight)
         minimised = tf.cast(sums[1] + sums[-1], weight.dtype) * weight
         gradients, loss = self._sum_over_replicas(gradients, minimised)
         gradients = [sum_rows(gradient) for gradient in gradients]
@@ -300,16 +292,12 @@ class Loop(Engine):
             return size
         return tf.minimum(size, feed.examples - step * size)
 
-    def _accumulate(
-        self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, weight: tf.Tensor
-    ) -> tuple[list[Gradient], tf.Tensor]:
+    def _accumulate(self, feed: Feed, read: Callable[..., Any], weight: tf.Tensor) -> tuple[list[Gradient], tf.Tensor]:
         """Returns this replica's gradients, summed over its micro-batches, and its metric sums."""
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         unused: set[int] = set()  # filled while `add` is traced
 
         def differentiate(index: tf.Tensor) -> tuple[list[Gradient], tf.Tensor]:
-            batch = feed.micro_batch(fetched, epoch, step, replica, index)
-            gradients, sums = self._differentiate(feed, batch, weight)
+            gradients, sums = self._differentiate(feed, read(index), weight)
             return list(gradients), sums
 
         stores = self._make_row_stores(lambda: differentiate(tf.constant(0, tf.int64)), feed.batching.accumulate)

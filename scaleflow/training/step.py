@@ -120,17 +120,8 @@ class CustomUpdateLoop(Loop):
         named = {f"step/{index}": [variable] for index, variable in enumerate(self.own_variables)}
         return {**super().variables_by_name(), **named}
 
-    def _update(
-        self,
-        feed: Feed,
-        fetched: Any,
-        epoch: tf.Tensor,
-        step: tf.Tensor,
-        weight: tf.Tensor,
-        ahead: Any,
-        is_last: tf.Tensor,
-    ) -> CallResult:
-        inputs, targets, mask, *own = ahead or self._batch(feed, fetched, epoch, step)
+    def _update(self, feed: Feed, read: Callable[..., Any], weight: tf.Tensor, is_last: tf.Tensor) -> CallResult:
+        inputs, targets, mask, *own = read()
         weights = own[0] if own else mask
         loss, outputs = self._own_update(self.model, (inputs, targets), weights * weight)
         _, total = self._sum_over_replicas([], loss)
@@ -174,27 +165,19 @@ def check_own_updates(options: Training, optimizer: Optimizer, policy: str, xla:
             "hardware.xla=false, or write a function (model, batch, weights) -> (loss, outputs)"
         )
     conflicts = {
+        "optimizer.no_decay": bool(optimizer.no_decay),
+        "optimizer.rate_factors": optimizer.rate_factors is not None,
+        f"optimizer.ema={optimizer.ema}": optimizer.ema is not None,
+        "optimizer.schedule=plateau": optimizer.watched is not None,
         f"training.accumulate={options.accumulate}": options.accumulate > 1,
         f"training.clip_norm={options.clip_norm}": options.clip_norm is not None,
         f"precision={policy}": policy == "mixed_float16",
         f"training.on_nan={options.on_nan}": options.on_nan != "stop",
     }
-    updates = {
-        "optimizer.no_decay": bool(optimizer.no_decay),
-        "optimizer.rate_factors": optimizer.rate_factors is not None,
-        f"optimizer.ema={optimizer.ema}": optimizer.ema is not None,
-        "optimizer.schedule=plateau": optimizer.watched is not None,
-    }
-    for setting, applies in updates.items():
-        if applies:
-            raise ConfigError(
-                f"{setting} with {KEY}={name}: it applies its own optimizers, which know nothing of it; do that in its "
-                "update and leave this away, or write a function (model, batch, weights) -> (loss, outputs)"
-            )
     for setting, applies in conflicts.items():
         if applies:
             raise ConfigError(
                 f"{setting} with {KEY}={name}: this class applies its own optimizers, so the loop has no gradient to "
-                "accumulate, clip or scale, and no rate to lower; do that in its update method and remove this key, "
-                "or write a function (model, batch, weights) -> (loss, outputs)"
+                "accumulate, clip or scale, no rate to lower, and no optimizer to change; do that in its update method "
+                "and remove this key, or write a function (model, batch, weights) -> (loss, outputs)"
             )

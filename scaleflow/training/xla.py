@@ -13,7 +13,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from scaleflow.compat.keras import LOSSES, flatten_layers, replace_part
+from scaleflow.compat.keras import LOSSES, flatten_layers
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Feed, InputStructure, Plan, label_leaf, name_leaves
 from scaleflow.training.graph import CONVOLUTIONS, list_operation_types
@@ -55,7 +55,7 @@ def keep_losses_apart(model: keras.Model) -> None:
     thread. With a shared list, one replica would clear or use the losses of another.
     """
     for layer in flatten_layers(model):
-        replace_part(layer, LOSSES, lambda _: ReplicaLosses())
+        object.__setattr__(layer, LOSSES, ReplicaLosses())
 
 
 class ReplicaLosses(threading.local):

@@ -270,7 +270,7 @@ def error_of_constructor() -> Exception:
     from ray.exceptions import ActorDiedError
 
     error = ActorDiedError()
-    error.actor_init_failed = True
+    error._actor_init_failed = True
     error.error_msg = "The actor died because of an error raised in its creation task\nOSError: no space left"
     error.args = (error.error_msg,)
     return error

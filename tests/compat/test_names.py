@@ -30,7 +30,7 @@ OWNERS = {
         "_trainable": "keras.layers.Layer(), keras.Variable([0.0])",
         "_trainable_variables": "keras.layers.Layer(), keras.optimizers.Adam()",
         "_functional": "keras.Sequential()",
-        "_nodes_by_depth _standardize_inputs": "keras.Model(TENSOR, TENSOR)",
+        "_nodes_by_depth _standardize_inputs": "MODEL",
         "_keras_history": "TENSOR",
         "_inbound_nodes": "TENSOR._keras_history.operation",
         "_kernel": "build(keras.layers.Dense(1)), build(keras.layers.EinsumDense('ab,bc->ac', 1))",
@@ -48,7 +48,7 @@ OWNERS = {
         "_model_variables_moving_average": "build(keras.optimizers.Adam(use_ema=True))",
         "_direction": "keras.metrics.BinaryAccuracy()",
         "_set_monitor_op": "keras.callbacks.EarlyStopping()",
-        "_loss_tracker": "compile(keras.Model(TENSOR, TENSOR))",
+        "_loss_tracker": "compile(MODEL)",
         "__internal__": "tf",
     },
     "tensorflow": {
@@ -119,8 +119,9 @@ def find_missing(names: list[tuple[str, str, str]]) -> list[str]:
         with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
             return tf.Variable(0.0)
 
-    known = {"keras": keras, "tf": tf, "TENSOR": keras.Input((1,)), "import_module": import_module}
-    known |= {"build": build, "compile": compile, "mirrored": mirrored}
+    given = keras.Input((1,))
+    known = {"keras": keras, "tf": tf, "TENSOR": given, "MODEL": keras.Model(given, keras.layers.Dense(1)(given))}
+    known |= {"build": build, "compile": compile, "mirrored": mirrored, "import_module": import_module}
     missing = []
     for owner, name, sentence in names:
         module, _, last = name.rpartition(".")
