@@ -336,21 +336,11 @@ def make_report(
     Raises OSError if a file cannot be written.
     """
     context = context or KnownOfRun()
-    outputs = name_leaves(predictions.outputs)
     analyses = [
         analyse_output(predictions, name, described, options.intervals, options.miss_cost)
-        for name, described in outputs.items()
+        for name, described in name_leaves(predictions.outputs).items()
     ]
-    missing, own = list[Finding](), list[str]()
-    for each in analyses if metrics else ():
-        found, faults = measure_own(predictions, each.name, outputs[each.name], metrics or {}, options.seconds)
-        faults |= dict.fromkeys(found.keys() & each.figures.keys(), "the report has a figure of this name; use another")
-        added = {name: figure for name, figure in found.items() if name not in faults}
-        each.figures.update(added)
-        own += [name_metric(each.name, name) for name in added]
-        missing += [
-            Finding("metric", f"{name_metric(each.name, n)} is missing: {why}", "") for n, why in faults.items()
-        ]
+    own, missing = add_own_figures(predictions, analyses, metrics or {}, options.seconds)
     read = np.arange(min(len(predictions.table), MOST_READ))
     columns = reader.read_columns(predictions.column(EXAMPLE)[read])
     sliced = [*map(name_decided, analyses), *filter(None, map(of_coverage, analyses))]
@@ -400,6 +390,23 @@ def make_report(
         if name.endswith(("_at_threshold", "coverage", "set_size", "pinball")) and name not in own
     ]
     return ModelReport(figures, findings, [Path(name) for name in contents], own)
+
+
+def add_own_figures(
+    predictions: Predictions, analyses: Sequence[OutputAnalysis], metrics: Metrics, seconds: float
+) -> tuple[list[str], list[Finding]]:
+    """Adds the user's metrics to the figures; returns their names, and a finding for each that is missing."""
+    outputs, own, missing = name_leaves(predictions.outputs), list[str](), list[Finding]()
+    for each in analyses if metrics else ():
+        found, faults = measure_own(predictions, each.name, outputs[each.name], metrics, seconds)
+        faults |= dict.fromkeys(found.keys() & each.figures.keys(), "the report has a figure of this name; use another")
+        added = {name: figure for name, figure in found.items() if name not in faults}
+        each.figures.update(added)
+        own += [name_metric(each.name, name) for name in added]
+        missing += [
+            Finding("metric", f"{name_metric(each.name, n)} is missing: {why}", "") for n, why in faults.items()
+        ]
+    return own, missing
 
 
 def name_decided(analysis: OutputAnalysis) -> OutputAnalysis:

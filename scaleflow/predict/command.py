@@ -188,16 +188,12 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     run, _ = find_run(CommandWords(typed.overrides, run_id=typed.run_id))
     from scaleflow.predict.bad_rows import RowReport
     from scaleflow.predict.reasons import ExplainingModel
-    from scaleflow.tracking.saved_models import describe_model
 
-    options = run.config.get("dataset")
-    options = options if isinstance(options, dict) else {}
     load: Callable[..., Any] = partial(load_predictor, plan, run, typed.batch_size, typed.layer)
     has_text = is_language_model(run.learned_state)
     if sampling is not None and not has_text:
         raise explain_no_language_model(run)
-    state = run.learned_state or replace(describe_model(run.tracker, run.model), source=str(options.get("_target_")))
-    state = replace(state, reading={**options, **state.reading})
+    state = read_state(run)
     if has_text and (typed.explain or typed.layer):
         flag = "--explain" if typed.explain else f"--layer {typed.layer}"
         raise ConfigError(f"{flag}: this model continues texts, of which it is not known; leave it out")
@@ -237,6 +233,16 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     lines += [("new columns", f"{', '.join(new)}: not in training, not used")] if new else []
     display.print_summary([*lines, *report.describe(bad, bool(skipped)), ("output", str(output.path))])
     return FINISHED
+
+
+def read_state(run: Run) -> LearnedState:
+    """Returns what a run learned, with the options of its dataset; of a model without a record what the model says."""
+    from scaleflow.tracking.saved_models import describe_model
+
+    options = run.config.get("dataset")
+    options = options if isinstance(options, dict) else {}
+    state = run.learned_state or replace(describe_model(run.tracker, run.model), source=str(options.get("_target_")))
+    return replace(state, reading={**options, **state.reading})
 
 
 def make_prediction_plan(typed: argparse.Namespace) -> Plan:

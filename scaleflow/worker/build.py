@@ -264,10 +264,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     kept = keep_outputs(plan, runtime, engine, feeds, source, splits, emit)
     answers = find_answers(plan, engine, feeds, source, kept)
     startup_timer.end_part("build")
-    emit(StageBegan("compiling the training step"))
-    if not engine.begin_phase(0, feeds.train, feeds.validation, feeds.test):
-        engine.trace(feeds.train, feeds.validation, feeds.test)
-    engine.end_phase()
+    trace_step(engine, feeds, emit)
     startup_timer.end_part("trace")
     doubts = find_weight_doubts(plan, engine.model, length, runtime.batching)
     doubts |= {} if balance is None else {"balance": balance.text}
@@ -276,37 +273,52 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         emit(Note(note))
     resolved = {**list_build_values(plan, runtime, engine, splits, length), **sizes}
     metadata = collect_metadata(plan, source.outputs, splits, engine.model, goal) if is_chief(plan) else None
-    learned = complete_record(data.splits.learned, metadata, list_model_sizes(plan, data))
-    words = {name: each.learned for name, each in learned.preprocessing.items()}
-    facts = RunFacts(
-        resolved,
-        dict(splits.counts()),
-        metadata,
-        list_profile_facts(resolved, splits) | {"shards": plan.dataset.shards},
-        compute_peak(plan, runtime),
-        learned,
-        doubts,
-    )
+    facts = collect_facts(plan, data, splits, resolved, metadata, doubts)
+    words = {name: each.learned for name, each in facts.learned.preprocessing.items()}
+    keeps = bool(plan.objective.metrics) and plan.objective.levels is None
     return TrainingSetup(
         plan,
         runtime.strategy,
         engine,
         feeds,
         source.outputs,
-        make_export(engine, runtime, source, splits, learned),
+        make_export(engine, runtime, source, splits, facts.learned),
         callbacks=[training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()],
         explain=functools.partial(dataset.explain_read_error, splits=splits.by_name()),
         write_baseline_data=functools.partial(
-            write_baseline_data,
-            splits,
-            source.outputs,
-            plan.evaluation.baselines,
-            keeps_outputs=bool(plan.objective.metrics) and plan.objective.levels is None,
+            write_baseline_data, splits, source.outputs, plan.evaluation.baselines, keeps_outputs=keeps
         ),
         write_sheet=functools.partial(write_sheet, feeds.train, splits, words),
         facts=facts,
         kept=kept,
         answers=answers,
+    )
+
+
+def trace_step(engine: Engine, feeds: Feeds, emit: Emit) -> None:
+    emit(StageBegan("compiling the training step"))
+    if not engine.begin_phase(0, feeds.train, feeds.validation, feeds.test):
+        engine.trace(feeds.train, feeds.validation, feeds.test)
+    engine.end_phase()
+
+
+def collect_facts(
+    plan: Plan,
+    data: PreparedData,
+    splits: Splits,
+    resolved: dict[str, Any],
+    metadata: RunMetadata | None,
+    doubts: dict[str, str],
+) -> RunFacts:
+    """Collects what is recorded of a run before it trains. `splits` are those that it uses of the data."""
+    return RunFacts(
+        resolved,
+        dict(splits.counts()),
+        metadata,
+        list_profile_facts(resolved, splits) | {"shards": plan.dataset.shards},
+        compute_peak(plan, data.runtime),
+        complete_record(data.splits.learned, metadata, list_model_sizes(plan, data)),
+        doubts,
     )
 
 

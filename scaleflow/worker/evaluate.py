@@ -76,12 +76,8 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     check_origins(plan.config, plan.trusted_modules or ())
     emit(StageBegan(f"reading {describe_data_name(plan)}"))
     earlier = find_record(spec, emit)
-    with hint_at_counting(spec):
-        rule = plan.dataset.split
-        plan, source, is_whole = open_data(plan, spec, earlier)
-        options = plan.dataset, plan.seed, runtime.worker_sync, emit
-        folds = find_folds(plan, {} if earlier is None else earlier.state.sizes)
-        splits = dataset.prepare_splits(source, *options, preprocesses=False, folds=folds)
+    rule = plan.dataset.split
+    plan, source, splits, is_whole = open_evaluated(plan, spec, earlier, runtime, emit)
     split, examples = (ALL, splits.train) if is_whole else choose_split(splits.by_name(), spec.split)
     data = describe_data(plan, source.outputs, splits)
     read_as = "train" if is_whole else split
@@ -96,12 +92,8 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
 
         assert earlier is not None
         write_seen(splits.raw[read_as], plan, spec.trained, earlier, runtime, files.seen, emit)
-    feed = dataset.make_feed(
-        examples,
-        make_evaluation_batching(runtime.batching, runtime.kind),
-        runtime.strategy,
-        threads=plan.dataset.threads,
-    )
+    batching = make_evaluation_batching(runtime.batching, runtime.kind)
+    feed = dataset.make_feed(examples, batching, runtime.strategy, threads=plan.dataset.threads)
     goal = make_goal(plan, spec, source, splits, earlier)
     evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
     kept = None
@@ -133,6 +125,19 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         facts = {**runtime.to_values(), "input": find_example_location(examples), "memory": training.measure_peaks()}
         tracer = StepTracer(plan.profiler, files.profile, "worker-0", emit, lambda: facts)
         evaluate.profile(feed, tracer)
+
+
+def open_evaluated(
+    plan: Plan, spec: EvaluationSpec, earlier: EarlierState | None, runtime: Runtime, emit: Emit
+) -> tuple[Plan, Source, Splits, bool]:
+    """Opens and divides the data as the run did; returns also the plan that says so, and whether all is evaluated."""
+    from scaleflow import dataset
+
+    with hint_at_counting(spec):
+        plan, source, is_whole = open_data(plan, spec, earlier)
+        options = plan.dataset, plan.seed, runtime.worker_sync, emit
+        folds = find_folds(plan, {} if earlier is None else earlier.state.sizes)
+        return plan, source, dataset.prepare_splits(source, *options, preprocesses=False, folds=folds), is_whole
 
 
 def open_model(plan: Plan, spec: EvaluationSpec, source: Source, runtime: Runtime) -> keras.Model:
