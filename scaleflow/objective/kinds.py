@@ -185,7 +185,7 @@ def defaults_for(described: Outputs) -> Defaults:
 
     if described.kind == "regression":
         columns = described.shape[-1] if described.shape else 1
-        targets, outputs = (with_counted(described, each) for each in (get_targets, get_outputs))
+        targets, outputs = (with_counted(described, each) for each in (lambda t, o: t, lambda t, o: o))
         return Defaults(
             squared_error if described.levels is None else make_pinball_loss(described.levels),
             (mean("mae", absolute_error), mean("rmse", squared_error, math.sqrt)),
@@ -272,11 +272,9 @@ def exact_match(described: Outputs) -> Values:
 
     def values(targets: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
         counted = find_counted(described, targets)
-        correct = find_correct(targets, outputs)
-        if counted is None:
-            return tf.cast(tf.reduce_all(flatten_examples(correct), axis=1), tf.float32), None
-        is_exact = tf.reduce_all(flatten_examples(correct | (counted == 0)), axis=1)
-        return tf.cast(is_exact, tf.float32), tf.reduce_max(flatten_examples(counted), axis=1)
+        correct = find_correct(targets, outputs) | (False if counted is None else counted == 0)
+        is_exact = tf.cast(tf.reduce_all(flatten_examples(correct), axis=1), tf.float32)
+        return is_exact, None if counted is None else tf.reduce_max(flatten_examples(counted), axis=1)
 
     return values
 
@@ -288,14 +286,6 @@ def find_correct(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
 # ---------------------------------------------------------------------------------------------
 # Values
 # ---------------------------------------------------------------------------------------------
-
-
-def get_targets(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    return targets
-
-
-def get_outputs(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    return outputs
 
 
 def squared_error(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:

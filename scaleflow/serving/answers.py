@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:  # at run time also a namespace: what the record of a logged model says of an output
+    from scaleflow.interfaces import Outputs
 
 #: The most classes that get a column each, unless the user asks for them.
 MOST_PROBABILITIES = 20
@@ -14,47 +17,9 @@ MOST_PROBABILITIES = 20
 Array = np.ndarray[Any, Any]
 
 
-class DescribedOutput(Protocol):
-    """One output of a model: `Outputs` of a dataset, or what a logged model says of it.
-
-    Attributes:
-        shape: its shape, without the batch dimension.
-        kind: as in `Outputs`; None if it is not known.
-        names: of the classes, labels or values; None if they have none.
-        dtype: numpy's name of the dtype of its values.
-        threshold, margins, set_threshold, levels: as in `Outputs`.
-    """
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def kind(self) -> str | None: ...
-
-    @property
-    def names(self) -> Sequence[str] | None: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def threshold(self) -> float | None: ...
-
-    @property
-    def margins(self) -> Sequence[float] | None: ...
-
-    @property
-    def set_threshold(self) -> float | None: ...
-
-    @property
-    def levels(self) -> Sequence[float] | None: ...
-
-
-#: Outputs by name; "" is the name of a single one without a name.
-Outputs = Mapping[str, DescribedOutput]
-
-
-def make_prediction_columns(outputs: Outputs, values: Mapping[str, Array], has_all: bool = False) -> dict[str, Array]:
+def make_prediction_columns(
+    outputs: Mapping[str, Outputs], values: Mapping[str, Array], has_all: bool = False
+) -> dict[str, Array]:
     """Converts outputs [rows, ...] by name to columns by name: [rows], or [rows, ...] with a value for each position.
 
     classification: `prediction`, the class; `probability`, its probability; `probability_CLASS` of each class, if these
@@ -90,7 +55,7 @@ def make_prediction_columns(outputs: Outputs, values: Mapping[str, Array], has_a
     return columns
 
 
-def make_probability_columns(outputs: Outputs, values: Mapping[str, Array]) -> dict[str, Array]:
+def make_probability_columns(outputs: Mapping[str, Outputs], values: Mapping[str, Array]) -> dict[str, Array]:
     """Converts outputs to the probability of every class or label: `probability_CLASS`, or `probabilities` [rows, ...,
     classes] with one for each position. Outputs that are no probabilities have no columns.
     """
@@ -104,7 +69,7 @@ def make_probability_columns(outputs: Outputs, values: Mapping[str, Array]) -> d
     return columns
 
 
-def make_logit_columns(outputs: Outputs, values: Mapping[str, Array]) -> dict[str, Array]:
+def make_logit_columns(outputs: Mapping[str, Outputs], values: Mapping[str, Array]) -> dict[str, Array]:
     """Converts outputs to `logit_CLASS`, or `logit`. Outputs that are no logits have no columns."""
     columns: dict[str, Array] = {}
     for name, described in outputs.items():
@@ -114,13 +79,13 @@ def make_logit_columns(outputs: Outputs, values: Mapping[str, Array]) -> dict[st
     return columns
 
 
-def choose_classes(described: DescribedOutput, chances: Array) -> Array:
+def choose_classes(described: Outputs, chances: Array) -> Array:
     """Returns the predicted classes, [rows, ...] int64: the likeliest ones, or what the threshold says."""
     is_second = None if described.threshold is None else chances[..., 1] >= np.float32(described.threshold)
     return chances.argmax(axis=-1) if is_second is None else is_second.astype(np.int64)
 
 
-def find_sets(described: DescribedOutput, chances: Array) -> Array:
+def find_sets(described: Outputs, chances: Array) -> Array:
     """Returns which classes are in the set of each example, [rows, classes] bool; the predicted one always is."""
     is_inside = chances >= np.float32(described.set_threshold)
     is_inside[np.arange(len(chances)), choose_classes(described, chances)] = True
@@ -142,12 +107,12 @@ def quote_classes(names: Sequence[str] | None, count: int) -> list[str]:
     return [json.dumps(each, ensure_ascii=False) for each in names or range(count)]
 
 
-def take_prediction(described: DescribedOutput, values: Any) -> Any:
+def take_prediction(described: Outputs, values: Any) -> Any:
     """Returns what is predicted of values, arrays or tensors: the medians [rows, n] of quantiles [rows, n, levels]."""
     return values if described.levels is None else values[..., list(described.levels).index(0.5)]
 
 
-def bound_values(described: DescribedOutput, values: Any) -> dict[str, Any]:
+def bound_values(described: Outputs, values: Any) -> dict[str, Any]:
     """Returns quantiles, or the ends of intervals of values, arrays or tensors, by name; empty if there are none."""
     if described.levels is not None:
         return {f"q{level * 100:.10g}": values[..., n] for n, level in enumerate(described.levels)}
@@ -158,12 +123,12 @@ def bound_values(described: DescribedOutput, values: Any) -> dict[str, Any]:
     return {"low": values - margins, "high": values + margins}
 
 
-def is_one_of_several(described: DescribedOutput) -> bool:
+def is_one_of_several(described: Outputs) -> bool:
     """Returns whether the output says one class, of two or of several, for each example or position."""
     return described.kind == "classification" or (described.kind == "binary" and described.shape in ((), (1,)))
 
 
-def compute_probabilities(described: DescribedOutput, values: Array) -> Array | None:
+def compute_probabilities(described: Outputs, values: Array) -> Array | None:
     """Converts logits to probabilities [rows, ..., classes], or [rows, labels], float32; None if they are no logits."""
     if described.kind == "classification":
         return compute_softmax(values)

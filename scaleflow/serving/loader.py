@@ -50,7 +50,7 @@ class SavedModel:
         self._loaded, self._keras_file = tf.saved_model.load(folder), Path(folder).with_name("model.keras")
         words = {name: each["learned"] for name, each in learned.get("preprocessing", {}).items()}
         self._cells = read_forms(learned.get("reading", {}), words)
-        self._outputs = {
+        self._outputs: dict[str, Any] = {
             each["name"]: SimpleNamespace(**{**UNDECIDED, **each, "shape": tuple(each["shape"])})
             for each in learned.get("outputs", ())
         }
@@ -105,7 +105,9 @@ class SavedModel:
     def _answer(self, values: Any, output: str) -> pd.DataFrame:
         """Returns predictions or probabilities; the cells of a column with a value for each position are arrays."""
         named = values if isinstance(values, dict) else {"": values}
-        outputs = self._outputs or {name: SimpleNamespace(kind=None, names=None, **UNDECIDED) for name in named}
+        outputs: dict[str, Any] = self._outputs or {
+            name: SimpleNamespace(kind=None, names=None, **UNDECIDED) for name in named
+        }
         make = make_prediction_columns if output == PREDICTION else make_probability_columns
         columns = make(outputs, named)
         if not columns:

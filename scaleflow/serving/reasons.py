@@ -9,11 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scaleflow.serving.answers import DescribedOutput, compute_probabilities, is_one_of_several, take_prediction
+from scaleflow.serving.answers import compute_probabilities, is_one_of_several, take_prediction
+
+if TYPE_CHECKING:
+    from scaleflow.interfaces import Outputs
 
 Array = np.ndarray[Any, Any]
 Columns = Mapping[str, Array]
@@ -53,7 +56,7 @@ def find_typical(schema: Mapping[str, Any], dtypes: Mapping[str, Any]) -> dict[s
 
 
 def find_missing_kind(
-    shapes: Mapping[str, Sequence[int]], outputs: Mapping[str, DescribedOutput], schema: Mapping[str, Any]
+    shapes: Mapping[str, Sequence[int]], outputs: Mapping[str, Outputs], schema: Mapping[str, Any]
 ) -> str:
     """Returns the kind of model that is needed in place of this one; empty if its predictions can be explained."""
     (described, *others) = outputs.values()
@@ -101,7 +104,7 @@ def explain_rows(compute: Callable[[Columns], Array], rows: Columns, typical: Ma
     return {"": first, **{name: each / len(orders) for name, each in sums.items()}}
 
 
-def find_explained(described: DescribedOutput, outputs: Array) -> Callable[[Array], Array]:
+def find_explained(described: Outputs, outputs: Array) -> Callable[[Array], Array]:
     """Returns the function from outputs [n, ...] to the number that is explained, [n].
 
     The value, the probability of the second of two classes, or that of the class that is predicted for each row.

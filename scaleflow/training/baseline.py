@@ -41,6 +41,12 @@ class Targets:
         shares: Array = self.counted * np.reshape(self.weights, [-1] + [1] * (self.values.ndim - 1))
         return shares
 
+    @property
+    def center(self) -> Array:
+        """The mean of the values that count, by weights, [*positions]."""
+        mean: Array = (self.values * self.shares).sum(axis=0) / np.maximum(self.shares.sum(axis=0), 1e-12)
+        return mean
+
     def mean(self, values: Array) -> float:
         """Averages over all values that count, as metrics do."""
         return float((values * self.shares).sum() / self.shares.sum())
@@ -62,8 +68,7 @@ def baseline(outputs: Outputs, train: Targets, evaluated: Targets) -> Mapping[st
     """Computes the metrics of the constant prediction, and its loss if that is finite."""
     if outputs.kind == "classification":
         return classes_baseline(outputs.shape[-1], train, evaluated)
-    with np.errstate(invalid="ignore"):
-        center = (train.values * train.shares).sum(axis=0) / np.maximum(train.shares.sum(axis=0), 1e-12)
+    center = train.center
     if outputs.kind == "regression":
         unit = 1.0 if outputs.scaling is None else outputs.scaling[1]
         if outputs.levels is None:
@@ -190,8 +195,7 @@ def map_outputs(
 
 def make_constant(outputs: Outputs, train: Targets, count: int) -> Array:
     """Returns what a model returns that always gives the constant prediction: logits or values [count, ...] float32."""
-    shares = np.maximum(train.shares.sum(axis=0), 1e-12)
-    center = (train.values * train.shares).sum(axis=0) / shares
+    center = train.center
     if outputs.kind == "classification":
         classes = np.ravel(train.values).astype(np.int64)
         counts = np.bincount(classes, weights=np.ravel(train.shares), minlength=outputs.shape[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -122,3 +123,9 @@ def test_close_levels_have_columns_of_their_own() -> None:
     ends = ("", "_q7", "_q10.1", "_q10.14", "_q50")
     assert [found[f"prediction{end}"].tolist() for end in ends] == [[4], [1], [2], [3], [4]]
     assert len(found) == len(ends)
+    several = replace(described, shape=(2,), names=("a", "b"), levels=(0.1, 0.5))
+    found = make_prediction_columns({"": several}, {"": np.array([[[1.0, 2], [3, 4]]])})
+    names = ("a", "b", "a_q10", "b_q10", "a_q50", "b_q50")
+    assert {name: each.tolist() for name, each in found.items()} == {
+        f"prediction_{name}": [value] for name, value in zip(names, (2, 4, 1, 3, 2, 4), strict=True)
+    }
