@@ -389,11 +389,12 @@ def draw_watching(made: Drawing) -> None:
         made.common += ["profiler=trace", "profiler.start_step=2", "profiler.steps=2", "tracking.flush_seconds=400"]
 
 
-#: Words of the group `objective` that any kind of target takes, and those that only classes take.
+#: Words of the group `objective` for any kind of target (classes are refused quantiles), and for classes only.
 OBJECTIVES = (
     "objective.metrics=[{_target_: keras.metrics.MeanSquaredError}]",
     "objective.metrics=[{_target_: zoo.Spread, name: spread}]",
     "objective.loss={_target_: keras.losses.LogCosh}",
+    "objective=quantiles",
 )
 OF_CLASSES = (
     "objective.class_weight=balanced",
@@ -430,7 +431,7 @@ def draw_checkpoints(made: Drawing) -> None:
 
 #: Keys of the group `evaluation` that the validation rows decide. Some targets have no such answers: refused in words.
 ANSWERS = (
-    *("evaluation.calibrate=auto", "evaluation.calibrate=auto", "evaluation.interval=0.5", "evaluation.threshold=auto"),
+    *("evaluation.calibrate=auto", "evaluation.sets=0.5", "evaluation.interval=0.5", "evaluation.threshold=auto"),
     "evaluation.metrics=[sklearn.metrics.mean_squared_error]",
 )
 
