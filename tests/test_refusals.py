@@ -321,6 +321,7 @@ model=cnn model.filter=3 | model.filter: | did you mean model.filters=3?
 foo=1 | there is no such key
 epochs=3 | there is no such key | did you mean training.epochs=
 data_dir=x | dataset.data_dir is a key of dataset=cifar10, | table
+evaluation=none evaluation.metrics=[a] | evaluation.metrics: there is no such key; | a key of evaluation=default
 dataset=table data_dir=x | data_dir: | did you mean dataset.data_dir=x?
 +foo=1 | there is no such key
 stratgy=mirrored | did you mean strategy=mirrored?
@@ -434,7 +435,7 @@ strategy=mirrored 'training.step={_target_: STEPS.chosen}'
 'training.step={_target_: STEPS.alone}' | returned a
 'training.step={_target_: STEPS.half}' | NoneType), expected (loss, outputs)
 'training.step={_target_: STEPS.unweighted}'
-    | too many positional arguments in addition to the 3 that scaleflow passes
+    | scaleflow passes 3 positional arguments, and it takes fewer
 'training.step={_target_: STEPS.nowhere}' | cannot be loaded
 'training.step={_target_: STEPS.smoothed, smoothness: 0.2}'
     | training.step.smoothness=0.2: STEPS.smoothed has no such argument; it accepts smoothing, consistency

@@ -245,7 +245,7 @@ def explain_unknown_key(override: Override, known: Sequence[str], groups: Sequen
     is_leaf = bool(is_similar) and similar.rstrip("?").endswith(f".{leaf}")
     is_device = simplify(leaf) in DEVICES
     meant = translate_key(key, value)
-    if is_misspelled and not is_device and not meant.startswith(f"'{parent}."):
+    if parent == "evaluation" or (is_misspelled and not is_device and not meant.startswith(f"'{parent}.")):
         meant = ""
     is_other_form = meant.count("=") > 1 or meant.startswith(("'", "strategy=", "hydra."))
     if is_other_form or (meant and not is_leaf and meant.partition("=")[0] in [*known, *groups]):

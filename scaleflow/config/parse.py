@@ -190,7 +190,7 @@ def describe_type(hint: Any, limits: Mapping[str, Any]) -> str:
     if get_origin(hint) is list:
         target = "{_target_: the dotted name of a class, and its arguments}"
         examples = {int: "0, 1", float: "5, 1", Target: target, Target | str: f"auc, {target}"}
-        return f"a list such as [{examples.get(get_args(hint)[0], 'a, b')}]{within}"
+        return f"a list such as [{limits.get('example', examples.get(get_args(hint)[0], 'a, b'))}]{within}"
     if get_origin(hint) is dict and get_args(hint)[1] is not str:
         name = "NUMBER" if get_args(hint)[0] is int else "NAME"
         return f"{{{name}: {describe_type(get_args(hint)[1], limits)}}}"

@@ -416,7 +416,7 @@ class EvaluationOptions:
     importance: int = field(default=5000, metadata={"at_least": 0, "at_most": 1_000_000})
     seconds: float = field(default=5.0, metadata={"above": 0.0})
     miss_cost: float = field(default=1.0, metadata={"above": 0.0})
-    metrics: list[Target | str] | None = None
+    metrics: list[Target | str] | None = field(default=None, metadata={"example": "sklearn.metrics.f1_score"})
     threshold: float | Literal["auto"] | ThresholdGoal = field(default=0.5, metadata={"above": 0.0, "below": 1.0})
     calibrate: Literal["auto"] | None = None
     interval: float | None = field(default=None, metadata={"above": 0.0, "below": 1.0})

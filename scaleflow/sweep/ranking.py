@@ -160,16 +160,16 @@ LARGER_IS_BETTER = (
     "/auc",
     "/pr_auc",
     "/f1",
-    "/f1_score",
     "/precision",
     "/recall",
     "/mean_iou",
-    "/r2_score",
+    "_score",
+    "_corrcoef",
     "per_second",
     "/mfu",
 )
 SMALLER_IS_BETTER = (
-    "/loss",
+    "loss",
     "/mae",
     "/rmse",
     "/mse",
@@ -184,6 +184,7 @@ SMALLER_IS_BETTER = (
 
 def guess_mode(metric: str) -> Mode | None:
     """Returns by its name whether smaller or larger values of a metric are better; None if that is not known."""
+    metric = metric.removesuffix("_at_threshold")
     return "max" if metric.endswith(LARGER_IS_BETTER) else "min" if metric.endswith(SMALLER_IS_BETTER) else None
 
 

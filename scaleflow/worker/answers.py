@@ -156,7 +156,8 @@ def learn_classes(
     is_rare = (counts > 0).sum() < 2 or counts[counts > 0].min() < FEWEST
     notes: list[str] = []
     if is_rare and options.learned != ["evaluation.sets"]:
-        notes.append(f"{options.learned[0]}: nothing is learned, as a class has fewer than {FEWEST} validation rows")
+        keys = ", ".join(each for each in options.learned if each != "evaluation.sets")
+        notes.append(f"{keys}: nothing is learned, as a class has fewer than {FEWEST} validation rows")
     elif options.calibrate:
         calibration = fit_calibration(target, logits, weights)
         if calibration is None:

@@ -262,6 +262,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     if plan.hardware.xla is True:
         training.check_xla(engine.model, splits.inputs, runtime.strategy)
     kept = keep_outputs(plan, runtime, engine, feeds, source, splits, emit)
+    check_metric_names({} if kept is None else kept.metrics, goal)
     answers = find_answers(plan, engine, feeds, source, kept)
     startup_timer.end_part("build")
     trace_step(engine, feeds, emit)
@@ -320,6 +321,13 @@ def collect_facts(
         complete_record(data.splits.learned, metadata, list_model_sizes(plan, data)),
         doubts,
     )
+
+
+def check_metric_names(own: Mapping[str, Any], goal: Objective) -> None:
+    """Raises ConfigError if a function of `evaluation.metrics` has the name of a metric of the training."""
+    names = {"loss", *(name for each in (*goal.measures, *goal.evaluation_measures) for name in each.names)}
+    if twice := own.keys() & names:
+        raise ConfigError(f"evaluation.metrics: the run has a metric {min(twice)} already; rename the function")
 
 
 def choose_monitored(plan: Plan, goal: Objective, feeds: Feeds) -> Plan:

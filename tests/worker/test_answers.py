@@ -239,9 +239,25 @@ def test_answers_that_outputs_do_not_have_are_refused(
         ("evaluation.threshold=auto dataset.validation=null", "there are no validation rows to decide by"),
         ("evaluation.calibrate=auto dataset.fold=1/5", "both what decides and what is measured"),
         ("evaluation.metrics=[my_code.cost]", "write a function of yours as {_target_: my_code.cost}"),
+        (
+            "evaluation.metrics=[3]",
+            "expected a list such as [sklearn.metrics.f1_score], or null",
+        ),
         ("evaluation.interval=0.9 debug=overfit", "debug.overfit has no validation rows"),
     ],
 )
 def test_options_that_cannot_work_are_refused(plan: Callable[..., Plan], words: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(reason)):
         plan(*shlex.split(words))
+
+
+@pytest.mark.parametrize("name", ["loss", "f1"])
+def test_a_metric_of_the_users_has_a_name_of_its_own(name: str) -> None:
+    from scaleflow.interfaces import Objective
+    from scaleflow.interfaces.training import Measure
+    from scaleflow.worker.build import check_metric_names
+
+    goal = Objective(lambda *_: None, evaluation_measures=[Measure(("f1",), lambda *_: None, lambda *_: [])])
+    check_metric_names({"cost": max}, goal)
+    with pytest.raises(ConfigError, match=f"evaluation.metrics: the run has a metric {name} already"):
+        check_metric_names({name: max}, goal)
