@@ -135,16 +135,17 @@ FREQUENCY = 0.1
 FAST, SLOW = 6.0, 0.1
 
 
-#: Where members become wider, and fewer.
-MANY_ROWS, MANY_COLUMNS = 20_000, 200
+#: From how many rows on members are wider, and from how many rows or columns on they are fewer: more cost more than the
+#: error that is left to gain.
+WIDE_ROWS, MANY_ROWS, MANY_COLUMNS = 20_000, 100_000, 200
 
 
 def choose_sizes(inputs: InputStructure, examples: int, folds: int = 0) -> Mapping[str, Any]:
     """Returns the arguments that are `by_size`, from the features and the number of training examples and folds."""
-    width = 64 if examples <= MANY_ROWS else 128
+    width = 64 if examples <= WIDE_ROWS else 128
     columns = name_leaves(inputs)
     embeddings = {name: choose_embedding(spec) for name, spec in columns.items() if spec.quantiles is None}
-    members = 8 if len(columns) <= MANY_COLUMNS else 4
+    members = 8 if len(columns) <= MANY_COLUMNS and examples <= MANY_ROWS else 4
     return {"units": [width] * 3, "members": members, "embeddings": embeddings, "shared": not folds}
 
 

@@ -562,16 +562,14 @@ class Session:
         return not self._is_over and done < self.epochs
 
 
-#: The least and the largest global batch, and the largest one of more than `MANY` examples.
-LEAST_BATCH, MOST_BATCH, LARGE_BATCH = 32, 256, 1024
-
-MANY = 20_000
+#: The least and the largest global batch. Larger ones take fewer steps, which learn less from as many examples.
+LEAST_BATCH, MOST_BATCH = 32, 256
 
 #: An epoch has about so many steps, as far as the batch is within its limits.
 STEPS_PER_EPOCH = 16
 
-#: The epochs of up to `ENOUGH` examples. Then they become fewer, as the square root of the number of examples grows.
-EPOCHS, FEWEST_EPOCHS, ENOUGH = 64, 8, 10_000
+#: The epochs of up to `ENOUGH` examples. Ten times as many examples are seen 1.8 times as often in all.
+EPOCHS, FEWEST_EPOCHS, ENOUGH = 64, 3, 10_000
 
 
 def choose_length_by_size(options: Training, examples: int, parts: int) -> Training:
@@ -581,10 +579,9 @@ def choose_length_by_size(options: Training, examples: int, parts: int) -> Train
         parts: the number of equal parts that a global batch is divided into.
     """
     if options.epochs == BY_SIZE:
-        epochs = round(EPOCHS * min(1.0, math.sqrt(ENOUGH / max(examples, 1))))
+        epochs = round(EPOCHS * min(1.0, (ENOUGH / max(examples, 1)) ** 0.75))
         options = replace(options, epochs=max(epochs, FEWEST_EPOCHS))
     if options.batch_size == BY_SIZE and options.global_batch_size is None:
-        most = MOST_BATCH if examples <= MANY else LARGE_BATCH
-        size = min(max(2 ** round(math.log2(max(examples / STEPS_PER_EPOCH, 1))), LEAST_BATCH), most)
+        size = min(max(2 ** round(math.log2(max(examples / STEPS_PER_EPOCH, 1))), LEAST_BATCH), MOST_BATCH)
         options = replace(options, global_batch_size=-(-size // parts) * parts)
     return options

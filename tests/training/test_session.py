@@ -456,8 +456,8 @@ def choose_each(cases: list[tuple[Training, int, int]]) -> list[Training]:
 def test_epochs_and_batch_follow_from_the_number_of_examples(isolated: Callable[..., Any]) -> None:
     counts = (1, 500, 2_000, 10_000, 40_000, 10_000_000)
     filled = isolated(choose_each, [(Training(epochs=BY_SIZE, batch_size=BY_SIZE), count, 1) for count in counts])
-    assert [each.epochs for each in filled] == [64, 64, 64, 64, 32, 8]
-    assert [each.global_batch_size for each in filled] == [32, 32, 128, 256, 1024, 1024]
+    assert [each.epochs for each in filled] == [64, 64, 64, 64, 23, 3]
+    assert [each.global_batch_size for each in filled] == [32, 32, 128, 256, 256, 256]
 
 
 def test_what_is_typed_is_kept_and_the_batch_is_shared_equally(isolated: Callable[..., Any]) -> None:
