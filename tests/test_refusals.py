@@ -456,7 +456,7 @@ hardware.xla=true 'training.step={_target_: STEPS.TwoRates}'
     | hardware.xla=true with training.step._target_=STEPS.TwoRates: | write a function (model, batch, weights)
 optimizer.ema=0.9 'training.step={_target_: STEPS.TwoRates}' | optimizer.ema=0.9 with tr
 'optimizer.rate_factors={dense: 0.1}' 'training.step={_target_: STEPS.TwoRates}'
-    | optimizer.rate_factors with training.step._target_=STEPS.TwoRates: it applies its own
+    | optimizer.rate_factors with training.step._target_=STEPS.TwoRates: this class applies its own
 # Callbacks
 'training.callbacks=[{_target_: keras.losses.MeanSquaredError}]'
     | training.callbacks: keras.losses.MeanSquaredError returned a MeanSquaredError, expected a

@@ -144,7 +144,9 @@ def make_predict_parser() -> argparse.ArgumentParser:
         "--probabilities", action="store_true", help="a column for each class, even if there are more than 20"
     )
     parser.add_argument(
-        "--explain", action="store_true", help="columns reason_COLUMN: what each column of a table contributes"
+        "--explain",
+        action="store_true",
+        help="what each column, each word of a text or each part of a picture contributes",
     )
     parser.add_argument(
         "--layer", default="", metavar="NAME", help="columns NAME_0 and so on: what a layer of the model returns"
@@ -187,7 +189,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     display.begin_stage("reading the run and its model from MLflow")
     run, _ = find_run(CommandWords(typed.overrides, run_id=typed.run_id))
     from scaleflow.predict.bad_rows import RowReport
-    from scaleflow.predict.reasons import ExplainingModel
+    from scaleflow.predict.reasons import ExplainingModel, describe_cost, make_explainer
 
     load: Callable[..., Any] = partial(load_predictor, plan, run, typed.batch_size, typed.layer)
     has_text = is_language_model(run.learned_state)
@@ -210,8 +212,9 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
             display.begin_stage(f"{IMPORTING} and loading the model")
             model, devices, notes = load_once()
             if typed.explain:
-                model = ExplainingModel(model, state, task.predicted)
-                notes.append(Note(model.note))
+                explainer = make_explainer(state, task.predicted)
+                model = ExplainingModel(model, explainer)
+                notes.append(Note(describe_cost(explainer)))
             display.end_stage()
             for note in [*notes, *([Note(NO_RECORD)] if run.learned_state is None else [])]:
                 display.show_event(note)
@@ -263,13 +266,11 @@ def make_task(typed: argparse.Namespace, state: LearnedState, output: Output, mo
 
     `more` is what the model returns besides its outputs, arrays of no rows by name.
     """
-    import numpy as np
 
     from scaleflow.evaluation.predictions import OutputColumns
     from scaleflow.predict.inputs import open_input
     from scaleflow.predict.reading import InputForm, match_columns
-    from scaleflow.predict.reasons import ExtendedColumns, check_explained
-    from scaleflow.serving.reasons import name_reason
+    from scaleflow.predict.reasons import ExtendedColumns, make_explainer
     from scaleflow.tracking.saved_models import drop_unfit_names
 
     selected = split_names(typed.columns)
@@ -280,7 +281,7 @@ def make_task(typed: argparse.Namespace, state: LearnedState, output: Output, mo
         raise ConfigError("--logits: this model predicts values, and has no logits; leave it out")
     predicted = OutputColumns(outputs, typed.probabilities, typed.logits)
     if typed.explain:
-        more = {**more, **{name_reason(name): np.zeros(0) for name in ["", *check_explained(state, predicted)]}}
+        more = {**more, **make_explainer(state, predicted).make_empty()}
     if more:
         predicted = ExtendedColumns(outputs, typed.probabilities, typed.logits, more)
     return complete_task(typed, source, InputForm(state, columns), predicted, output)

@@ -11,15 +11,7 @@ from scaleflow.evaluation.predictions import OutputColumns, spread, to_column
 from scaleflow.interfaces import LearnedState, name_leaves
 from scaleflow.interfaces.formatting import format_number, join_first
 from scaleflow.predict.reading import Array
-from scaleflow.serving.reasons import (
-    TYPICAL,
-    count_predictions,
-    explain_rows,
-    find_explained,
-    find_missing_kind,
-    find_typical,
-    name_reason,
-)
+from scaleflow.serving.reasons import TYPICAL, Explainer
 
 if TYPE_CHECKING:
     from scaleflow.predict.chunks import RowModel
@@ -28,12 +20,13 @@ if TYPE_CHECKING:
 MOST_COLUMNS = 1000
 
 
-def check_explained(state: LearnedState, predicted: OutputColumns) -> list[str]:
-    """Returns the columns that a prediction is explained by. Raises ConfigError if the model has no such columns."""
-    shapes = {name: tuple(each.shape) for name, each in name_leaves(state.inputs).items()}
-    if needed := find_missing_kind(shapes, predicted.outputs, state.schema):
-        raise ConfigError(f"--explain: needs {needed}; leave it out")
-    return list(shapes)
+def make_explainer(state: LearnedState, predicted: OutputColumns) -> Explainer:
+    """Makes what explains the predictions of a model. Raises ConfigError if that is not possible."""
+    inputs = {name: (tuple(each.shape), each.dtype) for name, each in name_leaves(state.inputs).items()}
+    try:
+        return Explainer(inputs, predicted.outputs, state.schema)
+    except ValueError as error:
+        raise ConfigError(f"--explain: needs {error}; leave it out") from error
 
 
 @dataclass(frozen=True)
@@ -57,29 +50,22 @@ class ExtendedColumns(OutputColumns):
         return found
 
 
+def describe_cost(explainer: Explainer) -> str:
+    """Returns what the reasons cost, and what they are measured from, for a note."""
+    shown = [f"{name}={v if isinstance(v, str) else format_number(float(v))}" for name, v in explainer.typical.items()]
+    typical = f"; {TYPICAL} is that for a typical row of the training ({join_first(shown)})" if shown else ""
+    return f"--explain: {explainer.cost}{typical}"
+
+
 class ExplainingModel:
     """A model that returns reasons, too."""
 
-    def __init__(self, model: RowModel, state: LearnedState, predicted: OutputColumns) -> None:
+    def __init__(self, model: RowModel, explainer: Explainer) -> None:
         self.inputs, self.decode, self.batch_size = model.inputs, model.decode, model.batch_size
         self.explain_failure = model.explain_failure
-        dtypes = {name: each.dtype for name, each in name_leaves(state.inputs).items()}
-        self._model, self._typical = model, find_typical(state.schema, dtypes)
-        (self._output,) = predicted.outputs.items()
-
-    @property
-    def note(self) -> str:
-        """What the reasons cost, and what they are measured from."""
-        shown = [f"{name}={v if isinstance(v, str) else format_number(float(v))}" for name, v in self._typical.items()]
-        return (
-            f"--explain: {count_predictions(len(self._typical)):,} predictions for each row; {TYPICAL} is that for a "
-            f"typical row of the training ({join_first(shown)})"
-        )
+        self._model, self._explainer = model, explainer
 
     def predict(self, arrays: Mapping[str, Array], name: Callable[[int], str]) -> dict[str, Array]:
         """Returns the outputs, and the reasons by the names of their columns."""
         outputs = self._model.predict(arrays, name)
-        output, described = self._output
-        measure = find_explained(described, outputs[output])
-        found = explain_rows(lambda rows: measure(self._model.predict(rows, name)[output]), arrays, self._typical)
-        return outputs | {name_reason(column): each for column, each in found.items()}
+        return outputs | self._explainer.explain(lambda rows: self._model.predict(rows, name), arrays, outputs)

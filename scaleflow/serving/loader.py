@@ -19,7 +19,7 @@ from mlflow.exceptions import MlflowException
 from scaleflow.serving.answers import make_prediction_columns, make_probability_columns
 from scaleflow.serving.cells import CellForm, fit_numbers, gather_cells, read_forms, write_cell
 from scaleflow.serving.layers import choose_layer, compute_layer
-from scaleflow.serving.reasons import explain_rows, find_explained, find_missing_kind, find_typical, name_reason
+from scaleflow.serving.reasons import Explainer
 
 #: What the inference parameter `output` may be, besides `LAYER` and the name of a layer.
 PREDICTION, PROBABILITIES, LOGITS, EXPLAIN = OUTPUTS = ("prediction", "probabilities", "logits", "explain")
@@ -88,9 +88,11 @@ class SavedModel:
         }
         if output.startswith(LAYER):
             return self._read_layer(output, nest(self._nested, self._read_pictures(inputs)))
-        if output == EXPLAIN:
-            return self._explain_rows({name: each.numpy() for name, each in inputs.items()})
         try:
+            if output == EXPLAIN:
+                return self._explain_rows(
+                    {name: np.asarray(each) for name, each in self._read_pictures(inputs).items()}
+                )
             values = tf.nest.map_structure(np.asarray, self._serve(inputs))
         except tf.errors.InvalidArgumentError as error:
             raise MlflowException.invalid_parameter_value(self._explain(inputs, str(error.message))) from error
@@ -117,22 +119,22 @@ class SavedModel:
         return pd.DataFrame({name: each if each.ndim == 1 else list(each) for name, each in columns.items()})
 
     def _explain_rows(self, rows: dict[str, Array]) -> pd.DataFrame:
-        """Returns the contributions of columns to predictions, which they sum to with that for a typical row."""
-        shapes = {name: spec.shape[1:].as_list() for name, spec in self._specs.items()}
-        needed = find_missing_kind(shapes, self._outputs, self._schema) if self._outputs else "a record of its outputs"
-        if needed:
-            raise MlflowException.invalid_parameter_value(f"output={EXPLAIN}: needs {needed}")
-        typical = find_typical(self._schema, {name: spec.dtype.as_numpy_dtype for name, spec in self._specs.items()})
-        ((name, described),) = self._outputs.items()
+        """Returns why rows, in which pictures are arrays, have their predictions; see `Explainer`."""
+        specs = name_specs(self._nested)
+        inputs = {name: (spec.shape[1:].as_list(), spec.dtype.as_numpy_dtype) for name, spec in specs.items()}
+        if not self._outputs:
+            raise MlflowException.invalid_parameter_value(f"output={EXPLAIN}: needs a record of the model's outputs")
+        try:
+            explainer = Explainer(inputs, self._outputs, self._schema)
+        except ValueError as error:
+            raise MlflowException.invalid_parameter_value(f"output={EXPLAIN}: needs {error}") from error
 
-        def compute(columns: Mapping[str, Array]) -> Array:
-            given = {key: tf.constant(each, self._specs[key].dtype) for key, each in columns.items()}
-            values = self._serve(given)
-            return np.asarray(values[name] if isinstance(values, dict) else values)
+        def compute(columns: Mapping[str, Array]) -> Mapping[str, Array]:
+            given = {key: tf.constant(each, specs[key].dtype) for key, each in columns.items()}
+            values = self._loaded.serve(nest(self._nested, given))
+            return values if isinstance(values, dict) else {"": np.asarray(values)}
 
-        measure = find_explained(described, compute(rows))
-        found = explain_rows(lambda columns: measure(compute(columns)), rows, typical)
-        return pd.DataFrame({name_reason(key): each for key, each in found.items()})
+        return pd.DataFrame(explainer.explain(compute, rows, compute(rows)))
 
     @functools.cached_property
     def _keras_model(self) -> Any:

@@ -1,14 +1,16 @@
 """Why a model predicts what it does: how much each column of a row takes the prediction from that for a typical row.
 
 numpy only. These are Shapley values against one reference row (Sundararajan and Najmi 2020, "The many Shapley values
-for model explanation"). Columns may be of any kind, and no gradient is needed.
+for model explanation"). Columns may be of any kind, and no gradient is needed. Of a picture or a text it is what the
+prediction loses with each of its parts (occlusion, Zeiler and Fergus 2014).
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +29,12 @@ ALL_ORDERS, SAMPLED, SEED = 24, 8, 0x5EA50
 
 #: Begins the names of the contributions, and the name of the prediction for the typical row: no column can have it.
 REASON, TYPICAL = "reason_", "prediction_typical"
+
+#: The column with the effects of the parts of a picture or a text.
+PARTS = "reasons"
+
+#: The sides of the grid of a picture, and the most words of a text, that are occluded one by one.
+GRID, MOST_WORDS = 8, 40
 
 
 def name_reason(column: str) -> str:
@@ -55,16 +63,131 @@ def find_typical(schema: Mapping[str, Any], dtypes: Mapping[str, Any]) -> dict[s
     return typical
 
 
-def find_missing_kind(
-    shapes: Mapping[str, Sequence[int]], outputs: Mapping[str, Outputs], schema: Mapping[str, Any]
-) -> str:
-    """Returns the kind of model that is needed in place of this one; empty if its predictions can be explained."""
-    (described, *others) = outputs.values()
-    if others or not ((is_one_of_several(described) and len(described.shape) < 2) or described.shape in ((), (1,))):
-        return "a model with one class or one number for each row"
-    if "" in shapes or any(shapes.values()) or not schema.get("columns"):
-        return "a model of a table, whose run knows what its columns look like"
-    return ""
+class Explainer:
+    """Explains the predictions of a model.
+
+    Args:
+        inputs: the shape of each input's rows, and its dtype, by name.
+        outputs: of the model, by name.
+        schema: as in `LearnedState.schema`.
+
+    Attributes:
+        columns: the names of the columns that it returns.
+        cost: how many predictions a row takes, in words.
+        typical: the row of a table that reasons are measured from; empty for a picture or a text.
+
+    Raises ValueError, which names the kind of model that is needed, if predictions of this one cannot be explained.
+    """
+
+    def __init__(
+        self, inputs: Mapping[str, tuple[Sequence[int], Any]], outputs: Mapping[str, Outputs], schema: Mapping[str, Any]
+    ) -> None:
+        ((self._name, self._described), *others) = outputs.items()
+        shape = self._described.shape
+        if others or not ((is_one_of_several(self._described) and len(shape) < 2) or shape in ((), (1,))):
+            raise ValueError("a model with one class or one number for each row")
+        self.typical: Mapping[str, Any] = {}
+        self._occlude = choose_occlusion(inputs, schema)
+        if self._occlude is not None:
+            self.columns = [PARTS]
+            is_text = self._occlude is explain_texts
+            count, of = (f"up to {MOST_WORDS + 1}", "text") if is_text else (str(GRID**2 + 1), "picture")
+            self.cost = f"{count} predictions for each {of}"
+            return
+        if "" in inputs or any(shape for shape, _ in inputs.values()) or not schema.get("columns"):
+            raise ValueError(
+                "a model of a picture, of a text, or of a table whose run knows what its columns look like"
+            )
+        self.typical = find_typical(schema, {name: dtype for name, (_, dtype) in inputs.items()})
+        self.columns = [name_reason(name) for name in ("", *inputs)]
+        self.cost = f"{count_predictions(len(inputs)):,} predictions for each row"
+
+    def make_empty(self) -> dict[str, Array]:
+        """Returns the columns of no rows."""
+        return {name: np.array([], float if self._occlude is None else object) for name in self.columns}
+
+    def explain(
+        self, compute: Callable[[Columns], Mapping[str, Array]], rows: Columns, outputs: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """Returns columns [n]: numbers, or of parts their effects as JSON.
+
+        Args:
+            compute: returns the outputs of rows by name.
+            rows: the inputs by name.
+            outputs: of these rows.
+        """
+        measure = find_explained(self._described, outputs[self._name])
+
+        def compute_number(given: Columns) -> Array:
+            return measure(compute(given)[self._name])
+
+        if self._occlude is not None:
+            return {PARTS: self._occlude(compute_number, rows)}
+        found = explain_rows(compute_number, rows, self.typical)
+        return {name_reason(column): each for column, each in found.items()}
+
+
+def choose_occlusion(inputs: Mapping[str, tuple[Sequence[int], Any]], schema: Mapping[str, Any]) -> Any:
+    """Returns the function that explains the one picture or text that a model takes; None if it takes others."""
+    ((name, (shape, dtype)), *others) = inputs.items()
+    kind = schema.get("columns", {}).get(name, {}).get("kind", "text")
+    if others:
+        return None
+    if is_picture_shape(shape):
+        return explain_pictures
+    is_text = not len(shape) and (dtype == "string" or np.dtype(dtype).kind not in "fiub")
+    return explain_texts if is_text and kind == "text" else None
+
+
+def is_picture_shape(shape: Sequence[int]) -> bool:
+    """Returns whether arrays of a shape are pictures that a person can look at."""
+    return len(shape) == 3 and shape[-1] in (1, 3, 4) and min(shape[:2]) >= GRID
+
+
+def explain_pictures(compute: Callable[[Columns], Array], rows: Columns) -> Array:
+    """Returns for each picture a grid of what its parts add to what `compute` returns, as JSON."""
+    ((name, pictures),) = rows.items()
+    whole = np.asarray(compute(rows), np.float64)
+    effects = [whole - compute({name: cover_part(pictures, place)}) for place in range(GRID**2)]
+    return to_cells(np.stack(effects, axis=1).reshape(-1, GRID, GRID).round(6).tolist())
+
+
+def explain_texts(compute: Callable[[Columns], Array], rows: Columns) -> Array:
+    """Returns for each text its first words and their effects, as JSON [[word, effect], ...]."""
+    ((name, texts),) = rows.items()
+    whole, words = np.asarray(compute(rows), np.float64), [read_words(text) for text in texts]
+    most = min(MOST_WORDS, max(map(len, words), default=0))
+    effects = [
+        whole - compute({name: np.array([drop_word(each, place) for each in words], object)}) for place in range(most)
+    ]
+    return to_cells(
+        [[word, round(float(effects[n][row]), 6)] for n, word in enumerate(each[:most])]
+        for row, each in enumerate(words)
+    )
+
+
+def to_cells(values: Iterable[Any]) -> Array:
+    return np.array([json.dumps(each, ensure_ascii=False) for each in values], object)
+
+
+def cover_part(pictures: Array, place: int) -> Array:
+    """Returns pictures [..., h, w, channels] in which a part of a grid, counted from 0, has the mean colour."""
+    rows, columns = (
+        slice(side * n // GRID, side * (n + 1) // GRID)
+        for side, n in zip(pictures.shape[-3:-1], divmod(place, GRID), strict=True)
+    )
+    changed = pictures.copy()
+    changed[..., rows, columns, :] = pictures.mean(axis=(-3, -2), keepdims=True)
+    return changed
+
+
+def read_words(text: Any) -> list[str]:
+    return (text.decode(errors="replace") if isinstance(text, bytes) else str(text)).split()
+
+
+def drop_word(words: Sequence[str], place: int) -> str:
+    """Returns the text without a word; the whole text if it has fewer words."""
+    return " ".join([*words[:place], *words[place + 1 :]])
 
 
 def list_orders(count: int) -> Sequence[Sequence[int]]:

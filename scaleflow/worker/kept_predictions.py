@@ -145,8 +145,9 @@ class ExampleReader:
 
 def has_pixels(described: Inputs) -> bool:
     """Returns whether an input is a picture that a person can look at."""
-    shape = described.shape
-    return len(shape) == 3 and shape[-1] in (1, 3, 4) and min(shape[:2]) >= 8
+    from scaleflow.serving.reasons import is_picture_shape
+
+    return is_picture_shape(described.shape)
 
 
 def to_pixels(values: Array, scale: float | None) -> Array:

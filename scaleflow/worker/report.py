@@ -48,9 +48,6 @@ LOAD_SECONDS = 30.0
 #: How often each column is permuted, if there is time.
 REPEATS = 5
 
-#: The sides of the grid of a picture, and the most words of a text, that are occluded one by one.
-GRID, MOST_WORDS = 8, 40
-
 #: A column is unused if the whole interval of its importance is within this share of what a constant loses.
 LEAST = 0.01
 
@@ -200,6 +197,7 @@ def explain_mistakes(
     from scaleflow.evaluation.collector import EXAMPLE, choose_form
     from scaleflow.evaluation.outputs import analyse_output
     from scaleflow.serving.answers import compute_probabilities
+    from scaleflow.serving.reasons import GRID
 
     name, described = next(iter(name_leaves(kept.outputs).items()))
     inputs = name_leaves(kept.reader.inputs)
@@ -214,8 +212,8 @@ def explain_mistakes(
         if time.monotonic() > deadline:
             break
         value = name_leaves(raw)[key][n]
-        parts, variants = occlude_picture(value) if has_pixels(inputs[key]) else occlude_text(value)
-        if not parts and not has_pixels(inputs[key]):  # a text without words
+        parts, variants = occlude(value, has_pixels(inputs[key]))
+        if len(variants) == 1:  # a text without words
             continue
         repeated = {
             each: np.repeat(values[n : n + 1], len(variants), axis=0) for each, values in name_leaves(raw).items()
@@ -234,27 +232,14 @@ def take_named(values: Mapping[str, Any], name: str, _: Any) -> Any:
     return values[name]
 
 
-def occlude_picture(picture: Array) -> tuple[None, list[Array]]:
-    """Returns a picture, and copies of it in each of which a part of a grid has the mean colour."""
-    import numpy as np
+def occlude(value: Any, is_picture: bool) -> tuple[list[str], list[Any]]:
+    """Returns the first words of a text, none of a picture; and the value, and copies of it that each lack a part."""
+    from scaleflow.serving.reasons import GRID, MOST_WORDS, cover_part, drop_word, read_words
 
-    mean = picture.mean(axis=(0, 1))
-    edges = [np.linspace(0, side, GRID + 1).astype(int) for side in picture.shape[:2]]
-    variants = [picture]
-    for down in range(GRID):
-        for across in range(GRID):
-            changed = picture.copy()
-            changed[edges[0][down] : edges[0][down + 1], edges[1][across] : edges[1][across + 1]] = mean
-            variants.append(changed)
-    return None, variants
-
-
-def occlude_text(text: Any) -> tuple[list[str], list[Any]]:
-    """Returns the first words of a text; and the text, and copies of it that each lack a word."""
-    whole = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
-    words = whole.split()[:MOST_WORDS]
-    rest = whole.split()[MOST_WORDS:]
-    return words, [whole, *(" ".join([*words[:n], *words[n + 1 :], *rest]) for n in range(len(words)))]
+    if is_picture:
+        return [], [value, *(cover_part(value, place) for place in range(GRID**2))]
+    words = read_words(value)
+    return words[:MOST_WORDS], [" ".join(words), *(drop_word(words, n) for n in range(min(len(words), MOST_WORDS)))]
 
 
 class ReportThread:

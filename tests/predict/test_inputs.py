@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -142,15 +143,19 @@ def test_predictions_of_pictures_name_their_files_and_those_that_cannot_be_read(
     ended = predict()
     assert ended.returncode == 1
     assert "data/dog/broken.png: it is no whole JPEG, PNG, BMP or GIF" in ended.stderr
-    ended = predict("--on-bad", "empty", "--logits")
+    ended = predict("--on-bad", "empty", "--logits", "--explain")
     assert ended.returncode == 0, ended.stderr
     with (command.folder / "out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["file", "prediction", "probability", "probability_cat", "probability_dog", "logit"]
+    names = ["prediction", "probability", "probability_cat", "probability_dog", "logit", "reasons"]
+    assert list(rows[0]) == ["file", *names]
     found = [row["file"] for row in rows]
     assert (len(found), found) == (21, sorted(found))
     by_file = {row["file"]: row for row in rows}
-    assert by_file["data/dog/broken.png"]["prediction"] == ""
+    assert by_file["data/dog/broken.png"]["prediction"] == by_file["data/dog/broken.png"]["reasons"] == ""
+    grid = np.array(json.loads(by_file["data/dog/1.png"]["reasons"]))
+    assert grid.shape == (8, 8)
+    assert grid.any()
     good = by_file["data/dog/1.png"]
     chance = 1 / (1 + np.exp(-float(good["logit"])))
     assert float(good["probability_dog"]) == pytest.approx(chance, abs=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 
 from scaleflow.interfaces import Outputs
 from scaleflow.serving.reasons import (
+    MOST_WORDS,
+    Explainer,
     count_predictions,
     explain_rows,
     find_explained,
-    find_missing_kind,
     find_typical,
     name_reason,
 )
@@ -103,22 +105,67 @@ SCHEMA = {"columns": {"a": {}}}
 
 
 @pytest.mark.parametrize(
-    ("shapes", "outputs", "schema", "needed"),
+    ("inputs", "outputs", "schema", "needed"),
     [
-        ({"a": ()}, {"": Outputs("regression", (1,))}, SCHEMA, ""),
-        ({"a": ()}, {"": Outputs("regression", (3,))}, SCHEMA, "one number"),
-        ({"a": ()}, {"": Outputs("classification", (7, 3))}, SCHEMA, "one class"),
-        ({"a": ()}, {"": Outputs("multi_label", (3,))}, SCHEMA, "one class"),
-        ({"a": ()}, {"x": Outputs("binary", (1,)), "y": Outputs("binary", (1,))}, SCHEMA, "one class"),
-        ({"": (64,)}, {"": Outputs("binary", (1,))}, SCHEMA, "a model of a table"),
-        ({"a": (8, 8)}, {"": Outputs("binary", (1,))}, SCHEMA, "a model of a table"),
-        ({"a": ()}, {"": Outputs("binary", (1,))}, {}, "a model of a table"),
+        ({"a": ((), "float32")}, {"": Outputs("regression", (1,))}, SCHEMA, ""),
+        ({"a": ((), "float32")}, {"": Outputs("regression", (3,))}, SCHEMA, "one number"),
+        ({"a": ((), "float32")}, {"": Outputs("classification", (7, 3))}, SCHEMA, "one class"),
+        ({"a": ((), "float32")}, {"": Outputs("multi_label", (3,))}, SCHEMA, "one class"),
+        ({"a": ((), "float32")}, {"x": Outputs("binary", (1,)), "y": Outputs("binary", (1,))}, SCHEMA, "one class"),
+        ({"": ((64,), "float32")}, {"": Outputs("binary", (1,))}, SCHEMA, "of a table"),
+        ({"a": ((8, 8), "uint8")}, {"": Outputs("binary", (1,))}, SCHEMA, "of a table"),
+        ({"a": ((), "float32")}, {"": Outputs("binary", (1,))}, {}, "of a table"),
+        ({"a": ((8, 8, 3), "uint8"), "b": ((), "float32")}, {"": Outputs("binary", (1,))}, SCHEMA, "of a table"),
+        ({"": ((8, 8, 3), "uint8")}, {"": Outputs("binary", (1,))}, {}, ""),
+        ({"": ((), "string")}, {"": Outputs("binary", (1,))}, {}, ""),
     ],
 )
-def test_other_models_are_named_by_what_they_lack(shapes: Any, outputs: Any, schema: Any, needed: str) -> None:
-    found = find_missing_kind(shapes, outputs, schema)
-    assert needed in found
-    assert bool(needed) == bool(found)
+def test_other_models_are_named_by_what_they_lack(inputs: Any, outputs: Any, schema: Any, needed: str) -> None:
+    if not needed:
+        assert Explainer(inputs, outputs, schema).columns
+        return
+    with pytest.raises(ValueError, match=needed):
+        Explainer(inputs, outputs, schema)
+
+
+def test_a_category_alone_is_a_table_and_a_text_alone_has_reasons_of_words() -> None:
+    kinds = {"category": ["prediction_typical", "reason_a"], "text": ["reasons"]}
+    for kind, columns in kinds.items():
+        schema = {"columns": {"a": {"kind": kind, "values": {"x": 2}}}}
+        assert Explainer({"a": ((), "string")}, {"": Outputs("regression", ())}, schema).columns == columns
+
+
+def test_words_count_as_what_the_prediction_loses_without_them() -> None:
+    explainer = Explainer({"": ((), "string")}, {"": Outputs("regression", ())}, {})
+    weights = {"good": 2.0, "bad": -3.0, "größe": 0.5}
+
+    def compute(rows: Any) -> Any:
+        return {"": np.array([sum(weights.get(word, 0.0) for word in text.split()) for text in rows[""]])}
+
+    rows = {"": np.array(["good  and\nbad", "", "größe", " ".join(["good"] * 50)], object)}
+    found = [json.loads(cell) for cell in explainer.explain(compute, rows, compute(rows))["reasons"]]
+    assert found[:3] == [[["good", 2.0], ["and", 0.0], ["bad", -3.0]], [], [["größe", 0.5]]]
+    assert found[3] == [["good", 2.0]] * MOST_WORDS
+    assert len(explainer.make_empty()["reasons"]) == 0
+
+
+def test_parts_of_a_picture_count_as_what_the_prediction_loses_when_they_are_covered() -> None:
+    explainer = Explainer({"image": ((16, 24, 1), "uint8")}, {"": Outputs("binary", (1,))}, {})
+    pictures = np.zeros((2, 16, 24, 1), np.uint8)
+    pictures[0, 2:4, 21:24] = 192  # the part in the second row and the last column
+    logits = pictures.max(axis=(1, 2, 3)).reshape(2, 1) / 96.0 - 1
+
+    def compute(rows: Any) -> Any:
+        assert rows["image"].dtype == np.uint8
+        return {"": rows["image"].astype(np.float64).max(axis=(1, 2, 3)).reshape(-1, 1) / 96.0 - 1}
+
+    rows = {"image": pictures}
+    first, second = (np.array(json.loads(each)) for each in explainer.explain(compute, rows, {"": logits})["reasons"])
+    expected = np.zeros((8, 8))
+    chance, covered = (1 / (1 + np.exp(1 - value / 96)) for value in (192, 3))  # 3 is the mean of the picture
+    expected[1, 7] = chance - covered
+    np.testing.assert_allclose(first, expected, atol=1e-6)
+    assert not second.any()
 
 
 def test_a_column_of_any_name_has_a_reason_of_its_own() -> None:
