@@ -23,12 +23,12 @@ def rows(results: Results) -> list[Row]:
     return [row(work, against, results["scaleflow"], results["by hand"], "s", at_most=0.3)]
 
 
-def ours(folder: Path) -> float:
+def ours(folder: Path, at_a_time: int = 2) -> float:
     sweep = folder / "sweep"
     shutil.rmtree(sweep, ignore_errors=True)
     seeds = ",".join(map(str, range(JOBS)))
     words = ["-m", "scaleflow", "-m", f"seed={seeds}", f"hydra.sweep.dir={sweep}"]
-    _, seconds = run([*words, "hydra.launcher.n_jobs=2"], folder)
+    _, seconds = run([*words, f"hydra.launcher.n_jobs={at_a_time}"], folder)
     jobs = json.loads((sweep / "sweep.json").read_text())["jobs"]
     if [job["status"] for job in jobs] != ["FINISHED"] * JOBS:
         raise WrongResultError(f"not all jobs finished: {jobs}")
