@@ -128,7 +128,7 @@ def test_each_benchmark_makes_its_rows_of_its_contestants(name: str) -> None:
     rows = benchmark.rows(results)
     assert rows or not benchmark.contestants  # what it takes is not here, and it has said so
     assert all(len(row.ratios) == 2 and bool(row.asked) == (row.verdict in ("met", "below")) for row in rows)
-    assert name in ("engines", "network") or all(row.asked for row in rows)  # those cost what they cost
+    assert name in ("engines", "network", "memory") or all(row.asked for row in rows)  # those cost what they cost
 
 
 @pytest.mark.parametrize("words", [["nothing"], ["--rounds", "0"]])
