@@ -241,7 +241,7 @@ def test_a_run_can_begin_with_the_models_weights(
     ("origin", "reason"),
     [
         ("runs:/0123456789abcdef0123456789abcdef/model", "cannot be loaded from sqlite"),
-        ("models:/nothing/1", "there is no registered model nothing; there is digits"),
+        ("models:/nothing/1", "there is no registered model nothing; there is (digits|none)"),
     ],
 )
 def test_weights_that_the_store_has_not_are_refused(
