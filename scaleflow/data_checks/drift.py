@@ -23,9 +23,9 @@ from scaleflow.dataset.column_kinds import (
     find_column_kind,
     list_input_columns,
 )
-from scaleflow.evaluation.slices import decode_text
 from scaleflow.interfaces import Inputs, InputStructure, OutputStructure, name_leaves
 from scaleflow.interfaces.formatting import format_number, join_first
+from scaleflow.serving.cells import decode_text
 
 Array = np.ndarray[Any, Any]
 

@@ -25,9 +25,10 @@ from scaleflow.evaluation.outputs import STYLE, Chart, Drawing, OutputAnalysis, 
 from scaleflow.evaluation.own_metrics import Metrics, measure_own
 from scaleflow.evaluation.predictions import FILE, ID, ROW, Predictions, name_column
 from scaleflow.evaluation.resampling import Figure
-from scaleflow.evaluation.slices import decode_text, find_slices
+from scaleflow.evaluation.slices import find_slices
 from scaleflow.interfaces import EvaluationOptions, name_leaves
 from scaleflow.interfaces.formatting import GENERATOR, OF_STEPS, format_csv, format_number, to_json
+from scaleflow.serving.cells import decode_text
 
 PAGE_STYLE = """
 body { background: var(--page); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 0 auto;

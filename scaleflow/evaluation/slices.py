@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scaleflow.interfaces.formatting import format_number
+from scaleflow.serving.cells import decode_text
 
 if TYPE_CHECKING:
     from scaleflow.evaluation.outputs import OutputAnalysis
@@ -121,11 +122,6 @@ def divide_texts(values: Array) -> Iterator[tuple[str, Array]]:
         return
     for n, text in enumerate(distinct):
         yield text or "missing", places == n
-
-
-def decode_text(value: Any) -> str:
-    """Returns a text, which may be `bytes` or missing."""
-    return "" if value is None else value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 #: The most ranges, or values, that a column is divided into; fewer for fewer examples, of which each has about 16.

@@ -319,3 +319,8 @@ def write_cell(value: Any) -> str | None:
         moment = pd.Timestamp(value)
         return str((moment if moment.tz is None else moment.tz_convert(None)).strftime("%Y-%m-%dT%H:%M:%S"))
     return str(value)
+
+
+def decode_text(value: Any) -> str:
+    """Returns a text, which may be `bytes` or missing."""
+    return "" if value is None else value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scaleflow.serving.answers import compute_probabilities, is_one_of_several, take_prediction
+from scaleflow.serving.cells import decode_text
 
 if TYPE_CHECKING:
     from scaleflow.interfaces import Outputs
@@ -116,7 +118,7 @@ class Explainer:
             rows: the inputs by name.
             outputs: of these rows.
         """
-        measure = find_explained(self._described, outputs[self._name])
+        measure = choose_measure(self._described, outputs[self._name])
 
         def compute_number(given: Columns) -> Array:
             return measure(compute(given)[self._name])
@@ -154,15 +156,15 @@ def explain_pictures(compute: Callable[[Columns], Array], rows: Columns) -> Arra
 
 def explain_texts(compute: Callable[[Columns], Array], rows: Columns) -> Array:
     """Returns for each text its first words and their effects, as JSON [[word, effect], ...]."""
-    ((name, texts),) = rows.items()
-    whole, words = np.asarray(compute(rows), np.float64), [read_words(text) for text in texts]
-    most = min(MOST_WORDS, max(map(len, words), default=0))
+    ((name, encoded),) = rows.items()
+    whole, texts = np.asarray(compute(rows), np.float64), [decode_text(each) for each in encoded]
+    words = [text.split()[:MOST_WORDS] for text in texts]
     effects = [
-        whole - compute({name: np.array([drop_word(each, place) for each in words], object)}) for place in range(most)
+        whole - compute({name: np.array([drop_word(text, place) for text in texts], object)})
+        for place in range(max(map(len, words), default=0))
     ]
     return to_cells(
-        [[word, round(float(effects[n][row]), 6)] for n, word in enumerate(each[:most])]
-        for row, each in enumerate(words)
+        [[word, round(float(effects[n][row]), 6)] for n, word in enumerate(each)] for row, each in enumerate(words)
     )
 
 
@@ -181,13 +183,13 @@ def cover_part(pictures: Array, place: int) -> Array:
     return changed
 
 
-def read_words(text: Any) -> list[str]:
-    return (text.decode(errors="replace") if isinstance(text, bytes) else str(text)).split()
-
-
-def drop_word(words: Sequence[str], place: int) -> str:
-    """Returns the text without a word; the whole text if it has fewer words."""
-    return " ".join([*words[:place], *words[place + 1 :]])
+def drop_word(text: str, place: int) -> str:
+    """Returns a text without a word, counted from 0, and otherwise as it is; the whole text if it has fewer words."""
+    spans = [found.span() for found in re.finditer(r"\S+\s*", text)]
+    if place >= len(spans):
+        return text
+    start, end = spans[place]
+    return text[:start] + text[end:] if end < len(text) else text[:start].rstrip()
 
 
 def list_orders(count: int) -> Sequence[Sequence[int]]:
@@ -227,7 +229,7 @@ def explain_rows(compute: Callable[[Columns], Array], rows: Columns, typical: Ma
     return {"": first, **{name: each / len(orders) for name, each in sums.items()}}
 
 
-def find_explained(described: Outputs, outputs: Array) -> Callable[[Array], Array]:
+def choose_measure(described: Outputs, outputs: Array) -> Callable[[Array], Array]:
     """Returns the function from outputs [n, ...] to the number that is explained, [n].
 
     The value, the probability of the second of two classes, or that of the class that is predicted for each row.

@@ -77,7 +77,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     emit(StageBegan(f"reading {describe_data_name(plan)}"))
     earlier = find_record(spec, emit)
     rule = plan.dataset.split
-    plan, source, splits, is_whole = open_evaluated(plan, spec, earlier, runtime, emit)
+    plan, source, splits, is_whole = open_evaluation_splits(plan, spec, earlier, runtime, emit)
     split, examples = (ALL, splits.train) if is_whole else choose_split(splits.by_name(), spec.split)
     data = describe_data(plan, source.outputs, splits)
     read_as = "train" if is_whole else split
@@ -127,7 +127,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         evaluate.profile(feed, tracer)
 
 
-def open_evaluated(
+def open_evaluation_splits(
     plan: Plan, spec: EvaluationSpec, earlier: EarlierState | None, runtime: Runtime, emit: Emit
 ) -> tuple[Plan, Source, Splits, bool]:
     """Opens and divides the data as the run did; returns also the plan that says so, and whether all is evaluated."""

@@ -234,12 +234,14 @@ def take_named(values: Mapping[str, Any], name: str, _: Any) -> Any:
 
 def occlude(value: Any, is_picture: bool) -> tuple[list[str], list[Any]]:
     """Returns the first words of a text, none of a picture; and the value, and copies of it that each lack a part."""
-    from scaleflow.serving.reasons import GRID, MOST_WORDS, cover_part, drop_word, read_words
+    from scaleflow.serving.cells import decode_text
+    from scaleflow.serving.reasons import GRID, MOST_WORDS, cover_part, drop_word
 
     if is_picture:
         return [], [value, *(cover_part(value, place) for place in range(GRID**2))]
-    words = read_words(value)
-    return words[:MOST_WORDS], [" ".join(words), *(drop_word(words, n) for n in range(min(len(words), MOST_WORDS)))]
+    text = decode_text(value)
+    words = text.split()[:MOST_WORDS]
+    return words, [text, *(drop_word(text, n) for n in range(len(words)))]
 
 
 class ReportThread:

@@ -14,9 +14,10 @@ from scaleflow.interfaces import Outputs
 from scaleflow.serving.reasons import (
     MOST_WORDS,
     Explainer,
+    choose_measure,
     count_predictions,
+    drop_word,
     explain_rows,
-    find_explained,
     find_typical,
     name_reason,
 )
@@ -95,9 +96,9 @@ def test_a_typical_row_has_medians_and_frequent_categories() -> None:
 
 
 def test_classes_are_explained_by_a_probability() -> None:
-    binary = find_explained(Outputs("binary", (1,)), np.zeros((2, 1)))
+    binary = choose_measure(Outputs("binary", (1,)), np.zeros((2, 1)))
     np.testing.assert_allclose(binary(np.array([[0.0], [np.log(3)]])), [0.5, 0.75], rtol=1e-6)
-    several = find_explained(Outputs("classification", (3,)), np.array([[0, 1, 0], [2, 0, 0]]))
+    several = choose_measure(Outputs("classification", (3,)), np.array([[0, 1, 0], [2, 0, 0]]))
     np.testing.assert_allclose(several(np.log([[1, 2, 1], [1, 2, 1]])), [0.5, 0.25], rtol=1e-6)
 
 
@@ -146,6 +147,8 @@ def test_words_count_as_what_the_prediction_loses_without_them() -> None:
     found = [json.loads(cell) for cell in explainer.explain(compute, rows, compute(rows))["reasons"]]
     assert found[:3] == [[["good", 2.0], ["and", 0.0], ["bad", -3.0]], [], [["größe", 0.5]]]
     assert found[3] == [["good", 2.0]] * MOST_WORDS
+    without = [drop_word(" good  and\nbad ", place) for place in range(4)]  # lines and spaces stay as they are
+    assert without == [" and\nbad ", " good  bad ", " good  and", " good  and\nbad "]
     assert len(explainer.make_empty()["reasons"]) == 0
 
 
