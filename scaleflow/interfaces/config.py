@@ -281,7 +281,7 @@ class ObjectiveOptions:
     metrics: list[Target | str] | dict[str, list[Target | str]] | None = None
     class_weight: ClassWeight | dict[str, ClassWeight] | None = field(default=None, metadata={"at_least": 0.0})
     label_smoothing: float = field(default=0.0, metadata={"at_least": 0.0, "at_most": 1.0})
-    levels: list[float] | None = None
+    levels: list[float] | None = field(default=None, metadata={"example": "0.1, 0.5, 0.9"})
 
 
 @dataclass(frozen=True)

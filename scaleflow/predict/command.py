@@ -148,9 +148,7 @@ def make_predict_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="what each column, each word of a text or each part of a picture contributes",
     )
-    parser.add_argument(
-        "--layer", default="", metavar="NAME", help="columns NAME_0 and so on: what a layer of the model returns"
-    )
+    parser.add_argument("--layer", metavar="NAME", help="columns NAME_0 and so on: what a layer of the model returns")
     parser.add_argument("--logits", action="store_true", help="a column for each logit, after the predictions")
     parser.add_argument(
         "--batch-size",
@@ -196,7 +194,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     if sampling is not None and not has_text:
         raise explain_no_language_model(run)
     state = read_state(run)
-    if has_text and (typed.explain or typed.layer):
+    if has_text and (typed.explain or typed.layer is not None):
         flag = "--explain" if typed.explain else f"--layer {typed.layer}"
         raise ConfigError(f"{flag}: this model continues texts, of which it is not known; leave it out")
     if has_text:
@@ -204,7 +202,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
         load = partial(load_prompt_model, sampling, plan, run)
     with tempfile.TemporaryDirectory(prefix="scaleflow-predict-") as folder:
         load_once = cache(partial(hide_errors()(load), Path(folder)))
-        more = load_once()[0].more if typed.layer else {}
+        more = load_once()[0].more if typed.layer is not None else {}
         task = make_text_task(typed, state, output) if has_text else make_task(typed, state, output, more)
         with output.lock(), catch_stop_signals() as stop:
             manifest = describe_task(typed, run, task) | ({"sampling": asdict(sampling)} if sampling else {})
@@ -375,7 +373,7 @@ def load_prompt_model(sampling: Sampling, plan: Plan, run: Run, folder: Path) ->
 
 
 def load_predictor(
-    plan: Plan, run: Run, batch_size: int | None, layer: str, folder: Path
+    plan: Plan, run: Run, batch_size: int | None, layer: str | None, folder: Path
 ) -> tuple[DistributedModel, str, list[Note]]:
     """Sets up the devices, downloads the model and loads it. Returns it, the devices in words, and notes about them.
 
@@ -385,7 +383,6 @@ def load_predictor(
     from scaleflow.tracking.tracked_runs import download_model
 
     saved_model = download_saved_model(run.tracker, run.model, folder)
-    keras_file = download_model(run.tracker, run.model, folder / "keras") if layer else None
     from scaleflow.worker.keras_import import import_keras
     from scaleflow.worker.runtime import setup_runtime
 
@@ -399,8 +396,8 @@ def load_predictor(
     except (OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         reason = read_reason(error)
         raise ConfigError(f"the SavedModel of the run cannot be loaded: {reason[:300]}") from error
-    if keras_file is not None:
-        model.add_layer(keras_file, layer)
+    if layer is not None:
+        model.add_layer(download_model(run.tracker, run.model, folder / "keras"), layer)
     replicas = len(runtime.devices)
     words = f"{replicas} {runtime.kind}{'s' if replicas > 1 else ''}, {model.batch_size:,} rows at once"
     return model, words, [event for event in events if isinstance(event, Note)]

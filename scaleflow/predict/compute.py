@@ -20,6 +20,7 @@ from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.reading import Array, InputForm, RowBatch, is_list, is_picture
 from scaleflow.serving.cells import DATE, CellForm
 from scaleflow.serving.layers import choose_layer, compute_layer
+from scaleflow.serving.reasons import LAYER
 
 #: From encoded pictures, [b] strings, to arrays [b, ...].
 Decode = Callable[[Any], Any]
@@ -79,13 +80,13 @@ class DistributedModel:
 
             def serve(inputs: Any) -> dict[str, Any]:
                 outputs, values = compute_layer(model, layer, inputs)
-                return {**name_outputs(outputs), name: values}
+                return {**name_outputs(outputs), LAYER + name: values}
 
             traced = tf.function(serve, input_signature=[self._specs], autograph=False)
-            shape = traced.get_concrete_function().structured_outputs[name].shape[1:]
+            shape = traced.get_concrete_function().structured_outputs[LAYER + name].shape[1:]
         except Exception as error:  # zipfile, h5py and Keras raise many types
             raise ConfigError(f"--layer {name}: {read_reason(error)[:1000]}") from error
-        self._serve, self.more = traced, {name: np.zeros((0, *shape), np.float32)}
+        self._serve, self.more = traced, {LAYER + name: np.zeros((0, *shape), np.float32)}
 
     def _compute_replicas(self, batch: Any) -> Any:
         outputs = self._strategy.run(lambda inputs: self._serve(inputs), args=(batch,))

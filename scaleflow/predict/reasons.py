@@ -11,7 +11,7 @@ from scaleflow.evaluation.predictions import OutputColumns, spread, to_column
 from scaleflow.interfaces import LearnedState, name_leaves
 from scaleflow.interfaces.formatting import format_number, join_first
 from scaleflow.predict.reading import Array
-from scaleflow.serving.reasons import TYPICAL, Explainer
+from scaleflow.serving.reasons import LAYER, TYPICAL, Explainer
 
 if TYPE_CHECKING:
     from scaleflow.predict.chunks import RowModel
@@ -41,8 +41,9 @@ class ExtendedColumns(OutputColumns):
 
     def convert(self, values: Mapping[str, Array]) -> dict[str, Any]:
         found = super().convert({name: values[name] for name in self.outputs})
-        for name, empty in self.more.items():
-            each, is_wide = values.get(name, empty), max(empty.shape) > MOST_COLUMNS
+        for key, empty in self.more.items():
+            name, each = key.removeprefix(LAYER), values.get(key, empty)
+            is_wide = max(empty.shape) > MOST_COLUMNS
             added = {name: to_column(each)} if is_wide else spread(name, each, None)
             if twice := found.keys() & added.keys():
                 raise ConfigError(f"--layer {name}: the predictions have a column {min(twice)}; give the layer's path")

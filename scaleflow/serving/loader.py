@@ -19,11 +19,10 @@ from mlflow.exceptions import MlflowException
 from scaleflow.serving.answers import make_prediction_columns, make_probability_columns
 from scaleflow.serving.cells import CellForm, fit_numbers, gather_cells, read_forms, write_cell
 from scaleflow.serving.layers import choose_layer, compute_layer
-from scaleflow.serving.reasons import Explainer
+from scaleflow.serving.reasons import LAYER, Explainer
 
 #: What the inference parameter `output` may be, besides `LAYER` and the name of a layer.
 PREDICTION, PROBABILITIES, LOGITS, EXPLAIN = OUTPUTS = ("prediction", "probabilities", "logits", "explain")
-LAYER = "layer:"
 
 #: What the record of an earlier version does not say of an output.
 UNDECIDED = dict.fromkeys(("threshold", "margins", "set_threshold", "levels"))

@@ -32,6 +32,9 @@ ALL_ORDERS, SAMPLED, SEED = 24, 8, 0x5EA50
 #: Begins the names of the contributions, and the name of the prediction for the typical row: no column can have it.
 REASON, TYPICAL = "reason_", "prediction_typical"
 
+#: Begins the key of what a layer returns: an output may have the layer's name.
+LAYER = "layer:"
+
 #: The column with the effects of the parts of a picture or a text.
 PARTS = "reasons"
 
@@ -98,7 +101,8 @@ class Explainer:
             return
         if "" in inputs or any(shape for shape, _ in inputs.values()) or not schema.get("columns"):
             raise ValueError(
-                "a model of a picture, of a text, or of a table whose run knows what its columns look like"
+                f"a model of a picture of at least {GRID} x {GRID} pixels, of a text, or of a table whose run knows what "
+                "its columns look like"
             )
         self.typical = find_typical(schema, {name: dtype for name, (_, dtype) in inputs.items()})
         self.columns = [name_reason(name) for name in ("", *inputs)]
@@ -151,7 +155,8 @@ def explain_pictures(compute: Callable[[Columns], Array], rows: Columns) -> Arra
     ((name, pictures),) = rows.items()
     whole = np.asarray(compute(rows), np.float64)
     effects = [whole - compute({name: cover_part(pictures, place)}) for place in range(GRID**2)]
-    return to_cells(np.stack(effects, axis=1).reshape(-1, GRID, GRID).round(6).tolist())
+    grids = np.stack(effects, axis=1).reshape(-1, GRID, GRID)
+    return to_cells([[round_effect(value) for value in row] for row in grid] for grid in grids)
 
 
 def explain_texts(compute: Callable[[Columns], Array], rows: Columns) -> Array:
@@ -164,12 +169,17 @@ def explain_texts(compute: Callable[[Columns], Array], rows: Columns) -> Array:
         for place in range(max(map(len, words), default=0))
     ]
     return to_cells(
-        [[word, round(float(effects[n][row]), 6)] for n, word in enumerate(each)] for row, each in enumerate(words)
+        [[word, round_effect(effects[n][row])] for n, word in enumerate(each)] for row, each in enumerate(words)
     )
 
 
 def to_cells(values: Iterable[Any]) -> Array:
     return np.array([json.dumps(each, ensure_ascii=False) for each in values], object)
+
+
+def round_effect(value: float) -> float:
+    """Returns a number with six digits, wherever they begin: targets may be as small as 1e-9."""
+    return float(f"{value:.6g}")
 
 
 def cover_part(pictures: Array, place: int) -> Array:

@@ -160,8 +160,9 @@ def check_levels(outputs: OutputStructure, levels: Sequence[float]) -> None:
     columns = make_prediction_columns({"": outputs}, {"": np.zeros((0, *outputs.model_shape))})
     if len(columns) < outputs.shape[0] * (1 + len(levels)):
         raise ConfigError(
-            f"objective.levels={list(levels)}: two columns of predictions would have one name, as the values are "
-            f"{', '.join(outputs.names or ())}; leave a level out, or rename a value"
+            f"objective.levels={list(levels)}: two columns of predictions would have one name, of levels that are "
+            f"equal to ten digits, or of the values {', '.join(outputs.names or ['prediction'])}; leave a level out, "
+            "or rename a value"
         )
 
 

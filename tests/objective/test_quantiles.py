@@ -84,7 +84,7 @@ def test_ordered_values_never_cross_and_begin_as_normal_quantiles() -> None:
         ("'objective.levels=[0.1,0.9]'", "give such as [0.1, 0.5, 0.9]"),
         ("'objective.levels=[0.5]'", "for the median alone objective.loss=mae"),
         ("'objective.levels=[]'", "these are two or more"),
-        ("'objective.levels=[half]'", "objective.levels=['half']: expected a list"),
+        ("'objective.levels=[half]'", "objective.levels=['half']: expected a list such as [0.1, 0.5, 0.9], or null"),
         ("objective=quantiles objective.loss=mae", "quantiles have a loss of their own"),
         ("objective=quantiles evaluation.interval=0.9", "quantiles are the ends of intervals already"),
         ("objective=quantiles 'training.step={_target_: a.b}'", "a custom step computes the training loss itself"),
@@ -93,6 +93,14 @@ def test_ordered_values_never_cross_and_begin_as_normal_quantiles() -> None:
 def test_options_that_quantiles_do_not_go_with_are_refused(plan: Callable[..., Plan], words: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(reason)):
         plan(*shlex.split(words))
+
+
+def test_levels_of_one_column_are_refused() -> None:
+    from scaleflow.worker.earlier import check_levels
+
+    wanted = "two columns of predictions would have one name, of levels that are equal to ten digits, or of the values"
+    with pytest.raises(ConfigError, match=wanted):
+        check_levels(Outputs("regression", (1,)), (0.1, 0.1000000000001, 0.5))
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,8 @@ def test_a_layer_of_the_model_is_written(trained: Trained, isolated: Callable[..
     assert "reason_area" in deep
     refused = trained.predict(trained.sizes, "new.parquet", "none.csv", "--layer", "hidden1_piecewise", code=2)
     assert "the column hidden1_piecewise has lists, which a CSV file cannot hold" in refused
+    refused = trained.predict(trained.sizes, "new.parquet", "none.parquet", "--layer", "", code=2)
+    assert "--layer : there is no such layer; the model has tabular" in refused
     refused = trained.predict(trained.sizes, "new.parquet", "none.parquet", "--layer", "hidden9", code=2)
     assert "--layer hidden9: there is no such layer; the model has tabular/hidden" in refused
 

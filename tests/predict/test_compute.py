@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,3 +134,33 @@ def test_values_are_read_as_in_training_and_what_the_model_cannot_replace_is_bad
         assert (message in result) if message else (result[1] == good), (message, result)
         np.testing.assert_array_equal(values, good)
         assert sum(is_good) == len(good)
+
+
+def compute_with_layer(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The columns of a model whose output `size` is ten times its layer `size`, and its outputs."""
+    import keras
+    import tensorflow as tf
+
+    from scaleflow.interfaces import Outputs
+    from scaleflow.predict.compute import DistributedModel
+    from scaleflow.predict.reasons import ExtendedColumns
+
+    given = keras.Input((2,))
+    values = keras.layers.Dense(1, name="size")(given)
+    model = keras.Model(given, {"size": keras.layers.Rescaling(10.0)(values), "other": keras.layers.Dense(1)(given)})
+    model.save(folder / "model.keras")
+    model.export(folder / "saved_model", verbose=False)
+    distributed = DistributedModel(folder / "saved_model", tf.distribute.get_strategy())
+    distributed.add_layer(folder / "model.keras", "size")
+    x = np.ones((3, 2), np.float32)
+    found = distributed.predict({"": x}, str)
+    columns = ExtendedColumns({name: Outputs("regression", (1,)) for name in ("size", "other")}, more=distributed.more)
+    return columns.convert(found), {name: np.asarray(each) for name, each in model(x).items()}
+
+
+def test_a_layer_with_the_name_of_an_output_is_not_the_output(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    columns, outputs = isolated(compute_with_layer, tmp_path)
+    assert list(columns) == ["size_prediction", "other_prediction", "size"]
+    for name, each in outputs.items():
+        np.testing.assert_allclose(columns[f"{name}_prediction"], each[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(np.ravel(columns["size"]), outputs["size"][:, 0] / 10, rtol=1e-6)

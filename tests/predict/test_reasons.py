@@ -17,7 +17,9 @@ from scaleflow.serving.reasons import (
     choose_measure,
     count_predictions,
     drop_word,
+    explain_pictures,
     explain_rows,
+    explain_texts,
     find_typical,
     name_reason,
 )
@@ -116,6 +118,7 @@ SCHEMA = {"columns": {"a": {}}}
         ({"": ((64,), "float32")}, {"": Outputs("binary", (1,))}, SCHEMA, "of a table"),
         ({"a": ((8, 8), "uint8")}, {"": Outputs("binary", (1,))}, SCHEMA, "of a table"),
         ({"a": ((), "float32")}, {"": Outputs("binary", (1,))}, {}, "of a table"),
+        ({"": ((7, 9, 3), "uint8")}, {"": Outputs("binary", (1,))}, {}, "a picture of at least 8 x 8 pixels"),
         ({"a": ((8, 8, 3), "uint8"), "b": ((), "float32")}, {"": Outputs("binary", (1,))}, SCHEMA, "of a table"),
         ({"": ((8, 8, 3), "uint8")}, {"": Outputs("binary", (1,))}, {}, ""),
         ({"": ((), "string")}, {"": Outputs("binary", (1,))}, {}, ""),
@@ -169,6 +172,17 @@ def test_parts_of_a_picture_count_as_what_the_prediction_loses_when_they_are_cov
     expected[1, 7] = chance - covered
     np.testing.assert_allclose(first, expected, atol=1e-6)
     assert not second.any()
+
+
+def test_small_numbers_have_all_their_digits() -> None:
+    rows = {"": np.array(["a b c"], object)}
+    (text,) = explain_texts(lambda given: np.array([len(each) * 1.2345678e-9 for each in given[""]]), rows)
+    assert [effect for _, effect in json.loads(text)] == [2.46914e-09] * 3
+    pictures = {"": np.linspace(0, 1, 64).reshape(1, 8, 8, 1)}
+    weights = RANDOM.normal(size=(8, 8)) * 1e-9
+    (found,) = explain_pictures(lambda given: (given[""][..., 0] * weights).sum(axis=(1, 2)), pictures)
+    wanted = weights * (pictures[""][0, ..., 0] - 0.5)
+    np.testing.assert_allclose(json.loads(found), wanted, rtol=1e-5)
 
 
 def test_a_column_of_any_name_has_a_reason_of_its_own() -> None:
