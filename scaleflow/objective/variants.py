@@ -66,7 +66,7 @@ def by_output(outputs: Described, option: Any, key: str, is_one: Callable[[Any],
         if not is_one(option):
             raise ConfigError(
                 f"{key}: names the outputs {', '.join(option)}, but the dataset has a single output without a name; "
-                "give its value alone"
+                "give its value alone, or leave it null"
             )
         return {"": option}
     known = ", ".join(outputs)

@@ -100,10 +100,8 @@ class Explainer:
             self.cost = f"{count} predictions for each {of}"
             return
         if "" in inputs or any(shape for shape, _ in inputs.values()) or not schema.get("columns"):
-            raise ValueError(
-                f"a model of a picture of at least {GRID} x {GRID} pixels, of a text, or of a table whose run knows what "
-                "its columns look like"
-            )
+            pixels = f"{GRID} x {GRID} pixels or more"
+            raise ValueError(f"a model of a picture of {pixels}, of a text, or of a table whose columns its run knows")
         self.typical = find_typical(schema, {name: dtype for name, (_, dtype) in inputs.items()})
         self.columns = [name_reason(name) for name in ("", *inputs)]
         self.cost = f"{count_predictions(len(inputs)):,} predictions for each row"

@@ -118,7 +118,7 @@ SCHEMA = {"columns": {"a": {}}}
         ({"": ((64,), "float32")}, {"": Outputs("binary", (1,))}, SCHEMA, "of a table"),
         ({"a": ((8, 8), "uint8")}, {"": Outputs("binary", (1,))}, SCHEMA, "of a table"),
         ({"a": ((), "float32")}, {"": Outputs("binary", (1,))}, {}, "of a table"),
-        ({"": ((7, 9, 3), "uint8")}, {"": Outputs("binary", (1,))}, {}, "a picture of at least 8 x 8 pixels"),
+        ({"": ((7, 9, 3), "uint8")}, {"": Outputs("binary", (1,))}, {}, "a picture of 8 x 8 pixels or more"),
         ({"a": ((8, 8, 3), "uint8"), "b": ((), "float32")}, {"": Outputs("binary", (1,))}, SCHEMA, "of a table"),
         ({"": ((8, 8, 3), "uint8")}, {"": Outputs("binary", (1,))}, {}, ""),
         ({"": ((), "string")}, {"": Outputs("binary", (1,))}, {}, ""),
