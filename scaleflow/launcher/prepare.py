@@ -192,7 +192,7 @@ def prepare_resume(command: RunCommand, named: str) -> PreparedRun:
     typed = [override for override in composed.words.parsed if override.key_or_group != "resume"]
     saved = load_saved_config(files.path, config)
     resumed = make_resumed_config(saved, config, [str(each.key_or_group) for each in typed], state, files)
-    is_finished = state.last_status == "FINISHED" and not is_longer(saved, resumed)
+    is_finished = state.last_status == "FINISHED" and not is_longer(saved, resumed, state)
     had_checkpoints = state.checkpoint is not None and resumed["checkpoint"].get("folder") is None
     has_checkpoints = any(files.checkpoints.glob("step-*"))
     if had_checkpoints and not has_checkpoints and state.last_status == "FINISHED" and not is_finished:

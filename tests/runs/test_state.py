@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,22 @@ def test_a_run_that_is_resumed_after_its_end_is_open_again() -> None:
     assert state.ready is READY
     state.apply(RunEnded("FINISHED"))
     assert (state.is_open, state.status, state.error) == (False, "FINISHED", "")
+
+
+def test_a_length_that_an_earlier_command_has_trained_is_not_longer() -> None:
+    from scaleflow.runs.reuse import is_longer
+
+    began = replace(READY, params={"resolved.steps_per_epoch": "19"}, steps=57)
+    longer = (began, RunEnded("FINISHED"), RunReady("a-run", steps=95, resumed=57))
+    saved = {"training": {"epochs": 3, "max_steps": None}}
+
+    def count_longer(*events: Event) -> list[bool]:
+        state = state_after(*events)
+        return [is_longer(saved, {"training": {"epochs": n, "max_steps": None}}, state) for n in (3, 5, 6)]
+
+    assert count_longer(began, RunEnded("FINISHED")) == [False, True, True]
+    assert count_longer(*longer, RunEnded("FINISHED")) == [False, False, True]
+    assert count_longer(*longer) == [False, True, True]  # it was lost
 
 
 def test_a_baseline_is_named_like_the_metric_that_it_compares_with() -> None:
