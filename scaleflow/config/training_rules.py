@@ -26,11 +26,6 @@ def has_unfit_levels(levels: list[float]) -> bool:
     return len(levels) < 2 or 0.5 not in levels or not is_ascending
 
 
-def is_known_not_to_be_table(path: str) -> bool:
-    """Whether this is another dataset of scaleflow's. The worker knows what a class of the user's is."""
-    return path.startswith("scaleflow.") and path != TABLE
-
-
 #: The datasets of scaleflow whose rows have columns or paths.
 WITH_COLUMNS = (
     TABLE,
@@ -44,10 +39,6 @@ FOLDERS = tuple(
 
 def is_fold(fold: tuple[int, int] | None) -> bool:
     return fold is not None and 0 <= fold[0] < fold[1] and fold[1] > 1
-
-
-def is_run(origin: str) -> bool:
-    return not origin.endswith((".keras", ".h5"))
 
 
 def has_split_without_columns(plan: Plan) -> bool:
@@ -474,7 +465,7 @@ TRAINING_RULES: Sequence[Rule] = (
     ),
     Rule(
         ("dataset.fold", "model.init_from"),
-        lambda p: p.dataset.fold is not None and p.model.init_from is not None and is_run(p.model.init_from),
+        lambda p: p.dataset.fold is not None and not (p.model.init_from or ".h5").endswith((".keras", ".h5")),
         "its run may have trained on the rows of the fold",
         "use the weights of a file, or train without model.init_from",
     ),
@@ -510,7 +501,10 @@ TRAINING_RULES: Sequence[Rule] = (
     ),
     Rule(
         ("dataset.shards", "dataset._target_"),
-        lambda p: p.dataset.shards > 1 and is_known_not_to_be_table(p.dataset.target.path),
+        # Of a class of the user's, the worker finds out what it is.
+        lambda p: (
+            p.dataset.shards > 1 and p.dataset.target.path.startswith("scaleflow.") and p.dataset.target.path != TABLE
+        ),
         "only tables that are read while training can be divided by their files",
         "use dataset=table, or leave dataset.shards 1",
     ),

@@ -149,12 +149,6 @@ def list_factories(group: str) -> frozenset[str]:
     return frozenset(target for targets in targets_of_files for target in targets)
 
 
-def check_interpolation(key: str, value: str) -> None:
-    """Raises `ConfigError` if a text refers to more than other keys: the environment, a file or a function."""
-    if "${" in KEY_INTERPOLATION.sub("", value) or "\\${" in value:
-        raise unresolvable_error(key, value)
-
-
 def unresolvable_error(key: str, value: str) -> ConfigError:
     return ConfigError(
         f"{key}={format_value(value)}: is not resolved, because it comes from a tracked run and refers to more than "

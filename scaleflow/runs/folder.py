@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -222,22 +223,16 @@ class RunFolder:
         with contextlib.suppress(OSError):  # the disk is full: `clean` knows the files by their names
             replace_json(self.manifest, content)
 
-    @contextlib.contextmanager
-    def lock_recording(self, seconds: float = SECONDS_TO_WAIT) -> Iterator[None]:
+    def lock_recording(self, seconds: float = SECONDS_TO_WAIT) -> AbstractContextManager[None]:
         """Excludes other commands that record this run while the block lasts.
 
         Raises `FolderBusy` if another command still records the run after `seconds`.
         """
-        with hold_lock(self._record_lock, seconds, f"{self.path}: another command is recording this run"):
-            yield
+        return hold_lock(self._record_lock, seconds, f"{self.path}: another command is recording this run")
 
-    @contextlib.contextmanager
-    def lock_writing(self, seconds: float = 0.0) -> Iterator[None]:
-        """Excludes workers that write to this folder during the block. Raises `FolderBusy` if one still writes after
-        `seconds`.
-        """
-        with hold_lock(self._write_lock, seconds, f"{self.path}: a worker of this run is still writing"):
-            yield
+    def lock_writing(self) -> AbstractContextManager[None]:
+        """Excludes workers that write to this folder during the block. Raises `FolderBusy` if one still writes."""
+        return hold_lock(self._write_lock, 0.0, f"{self.path}: a worker of this run is still writing")
 
     def take_write_lock(self) -> FileLock:
         """Takes the lock that the writing process holds until it ends, even if it is killed.
@@ -253,12 +248,10 @@ class RunFolder:
             ) from error
         return lock
 
-    @contextlib.contextmanager
-    def lock_sweep(self) -> Iterator[None]:
+    def lock_sweep(self) -> AbstractContextManager[None]:
         """Excludes other commands of this sweep while the block lasts. Raises `FolderBusy` if there is one."""
         message = f"hydra.sweep.dir={self.path}: another command runs the sweep in this folder; end it first"
-        with hold_lock(self._sweep_lock, 0.0, message):
-            yield
+        return hold_lock(self._sweep_lock, 0.0, message)
 
     def read_record(self) -> dict[str, Any]:
         """Reads `record.json`; empty if it does not exist or cannot be read."""
@@ -278,15 +271,12 @@ def hold_lock(path: Path, seconds: float, message: str) -> Iterator[None]:
 
     Raises `FolderBusy` with the message if another process still holds it after `seconds`.
     """
-    lock = FileLock(path)
     try:
-        lock.acquire(timeout=seconds)
+        held = FileLock(path).acquire(timeout=seconds)
     except Timeout as error:
         raise FolderBusy(message) from error
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def read_time(path: Path) -> float:

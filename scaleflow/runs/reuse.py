@@ -31,6 +31,7 @@ from scaleflow.config.compose import (
     compose_config,
     list_keys,
     list_options,
+    parse_config_dirs,
     shorten_error,
 )
 from scaleflow.config.parse import (
@@ -43,7 +44,7 @@ from scaleflow.config.parse import (
     unknown_option_error,
 )
 from scaleflow.config.trust import (
-    check_interpolation,
+    KEY_INTERPOLATION,
     check_trusted_targets,
     check_values,
     list_own_modules,
@@ -147,10 +148,9 @@ def choose_groups(overrides: Sequence[Override], options: Mapping[str, Sequence[
 def find_config_dirs(command: str) -> list[str]:
     """Returns the folders of `--config-dir` in a command line; none if it cannot be parsed."""
     try:
-        words = shlex.split(command.replace("--config-dir=", "--config-dir "))
+        return parse_config_dirs(shlex.split(command))
     except ValueError:  # it was cut inside of quotes
         return []
-    return [folder for flag, folder in itertools.pairwise(words) if flag in ("--config-dir", "-cd")]
 
 
 def check_code(config: Mapping[str, Any], trusted: Sequence[str], words: CommandWords, search: Sequence[str]) -> None:
@@ -246,7 +246,8 @@ def resolve_separately(raw: dict[str, Any], default: dict[str, Any]) -> tuple[di
             local_keys.add(key)
             OmegaConf.update(isolated, key, MASK)  # another key cannot refer to this machine's value
         else:
-            check_interpolation(key, value)
+            if "${" in KEY_INTERPOLATION.sub("", value) or "\\${" in value:  # not only another key
+                raise unresolvable_error(key, value)
     try:
         resolved = to_container(isolated, resolve=True)
     except OmegaConfBaseException as error:

@@ -77,7 +77,8 @@ class Run:
         Raises ConfigError if there is no such run, or if it ended before it was ready.
         """
         folder = Path(named).expanduser()
-        run = cls(folder.absolute()) if is_run_folder(folder) else cls.find(named, options)
+        is_folder = RunFolder(folder).events.is_file() and not RunFolder(folder).ledger.is_file()
+        run = cls(folder.absolute()) if is_folder else cls.find(named, options)
         if run.is_here and run.state.ready is None:
             raise ConfigError(f"{run.files.path}: this run ended before training began; there is nothing to compare")
         return run
@@ -298,10 +299,6 @@ def select_computed(params: Mapping[str, str]) -> dict[str, str]:
 
 def drop_seed(job: Mapping[str, Any]) -> list[str]:
     return [word for word in job["overrides"] if not word.startswith("seed=")]
-
-
-def is_run_folder(folder: Path) -> bool:
-    return RunFolder(folder).events.is_file() and not RunFolder(folder).ledger.is_file()
 
 
 def locate_run(named: str, options: Tracking) -> tuple[str, Tracking]:

@@ -142,15 +142,13 @@ class ChampionRegistry:
     @contextlib.contextmanager
     def _exclude_here(self) -> Iterator[None]:
         """Excludes other commands of this machine that change the registered model while the block lasts."""
-        lock = FileLock(name_lock(f"{self.client.tracking_uri}#{self.name}"), timeout=LOCK_SECONDS, mode=0o600)
+        path = name_lock(f"{self.client.tracking_uri}#{self.name}")
         try:
-            lock.acquire()
+            lock = FileLock(path, timeout=LOCK_SECONDS, mode=0o600).acquire()
         except Timeout as error:
             raise ConfigError(f"--model {self.name}: another command is promoting it; try again later") from error
-        try:
+        with lock:
             yield
-        finally:
-            lock.release()
 
     @contextlib.contextmanager
     def _exclude_all(self) -> Iterator[None]:
