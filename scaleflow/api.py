@@ -200,27 +200,22 @@ def run(
     for each in files:
         composed, path = place_file(composed, each)
         written[path] = each.write
+
+    def fill_folder() -> None:
+        for path, write in written.items():
+            write(path)
+
+    refusals: list[str] = []
     try:
-        return run_config(composed, lambda: write_files(written))
+        code, run_folder = launch_command(RunCommand(composed), refusals.append, fill_folder)
+        if refusals:
+            raise_interruption(code, refusals[0])
+            raise ConfigError(refusals[0])
     except ConfigError:
         for path in written:
             path.unlink(missing_ok=True)  # there is no run that could read it
         raise
-
-
-def write_files(written: Mapping[Path, Callable[[Path], object]]) -> None:
-    for path, write in written.items():
-        write(path)
-
-
-def run_config(composed: ComposedConfig, fill_folder: Callable[[], None] | None = None) -> Result:
-    """Runs a composed config, or resumes the run that it names. Raises as `run` does."""
-    refusals: list[str] = []
-    code, folder = launch_command(RunCommand(composed), refusals.append, fill_folder)
-    if refusals:
-        raise_interruption(code, refusals[0])
-        raise ConfigError(refusals[0])
-    return check_result(read_result(folder), code)
+    return check_result(read_result(run_folder), code)
 
 
 def launch_command(

@@ -56,7 +56,7 @@ def main(words: list[str]) -> int:
     if options.html is not None:
         check_page("--html", options.html)
     from scaleflow.comparison.runs import compare_runs
-    from scaleflow.comparison.tables import print_comparison, to_page, to_values
+    from scaleflow.comparison.tables import PAGE, print_comparison, to_html, to_values
 
     comparison = compare_runs(options.first, options.second, options.uri)
     if options.on is not None:
@@ -64,7 +64,7 @@ def main(words: list[str]) -> int:
         comparison = replace(comparison, results=tested)
     print_comparison(comparison, sys.stdout)
     if options.html is not None:
-        options.html.write_text(to_page(comparison), encoding="utf-8")
+        options.html.write_text(to_html(comparison, None, PAGE), encoding="utf-8")
         print(f"\nwritten to {options.html}")
     ANSWER.read = lambda: to_values(comparison)
     return 0

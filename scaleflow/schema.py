@@ -58,7 +58,8 @@ def describe_config(group: str | None = None) -> dict[str, Any]:
     Raises ConfigError if there is no such group.
     """
     hints = type_hints(Plan)
-    groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint) and name in known_groups()}
+    known = {*(path.name for path in FOLDER.iterdir() if path.is_dir()), "sweep"}
+    groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint) and name in known}
     if group is None:
         sections: dict[str, Any] = {name: describe_section(name, hint) for name, hint in groups.items()}
         schema = describe_object(sections | dict.fromkeys(MORE_KEYS, True), others=False)
@@ -68,10 +69,6 @@ def describe_config(group: str | None = None) -> dict[str, Any]:
     else:
         raise ConfigError(f"{group}: there is no such group{suggest(group, groups, '')} ({', '.join(groups)})")
     return {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
-
-
-def known_groups() -> list[str]:
-    return [*(path.name for path in FOLDER.iterdir() if path.is_dir()), "sweep"]
 
 
 def describe_section(group: str, cls: Any) -> dict[str, Any]:

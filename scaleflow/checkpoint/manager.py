@@ -18,6 +18,9 @@ from scaleflow.files.object_store import explain_store_error, is_store_address
 from scaleflow.interfaces import Checkpoint, Snapshot
 from scaleflow.interfaces.events import CheckpointSaved, Emit, Note, UploadAwaited
 
+#: Seconds that a network file system may take to show a file written by another machine.
+VISIBLE_SECONDS = 5.0
+
 #: A note reports a checkpoint that is not written after this many seconds. Training goes on.
 NOTE_SECONDS = 60.0
 
@@ -200,7 +203,10 @@ class CheckpointManager:
             return True
         store = self._store if self._remote is None else self._remote
         name = from_chief(store.write_probe)
-        is_seen = by_all(store.can_see_probe(name))
+        deadline = time.monotonic() + VISIBLE_SECONDS
+        while not (is_here := store.has_probe(name)) and time.monotonic() <= deadline:
+            time.sleep(0.1)
+        is_seen = by_all(is_here)
         if self._writes:
             store.remove_probe(name)
         return is_seen

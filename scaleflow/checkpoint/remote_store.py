@@ -21,7 +21,6 @@ from scaleflow.checkpoint.store import (
     CHUNK_BYTES,
     MANIFEST,
     QUARANTINE,
-    VISIBLE_SECONDS,
     CheckpointStore,
     DamagedCheckpoint,
     parse_manifest,
@@ -159,7 +158,7 @@ class RemoteStore:
         self._system.move(self._path_of(step, MANIFEST), self._path_of(step, QUARANTINE))
 
     def write_probe(self) -> str:
-        """Writes an object for `can_see_probe`; returns its name. Raises ConfigError if that fails."""
+        """Writes an object for `has_probe`; returns its name. Raises ConfigError if that fails."""
         return call_store(KEY, self.address, lambda: self._write_probe("seen"))
 
     def _write_probe(self, prefix: str) -> str:
@@ -170,22 +169,12 @@ class RemoteStore:
             file.read()
         return name
 
-    def can_see_probe(self, name: str) -> bool:
-        """Returns whether a probe of another machine appears here within `VISIBLE_SECONDS`.
-
-        Raises ConfigError if the store does not answer.
-        """
-        deadline = time.monotonic() + VISIBLE_SECONDS
-        while not call_store(KEY, self.address, lambda: self._has(name)):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.1)
-        return True
-
-    def _has(self, name: str) -> bool:
+    def has_probe(self, name: str) -> bool:
+        """Returns whether a probe is visible here. Raises ConfigError if the store does not answer."""
         from pyarrow import fs
 
-        return bool(self._system.get_file_info(f"{self._root}/{name}").type == fs.FileType.File)
+        found = call_store(KEY, self.address, lambda: self._system.get_file_info(f"{self._root}/{name}"))
+        return bool(found.type == fs.FileType.File)
 
     def remove_probe(self, name: str) -> None:
         self._system.delete_file(f"{self._root}/{name}")

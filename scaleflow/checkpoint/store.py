@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping
@@ -38,9 +37,6 @@ OWN_FILE = re.compile(rf"{TENSORS}\..*|{MANIFEST}|{QUARANTINE}|learned_state\.\w
 #: Bytes of the tensors that are written at a time, since TensorFlow needs a copy of them. A larger tensor is written
 #: alone.
 PART_BYTES = 1 << 26
-
-#: Seconds that a network file system may take to show a file written by another machine.
-VISIBLE_SECONDS = 5.0
 
 
 class DamagedCheckpoint(Exception):
@@ -88,7 +84,7 @@ class CheckpointStore:
         tf.io.gfile.remove(f"{self.folder}/{self.write_probe()}")
 
     def write_probe(self) -> str:
-        """Writes a file for `can_see_probe`; returns its name."""
+        """Writes a file for `has_probe`; returns its name."""
         name = f"seen-{uuid.uuid4().hex}"
         self._is_new = not tf.io.gfile.exists(self.folder)
         tf.io.gfile.makedirs(self.folder)
@@ -96,14 +92,8 @@ class CheckpointStore:
             file.write(" ")
         return name
 
-    def can_see_probe(self, name: str) -> bool:
-        """Returns whether a probe of another machine appears here within `VISIBLE_SECONDS`."""
-        deadline = time.monotonic() + VISIBLE_SECONDS
-        while not tf.io.gfile.exists(f"{self.folder}/{name}"):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.1)
-        return True
+    def has_probe(self, name: str) -> bool:
+        return bool(tf.io.gfile.exists(f"{self.folder}/{name}"))
 
     def remove_probe(self, name: str) -> None:
         """Removes the probe, and the folder if `write_probe` created it."""

@@ -225,7 +225,10 @@ class Candidate:
                     predictions[0], other, predictions[1] | is_seen, self.options, Path(self.on).name
                 )
                 conditions.append(describe_comparison(comparison, self.options))
-            smoke = smoke or self.test_service()
+            policy = self.run.params.get("resolved.precision", "float32")
+            smoke = smoke or check_served_model(
+                self.logged, self.options, policy, self.folder, self.display.begin_stage
+            )
             self.check_stop()
             decision = Decision([*conditions, *floors, *smoke.conditions], comparison, smoke.values)
             found = Promotion(self.run, self.name, champion, None, decision)
@@ -241,10 +244,6 @@ class Candidate:
     def check_stop(self) -> None:
         if self.stop.is_set():
             raise Stopped
-
-    def test_service(self) -> SmokeTest:
-        policy = self.run.params.get("resolved.precision", "float32")
-        return check_served_model(self.logged, self.options, policy, self.folder, self.display.begin_stage)
 
     def check_floors(self) -> list[Condition]:
         """Returns the conditions of `promotion.at_least`. Raises ConfigError if the run does not have a metric."""

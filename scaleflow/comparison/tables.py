@@ -85,12 +85,8 @@ def print_comparison(comparison: Comparison, stream: TextIO) -> None:
         console.print(part)
 
 
-def to_page(comparison: Comparison) -> str:
-    """Returns an HTML page with everything that differs."""
-    return to_html(comparison, None, PAGE)
-
-
 def to_html(comparison: Comparison, most: int | None, code_format: str) -> str:
+    """Returns what differs as HTML, with at most so many rows of a list; None: all."""
     with open(os.devnull, "w") as null:  # noqa: PTH123
         console = Console(file=null, record=True, width=PAGE_WIDTH, highlight=False, force_terminal=True)
         for part in render(comparison, most):

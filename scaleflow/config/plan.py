@@ -169,7 +169,9 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
         raise unknown_key_error(key, [f.name for f in dataclasses.fields(Plan) if f.name not in DERIVED_FIELDS])
     if plan.trusted_modules is not None:
         check_trusted_targets(config, plan.trusted_modules)
-    return apply_restore_best(apply_fast_debug(plan))
+    if plan.debug.fast:
+        plan = set_values(plan, {"training.epochs": 1, "training.max_steps": 1, "training.steps_per_loop": "auto"})
+    return apply_restore_best(plan)
 
 
 def parse_sections(config: Mapping[str, Any], names: Collection[str] | None = None) -> dict[str, Any]:
@@ -334,12 +336,6 @@ def check_trial(plan: Plan, trial: Trial, what: str = "") -> None:
     for setting, (applies, why) in obstacles.items():
         if applies:
             raise ConfigError(f"{setting} with {what}: {why}")
-
-
-def apply_fast_debug(plan: Plan) -> Plan:
-    if not plan.debug.fast:
-        return plan
-    return set_values(plan, {"training.epochs": 1, "training.max_steps": 1, "training.steps_per_loop": "auto"})
 
 
 def apply_restore_best(plan: Plan) -> Plan:

@@ -182,7 +182,8 @@ class Outputs:
         if self.scaling is None:
             return "float32"
         mean, deviation = self.scaling
-        return "float32" if fits_float32((mean, *(self.limits or ())), deviation, MOST_ROUNDING) else "float64"
+        largest = max(map(abs, (mean, *(self.limits or ()))))
+        return "float32" if largest * ROUNDING <= MOST_ROUNDING * deviation else "float64"
 
     @property
     def is_one_class(self) -> bool:
@@ -193,11 +194,6 @@ class Outputs:
 
 #: What of `Outputs` belongs to a model, and not to the data that it was trained on.
 ANSWERS = ("threshold", "margins", "set_threshold", "levels")
-
-
-def fits_float32(values: Iterable[float], deviation: float, most: float) -> bool:
-    """Returns whether rounding to float32 changes values by no more than `most` deviations."""
-    return max(map(abs, values)) * ROUNDING <= most * deviation
 
 
 #: One tensor, or a dict from name to `Inputs` or to further dicts.

@@ -98,7 +98,10 @@ def finish_run(monitor: RunMonitor) -> None:
     if state.error:
         display.print_error(str(mask_secrets(state.error)))
     rows = [("status", f"{state.status} in {duration}")]
-    rows += describe_results(spec, state) if spec.trial is None else describe_found(state)
+    if spec.trial is None:
+        rows += describe_results(spec, state)
+    elif state.found is not None:
+        rows += [("use", state.found.word), ("because", state.found.reason)]
     rows += describe_findings(spec) if state.status == "FINISHED" and spec.plan.evaluation.name != "none" else []
     rows += describe_formats(state.formats.values())
     rows += [("profile", line) for line in recorder.profiles.values()]
@@ -136,11 +139,6 @@ def describe_formats(formats: Iterable[FormatExported]) -> list[tuple[str, str]]
         parts += [text.format(shown[name]) for name, text in units.items() if name in shown]
         rows.append((each.name, ", ".join([f"not exported: {each.error}"] if each.error else parts)))
     return rows
-
-
-def describe_found(state: RunState) -> list[tuple[str, str]]:
-    """Returns rows with what a trial has found."""
-    return [] if state.found is None else [("use", state.found.word), ("because", state.found.reason)]
 
 
 def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:

@@ -43,7 +43,6 @@ from scaleflow.pipeline.decisions import (
     REUSE,
     RUN,
     UNKNOWN,
-    Choice,
     Composer,
     Decider,
     expand_sweep,
@@ -223,7 +222,7 @@ def run_stages(
     forced = pipeline.select(options.force, "--force")
     for name in pipeline.select(options.begin, "--from"):
         forced += [name, *pipeline.find_dependents(name)]
-    choice = Choice(frozenset(forced), frozenset(pipeline.select(options.only, "--only")))
+    only = pipeline.select(options.only, "--only")
     folder = options.folder or Path(PIPELINES, pipeline.name)
     threading.Thread(target=import_client, daemon=True).start()
     state = PipelineState(folder)
@@ -234,7 +233,8 @@ def run_stages(
         composer.store = tracking.uri
     with state.lock(may_create=not options.is_dry):
         state = PipelineState(folder)  # another command may have written it
-        decider = Decider(pipeline, state, composer, choice, StoredRuns(tracking))
+        decider = Decider(pipeline, state, composer, StoredRuns(tracking))
+        decider.forced, decider.only = forced, only
         if options.is_dry:
             return FINISHED, show_decisions(pipeline, decider, state, composer)
         runner = PipelineRunner(pipeline, state, decider, tracking, display, stop, options.jobs)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -338,31 +338,24 @@ class StageDecision:
     continues: bool = False
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The stages that flags name.
-
-    Attributes:
-        forced: those that run again, whatever they are made of.
-        only: those that may run; empty: all.
-    """
-
-    forced: frozenset[str] = frozenset()
-    only: frozenset[str] = frozenset()
-
-
 class Decider:
     """Decides about the stages of one command.
 
     Args:
         stored: tells whether the run of a finished stage still exists, and what an alias names now.
+
+    Attributes:
+        forced: the stages that run again, whatever they are made of.
+        only: the stages that may run; empty: all.
     """
 
+    forced: Collection[str] = ()
+    only: Collection[str] = ()
+
     def __init__(
-        self, pipeline: DeclaredPipeline, state: PipelineState, composer: Composer, choice: Choice, stored: StoredRuns
+        self, pipeline: DeclaredPipeline, state: PipelineState, composer: Composer, stored: StoredRuns
     ) -> None:
-        self._pipeline, self._state, self._composer, self._choice = pipeline, state, composer, choice
-        self._stored = stored
+        self._pipeline, self._state, self._composer, self._stored = pipeline, state, composer, stored
 
     def decide(self, stage: Stage) -> StageDecision:
         """Decides about a stage whose needs are over. Raises ConfigError if a reference has no value."""
@@ -381,7 +374,7 @@ class Decider:
 
     def is_wanted(self, name: str) -> bool:
         """Whether a stage may run: without `--only`, or if that names it."""
-        return not self._choice.only or name in self._choice.only
+        return not self.only or name in self.only
 
     def _find_reason(self, stage: Stage, record: StageRecord | None, key: Key) -> str:
         """Returns why a stage runs; empty if its recorded result is used."""
@@ -398,11 +391,7 @@ class Decider:
     def _is_forced(self, stage: Stage, record: StageRecord | None) -> bool:
         """A forced stage that an interrupted command has begun is not forced twice."""
         is_done = record is not None and record.is_forced and record.execution == self._state.execution
-        return self.is_named(stage.name) and not (is_done and self._state.status != "FINISHED")
-
-    def is_named(self, name: str) -> bool:
-        """Whether a flag says that a stage runs, whatever it is made of."""
-        return name in self._choice.forced
+        return stage.name in self.forced and not (is_done and self._state.status != "FINISHED")
 
     def _make_key(self, stage: Stage, values: Mapping[str, Any]) -> Key:
         composition = None

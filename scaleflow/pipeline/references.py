@@ -105,14 +105,10 @@ def select_output(outputs: Mapping[str, Any], stage: str, path: Sequence[str]) -
             raise ConfigError(f"{'.'.join([stage, *path[:place]])} has no {key}{hint}{have}")
         value = value[key]
     if value is None:
-        raise ConfigError(f"{stage} has no {'.'.join(path)}: {explain_null(path)}")
+        is_of_run = path[-1] in ("run_id", "model")
+        why = "its run is not recorded in a store, or has exported no model" if is_of_run else "it is null"
+        raise ConfigError(f"{stage} has no {'.'.join(path)}: {why}")
     return value
-
-
-def explain_null(path: Sequence[str]) -> str:
-    if path[-1] in ("run_id", "model"):
-        return "its run is not recorded in a store, or has exported no model"
-    return "it is null"
 
 
 def resolve_values(
@@ -176,12 +172,10 @@ class StageCondition:
         except SyntaxError:
             raise self._refuse("cannot be read") from None
         self._tree = tree
+        known = {*CONSTANTS, *(f"_{n}" for n in range(len(self.interpolations)))}
         for node in self._walk(tree):
-            if isinstance(node, ast.Name) and node.id.lower() not in CONSTANTS and not self._is_value(node.id):
+            if isinstance(node, ast.Name) and node.id.lower() not in known:
                 raise self._refuse(f"{node.id} is no value; put a text in quotes: '{node.id}'")
-
-    def _is_value(self, name: str) -> bool:
-        return name.startswith("_") and name[1:].isdigit() and int(name[1:]) < len(self.interpolations)
 
     def _walk(self, node: ast.AST) -> Iterator[ast.AST]:
         match node:

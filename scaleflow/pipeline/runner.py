@@ -16,7 +16,9 @@ from typing import Any
 import psutil
 from omegaconf import OmegaConf
 
+from scaleflow.config.compose import config_dir_flags
 from scaleflow.config.trust import list_own_modules
+from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Status, Tracking
 from scaleflow.interfaces.formatting import format_csv
@@ -42,7 +44,6 @@ from scaleflow.pipeline.recording import (
 from scaleflow.pipeline.stage_commands import (
     REPORT,
     find_named_files,
-    make_resuming_words,
     make_words,
     read_outputs,
     read_run,
@@ -291,7 +292,7 @@ class PipelineRunner:
         folder = self._state.find_folder(stage.name, attempt).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         assert decision.key is not None
-        is_forced = self._decider.is_named(stage.name)
+        is_forced = stage.name in self._decider.forced
         record = StageRecord(decision.key, attempt, self._state.execution, began=time.time(), is_forced=is_forced)
         self._state.records[stage.name] = record
         self._state.save()
@@ -319,10 +320,8 @@ class PipelineRunner:
 
     def _make_words(self, stage: Stage, decision: StageDecision, folder: Path) -> list[str]:
         dirs = self._pipeline.config_dirs
-        if stage.command.name == "train":
-            state = RunState.read(folder)
-            if state.is_ready:
-                return make_resuming_words(folder, dirs)
+        if stage.command.name == "train" and RunState.read(folder).is_ready:
+            return [*config_dir_flags(dirs), make_override("resume", folder)]
         words = make_words(stage.command, decision.values, folder, dirs)
         if "trust" in stage.command.flags and (made := self._decider.find_run_folder(str(decision.values["run"]))):
             config: Any = OmegaConf.to_container(OmegaConf.load(RunFolder(made).config), resolve=False)

@@ -150,11 +150,6 @@ def make_words(
     return words
 
 
-def make_resuming_words(folder: Path, config_dirs: tuple[str, ...]) -> list[str]:
-    """Returns the words that continue the training in a stage's folder."""
-    return [*config_dir_flags(config_dirs), make_override("resume", folder)]
-
-
 def read_outputs(
     command: StageCommand, answer: Mapping[str, Any], values: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from scaleflow.config.compose import override_key
 from scaleflow.interfaces.formatting import format_csv, format_number
@@ -26,10 +26,6 @@ from scaleflow.sweep.ledger import LedgerEntry, is_under
 from scaleflow.sweep.ranking import Mode, RepeatedJob, group_repeats, rank_jobs
 from scaleflow.tracking.connection import is_default_store
 from scaleflow.tracking.uri import drop_credentials
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 LOSS = "train/loss"
 
@@ -86,7 +82,8 @@ def describe_work(summary: RunState) -> frozenset[tuple[str, str]]:
 def find_difference(summary: RunState, other: RunState) -> str:
     """Describes the first step at which the losses of two runs differ; empty if they do not."""
     losses, others = list_first_losses(summary), list_first_losses(other)
-    allowed = max(choose_tolerance(summary), choose_tolerance(other))
+    is_full = all(run.params.get("precision", "float32") == "float32" for run in (summary, other))
+    allowed = FLOAT32_TOLERANCE if is_full else HALF_PRECISION_TOLERANCE
     for step in sorted(losses.keys() & others.keys()):
         loss, other_loss = losses[step], others[step]
         if not abs(loss - other_loss) <= allowed * max(1.0, abs(other_loss)):  # also true for NaN
@@ -100,10 +97,6 @@ def list_first_losses(summary: RunState) -> dict[int, float]:
     """Returns the losses of the first epoch by step."""
     last = summary.epoch_steps
     return {step: loss for step, loss in summary.curves.get(LOSS, ()) if last is None or step <= last}
-
-
-def choose_tolerance(summary: RunState) -> float:
-    return FLOAT32_TOLERANCE if summary.params.get("precision", "float32") == "float32" else HALF_PRECISION_TOLERANCE
 
 
 SEED = "seed"
@@ -433,16 +426,11 @@ def choose_report_columns(jobs: Sequence[RunState], swept: Sequence[str]) -> lis
     """Lists the params that vary: the swept keys, and for a swept `experiment` all keys that differ."""
     keys = [key for key in swept if key not in ("experiment", "seed")]
     if "experiment" in swept:
-        keys += find_varying_keys(
-            jobs, lambda key: "." in key and not key.startswith(("resolved.", "tracking.", "sweep."))
-        )
+        params_of_runs = [run.params for run in jobs if run.params]
+        named = dict.fromkeys(key for params in params_of_runs for key in params if "." in key)
+        settings = [key for key in named if not key.startswith(("resolved.", "tracking.", "sweep."))]
+        keys += [key for key in settings if len({params.get(key) for params in params_of_runs}) > 1]
     return [*dict.fromkeys([*keys, *(["seed"] if "seed" in swept else [])])]
-
-
-def find_varying_keys(jobs: Sequence[RunState], wanted: Callable[[str], bool]) -> list[str]:
-    params_of_runs = [run.params for run in jobs if run.params]
-    keys = dict.fromkeys(key for params in params_of_runs for key in params if wanted(key))
-    return [key for key in keys if len({params.get(key) for params in params_of_runs}) > 1]
 
 
 def make_label(entry: LedgerEntry, swept: Sequence[str]) -> str:

@@ -354,7 +354,9 @@ class SweepRunner:
 
         def on_event(event: Event) -> None:
             if isinstance(event, RunReady):
-                self._open_parent(run.spec.plan)
+                with self._ledger_lock:  # if no job becomes ready, there is no parent run
+                    if not self._parent.recorder:
+                        self._parent.begin(run.spec.plan, self._config, self._began, self._ledger, self._facts)
             if self.watch is not None and self.watch(job.indices, event):
                 stop.stop_job()
                 job.is_pruned = True
@@ -427,12 +429,6 @@ class SweepRunner:
         self._timer = threading.Timer(self._began + limit - time.time(), end_sweep)
         self._timer.daemon = True
         self._timer.start()
-
-    def _open_parent(self, plan: Plan) -> None:
-        """Opens the parent run when the first job is ready. If no job becomes ready, there is no parent run."""
-        with self._ledger_lock:
-            if not self._parent.recorder:
-                self._parent.begin(plan, self._config, self._began, self._ledger, self._facts)
 
     def _make_report(self, entries: Sequence[LedgerEntry]) -> Report:
         jobs = [(entry, self._read_history(entry)) for entry in entries]

@@ -205,7 +205,10 @@ class MlflowTracker(Tracker):
             tags = self._adopt(self.adopted, tags)
         elif self.run_id is None:
             self._experiment_id = self._find_or_create_experiment()
-            self.run_id = self._find_earlier(tags) or self._create_run(name, tags, began)
+            first_tags = {"mlflow.user": user_name(), **SOURCE_TAGS, IDENTITY: tags[IDENTITY]}  # for `_find_earlier`
+            self.run_id = self._find_earlier(tags) or str(
+                self._client.create_run(self._experiment_id, began, first_tags, name).info.run_id
+            )
         self.set_tags({"mlflow.runName": self._run_name, **tags})
 
     def _find_earlier(self, tags: Mapping[str, str]) -> str | None:
@@ -213,11 +216,6 @@ class MlflowTracker(Tracker):
         query = f"tags.`{IDENTITY}` = '{tags[IDENTITY]}'"
         runs = self._client.search_runs([self._experiment_id], query, max_results=1)
         return str(runs[0].info.run_id) if runs else None
-
-    def _create_run(self, name: str, tags: Mapping[str, str], began: int) -> str:
-        """Creates a run together with its identity tag, by which `_find_earlier` finds it."""
-        first_tags = {"mlflow.user": user_name(), **SOURCE_TAGS, IDENTITY: tags[IDENTITY]}
-        return str(self._client.create_run(self._experiment_id, began, first_tags, name).info.run_id)
 
     def _adopt(self, run_id: str, tags: Mapping[str, str]) -> dict[str, str]:
         """Uses the run that was opened for this command, and returns the tags to set.

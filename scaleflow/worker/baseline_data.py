@@ -48,7 +48,8 @@ def write_baseline_data(splits: Splits, outputs: Any, most: int, files: RunFolde
         return
     trees = classes if classes > 2 else 1
     most = min(most, MOST_STREAMED) if splits.train.place == "stream" else most
-    if (count := min(most, MOST_VALUES // max(count_columns(splits.inputs) * trees, 1))) < FEWEST_ROWS:
+    columns = sum(each.vocabulary or sum(each.shape) or 1 for each in name_leaves(splits.inputs).values())
+    if (count := min(most, MOST_VALUES // max(columns * trees, 1))) < FEWEST_ROWS:
         return
     rows, test_rows = (dataset.sample_rows(each, count, splits.transforms) for each in (splits.train, test))
     if rows is None or test_rows is None:
@@ -67,10 +68,6 @@ def write_baseline_data(splits: Splits, outputs: Any, most: int, files: RunFolde
 def is_table(inputs: Any) -> bool:
     """Whether examples are rows: several inputs by name, each a value or a list of them."""
     return isinstance(inputs, Mapping) and all(len(each.shape) < 2 for each in name_leaves(inputs).values())
-
-
-def count_columns(inputs: Any) -> int:
-    return sum(each.vocabulary or sum(each.shape) or 1 for each in name_leaves(inputs).values())
 
 
 def to_matrix(rows: Arrays, inputs: Any, classes: int) -> tuple[Array, Array]:

@@ -40,10 +40,10 @@ from scaleflow.worker.data import (
     resolve_cache,
 )
 from scaleflow.worker.engine import (
+    EngineMaker,
     find_late_phases,
     find_table_warning,
     find_weight_doubts,
-    make_engine,
     make_model_maker,
 )
 from scaleflow.worker.kept_predictions import KeptSplit, choose_kept_split
@@ -132,11 +132,6 @@ def choose_model_sizes(plan: Plan, data: PreparedData) -> dict[str, Any]:
     """Returns what the model's function knows of arguments that can be `by_size`; empty if there are none."""
     choose = getattr(locate_target(plan.model.target), "choose_sizes", None)
     return {} if choose is None else dict(choose(data.splits.inputs, len(data.splits.train), data.splits.folds))
-
-
-def list_model_sizes(plan: Plan, data: PreparedData) -> dict[str, Any]:
-    """Returns the model's arguments that can be `by_size`, as they are in a plan without that word."""
-    return {name: plan.model.target.arguments.get(name, size) for name, size in choose_model_sizes(plan, data).items()}
 
 
 def choose_best_checkpoint(plan: Plan, validates: bool) -> Plan:
@@ -256,7 +251,8 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     goal = objective.refuse_probabilities(goal, splits.outputs)
     plan = choose_monitored(plan, goal, feeds)
     make_model = make_model_maker(plan, splits.inputs, outputs, emit, data.changes)
-    engine, stage_notes = make_engine(plan, runtime, make_model, outputs, goal, length, feeds.train, splits.folds)
+    maker = EngineMaker(plan, runtime, outputs, goal, length, feeds.train, splits.folds)
+    engine, stage_notes = maker.make(make_model)
     if plan.optimizer.watched is not None:
         engine.plateau = training.PlateauRate(plan.optimizer, goal.modes)
     if plan.hardware.xla is True:
@@ -274,7 +270,18 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         emit(Note(note))
     resolved = {**list_build_values(plan, runtime, engine, splits, length), **sizes}
     metadata = collect_metadata(plan, source.outputs, splits, engine.model, goal) if is_chief(plan) else None
-    facts = collect_facts(plan, data, splits, resolved, metadata, doubts)
+    sizes_known = {
+        name: plan.model.target.arguments.get(name, size) for name, size in choose_model_sizes(plan, data).items()
+    }
+    facts = RunFacts(
+        resolved,
+        dict(splits.counts()),
+        metadata,
+        list_profile_facts(resolved, splits) | {"shards": plan.dataset.shards},
+        compute_peak(plan, runtime),
+        complete_record(data.splits.learned, metadata, sizes_known),
+        doubts,
+    )
     words = {name: each.learned for name, each in facts.learned.preprocessing.items()}
     keeps = bool(plan.objective.metrics) and plan.objective.levels is None
     return TrainingSetup(
@@ -301,26 +308,6 @@ def trace_step(engine: Engine, feeds: Feeds, emit: Emit) -> None:
     if not engine.begin_phase(0, feeds.train, feeds.validation, feeds.test):
         engine.trace(feeds.train, feeds.validation, feeds.test)
     engine.end_phase()
-
-
-def collect_facts(
-    plan: Plan,
-    data: PreparedData,
-    splits: Splits,
-    resolved: dict[str, Any],
-    metadata: RunMetadata | None,
-    doubts: dict[str, str],
-) -> RunFacts:
-    """Collects what is recorded of a run before it trains. `splits` are those that it uses of the data."""
-    return RunFacts(
-        resolved,
-        dict(splits.counts()),
-        metadata,
-        list_profile_facts(resolved, splits) | {"shards": plan.dataset.shards},
-        compute_peak(plan, data.runtime),
-        complete_record(data.splits.learned, metadata, list_model_sizes(plan, data)),
-        doubts,
-    )
 
 
 def check_metric_names(own: Mapping[str, Any], goal: Objective) -> None:

@@ -188,38 +188,34 @@ def convert_to_formats(plan: Plan, spec: ConversionSpec, emit: Emit) -> None:
             emit(converter.convert(list_formats()[name], portable))
 
 
+@dataclass(frozen=True)
 class Converter:
     """Converts one model.
 
-    Args:
+    Attributes:
         state: what its run learned.
         reference: the metrics of the SavedModel there.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        exported: Path,
-        parts: SavedParts,
-        state: LearnedState | None,
-        proof: Proof,
-        reference: Mapping[str, float],
-    ) -> None:
-        self._plan, self._exported, self._parts, self._state = plan, exported, parts, state
-        self._proof, self._reference = proof, reference
+    plan: Plan
+    exported: Path
+    parts: SavedParts
+    state: LearnedState | None
+    proof: Proof
+    reference: Mapping[str, float]
 
     def convert(self, form: ExportFormat, portable: PortableModel) -> FormatExported:
         """Exports one format. A format that is not good has the reason, and leaves no files."""
-        path, values = form.locate(self._exported), dict[str, float]()
+        path, values = form.locate(self.exported), dict[str, float]()
         try:
             if form.convert is not None:
                 shutil.rmtree(path.parent, ignore_errors=True)
                 path.parent.mkdir(parents=True)
                 form.convert(portable, path, self._read_calibration)
-                (path.parent / DESCRIPTION).write_text(self._parts.describe(self._state, form.takes_raw))
+                (path.parent / DESCRIPTION).write_text(self.parts.describe(self.state, form.takes_raw))
             elif not path.is_file():
                 raise ExportError("Keras cannot write this model as a Keras file")
-            if form.convert is None and self._proof.evaluate is None:
+            if form.convert is None and self.proof.evaluate is None:
                 return FormatExported(form.name, str(path))  # before the training, the file says enough
             values |= self._prove(form, path)
             error = self._find_fault(form, values)
@@ -227,24 +223,24 @@ class Converter:
             error = explain_format_error(form, failed)
         if error and form.convert is not None:
             shutil.rmtree(path.parent, ignore_errors=True)
-        return FormatExported(form.name, str(path), values, self._proof.split, self._proof.count, error)
+        return FormatExported(form.name, str(path), values, self.proof.split, self.proof.count, error)
 
     def _read_calibration(self) -> Iterator[Mapping[str, Array]]:
-        features = self._to_arguments(self._proof.calibration)
+        features = self._to_arguments(self.proof.calibration)
         for n in range(len(next(iter(features.values())))):
             yield {name: each[n : n + 1] for name, each in features.items()}
 
     def _to_arguments(self, named: Mapping[str, Array]) -> dict[str, Array]:
         """Returns the arguments of the portable part for raw inputs, by the names of its tensors."""
-        raw = self._parts.nest_raw({name: tf.constant(each) for name, each in named.items()})
-        return {str(self._parts.specs[name].name): each.numpy() for name, each in self._parts.split_off(raw).items()}
+        raw = self.parts.nest_raw({name: tf.constant(each) for name, each in named.items()})
+        return {str(self.parts.specs[name].name): each.numpy() for name, each in self.parts.split_off(raw).items()}
 
     def _prove(self, form: ExportFormat, path: Path) -> dict[str, float]:
         """Computes with the format in its own runtime; returns its metrics, size, time, and largest difference."""
         files = [path] if form.convert is None else [each for each in path.parent.iterdir() if each.name != DESCRIPTION]
-        target = self._plan.model.target.path.rpartition(".")[0]
+        target = self.plan.model.target.path.rpartition(".")[0]
         own = [] if target.startswith(("scaleflow.", "keras")) else [target]
-        trusted = self._plan.trusted_modules
+        trusted = self.plan.trusted_modules
         modules = own if trusted is None else trusted
         environment = {
             MODULES: ",".join(modules),
@@ -253,21 +249,21 @@ class Converter:
         }
         with start_runtime(form, path, environment) as runtime:
             measured = self._measure(form, runtime)
-            sample = self._proof.sample
+            sample = self.proof.sample
             timed = dict(sample) if form.takes_raw else self._to_arguments(sample)
             measured["ms"] = runtime.measure_ms(timed)
         return {**measured, "mb": sum(each.stat().st_size for each in files) / 1e6}
 
     def _measure(self, form: ExportFormat, runtime: RuntimeProcess) -> dict[str, float]:
-        outputs = {} if self._state is None else name_leaves(self._state.outputs)
-        scalings: Any = {self._parts.outputs[name]: outputs[name].scaling for name in self._parts.wide}
-        comparison = RuntimeComparison(self._parts, form, runtime, scalings)
-        if self._proof.evaluate is None:
-            comparison.compare(self._parts.nest_raw({name: tf.constant(x) for name, x in self._proof.sample.items()}))
+        outputs = {} if self.state is None else name_leaves(self.state.outputs)
+        scalings: Any = {self.parts.outputs[name]: outputs[name].scaling for name in self.parts.wide}
+        comparison = RuntimeComparison(self.parts, form, runtime, scalings)
+        if self.proof.evaluate is None:
+            comparison.compare(self.parts.nest_raw({name: tf.constant(x) for name, x in self.proof.sample.items()}))
             metrics = {}
         else:
             try:
-                metrics = self._proof.evaluate(comparison.compare)
+                metrics = self.proof.evaluate(comparison.compare)
             except tf.errors.OpError:
                 if comparison.error is not None:
                     raise comparison.error from None
@@ -276,7 +272,7 @@ class Converter:
 
     def _find_fault(self, form: ExportFormat, values: Mapping[str, float]) -> str:
         """Returns why a format is not good; empty if it is."""
-        options = self._plan.export
+        options = self.plan.export
         difference = values["difference"]
         if not math.isfinite(difference):
             return "its outputs are NaN or infinite where those of the model are not"
@@ -285,9 +281,9 @@ class Converter:
             if difference <= allowed:
                 return ""
             return f"its outputs differ by {difference:.3g} of the largest one; export.tolerance allows {allowed:.3g}"
-        for key, loss in find_losses(self._reference, values).items():
+        for key, loss in find_losses(self.reference, values).items():
             if not loss <= options.int8_loss:
-                what = f"{key} is {values[key]:.4g}, and {self._reference[key]:.4g} in float32"
+                what = f"{key} is {values[key]:.4g}, and {self.reference[key]:.4g} in float32"
                 return f"its {what}; export.int8_loss allows {options.int8_loss:g}"
         return ""
 

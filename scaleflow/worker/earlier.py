@@ -74,7 +74,8 @@ def find_changes(plan: Plan, learned: LearnedState, emit: Emit) -> LearnedChange
         f"model.init_from={plan.model.init_from}",
     )
     if before is None:
-        if plan.weights is not None and has_meaning(learned):
+        has_meaning = learned.preprocessing or any(each.names for each in name_leaves(learned.outputs).values())
+        if plan.weights is not None and has_meaning:
             emit(Note(f"{setting}: nothing is known about the preprocessing and the classes of these weights"))
         return None
     changes = LearnedChanges(before, learned, is_anew=mode == "new", maps_rows=mode != "new" and is_own_model(plan))
@@ -109,11 +110,6 @@ def describe_seen_rows(plan: Plan, learned: LearnedState | None, splits: SplitDi
         f"model.init_from={plan.model.init_from}: if its run was trained on rows of the split "
         f"{' or '.join(doubtful)}, the figures of that are too good"
     )
-
-
-def has_meaning(learned: LearnedState) -> bool:
-    """Returns whether weights depend on what was learned: on preprocessing, or on names of classes."""
-    return bool(learned.preprocessing) or any(each.names for each in name_leaves(learned.outputs).values())
 
 
 def is_own_model(plan: Plan) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.cluster.tasks import count_workers
@@ -17,13 +17,13 @@ from scaleflow.interfaces import (
     FreezePhase,
     InputStructure,
     LearnedChanges,
-    LossStep,
     MakeOptimizer,
     Objective,
     OutputStructure,
     Plan,
     Target,
 )
+from scaleflow.interfaces.config import Optimizer
 from scaleflow.interfaces.events import Emit, Note
 from scaleflow.worker.runtime import Runtime
 
@@ -76,45 +76,239 @@ def make_model_maker(
     return make_prepared
 
 
-def make_engine(
-    plan: Plan,
-    runtime: Runtime,
-    make_model: Callable[[], keras.Model],
-    outputs: OutputStructure,
-    goal: Objective,
-    run: Length,
-    feed: Feed,
-    folds: int = 0,
-) -> tuple[Engine, list[str]]:
-    """Makes the engine, a loop or Keras's `fit`, and the model in the strategy's scope. `folds` is `Splits.folds`.
+@dataclass(frozen=True)
+class EngineMaker:
+    """Makes the engine of a run.
 
-    Returns:
-        The engine, and notes for the user on how the model is divided into stages.
+    Attributes:
+        goal: what the whole model is trained for.
+        length: how long the run trains.
+        feed: the feed of the training split.
+        folds: those of the training split, `Splits.folds`.
     """
-    from scaleflow import optimizer, strategy, training
 
-    engine: Engine
-    notes: list[str] = []
-    if runtime.strategy_name == "parameter_server":
-        return make_parameter_server_loop(plan, runtime, make_model, outputs, goal, run, folds), notes
-    with runtime.strategy.scope():
-        with strategy.variable_scope(runtime.strategy_name):
-            net = make_model()
-        phases = prepare_phases(plan, net)
-        trained, goal = find_trained(plan, net, outputs, goal, folds)
-        remat = apply_remat(plan, runtime, trained)
-        if plan.training.step is not None and is_class_target(plan.training.step):
-            engine = make_custom_update_loop(plan, runtime, net, outputs, goal, run)
-        elif plan.training.engine == "fit":
-            engine = make_fit_engine(plan, runtime, net, trained, goal, run)
+    plan: Plan
+    runtime: Runtime
+    outputs: OutputStructure
+    goal: Objective
+    length: Length
+    feed: Feed
+    folds: int = 0
+
+    def make(self, make_model: Callable[[], keras.Model]) -> tuple[Engine, list[str]]:
+        """Makes the engine, a loop or Keras's `fit`, and the model in the strategy's scope.
+
+        Returns:
+            The engine, and notes for the user on how the model is divided into stages.
+        """
+        from scaleflow import optimizer, strategy, training
+
+        engine: Engine
+        notes: list[str] = []
+        if self.runtime.strategy_name == "parameter_server":
+            return self._make_parameter_server_loop(make_model), notes
+        with self.runtime.strategy.scope():
+            with strategy.variable_scope(self.runtime.strategy_name):
+                net = make_model()
+            phases = prepare_phases(self.plan, net)
+            trained, goal = self._find_trained(net)
+            remat = apply_remat(self.plan, self.runtime, trained)
+            if self.plan.training.step is not None and is_class_target(self.plan.training.step):
+                engine = self._make_custom_update_loop(net)
+            elif self.plan.training.engine == "fit":
+                engine = self._make_fit_engine(net, trained, goal)
+            else:
+                engine, notes = self._make_loop(net, trained, goal)
+        engine.remat = remat or engine.remat
+        if phases:
+            engine.freezing = training.FreezePhases(net, phases)
+            optimizer.count_from_own_start(engine.optimizer, engine.freezing.find_start)
+        return engine, notes
+
+    def _make_loop(self, net: keras.Model, trained: keras.Model, goal: Objective) -> tuple[Loop, list[str]]:
+        """Makes the loop for a whole model, or for one in stages. Returns it with notes for the user."""
+        from scaleflow import optimizer, strategy, training
+
+        plan, runtime, loss = self.plan, self.runtime, self._choose_step(goal)
+        model_optimizer = self._make_optimizer(net, takes_rows=not runtime.is_divided)
+        passes: ForwardBackward
+        if runtime.is_divided:
+            optimizer.update_in_place(model_optimizer)
+            is_recomputed = plan.hardware.remat is True
+            pipeline, notes = strategy.build_pipeline(
+                trained, goal, runtime.devices, plan.strategy, runtime.batching.share, is_recomputed
+            )
+            passes = pipeline
         else:
-            loss = choose_step(plan, outputs, goal)
-            engine, notes = make_loop(plan, runtime, net, (trained, goal, loss), run, feed)
-    engine.remat = remat or engine.remat
-    if phases:
-        engine.freezing = training.FreezePhases(net, phases)
-        optimizer.count_from_own_start(engine.optimizer, engine.freezing.find_start)
-    return engine, notes
+            by_rows = can_update_by_rows(net, model_optimizer)
+            passes, notes = training.TapeForwardBackward(trained, loss, keeps_rows=by_rows), []
+        facts = runtime.strategy_name, runtime.kind, runtime.policy
+        compiled = len(plan.model.freeze) if isinstance(plan.model.freeze, dict) else 1  # each phase is compiled anew
+        choice = training.choose_xla(
+            plan, facts, net, self.feed, keeps_rows=passes.keeps_rows, steps=self.length.total // compiled
+        )
+        options = plan.training.clip_norm, plan.hardware.xla is True
+        make = training.XlaLoop if choice.mode == "loop" else training.Loop
+        loop = make(runtime.strategy, net, model_optimizer, goal, *options, passes=passes)
+        loop.xla = choice
+        if runtime.is_divided and plan.hardware.remat is True:
+            loop.remat = count_of(pipeline.count_recomputed(), "segment")
+        return loop, notes
+
+    def _find_trained(self, net: keras.Model) -> tuple[keras.Model, Objective]:
+        """Returns the model and the objective of a training step. Each member of an ensemble has a loss of its own."""
+        from scaleflow import model, objective
+
+        ensemble = None if self.plan.training.step is not None else model.expose_members(net, self.outputs, self.folds)
+        return (net, self.goal) if ensemble is None else (ensemble, objective.average_losses(self.goal))
+
+    def _make_parameter_server_loop(self, make_model: Callable[[], keras.Model]) -> Loop:
+        """Makes the loop of a coordinator, which has the model twice: on the servers, and unpartitioned in its process.
+
+        Raises ConfigError if `training.step` is a class: its optimizers would not update the variables on the servers.
+        """
+        import keras
+
+        from scaleflow import training
+
+        step = self.plan.training.step
+        if step is not None and is_class_target(step):
+            raise ConfigError(
+                f"training.step._target_={step.path} with strategy=parameter_server: a class applies its own "
+                "optimizers, which does not work with parameter servers; use a function (model, batch, weights) -> "
+                "(loss, outputs)"
+            )
+        with self.runtime.evaluation_strategy.scope():
+            local = make_model()
+            evaluated, local_goal = self._find_trained(local)
+            forward = functools.partial(evaluated, training=False)
+            evaluation = training.Evaluation(self.runtime.evaluation_strategy, forward, local_goal)
+        keras.utils.set_random_seed(self.plan.seed)  # so that both models have the same initial weights
+        with self.runtime.strategy.scope():
+            served = make_model()
+            check_no_constraints(served)
+            model_optimizer = self._make_optimizer(served, takes_rows=True)
+            trained, goal = self._find_trained(served)
+            remat = apply_remat(self.plan, self.runtime, trained)
+            loop = training.ParameterServerLoop(
+                self.runtime.strategy,
+                served,
+                model_optimizer,
+                goal,
+                self.plan.training.clip_norm,
+                passes=training.TapeForwardBackward(
+                    trained,
+                    self._choose_step(goal),
+                    training.list_shards(served.trainable_variables),
+                    keeps_rows=can_update_by_rows(served, model_optimizer),
+                ),
+                workers=count_workers(self.plan),
+                whole=local,
+                evaluation=evaluation,
+            )
+            loop.remat = remat or loop.remat
+            return loop
+
+    def _make_custom_update_loop(self, net: keras.Model) -> Loop:
+        """Makes the loop for a training step of the user that applies its own optimizers."""
+        from scaleflow import training
+
+        step = self.plan.training.step
+        assert step is not None
+        training.check_own_updates(
+            self.plan.training, self.plan.optimizer, self.runtime.policy, self.plan.hardware.xla is True, step.path
+        )
+        return training.CustomUpdateLoop(
+            strategy=self.runtime.strategy,
+            model=net,
+            objective=self.goal,
+            outputs=self.outputs,
+            own=bind_target(step)(),
+            name=step.path,
+            make_optimizer=self._make_optimizer_maker(net),
+        )
+
+    def _make_fit_engine(self, net: keras.Model, trained: keras.Model, goal: Objective) -> FitEngine:
+        from scaleflow import training
+
+        length, per_loop = self.length, self.plan.training.steps_per_loop
+        return training.FitEngine(
+            strategy=self.runtime.strategy,
+            model=net,
+            trained=trained,
+            optimizer=self._make_optimizer(net, takes_summed=False),
+            objective=goal,
+            steps_per_execution=training.choose_steps_per_execution(per_loop, length.steps_per_epoch, length.total),
+        )
+
+    def _choose_step(self, goal: Objective) -> Any:
+        """Returns the function that computes the loss of a batch: the user's, or the one for the kind of target."""
+        from scaleflow import training
+
+        step = self.plan.training.step
+        if step is not None:
+            return training.add_checks(bind_target(step, given=3), step.path, self.outputs)
+        return training.make_loss_step(goal)
+
+    def _make_optimizer(
+        self, net: keras.Model, takes_summed: bool = True, takes_rows: bool = False
+    ) -> keras.optimizers.Optimizer:
+        """Makes the config's optimizer, which updates the variables of `net` or their shards.
+
+        Args:
+            takes_summed: whether its gradients are summed over the replicas already.
+            takes_rows: whether gradients of embedding tables come as `tf.IndexedSlices`, each row once.
+        """
+        from scaleflow import model, optimizer, training
+
+        options = self.plan.optimizer
+        rate = self._make_learning_rate(options)
+        scaled = self.runtime.policy == "mixed_float16"
+        new_optimizer = optimizer.create_optimizer(
+            bind_target(options.target), rate, loss_scaling=scaled, takes_summed=takes_summed, ema=options.ema
+        )
+        tables = model.list_table_variables(net)
+        optimizer.mark_tables(
+            new_optimizer, [id(v) in tables for v in net.trainable_variables for _ in training.list_shards([v])]
+        )
+        if takes_rows and can_update_by_rows(net, new_optimizer):
+            optimizer.update_by_rows(new_optimizer)  # before the factors, which are to scale these updates, too
+        if options.rate_factors or options.no_decay or options.target.path.endswith(".Muon"):  # Keras's decay of Muon
+            factors = model.find_rate_factors(net, options.rate_factors or {})  # works in one replica only
+            are_decayed = model.find_decayed(net, options.no_decay) if options.no_decay else None
+            counts = [len(training.list_shards([v])) for v in net.trainable_variables]
+            optimizer.scale_rates(
+                new_optimizer, repeat_each(factors, counts), are_decayed and repeat_each(are_decayed, counts)
+            )
+        if options.clip_value is not None:
+            optimizer.clip_values(new_optimizer, options.clip_value)
+        return new_optimizer
+
+    def _make_learning_rate(self, options: Optimizer) -> Any:
+        """Makes the schedule of the learning rate, that of the user if `optimizer.schedule` has a `_target_`."""
+        from scaleflow import optimizer
+
+        schedule, size = self.plan.optimizer.schedule, self.runtime.batching.global_size
+        own = bind_target(schedule) if isinstance(schedule, Target) else None
+        return optimizer.make_learning_rate(options, size, self.length.total, own)
+
+    def _make_optimizer_maker(self, net: keras.Model) -> MakeOptimizer:
+        """Returns the function for user training steps that makes optimizers. These sum gradients over the replicas."""
+        from scaleflow import model, optimizer
+
+        def make(variables: Sequence[Any], rate_factor: float = 1.0) -> keras.optimizers.Optimizer:
+            options = replace(self.plan.optimizer, learning_rate=self.plan.optimizer.rate * rate_factor)
+            rate = self._make_learning_rate(options)
+            new_optimizer = optimizer.create_optimizer(
+                bind_target(self.plan.optimizer.target), rate, loss_scaling=False, takes_summed=False
+            )
+            optimizer.mark_tables(new_optimizer, [id(each) in model.list_table_variables(net) for each in variables])
+            if options.clip_value is not None:
+                optimizer.clip_values(new_optimizer, options.clip_value)
+            new_optimizer.build(list(variables))
+            return new_optimizer
+
+        return make
 
 
 def prepare_phases(plan: Plan, net: keras.Model) -> list[FreezePhase]:
@@ -159,221 +353,8 @@ def count_of(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def make_loop(
-    plan: Plan,
-    runtime: Runtime,
-    net: keras.Model,
-    trains: tuple[keras.Model, Objective, LossStep],
-    run: Length,
-    feed: Feed,
-) -> tuple[Loop, list[str]]:
-    """Makes the loop for a whole model, or for one in stages. Returns it with notes for the user.
-
-    `trains` has what a step trains, as `find_trained` returns it, and the loss of a batch.
-    """
-    from scaleflow import optimizer, strategy, training
-
-    model_optimizer = make_optimizer(plan, runtime, run.total, net, takes_rows=not runtime.is_divided)
-    passes: ForwardBackward
-    trained, goal, loss = trains
-    if runtime.is_divided:
-        optimizer.update_in_place(model_optimizer)
-        is_recomputed = plan.hardware.remat is True
-        pipeline, notes = strategy.build_pipeline(
-            trained, goal, runtime.devices, plan.strategy, runtime.batching.share, is_recomputed
-        )
-        passes = pipeline
-    else:
-        by_rows = can_update_by_rows(net, model_optimizer)
-        passes, notes = training.TapeForwardBackward(trained, loss, keeps_rows=by_rows), []
-    facts = runtime.strategy_name, runtime.kind, runtime.policy
-    compiled = len(plan.model.freeze) if isinstance(plan.model.freeze, dict) else 1  # each phase is compiled anew
-    choice = training.choose_xla(plan, facts, net, feed, keeps_rows=passes.keeps_rows, steps=run.total // compiled)
-    options = plan.training.clip_norm, plan.hardware.xla is True
-    make = training.XlaLoop if choice.mode == "loop" else training.Loop
-    loop = make(runtime.strategy, net, model_optimizer, goal, *options, passes=passes)
-    loop.xla = choice
-    if runtime.is_divided and plan.hardware.remat is True:
-        loop.remat = count_of(pipeline.count_recomputed(), "segment")
-    return loop, notes
-
-
-def find_trained(
-    plan: Plan, net: keras.Model, outputs: OutputStructure, goal: Objective, folds: int
-) -> tuple[keras.Model, Objective]:
-    """Returns the model and the objective of a training step. Each member of an ensemble has a loss of its own.
-
-    `folds` are those of the training split, `Splits.folds`.
-    """
-    from scaleflow import model, objective
-
-    ensemble = None if plan.training.step is not None else model.expose_members(net, outputs, folds)
-    return (net, goal) if ensemble is None else (ensemble, objective.average_losses(goal))
-
-
-def make_parameter_server_loop(
-    plan: Plan,
-    runtime: Runtime,
-    make_model: Callable[[], keras.Model],
-    outputs: OutputStructure,
-    goal: Objective,
-    run: Length,
-    folds: int,
-) -> Loop:
-    """Makes the loop of a coordinator, which has the model twice: on the servers, and unpartitioned in its process.
-
-    Raises ConfigError if `training.step` is a class: its optimizers would not update the variables on the servers.
-    """
-    import keras
-
-    from scaleflow import training
-
-    step = plan.training.step
-    if step is not None and is_class_target(step):
-        raise ConfigError(
-            f"training.step._target_={step.path} with strategy=parameter_server: a class applies its own optimizers, "
-            "which does not work with parameter servers; use a function (model, batch, weights) -> (loss, outputs)"
-        )
-    with runtime.evaluation_strategy.scope():
-        local = make_model()
-        evaluated, local_goal = find_trained(plan, local, outputs, goal, folds)
-        forward = functools.partial(evaluated, training=False)
-        evaluation = training.Evaluation(runtime.evaluation_strategy, forward, local_goal)
-    keras.utils.set_random_seed(plan.seed)  # so that both models have the same initial weights
-    with runtime.strategy.scope():
-        served = make_model()
-        check_no_constraints(served)
-        model_optimizer = make_optimizer(plan, runtime, run.total, served, takes_rows=True)
-        trained, goal = find_trained(plan, served, outputs, goal, folds)
-        remat = apply_remat(plan, runtime, trained)
-        loop = training.ParameterServerLoop(
-            runtime.strategy,
-            served,
-            model_optimizer,
-            goal,
-            plan.training.clip_norm,
-            passes=training.TapeForwardBackward(
-                trained,
-                choose_step(plan, outputs, goal),
-                training.list_shards(served.trainable_variables),
-                keeps_rows=can_update_by_rows(served, model_optimizer),
-            ),
-            workers=count_workers(plan),
-            whole=local,
-            evaluation=evaluation,
-        )
-        loop.remat = remat or loop.remat
-        return loop
-
-
-def make_custom_update_loop(
-    plan: Plan, runtime: Runtime, net: keras.Model, outputs: OutputStructure, goal: Objective, run: Length
-) -> Loop:
-    """Makes the loop for a training step of the user that applies its own optimizers."""
-    from scaleflow import training
-
-    step = plan.training.step
-    assert step is not None
-    training.check_own_updates(plan.training, plan.optimizer, runtime.policy, plan.hardware.xla is True, step.path)
-    return training.CustomUpdateLoop(
-        strategy=runtime.strategy,
-        model=net,
-        objective=goal,
-        outputs=outputs,
-        own=bind_target(step)(),
-        name=step.path,
-        make_optimizer=make_optimizer_maker(plan, runtime, run.total, net),
-    )
-
-
-def make_fit_engine(
-    plan: Plan, runtime: Runtime, net: keras.Model, trained: keras.Model, goal: Objective, run: Length
-) -> FitEngine:
-    from scaleflow import training
-
-    per_execution = training.choose_steps_per_execution(plan.training.steps_per_loop, run.steps_per_epoch, run.total)
-    return training.FitEngine(
-        strategy=runtime.strategy,
-        model=net,
-        trained=trained,
-        optimizer=make_optimizer(plan, runtime, run.total, net, takes_summed=False),
-        objective=goal,
-        steps_per_execution=per_execution,
-    )
-
-
-def choose_step(plan: Plan, outputs: OutputStructure, goal: Objective) -> Any:
-    """Returns the function that computes the loss of a batch: the user's, or the one for the kind of target."""
-    from scaleflow import training
-
-    step = plan.training.step
-    if step is not None:
-        return training.add_checks(bind_target(step, given=3), step.path, outputs)
-    return training.make_loss_step(goal)
-
-
-def make_optimizer(
-    plan: Plan, runtime: Runtime, steps: int, net: keras.Model, takes_summed: bool = True, takes_rows: bool = False
-) -> keras.optimizers.Optimizer:
-    """Makes the config's optimizer for a run of `steps` steps, which updates the variables of `net` or their shards.
-
-    Args:
-        takes_summed: whether its gradients are summed over the replicas already.
-        takes_rows: whether gradients of embedding tables come as `tf.IndexedSlices`, each row once.
-    """
-    from scaleflow import model, optimizer, training
-
-    options = plan.optimizer
-    rate = optimizer.make_learning_rate(options, runtime.batching.global_size, steps, bind_schedule(plan))
-    scaled = runtime.policy == "mixed_float16"
-    new_optimizer = optimizer.create_optimizer(
-        bind_target(options.target), rate, loss_scaling=scaled, takes_summed=takes_summed, ema=options.ema
-    )
-    tables = model.list_table_variables(net)
-    optimizer.mark_tables(
-        new_optimizer, [id(v) in tables for v in net.trainable_variables for _ in training.list_shards([v])]
-    )
-    if takes_rows and can_update_by_rows(net, new_optimizer):
-        optimizer.update_by_rows(new_optimizer)  # before the factors, which are to scale these updates, too
-    if options.rate_factors or options.no_decay or options.target.path.endswith(".Muon"):  # Keras's decay of Muon
-        factors = model.find_rate_factors(net, options.rate_factors or {})  # works in one replica only
-        are_decayed = model.find_decayed(net, options.no_decay) if options.no_decay else None
-        counts = [len(training.list_shards([v])) for v in net.trainable_variables]
-        optimizer.scale_rates(
-            new_optimizer, repeat_each(factors, counts), are_decayed and repeat_each(are_decayed, counts)
-        )
-    if options.clip_value is not None:
-        optimizer.clip_values(new_optimizer, options.clip_value)
-    return new_optimizer
-
-
-def bind_schedule(plan: Plan) -> Callable[[], Any] | None:
-    """Returns what makes the schedule that `optimizer.schedule` names with `_target_`; None if it does not."""
-    schedule = plan.optimizer.schedule
-    return bind_target(schedule) if isinstance(schedule, Target) else None
-
-
 def repeat_each(values: Sequence[Any], counts: Sequence[int]) -> list[Any]:
     return [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
-
-
-def make_optimizer_maker(plan: Plan, runtime: Runtime, steps: int, net: keras.Model) -> MakeOptimizer:
-    """Returns the function for user training steps that makes optimizers. These sum gradients over the replicas."""
-    from scaleflow import model, optimizer
-
-    def make(variables: Sequence[Any], rate_factor: float = 1.0) -> keras.optimizers.Optimizer:
-        options = dataclasses.replace(plan.optimizer, learning_rate=plan.optimizer.rate * rate_factor)
-        rate = optimizer.make_learning_rate(options, runtime.batching.global_size, steps, bind_schedule(plan))
-        new_optimizer = optimizer.create_optimizer(
-            bind_target(plan.optimizer.target), rate, loss_scaling=False, takes_summed=False
-        )
-        optimizer.mark_tables(new_optimizer, [id(each) in model.list_table_variables(net) for each in variables])
-        if options.clip_value is not None:
-            optimizer.clip_values(new_optimizer, options.clip_value)
-        new_optimizer.build(list(variables))
-        return new_optimizer
-
-    return make
 
 
 def can_update_by_rows(net: keras.Model, model_optimizer: keras.optimizers.Optimizer) -> bool:

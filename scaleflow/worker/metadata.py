@@ -44,7 +44,6 @@ from scaleflow.worker.earlier import describe_seen_rows
 
 if TYPE_CHECKING:
     import keras
-    import numpy as np
 
     from scaleflow.dataset import Splits
     from scaleflow.dataset.pipeline.rows import Fingerprint
@@ -141,15 +140,8 @@ def report_change(key: str, changes: str, emit: Emit) -> None:
 
 
 def explain_other_data(spec: RunSpec, now: SplitDigests) -> str:
-    """Says how the data differs from that of the run that must be repeated exactly; empty if it does not."""
-    changes = list_split_changes(spec.repeats.splits, now) if spec.repeats.is_exact and spec.repeats.splits else []
-    return shorten_list(changes)
-
-
-def report_other_data(before: SplitDigests, now: SplitDigests, emit: Emit) -> None:
-    """Says in a run that repeats another one that its data is not that of the other."""
-    if before and (changes := list_split_changes(before, now)):
-        emit(Note(f"rerun: the data is not that of the first run: {shorten_list(changes)}"))
+    """Says how the data differs from that of the run that is repeated; empty if it does not, or if there is none."""
+    return shorten_list(list_split_changes(spec.repeats.splits, now)) if spec.repeats.splits else ""
 
 
 CONFUSION = "confusion_matrix.csv"
@@ -189,7 +181,9 @@ def collect_metadata(
         baseline = training.baselines(outputs, targets, plan.objective, weights, objective)
     data = describe_data(plan, outputs, splits)
     notes += filter(None, [describe_seen_rows(plan, splits.learned, data.splits)])
-    return RunMetadata(data, summarize_model(model), baseline, notes)
+    lines: list[str] = []
+    model.summary(line_length=SUMMARY_WIDTH, expand_nested=True, print_fn=lambda text, **more: lines.append(text))
+    return RunMetadata(data, "\n".join(lines), baseline, notes)
 
 
 def describe_data(plan: Plan, outputs: OutputStructure, splits: Splits) -> DatasetDescribed:
@@ -223,12 +217,6 @@ def describe_source(plan: Plan) -> dict[str, Any]:
     return {"path": path, "target": target.path, "arguments": mask_secrets(dict(target.arguments))}
 
 
-def summarize_model(model: keras.Model) -> str:
-    lines: list[str] = []
-    model.summary(line_length=SUMMARY_WIDTH, expand_nested=True, print_fn=lambda text, **more: lines.append(text))
-    return "\n".join(lines)
-
-
 def report_metadata(metadata: RunMetadata, files: RunFolder, emit: Emit) -> None:
     """Reports the data and the model after `ready`, and writes the model's summary to the run's folder."""
     emit(metadata.data)
@@ -253,15 +241,11 @@ def report_confusion(
         return
     path = files.plots / CONFUSION
     path.parent.mkdir(exist_ok=True)
-    write_confusion_matrix(path, counts, outputs.names)
+    is_named = outputs.names is not None and len(outputs.names) == len(counts)
+    labels = list(outputs.names or ()) if is_named else [str(n) for n in range(len(counts))]
+    rows = ([label, *row] for label, row in zip(labels, counts.tolist(), strict=True))  # a row for each true class
+    path.write_text(format_csv(["true \\ predicted", *labels], rows), encoding="utf-8")
     assert split is not None
     emit(ConfusionWritten(str(path), files.plots.name, split))
     if importlib.util.find_spec("matplotlib") is None:
         emit(Note(f"no picture of {files.plots.name}/{CONFUSION}: matplotlib is not installed; pip install matplotlib"))
-
-
-def write_confusion_matrix(path: Path, counts: np.ndarray[Any, Any], names: Sequence[str] | None) -> None:
-    """Writes counts as CSV: a row for each true class, a column for each predicted class."""
-    labels = list(names) if names is not None and len(names) == len(counts) else [str(n) for n in range(len(counts))]
-    rows = ([label, *row] for label, row in zip(labels, counts.tolist(), strict=True))
-    path.write_text(format_csv(["true \\ predicted", *labels], rows), encoding="utf-8")

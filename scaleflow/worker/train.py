@@ -48,7 +48,6 @@ from scaleflow.worker.metadata import (
     report_changes,
     report_confusion,
     report_metadata,
-    report_other_data,
     write_data_files,
 )
 from scaleflow.worker.report import LoadCheck, begin_report, import_ahead
@@ -385,7 +384,8 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
     if is_new and setup.facts.metadata is not None:
         report_metadata(setup.facts.metadata, spec.files, emit)
         write_data_files(plan, spec.files, setup.facts.metadata.data, emit)
-        report_other_data(spec.repeats.splits, setup.facts.metadata.data.splits, emit)
+        if changes := explain_other_data(spec, setup.facts.metadata.data.splits):
+            emit(Note(f"rerun: the data is not that of the first run: {changes}"))
         report_augmented(spec, setup, emit)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from scaleflow.interfaces import Tracking
 from scaleflow.pipeline import decisions
-from scaleflow.pipeline.decisions import Choice, Composer, Decider, StageDecision
+from scaleflow.pipeline.decisions import Composer, Decider, StageDecision
 from scaleflow.pipeline.definition import load_pipeline
 from scaleflow.pipeline.recording import describe_pipeline, link_model
 from scaleflow.pipeline.state import PipelineState, StageRecord, StoredRuns
@@ -30,9 +30,9 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Decide:
 
     def run(*words: str, state: PipelineState | None = None, force: bool = False) -> StageDecision:
         pipeline = load_pipeline("mine", ["conf"], words)
-        choice = Choice(frozenset({"tell"} if force else ()))
         state = state or PipelineState(tmp_path / "none")
-        decider = Decider(pipeline, state, Composer(["conf"], {}), choice, StoredRuns(Tracking(name="none")))
+        decider = Decider(pipeline, state, Composer(["conf"], {}), StoredRuns(Tracking(name="none")))
+        decider.forced = ["tell"] if force else []
         return decider.decide(pipeline.stages["tell"])
 
     return run

@@ -189,7 +189,8 @@ def pad_cells(rows: Sequence[Sequence[str]]) -> list[list[str]]:
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
     """Returns a table in Markdown, whose first row is the head."""
-    head, *others = [f"| {' | '.join(map(escape_cell, row))} |" for row in rows]
+    escaped = ([cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows)
+    head, *others = [f"| {' | '.join(row)} |" for row in escaped]
     return "\n".join([head, f"|{'---|' * len(rows[0])}", *others])
 
 
@@ -206,10 +207,6 @@ def format_long_table(rows: Sequence[Sequence[str]], longest: int, more: str, to
     while size > longest and len(lines) > HEAD_LINES:
         size, missing = size - len(lines.pop()) - 1, missing + 1
     return "\n".join([*lines, *(["", more.format(missing)] if missing else [])])
-
-
-def escape_cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def cut_text(text: str, source: str) -> str:
