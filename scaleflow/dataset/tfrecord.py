@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.records import BLOCK, divide_records, interleave_files, largest_target
+from scaleflow.dataset.pipeline.records import BLOCK, divide_records, interleave_files, largest_target, reading_options
 from scaleflow.dataset.pipeline.rows import to_rows
 from scaleflow.dataset.pipeline.unreadable import FAILURES
 from scaleflow.dataset.reading import images
@@ -179,7 +179,7 @@ class TFRecord:
             return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(file).repeat(), *indexed)).concatenate(lost)
 
         records = interleave_files(files, read_file)
-        return records.apply(tf.data.experimental.assert_cardinality(counted.total))
+        return records.apply(tf.data.experimental.assert_cardinality(counted.total)).with_options(reading_options())
 
     def _decode(self, file: tf.Tensor, place: tf.Tensor, record: tf.Tensor) -> tuple[tf.Tensor, ...]:
         is_intact = tf.debugging.Assert(place >= 0, [DAMAGED])
@@ -212,7 +212,7 @@ class TFRecord:
 
     def _count_file(self, path: str) -> tuple[int, list[str]]:
         """Returns (number of intact records, faults of the file and of targets in it)."""
-        records = tf.data.TFRecordDataset(path, self._compression)
+        records = tf.data.TFRecordDataset(path, self._compression).with_options(reading_options())
         try:
             return self._count_good(records), []
         except FAILURES as error:
@@ -382,7 +382,7 @@ def read_inputs(
         stored = tf.io.parse_single_example(record, {name: feature.stored})[name]
         return stored if spec.get("kind") == "image" else feature.finish(stored)
 
-    records, intact = tf.data.TFRecordDataset(path, compression), 0
+    records, intact = tf.data.TFRecordDataset(path, compression).with_options(reading_options()), 0
     try:
         values = records.map(parse, num_parallel_calls=tf.data.AUTOTUNE).batch(at_once).prefetch(1)
         yield from values.as_numpy_iterator()

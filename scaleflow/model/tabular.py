@@ -135,8 +135,8 @@ FREQUENCY = 0.1
 FAST, SLOW = 6.0, 0.1
 
 
-#: From how many rows on members are wider, and from how many rows or columns on they are fewer: more cost more than the
-#: error that is left to gain.
+#: From how many rows on members are wider, and from how many on they are fewer; from how many columns on numbers are
+#: only scaled: more costs more than the error that is left to gain.
 WIDE_ROWS, MANY_ROWS, MANY_COLUMNS = 20_000, 100_000, 200
 
 
@@ -145,8 +145,10 @@ def choose_sizes(inputs: InputStructure, examples: int, folds: int = 0) -> Mappi
     width = 64 if examples <= WIDE_ROWS else 128
     columns = name_leaves(inputs)
     embeddings = {name: choose_embedding(spec) for name, spec in columns.items() if spec.quantiles is None}
-    members = 8 if len(columns) <= MANY_COLUMNS and examples <= MANY_ROWS else 4
-    return {"units": [width] * 3, "members": members, "embeddings": embeddings, "shared": not folds}
+    members = 4 if examples > MANY_ROWS and not folds else 8  # with folds, each one needs a member that leaves it out
+    numbers = "both" if len(columns) <= MANY_COLUMNS else "plain"
+    sizes = {"units": [width] * 3, "members": members, "numbers": numbers}
+    return {**sizes, "embeddings": embeddings, "shared": not folds}
 
 
 def choose_embedding(spec: Inputs) -> int:

@@ -127,3 +127,24 @@ def few_examples(replicas: int) -> list[Any]:
 
 def test_a_replica_without_an_example_gets_padding(isolated: Callable[..., Any]) -> None:
     assert isolated(few_examples, 2) == [[([0], 4)]] * 2
+
+
+def tuned() -> dict[str, bool]:
+    """Returns whether tf.data tunes what is iterated: batches, and the examples that are read before."""
+    from scaleflow import dataset
+    from scaleflow.dataset.pipeline.rows import to_rows
+
+    strategy, portions = spread_over(1), Batching(GLOBAL, 1, 1)
+    arrays = numbered(EXAMPLES)
+    iterated = {}
+    for name, examples in {"arrays": arrays, "stream": Stream(as_stream(arrays), EXAMPLES)}.items():
+        feed = dataset.make_feed(examples, portions, strategy, 3)
+        iterated |= {f"{name}, batches": feed.batches(1, 5), f"{name}, read before": to_rows(examples).stream()}
+        if name == "stream":
+            iterated["stream, picked"] = to_rows(examples).batch(4, lambda inputs, *_: inputs)
+            iterated["stream, selected"] = to_rows(examples).select([0, 3]).stream()
+    return {name: dataset.options().autotune.enabled is not False for name, dataset in iterated.items()}
+
+
+def test_no_iterator_waits_for_a_thread_that_tunes_it(isolated: Callable[..., Any]) -> None:
+    assert not any(isolated(tuned).values())

@@ -153,12 +153,13 @@ def test_sizes_follow_from_rows_and_columns_and_folds_from_members() -> None:
 
     few, many = ({str(n): Inputs(()) for n in range(count)} for count in (3, 300))
     embeddings = dict.fromkeys("012", 0)
-    found = {"units": [64] * 3, "members": 8, "embeddings": embeddings, "shared": True}
+    found = {"units": [64] * 3, "members": 8, "numbers": "both", "embeddings": embeddings, "shared": True}
     assert build.choose_sizes(few, 500) == found
     assert build.choose_sizes(few, 500, folds=8) == {**found, "shared": False}
     assert build.choose_sizes(few, 50_000) == {**found, "units": [128] * 3}
     assert build.choose_sizes(few, 200_000) == {**found, "units": [128] * 3, "members": 4}
-    assert build.choose_sizes(many, 500)["members"] == 4
+    assert build.choose_sizes(many, 500)["numbers"] == "plain"
+    assert {build.choose_sizes(each, 200_000, folds=8)["members"] for each in (few, many)} == {8}, "one for each fold"
     assert [build.count_folds({"members": count}) for count in (1, 3, 20, "by_size")] == [0, 3, 8, 8]
     assert build.count_folds({"members": 8, "shared": True}) == 0
 

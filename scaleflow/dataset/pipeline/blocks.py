@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.records import DIGESTED, StreamRows, draw_places, to_mask
+from scaleflow.dataset.pipeline.records import DIGESTED, StreamRows, draw_places, reading_options, to_mask
 from scaleflow.dataset.pipeline.rows import ALL_VALUES
 from scaleflow.dataset.pipeline.unreadable import UnreadableExample, UnusableRowError
 from scaleflow.dataset.reading.files import DRAWN_TOGETHER
@@ -138,7 +138,9 @@ class Blocks(StreamRows):
         return self.head(count).inputs
 
     def read_to_learn(self, name: str) -> Iterator[Array]:
-        yield name_leaves(self.sample())[name]
+        inputs, numbers = self.rows.sample()
+        column = name_leaves(inputs)[name]
+        yield column if self.keep is None else column[self.keep[numbers]]
 
     def read_to_digest(self) -> tuple[str, Iterator[tuple[Any, ...]]]:
         if self.has_read_all:
@@ -250,14 +252,6 @@ class Blocks(StreamRows):
         )
         return max(1, int(POOL_BYTES / max(size, 1) * len(first)))
 
-    def sample(self) -> Any:
-        """Returns the inputs of those rows of the reader's sample that are in the stream."""
-        inputs, numbers = self.rows.sample()
-        if self.keep is None:
-            return inputs
-        keep = self.keep[numbers]
-        return tf.nest.map_structure(lambda array: array[keep], inputs)
-
     def recall(self, what: str, options: Any, learn: Callable[[], Any]) -> Any:
         is_used = None if self.keep is None else self.keep[self.rows.sampled].tobytes()
         return self.rows.recall(what, [options, is_used and hashlib.blake2b(is_used).hexdigest()], learn)
@@ -338,7 +332,7 @@ def read_slabs(numbers: tf.data.Dataset, read: Callable[..., Any], spec: Any) ->
         shaped = [tf.ensure_shape(array, [None, *each.shape]) for array, each in zip(flat, flat_spec, strict=True)]
         return tf.nest.pack_sequence_as(spec, shaped)
 
-    return numbers.map(load).prefetch(2)
+    return numbers.map(load).prefetch(2).with_options(reading_options())
 
 
 class Piece(NamedTuple):

@@ -18,7 +18,14 @@ import tensorflow as tf
 from scaleflow.dataset.pipeline.blocks import SLAB, BlockOrder, Blocks, read_slabs
 from scaleflow.dataset.pipeline.orders import Permutation, shuffle_position
 from scaleflow.dataset.pipeline.preprocessing import Transforms, batch_spec, preprocess_batches
-from scaleflow.dataset.pipeline.records import RECORD_BYTES, Records, decode_records, record_bytes, to_record
+from scaleflow.dataset.pipeline.records import (
+    RECORD_BYTES,
+    Records,
+    decode_records,
+    reading_options,
+    record_bytes,
+    to_record,
+)
 from scaleflow.dataset.pipeline.rows import to_rows
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Batching, Examples, Feed, Rows, Stream, label_leaf, name_leaves
@@ -144,7 +151,7 @@ class ArrayFeed:
         self.ahead = self._can_read_ahead and batching.accumulate == 1 and share_bytes <= READ_AHEAD_BYTES
         self._seed = shuffle_seed
         self._strategy = strategy
-        self._options = tf_data_options(threads)
+        self._options = reading_options(threads)
         self._datasets: dict[int, Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]] = {}
         self._arrays = self._hold(arrays)
         self._drawn = Permutation(len(arrays))
@@ -394,7 +401,7 @@ class StreamFeed(SharesFeed):
         self._order = self._make_order(shuffle_seed)
         self._strategy = strategy
         self._transforms = transforms or {}
-        self._options = tf_data_options(threads)
+        self._options = reading_options(threads)
         self._datasets = {}
 
     def reorder(self, seed: int | None, drawn: Permutation | None = None) -> StreamFeed:
@@ -539,15 +546,6 @@ def slice_micro_batch(fetched: Any, size: int, index: tf.Tensor) -> tuple[Any, .
 
     micro_batch: tuple[Any, ...] = tf.nest.map_structure(part, tuple(fetched))
     return micro_batch
-
-
-def tf_data_options(threads: int | None) -> tf.data.Options:
-    """Returns the options of tf.data: a deterministic order, and a thread pool of that size if one is given."""
-    options = tf.data.Options()
-    options.deterministic = True
-    if threads is not None:
-        options.threading.private_threadpool_size = threads
-    return options
 
 
 def worker_positions(share: int, context: tf.distribute.InputContext) -> IsOwn | None:

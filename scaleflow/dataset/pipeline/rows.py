@@ -19,6 +19,7 @@ from scaleflow.dataset.pipeline.records import (
     decode_records,
     draw_places,
     largest_target,
+    reading_options,
     spread_evenly,
 )
 from scaleflow.dataset.reading.targets import check_finite_targets
@@ -289,7 +290,7 @@ class ArrayRows(Arrays, Rows):
         return tuple(map_leaves(lambda array: np.asarray(array[places]), part) for part in self.parts)
 
     def stream(self) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensor_slices(self.parts)
+        return tf.data.Dataset.from_tensor_slices(self.parts).with_options(reading_options())
 
     def read_first(self, count: int) -> Any:
         return map_leaves(lambda array: np.array(array[:count]), self.inputs)
@@ -337,7 +338,8 @@ def to_rows(examples: Examples | Rows) -> Rows:
     if isinstance(examples, Arrays):
         weights = None if examples.weights is None else examples.weights.astype(np.float32)
         return ArrayRows(**{**{each.name: getattr(examples, each.name) for each in fields(Arrays)}, "weights": weights})
-    return StreamRows(**{each.name: getattr(examples, each.name) for each in fields(Stream)})
+    stream = StreamRows(**{each.name: getattr(examples, each.name) for each in fields(Stream)})
+    return replace(stream, dataset=stream.dataset.with_options(reading_options()))
 
 
 #: What a digest covers if it is of all records of a stream, before they are decoded.

