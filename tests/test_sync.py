@@ -255,7 +255,7 @@ def test_a_run_that_went_on_without_a_store_is_still_known_there_and_one_that_be
             before = made.events.stat().st_size
             made.ready(**({"resumed": 10 * number} if number else {})).train(10 * number + 1, 10 * number + 10).end()
             tracker = Tracker() if way == "none" else MlflowTracker(find_tracking_options(made.folder, None))
-            recorder = Recorder(tracker, made.events, before, is_resumed=number > 0)
+            recorder = Recorder(EventTransfer(tracker, made.events), before, is_resumed=number > 0)
             recorder.start()
             assert recorder.finish(10), recorder.reason
         assert_is_all_there(uri, made)

@@ -58,6 +58,7 @@ from scaleflow.launcher.processes.supervisor import ProcessHost, Supervisor
 from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.launcher.recording.recovery import finalize_run, repair_quietly
+from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.launcher.run_end import finish_run
 from scaleflow.runs import RunSpec, RunState
 from scaleflow.runs.data_digest import digest_files, find_data_files
@@ -355,17 +356,10 @@ def make_recorder(spec: RunSpec, is_resumed: bool, adopts: bool, wait_for_files:
     tracker = make_tracker(plan.tracking, adopts=adopts) if spec.records else Tracker()
     board = TensorBoardWriter(spec.files.tensorboard) if plan.tracking.tensorboard and spec.records else None
     offset = spec.events.stat().st_size if spec.events.exists() else 0
-    offline = plan.tracking.offline
-    return Recorder(
-        tracker,
-        spec.events,
-        offset,
-        is_resumed=is_resumed,
-        offline=offline,
-        writer=board,
-        keeps=spec.records,
-        wait_for_files=wait_for_files,
+    transfer = EventTransfer(
+        tracker, spec.events, board=board, keeps_record=spec.records, wait_for_files=wait_for_files
     )
+    return Recorder(transfer, offset, is_resumed=is_resumed, offline=plan.tracking.offline)
 
 
 def describe_part(spec: RunSpec, is_resumed: bool) -> list[str]:

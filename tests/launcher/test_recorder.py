@@ -108,7 +108,7 @@ class Setting:
     def begin(self, goes_on: bool = False, offline: bool = False) -> Recorder:
         tracker: Tracker = self.tracker
         before = self.path.stat().st_size if goes_on else 0
-        recorder = Recorder(tracker, self.path, before, is_resumed=goes_on, offline=offline)
+        recorder = Recorder(EventTransfer(tracker, self.path), before, is_resumed=goes_on, offline=offline)
         recorder.start()
         return recorder
 

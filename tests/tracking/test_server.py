@@ -20,6 +20,7 @@ from scaleflow.interfaces import Tracking
 from scaleflow.launcher.recording import recorder as recorder_module
 from scaleflow.launcher.recording import store_transfer
 from scaleflow.launcher.recording.recorder import Recorder
+from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.tracking.store import MlflowTracker
 from tests.conftest import Command
 from tests.launcher.test_supervisor import LongRun, wait_for
@@ -67,7 +68,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def recording(made: MadeRun, uri: str, offline: bool = False, **options: Any) -> Recorder:
     tracking = Tracking(uri=uri, experiment=made.folder.name, **options)
-    recorder = Recorder(MlflowTracker(tracking), made.events, offline=offline)
+    recorder = Recorder(EventTransfer(MlflowTracker(tracking), made.events), offline=offline)
     recorder.start()
     return recorder
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from scaleflow.errors import ConfigError, StoreUnreachable
-from scaleflow.interfaces import Status, Tracker, Tracking, name_command
+from scaleflow.interfaces import Status, Tracking, name_command
 from scaleflow.interfaces.events import (
     ArtifactWritten,
     DescriptionSet,
@@ -37,7 +37,7 @@ from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.recording.store_transfer import EventTransfer, StillReadingError, read_profile
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
-from scaleflow.tracking import TensorBoardWriter, make_tracker
+from scaleflow.tracking import make_tracker
 from scaleflow.tracking.connection import format_store_error, is_unreachable
 
 if TYPE_CHECKING:
@@ -95,13 +95,10 @@ class Recorder(threading.Thread):
     """Records one run while it trains.
 
     Args:
-        events: the run's `events.jsonl`.
-        before: the size of `events` before this command, in bytes.
+        transfer: sends its events; profiles are analysed meanwhile.
+        before: the size of the events before this command, in bytes.
         is_resumed: whether those bytes belong to this run; what the store lacks of them is sent first.
         offline: whether the store may stay unreachable for any time.
-        writer: writes the events of the whole run for TensorBoard.
-        keeps: whether to write `record.json`; False if another process, which shares the folder, writes it.
-        wait_for_files: returns when the files that are recorded when the run is ready are written.
 
     Attributes:
         refusal: why the store cannot be used, when that is known.
@@ -111,31 +108,14 @@ class Recorder(threading.Thread):
     """
 
     def __init__(
-        self,
-        tracker: Tracker,
-        events: Path,
-        before: int = 0,
-        *,
-        is_resumed: bool = False,
-        offline: bool = False,
-        writer: TensorBoardWriter | None = None,
-        keeps: bool = True,
-        wait_for_files: Callable[[], object] = bool,
+        self, transfer: EventTransfer, before: int = 0, *, is_resumed: bool = False, offline: bool = False
     ) -> None:
         super().__init__(name="recorder", daemon=True)
-        self._tracker = tracker
-        self.events = events
-        self._transfer = EventTransfer(
-            tracker,
-            events,
-            read_profile=BackgroundReader(),
-            board=writer,
-            keeps_record=keeps,
-            wait_for_files=wait_for_files,
-        )
+        self._transfer, self.events = transfer, transfer.events
+        transfer.read_profile = BackgroundReader()
         self._before = before
         if not is_resumed:
-            self._transfer.start_after(before)
+            transfer.start_after(before)
         self._offline = offline
         self._hurry = threading.Event()
         self._woken = threading.Event()
@@ -242,7 +222,7 @@ class Recorder(threading.Thread):
 
     def describe_links(self) -> Sequence[tuple[str, str]]:
         """Returns rows of (label, value) that say where the recorded run can be seen."""
-        return self._tracker.describe_links()
+        return self._transfer.tracker.describe_links()
 
     def _pause(self) -> None:
         """Waits for more to send. The pause grows with the time for which the store has failed."""
@@ -275,7 +255,7 @@ class Recorder(threading.Thread):
             if self.outage == NO_ANSWER or not self._transfer.aside:
                 self.outage = ""
         except Exception as error:  # a store may raise anything
-            reason = format_store_error(error, self._tracker.uri)
+            reason = format_store_error(error, self._transfer.tracker.uri)
             if self._is_fatal(error, is_first, time.monotonic() - began):
                 raise (error if isinstance(error, ConfigError) else ConfigError(f"tracking: {reason}")) from error
             self._failing_since = self._failing_since or began_pass
@@ -343,7 +323,8 @@ class CommandRun:
         size_before = self.files.events.stat().st_size if self.files.events.exists() else 0
         is_resumed, offline = self._before.is_ready, tracking.offline
         tracker = make_tracker(tracking, adopts=parent is None and not is_resumed)
-        self.recorder = Recorder(tracker, self.files.events, size_before, is_resumed=is_resumed, offline=offline)
+        transfer = EventTransfer(tracker, self.files.events)
+        self.recorder = Recorder(transfer, size_before, is_resumed=is_resumed, offline=offline)
         self._flush_seconds = tracking.flush_seconds
         milliseconds = int((time.time() if began is None else began) * 1000)
         self.began = self.began or milliseconds

@@ -147,12 +147,12 @@ class EventTransfer:
     Args:
         events: the run's `events.jsonl`.
         tries_of_a_file: failures after which a file is put aside.
-        read_profile: analyses a traced window.
         board: writes the events for TensorBoard; None: not written.
         keeps_record: whether to write `record.json`.
         wait_for_files: returns when the files that are sent with `ready` are written.
 
     Attributes:
+        read_profile: analyses a traced window.
         taken: how many bytes of the events the store has.
         ended: the bytes up to the event `end` or `refused`, if that was the last taken one; else 0.
         aside: the events that were put aside: the reason, by offset in the file.
@@ -164,18 +164,15 @@ class EventTransfer:
         tracker: Tracker,
         events: Path,
         tries_of_a_file: int = TRIES_OF_A_FILE,
-        read_profile: Callable[[StepsProfiled], Profile] = read_profile,
         board: TensorBoardWriter | None = None,
         keeps_record: bool = True,
         wait_for_files: Callable[[], object] = bool,
     ) -> None:
-        self._tracker = tracker
+        self.tracker, self.events = tracker, events
         self._tries_of_a_file = tries_of_a_file
-        self._read_profile = read_profile
         self._board = board
         self._for_board = EventReader(events)
         self._reader = EventReader(events)
-        self._events = events
         self._files = RunFolder(events.parent)
         self._record = self._files.read_record()
         self._unread: set[int] = set()
@@ -183,6 +180,7 @@ class EventTransfer:
         self._missing: set[int] = set()
         self._keeps_record = keeps_record
         self._wait_for_files = wait_for_files
+        self.read_profile = read_profile
         self.profiles: dict[int, str] = {}
         self.taken: int = self._record.get("offset", 0)
         self.ended: int = self.taken if self._record.get("done") else 0
@@ -196,7 +194,7 @@ class EventTransfer:
 
     @property
     def is_complete(self) -> bool:
-        size = self._events.stat().st_size if self._events.exists() else 0
+        size = self.events.stat().st_size if self.events.exists() else 0
         return not (self.aside or self._late.offsets) and self.taken >= size
 
     @property
@@ -227,12 +225,12 @@ class EventTransfer:
         """Begins a new run with the events after an offset. Those before it belong to an earlier run."""
         self._record = self._make_record()
         self.taken, self.aside, self.ended = offset, {}, 0
-        self._late = LatePoints(self._events)
+        self._late = LatePoints(self.events)
 
     def start_over(self) -> None:
         """Begins a new run in the store with all events, as it has the earlier one no more. Raises ConfigError."""
-        self._tracker.connect()
-        self._tracker.check_experiment()  # before the record of the earlier run is gone
+        self.tracker.connect()
+        self.tracker.check_experiment()  # before the record of the earlier run is gone
         before = self._record["folder"]
         self.start_after(0)
         self._record["folder"] = before  # the events name files in it
@@ -247,9 +245,9 @@ class EventTransfer:
         """
         try:
             self._refuse_new_store()
-            self._tracker.connect()
+            self.tracker.connect()
             if self.has_run:
-                self._tracker.adopt(self._record["run_id"])
+                self.tracker.adopt(self._record["run_id"])
         except RunMissing as missing:
             folder = os.path.relpath(self._files.path)
             raise type(missing)(
@@ -257,22 +255,22 @@ class EventTransfer:
             ) from missing
         if not self.has_run:
             if "adopts" in self._record:  # an earlier command began to adopt a run, and died
-                self._tracker.adopted = self._record["adopts"]
-            self._tracker.check_experiment()
+                self.tracker.adopted = self._record["adopts"]
+            self.tracker.check_experiment()
 
     def _refuse_new_store(self) -> None:
         """Raises RunMissing if the store of a recorded run is an SQLite file that is gone: opening would create it."""
-        file = sqlite_file(self._tracker.uri) if self.has_run and self._tracker.uri else None
+        file = sqlite_file(self.tracker.uri) if self.has_run and self.tracker.uri else None
         if file and file.parent.is_dir() and not file.exists():
-            raise RunMissing(f"the store {self._tracker.uri} with the run {self.run_id} does not exist any more")
+            raise RunMissing(f"the store {self.tracker.uri} with the run {self.run_id} does not exist any more")
 
     def link_parent(self, event: RunReady) -> None:
         """Makes the recorded run the child of its sweep's run, which may have been recorded again."""
-        self._tracker.set_tags(self._make_parent_tag(event))
+        self.tracker.set_tags(self._make_parent_tag(event))
 
     def import_ahead(self) -> None:
         """Imports what draws pictures, while the workers start: at the end of a run the command would wait for it."""
-        if self._tracker.uri is not None:
+        if self.tracker.uri is not None:
             from scaleflow.tracking.plot import import_figure
 
             import_figure()
@@ -317,14 +315,14 @@ class EventTransfer:
 
     def _send_points(self, points: Sequence[Point], offset: int) -> None:
         if points:
-            self._tracker.log_metrics(points)
+            self.tracker.log_metrics(points)
         if self._late.is_due:
             self._send_late()
         self._take(offset)
 
     def _send_late(self) -> None:
         if points := self._late.points:
-            self._tracker.log_metrics(points)
+            self.tracker.log_metrics(points)
         self._late.end()
 
     def _send_event(self, event: Event, at: int) -> None:
@@ -356,13 +354,13 @@ class EventTransfer:
             elif self._tries[at] < self._tries_of_a_file:
                 raise
             if self.has_run:
-                self._tracker.adopt(self._record["run_id"])  # raises if the store is unreachable
-            self.aside[at] = format_store_error(error, self._tracker.uri)
+                self.tracker.adopt(self._record["run_id"])  # raises if the store is unreachable
+            self.aside[at] = format_store_error(error, self.tracker.uri)
 
     def _send_deferred(self, offsets: Iterable[int]) -> None:
         for at in sorted(offsets):
             try:
-                event = next(EventReader(self._events, at).read())
+                event = next(EventReader(self.events, at).read())
                 self._log_files(event, at)
                 if isinstance(event, ModelExported):
                     self._describe_run()
@@ -370,7 +368,7 @@ class EventTransfer:
                 self._unread.add(at)
                 continue
             except Exception as error:
-                self.aside[at] = format_store_error(error, self._tracker.uri)
+                self.aside[at] = format_store_error(error, self.tracker.uri)
             else:
                 del self.aside[at]
             self._unread.discard(at)
@@ -379,17 +377,17 @@ class EventTransfer:
     def _log_files(self, event: Event, at: int) -> None:
         if isinstance(event, RunReady):
             for path, folder in self._files.list_logged_files():
-                self._tracker.log_artifact(path, folder)
+                self.tracker.log_artifact(path, folder)
         elif isinstance(event, RunEnded):
             self.write_tensorboard()
             for path in sorted(self._files.tensorboard.glob("*")):
-                self._tracker.log_artifact(path, self._files.tensorboard.name)
+                self.tracker.log_artifact(path, self._files.tensorboard.name)
         elif not (isinstance(event, ModelExported) and self._is_replaced(event, at)):
             self._handle(event)
 
     def _is_replaced(self, model: ModelExported, at: int) -> bool:
         """Whether a later event says that another model was exported, to the same folder."""
-        return any(isinstance(e, ModelExported) and e != model for e in EventReader(self._events, at).read())
+        return any(isinstance(e, ModelExported) and e != model for e in EventReader(self.events, at).read())
 
     def _handle(self, event: Event) -> None:
         """Sends one event. A refusal sends nothing: there is no run, or a resumed run keeps its earlier end."""
@@ -399,11 +397,11 @@ class EventTransfer:
             case RunEnded():
                 self._end_run(event)
             case TagsSet():
-                self._tracker.set_tags(event.values)
+                self.tracker.set_tags(event.values)
             case DescriptionSet():
-                self._tracker.describe(event.text)
+                self.tracker.describe(event.text)
             case FormatExported():
-                self._tracker.set_tags({f"scaleflow.export.{event.name}": event.error or "good"})
+                self.tracker.set_tags({f"scaleflow.export.{event.name}": event.error or "good"})
             case Restarted():
                 self._count_event("restart", event.number, event.reason)
             case RolledBack():
@@ -414,9 +412,9 @@ class EventTransfer:
     def _handle_file(self, event: Event) -> None:
         match event:
             case ArtifactWritten():
-                self._tracker.log_artifact(self._locate(event.path), event.folder)
+                self.tracker.log_artifact(self._locate(event.path), event.folder)
             case DatasetDescribed():
-                self._tracker.log_dataset(event)
+                self.tracker.log_dataset(event)
             case ConfusionWritten():
                 self._log_confusion(event)
             case StepsProfiled():
@@ -424,9 +422,9 @@ class EventTransfer:
             case SettingFound():
                 self._log_setting(event)
             case ModelExported():
-                self._tracker.log_model(self._locate(event.path), event.step)
+                self.tracker.log_model(self._locate(event.path), event.step)
                 if event.weights:
-                    self._tracker.set_tags({WEIGHTS: event.weights})
+                    self.tracker.set_tags({WEIGHTS: event.weights})
 
     def _take(self, offset: int) -> None:
         if offset != self.taken:
@@ -445,27 +443,27 @@ class EventTransfer:
         """
         if not self._keeps_record:
             return
-        if self._tracker.uri is None:  # not tracked now: the record keeps a store that has the run
+        if self.tracker.uri is None:  # not tracked now: the record keeps a store that has the run
             record = {"run_id": None, **self._files.read_record()}
         else:
-            record = {**self._record, "offset": self.taken, "uri": mask_secrets(self._tracker.uri)}
+            record = {**self._record, "offset": self.taken, "uri": mask_secrets(self.tracker.uri)}
             record |= {"done": bool(self.ended), "aside": self.aside}
             record.pop("late", None)
             if self._late.offsets:
                 record["late"] = self._late.offsets
-            if self._tracker.adopted is not None:
-                record["adopts"] = self._tracker.adopted
-            if self._tracker.run_id is not None:
-                record["run_id"] = self._tracker.run_id
-            if self._tracker.model_uri is not None:
-                record["model_uri"] = self._tracker.model_uri
+            if self.tracker.adopted is not None:
+                record["adopts"] = self.tracker.adopted
+            if self.tracker.run_id is not None:
+                record["run_id"] = self.tracker.run_id
+            if self.tracker.model_uri is not None:
+                record["model_uri"] = self.tracker.model_uri
             self._record = record
         with contextlib.suppress(OSError):  # the disk is full; sending the same again later does no harm
             self._files.write_record(record, is_vital)
 
     def _start_run(self, event: RunReady) -> None:
         if event.resumed is not None and self.has_run:
-            self._tracker.reopen()
+            self.tracker.reopen()
             self._describe_run()
             return
         self.save_state(is_vital=True)  # so that a later command finds the run that is created or adopted now
@@ -476,9 +474,9 @@ class EventTransfer:
             IDENTITY: self._record["id"],
             **self._make_parent_tag(event),
         }
-        self._tracker.start(event.name, tags, event.began)
+        self.tracker.start(event.name, tags, event.began)
         self.save_state()
-        self._tracker.log_params(event.params)
+        self.tracker.log_params(event.params)
         self._describe_run()
 
     def _describe_run(self, end: RunEnded | None = None) -> None:
@@ -487,13 +485,13 @@ class EventTransfer:
         Args:
             end: the end of the run, which may not be in the file.
         """
-        if self._tracker.uri is None or self._files.ledger.exists():
+        if self.tracker.uri is None or self._files.ledger.exists():
             return
         state = RunState.read(self._files.path)
         if end is not None and state.is_open:
             state.apply(end)
-        model = self._tracker.model_uri or self._record.get("model_uri")
-        self._tracker.describe(state.description or describe_run(self._files, state, self._tracker.uri, model))
+        model = self.tracker.model_uri or self._record.get("model_uri")
+        self.tracker.describe(state.description or describe_run(self._files, state, self.tracker.uri, model))
 
     def _make_parent_tag(self, event: RunReady) -> dict[str, str]:
         """Returns the tag that makes a run the child of its sweep's run.
@@ -501,7 +499,7 @@ class EventTransfer:
         Raises LookupError if the run of the sweep is not recorded yet.
         """
         parent = event.parent or read_run_tags(self._files.path).get(PIPELINE)
-        if parent in (None, str(self._files.path)) or self._tracker.uri is None:
+        if parent in (None, str(self._files.path)) or self.tracker.uri is None:
             return {}
         run_id = RunFolder(Path(parent)).read_record().get("run_id")
         if run_id is None:
@@ -509,36 +507,36 @@ class EventTransfer:
         return {PARENT: run_id}
 
     def _count_event(self, name: str, number: int, reason: str) -> None:
-        self._tracker.set_tags({f"scaleflow.{name}s": str(number), f"scaleflow.{name}.{number}": reason})
+        self.tracker.set_tags({f"scaleflow.{name}s": str(number), f"scaleflow.{name}.{number}": reason})
 
     def _log_confusion(self, event: ConfusionWritten) -> None:
         from scaleflow.tracking.plot import draw_confusion
 
         table = self._locate(event.path)
         for path in filter(None, (draw_confusion(table, event.split), table)):
-            self._tracker.log_artifact(path, event.folder)
+            self.tracker.log_artifact(path, event.folder)
 
     def _log_setting(self, event: SettingFound) -> None:
         from scaleflow.tracking.plot import draw_trial
 
         table = self._locate(event.path)
         for path in filter(None, (draw_trial(table, event.word, event.value), table)):
-            self._tracker.log_artifact(path, self._files.plots.name)
-        self._tracker.set_tags({"scaleflow.found": event.word, "scaleflow.found.reason": event.reason})
+            self.tracker.log_artifact(path, self._files.plots.name)
+        self.tracker.set_tags({"scaleflow.found": event.word, "scaleflow.found.reason": event.reason})
 
     def _log_profile(self, event: StepsProfiled) -> None:
-        profile = self._read_profile(event)
+        profile = self.read_profile(event)
         for path, folder in profile.files:
-            self._tracker.log_artifact(path, folder)
-        self._tracker.log_metrics([Point(k, value, event.last, event.time) for k, value in profile.values.items()])
+            self.tracker.log_artifact(path, folder)
+        self.tracker.log_metrics([Point(k, value, event.last, event.time) for k, value in profile.values.items()])
         self.profiles[event.first] = profile.line
 
     def _end_run(self, event: RunEnded) -> None:
         tags: dict[str, str] = {"scaleflow.status": event.status}
         if event.error:
             tags["scaleflow.error"] = event.error
-        self._tracker.set_tags(tags)
-        self._tracker.finish(event.status, event.time)
+        self.tracker.set_tags(tags)
+        self.tracker.finish(event.status, event.time)
         self._describe_run(event)
 
     def _locate(self, name: str) -> Path:
