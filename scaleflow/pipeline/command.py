@@ -233,11 +233,10 @@ def run_stages(
         composer.store = tracking.uri
     with state.lock(may_create=not options.is_dry):
         state = PipelineState(folder)  # another command may have written it
-        decider = Decider(pipeline, state, composer, StoredRuns(tracking))
-        decider.forced, decider.only = forced, only
+        decider = Decider(pipeline, state, composer, StoredRuns(tracking), forced, only)
         if options.is_dry:
-            return FINISHED, show_decisions(pipeline, decider, state, composer)
-        runner = PipelineRunner(pipeline, state, decider, tracking, display, stop, options.jobs)
+            return FINISHED, show_decisions(decider)
+        runner = PipelineRunner(decider, tracking, display, stop, options.jobs)
         code = runner.run()
         state.composed = composer.used
         state.save()
@@ -252,10 +251,9 @@ def run_stages(
         return code, answer
 
 
-def show_decisions(
-    pipeline: DeclaredPipeline, decider: Decider, state: PipelineState, composer: Composer
-) -> Mapping[str, Any]:
+def show_decisions(decider: Decider) -> Mapping[str, Any]:
     """Prints a line for each stage: `NAME  reuse`, or `NAME  run  WHY`."""
+    pipeline, state = decider.pipeline, decider.state
     actions: dict[str, tuple[str, str]] = {}
     for name, stage in pipeline.stages.items():
         before = [each for each in pipeline.needs[name] if actions[each][0] != REUSE]
@@ -268,7 +266,7 @@ def show_decisions(
     width = max(map(len, actions))
     for name, (action, why) in actions.items():
         print(f"{name:<{width}}  {action}{f'  {why}' if why else ''}")
-    state.composed = composer.used
+    state.composed = decider.composer.used
     with contextlib.suppress(OSError):
         state.save()
     answer = {"stages": {name: {"action": action, "reason": why or None} for name, (action, why) in actions.items()}}

@@ -338,32 +338,30 @@ class StageDecision:
     continues: bool = False
 
 
+@dataclass(frozen=True)
 class Decider:
     """Decides about the stages of one command.
 
-    Args:
-        stored: tells whether the run of a finished stage still exists, and what an alias names now.
-
     Attributes:
+        stored: tells whether the run of a finished stage still exists, and what an alias names now.
         forced: the stages that run again, whatever they are made of.
         only: the stages that may run; empty: all.
     """
 
+    pipeline: DeclaredPipeline
+    state: PipelineState
+    composer: Composer
+    stored: StoredRuns
     forced: Collection[str] = ()
     only: Collection[str] = ()
 
-    def __init__(
-        self, pipeline: DeclaredPipeline, state: PipelineState, composer: Composer, stored: StoredRuns
-    ) -> None:
-        self._pipeline, self._state, self._composer, self._stored = pipeline, state, composer, stored
-
     def decide(self, stage: Stage) -> StageDecision:
         """Decides about a stage whose needs are over. Raises ConfigError if a reference has no value."""
-        if not self._pipeline.holds(stage, self._read):
+        if not self.pipeline.holds(stage, self._read):
             return StageDecision(SKIP, "its condition is false")
-        values = self._pipeline.resolve(stage, self._read)
+        values = self.pipeline.resolve(stage, self._read)
         key = self._make_key(stage, values)
-        record = self._state.records.get(stage.name)
+        record = self.state.records.get(stage.name)
         why = self._find_reason(stage, record, key)
         if not why:
             return StageDecision(REUSE, "", key, values)
@@ -386,27 +384,27 @@ class Decider:
             return change
         if record.status != "FINISHED":
             return {"FAILED": "failed before", "KILLED": "was interrupted"}.get(record.status, "was interrupted")
-        return self._stored.find_loss(record)
+        return self.stored.find_loss(record)
 
     def _is_forced(self, stage: Stage, record: StageRecord | None) -> bool:
         """A forced stage that an interrupted command has begun is not forced twice."""
-        is_done = record is not None and record.is_forced and record.execution == self._state.execution
-        return stage.name in self.forced and not (is_done and self._state.status != "FINISHED")
+        is_done = record is not None and record.is_forced and record.execution == self.state.execution
+        return stage.name in self.forced and not (is_done and self.state.status != "FINISHED")
 
     def _make_key(self, stage: Stage, values: Mapping[str, Any]) -> Key:
         composition = None
         if stage.command.composes:
-            composition = self._composer.compose(stage, values["overrides"])
+            composition = self.composer.compose(stage, values["overrides"])
         elif stage.command.takes_run:
-            run = self._stored.fix_aliases(str(values["run"]))
-            composition = self._composer.compose(stage, values.get("overrides", []), run, self.find_run_folder(run))
-        key = make_key(stage, values, composition, self._pipeline.config_dirs)
-        settings = {name: self._stored.fix_aliases(text) for name, text in key["settings"].items()}
+            run = self.stored.fix_aliases(str(values["run"]))
+            composition = self.composer.compose(stage, values.get("overrides", []), run, self.find_run_folder(run))
+        key = make_key(stage, values, composition, self.pipeline.config_dirs)
+        settings = {name: self.stored.fix_aliases(text) for name, text in key["settings"].items()}
         return {**key, "settings": settings}
 
     def find_run_folder(self, run: str) -> Path | None:
         """Returns the folder of a run that a stage of this pipeline made, by its id or its model; None of another."""
-        for record in self._state.records.values():
+        for record in self.state.records.values():
             for outputs in (record.outputs, record.outputs.get("best") or {}):
                 if run in (outputs.get("run_id"), outputs.get("model")) and outputs.get("folder"):
                     folder = Path(outputs["folder"])
@@ -415,4 +413,4 @@ class Decider:
         return None
 
     def _read(self, name: str, path: Sequence[str]) -> Any:
-        return select_output(self._state.records[name].outputs, name, path)
+        return select_output(self.state.records[name].outputs, name, path)

@@ -31,7 +31,7 @@ from scaleflow.launcher.recording.recorder import CommandRun
 from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.launcher.recording.store_transfer import PIPELINE
 from scaleflow.pipeline.decisions import LEAVE, REUSE, RUN, SKIP, Decider, StageDecision
-from scaleflow.pipeline.definition import DeclaredPipeline, Stage
+from scaleflow.pipeline.definition import Stage
 from scaleflow.pipeline.recording import (
     STAGE_TAG,
     describe_pipeline,
@@ -48,7 +48,7 @@ from scaleflow.pipeline.stage_commands import (
     read_outputs,
     read_run,
 )
-from scaleflow.pipeline.state import PipelineState, StageRecord
+from scaleflow.pipeline.state import StageRecord
 from scaleflow.runs import RunFolder
 from scaleflow.runs.provenance.tags import command_line
 from scaleflow.runs.state import RunState
@@ -178,7 +178,6 @@ class PipelineRunner:
     """Runs a pipeline, whose folder is locked.
 
     Args:
-        state: what earlier commands did.
         jobs: how many stages run at a time.
 
     Attributes:
@@ -188,17 +187,8 @@ class PipelineRunner:
         reasons: why a stage did not finish.
     """
 
-    def __init__(
-        self,
-        pipeline: DeclaredPipeline,
-        state: PipelineState,
-        decider: Decider,
-        tracking: Tracking,
-        display: Display,
-        stop: StopRequest,
-        jobs: int,
-    ) -> None:
-        self._pipeline, self._state, self._decider = pipeline, state, decider
+    def __init__(self, decider: Decider, tracking: Tracking, display: Display, stop: StopRequest, jobs: int) -> None:
+        self._pipeline, self._state, self._decider = decider.pipeline, decider.state, decider
         self._tracking, self._display, self._stop = tracking, display, stop
         self._slots = [*make_environments(jobs)]
         self._running: dict[str, Execution] = {}

@@ -31,8 +31,8 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Decide:
     def run(*words: str, state: PipelineState | None = None, force: bool = False) -> StageDecision:
         pipeline = load_pipeline("mine", ["conf"], words)
         state = state or PipelineState(tmp_path / "none")
-        decider = Decider(pipeline, state, Composer(["conf"], {}), StoredRuns(Tracking(name="none")))
-        decider.forced = ["tell"] if force else []
+        stored, forced = StoredRuns(Tracking(name="none")), ["tell"] if force else []
+        decider = Decider(pipeline, state, Composer(["conf"], {}), stored, forced)
         return decider.decide(pipeline.stages["tell"])
 
     return run
