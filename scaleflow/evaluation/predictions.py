@@ -71,7 +71,8 @@ def to_column(values: Array) -> Any:
     else:
         column = pyarrow.array(values.ravel())
     for size in reversed(values.shape[1:]):
-        column = pyarrow.FixedSizeListArray.from_arrays(column, size)
+        # Lists of a fixed size, some of them missing, could not be read from Parquet.
+        column = pyarrow.LargeListArray.from_arrays(np.arange(0, len(column) + 1, size), column)
     return column
 
 

@@ -136,6 +136,18 @@ def test_values_are_read_as_in_training_and_what_the_model_cannot_replace_is_bad
         assert sum(is_good) == len(good)
 
 
+def test_empty_lists_beside_others_can_be_read_from_parquet(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    from scaleflow.evaluation.predictions import to_column
+
+    values = np.arange(12.0).reshape(2, 3, 2)
+    column = to_column(values).take(pyarrow.array([0, 0, 1], mask=np.array([False, True, False])))  # a bad row
+    parquet.write_table(pyarrow.table({"layer": column}), tmp_path / "a.parquet")
+    found = parquet.read_table(tmp_path / "a.parquet")["layer"].to_pylist()
+    assert found == [values[0].tolist(), None, values[1].tolist()]
+
+
 def compute_with_layer(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The columns of a model whose output `size` is ten times its layer `size`, and its outputs."""
     import keras
