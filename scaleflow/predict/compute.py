@@ -80,7 +80,7 @@ class DistributedModel:
 
             def serve(inputs: Any) -> dict[str, Any]:
                 outputs, values = compute_layer(model, layer, inputs)
-                return {**name_outputs(outputs), LAYER + name: values}
+                return {**name_leaves(outputs), LAYER + name: values}
 
             traced = tf.function(serve, input_signature=[self._specs], autograph=False)
             shape = traced.get_concrete_function().structured_outputs[LAYER + name].shape[1:]
@@ -128,11 +128,11 @@ class DistributedModel:
             return map_named(lambda name, _: tf.constant(take_rows(arrays[name], first, self._rows)), self._specs)
 
         if self._replicas == 1:
-            return name_outputs(self._run(take(0)))
+            return name_leaves(self._run(take(0)))
         values = self._strategy.experimental_distribute_values_from_function(
             lambda context: take(context.replica_id_in_sync_group)
         )
-        return name_outputs(self._run(values))
+        return name_leaves(self._run(values))
 
 
 def take_rows(array: Array, first: int, count: int) -> Array:
@@ -141,11 +141,6 @@ def take_rows(array: Array, first: int, count: int) -> Array:
     if len(rows) == count:
         return rows
     return np.concatenate([rows, np.repeat(array[-1:], count - len(rows), axis=0)])
-
-
-def name_outputs(outputs: Any) -> dict[str, Any]:
-    """Returns the tensors of all replicas by the name of the output; "" if there is one output without a name."""
-    return dict(outputs) if isinstance(outputs, Mapping) else {"": outputs}
 
 
 def join_replicas(values: Any) -> Array:
