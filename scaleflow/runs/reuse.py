@@ -452,15 +452,16 @@ def keep_store(config: Config, files: RunFolder) -> None:
 
 def is_longer(saved: Config, config: Config, state: RunState) -> bool:
     """Returns whether a config asks for more than a finished run, and commands that made it longer, have trained."""
-    done = 0 if state.is_open else state.length
-    per_epoch = int(state.params.get("resolved.steps_per_epoch", 0))
-    trained = {"epochs": done / per_epoch if per_epoch else 0, "max_steps": done}
+    trained = {} if state.is_open else state.length
 
     def size(training: Mapping[str, Any], name: str) -> float:
         value = training.get(name)
         return value if isinstance(value, int | float) else float("inf")  # `parse_plan` rejects other values
 
-    return any(size(config["training"], name) > max(size(saved["training"], name), trained[name]) for name in trained)
+    return any(
+        size(config["training"], name) > max(size(saved["training"], name), trained.get(name, 0))
+        for name in LENGTH_KEYS
+    )
 
 
 def make_resumed_config(

@@ -65,7 +65,7 @@ class RunState:
     found: SettingFound | None = None  # the setting that the run has found, if it is a trial
     tags: dict[str, str] = field(default_factory=dict)  # those that its events have set
     description: str = ""  # of a run whose command describes it
-    length: int = 0  # the number of updates that the last command was to make
+    length: dict[str, int] = field(default_factory=dict)  # what the last command was to train, by the key of `training`
     weights: str = ""  # the digest of the exported model's weights; empty if it is not known
     epoch_steps: int | None = None  # the number of updates in the first epoch; None until that ends
     has_points: bool = False  # whether `curves` are kept, which grow with the run
@@ -86,7 +86,7 @@ class RunState:
         self.time = max(self.time, event.time)
         match event:
             case RunReady():
-                self.ready, self.length = self.ready or event, event.steps
+                self.ready, self.length = self.ready or event, {"epochs": event.epochs, "max_steps": event.steps}
                 self.tags |= event.tags
                 self.is_open = self.is_under_way = True
                 self.last, self.fault, self.model_step, self.formats = None, "", None, {}

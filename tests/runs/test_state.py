@@ -64,8 +64,8 @@ def test_a_run_that_is_resumed_after_its_end_is_open_again() -> None:
 def test_a_length_that_an_earlier_command_has_trained_is_not_longer() -> None:
     from scaleflow.runs.reuse import is_longer
 
-    began = replace(READY, params={"resolved.steps_per_epoch": "19"}, steps=57)
-    longer = (began, RunEnded("FINISHED"), RunReady("a-run", steps=95, resumed=57))
+    began = replace(READY, epochs=3, steps=57)
+    longer = (began, RunEnded("FINISHED"), RunReady("a-run", epochs=5, steps=95, resumed=57))
     saved = {"training": {"epochs": 3, "max_steps": None}}
 
     def count_longer(*events: Event) -> list[bool]:
