@@ -69,10 +69,11 @@ def fit_baselines(data: BaselineData, outputs: dict[str, Array] | None = None) -
     """
     from threadpoolctl import threadpool_limits
 
+    models = make_models(data.classes > 0)  # before the limit, which knows the libraries that are loaded
     with threadpool_limits(1):
         found = [
             (name, score_baseline(model, data, name, {} if outputs is None else outputs))
-            for name, model in make_models(data.classes > 0).items()
+            for name, model in models.items()
         ]
     values = {f"{name}/{key}": value for name, each in found for key, value in each.items() if np.isfinite(value)}
     return {**values, "rows": len(data.targets)} if data.is_sample else values

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -51,6 +53,26 @@ def test_metrics_are_those_of_scikit_learn(is_weighted: bool, tmp_path: Path) ->
         assert found[f"{name}/rmse"] == pytest.approx(rmse)
         assert found[f"{name}/loss"] == pytest.approx((rmse / 2) ** 2)
     assert found["boosting/rmse"] < found["linear/rmse"]
+
+
+#: Prints how many threads OpenMP has where a model is fitted, in a process that has not loaded scikit-learn before.
+COUNT_THREADS = """
+import numpy as np
+from threadpoolctl import threadpool_info
+from scaleflow.evaluation import baseline_models
+
+def score_baseline(*_):
+    return {"threads": max(each["num_threads"] for each in threadpool_info() if each["user_api"] == "openmp")}
+
+baseline_models.score_baseline = score_baseline
+rows = np.zeros((1, 1))
+print(baseline_models.fit_baselines(baseline_models.BaselineData(rows, rows[0], rows, rows[0], 0, unit=1.0)))
+"""
+
+
+def test_they_take_one_core() -> None:
+    done = subprocess.run([sys.executable, "-c", COUNT_THREADS], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "{'linear/threads': 1, 'boosting/threads': 1}\n", done.stderr
 
 
 def test_a_class_that_no_training_row_has_leaves_out_the_loss() -> None:
