@@ -48,6 +48,7 @@ from scaleflow.launcher.processes.supervisor import Supervisor
 from scaleflow.launcher.processes.worker_process import EndReason, RunProcess
 from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.launcher.recording.recorder import Recorder
+from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import EventReader, RunFolder, RunSpec
 from scaleflow.tracking.store import MlflowTracker
 
@@ -295,7 +296,7 @@ class Drive:
             spec = RunSpec(plan, folder / "run", time.time(), server=server)
             self._host = TimedHost(server)
             with catch_stop_signals() as stop:
-                recorder = Recorder(tracker, spec.events)
+                recorder = Recorder(EventTransfer(tracker, spec.events))
                 monitor = RunMonitor(spec, recorder, Display(output), stop, self._watch)
                 tracker.connect()  # importing MLflow is not the workers'
                 began = time.process_time()
