@@ -207,9 +207,9 @@ def run_job(config: DictConfig, started: float) -> int:
             repair_quietly(run.spec.folder)  # sends what the command that finished it could not record
             ANSWER.read = partial(describe_outcome, run.spec.folder)
             training = run.spec.plan.training
-            length = f"max_steps=N, more than {training.max_steps}" if training.max_steps else "epochs=N"
-            length += "" if training.max_steps else f", more than {training.epochs}"
-            print(f"{run.spec.folder}: the run is finished; to train longer, add training.{length}")
+            key = "max_steps" if training.max_steps else "epochs"
+            trained = max(getattr(training, key), RunState.read(run.spec.folder).length.get(key, 0))
+            print(f"{run.spec.folder}: the run is finished; to train longer, add training.{key}=N, more than {trained}")
             return 0
         check_folder(run.spec.folder, ignored=list_hydra_names())
     except ConfigError as refusal:

@@ -134,7 +134,7 @@ def test_a_preempted_killed_and_extended_run_equals_an_undisturbed_one(
     forget_the_end(parts.folder, folder, run.info.run_id)  # as if the launcher had died before it recorded that
     again = parts(f"resume={folder}")
     assert (again.returncode, again.stderr) == (0, "")
-    assert "the run is finished" in again.stdout
+    assert "the run is finished; to train longer, add training.epochs=N, more than 18" in again.stdout
 
     assert history(parts.folder) == history(whole.folder)
     run = only_run(parts.folder)
