@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from scaleflow.interfaces import Batching, Stream
 from tests.dataset.reading import as_stream, numbered, reader, spread_over
 
@@ -144,6 +146,40 @@ def tuned() -> dict[str, bool]:
             iterated["stream, picked"] = to_rows(examples).batch(4, lambda inputs, *_: inputs)
             iterated["stream, selected"] = to_rows(examples).select([0, 3]).stream()
     return {name: dataset.options().autotune.enabled is not False for name, dataset in iterated.items()}
+
+
+def read_ahead() -> list[int]:
+    """Returns how many batches tf.data makes before one is asked for, of small, large and unknown sizes."""
+    import time
+
+    import tensorflow as tf
+
+    from scaleflow.dataset.pipeline.records import PREFETCHED, prefetch
+
+    found = []
+    for width, expected in ((1, 16), ((1 << 26) // 4, 4), (None, 2)):
+        made: list[int] = []
+
+        def make(number: Any, made: list[int] = made) -> Any:
+            made.append(int(number))
+            return np.zeros(1, "float32")
+
+        def call(number: tf.Tensor, make: Any = make, width: int | None = width) -> tf.Tensor:
+            value = tf.numpy_function(make, [number], tf.float32)
+            return tf.ensure_shape(value, [None]) if width is None else tf.zeros([width]) * tf.ensure_shape(value, [1])
+
+        batches = iter(prefetch(tf.data.Dataset.range(3 * PREFETCHED).map(call)))
+        next(batches)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and len(made) <= expected:
+            time.sleep(0.05)
+        time.sleep(0.2)  # for more than are expected
+        found.append(len(made) - 1)
+    return found
+
+
+def test_few_large_batches_are_read_ahead(isolated: Callable[..., Any]) -> None:
+    assert isolated(read_ahead) == [16, 4, 2]
 
 
 def test_no_iterator_waits_for_a_thread_that_tunes_it(isolated: Callable[..., Any]) -> None:

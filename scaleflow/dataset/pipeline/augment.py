@@ -29,6 +29,7 @@ from scaleflow.dataset.pipeline.image_changes import (
     shift_and_flip,
     transform,
 )
+from scaleflow.dataset.pipeline.records import prefetch
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     Arrays,
@@ -325,7 +326,7 @@ class AugmentedFeed:
             return self._change(batches, Draws(self._seed, epoch, step, self.batching.global_size, first))
 
         batches = tf.data.Dataset.zip(tuple(feed.batches(epochs, steps_per_epoch) for feed in self._feeds))
-        return batches.enumerate().map(change, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+        return prefetch(batches.enumerate().map(change, num_parallel_calls=tf.data.AUTOTUNE))
 
     @property
     def changed(self) -> tuple[str | None, str | None]:

@@ -22,6 +22,7 @@ from scaleflow.dataset.pipeline.records import (
     RECORD_BYTES,
     Records,
     decode_records,
+    prefetch,
     reading_options,
     record_bytes,
     to_record,
@@ -209,7 +210,7 @@ class ArrayFeed:
 
         dataset = tf.data.Dataset.range(epochs * steps_per_epoch)
         batches = dataset.map(batch, num_parallel_calls=tf.data.AUTOTUNE)
-        return batches.prefetch(tf.data.AUTOTUNE).with_options(self._options)
+        return prefetch(batches).with_options(self._options)
 
     def _on_host(self) -> Any:
 
@@ -281,7 +282,7 @@ class SharesFeed:
             numbers = tf.data.Dataset.range(step * replicas, self.batching.steps(self.examples) * replicas)
             worker_numbers = numbers if is_mine is None else numbers.filter(is_mine)
             shares = self._read_shares(epoch, step, worker_numbers, context)
-            return shares.prefetch(tf.data.AUTOTUNE).with_options(self._options)
+            return prefetch(shares).with_options(self._options)
 
         return make_dataset  # type: ignore[no-any-return]
 
@@ -424,7 +425,7 @@ class StreamFeed(SharesFeed):
 
     def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
         dataset = tf.data.Dataset.range(epochs).flat_map(lambda epoch: self._read_epoch(epoch).take(steps_per_epoch))
-        return dataset.prefetch(tf.data.AUTOTUNE).with_options(self._options)
+        return prefetch(dataset).with_options(self._options)
 
     def _read_epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
         """Returns the global batches of an epoch. Traced."""

@@ -19,7 +19,7 @@ import psutil
 import tensorflow as tf
 
 from scaleflow.dataset.pipeline.blocks import Blocks, make_blocks
-from scaleflow.dataset.pipeline.records import StreamRows, static_bytes
+from scaleflow.dataset.pipeline.records import StreamRows, prefetch, static_bytes
 from scaleflow.dataset.pipeline.rows import ArrayRows
 from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
 from scaleflow.errors import ConfigError
@@ -361,7 +361,7 @@ def batch_spec(examples: Rows, transforms: Transforms) -> Any:
 def fill_arrays(split: str, stream: StreamRows, transforms: Transforms, arrays: ArrayRows) -> ArrayRows:
     """Fills empty arrays with the examples of a stream, and returns them."""
     flat, count, done = tf.nest.flatten(arrays.parts), len(arrays), 0
-    batches = preprocess_batches(stream.batch(READ_BATCH_SIZE), transforms).prefetch(tf.data.AUTOTUNE)
+    batches = prefetch(preprocess_batches(stream.batch(READ_BATCH_SIZE), transforms))
     with refuse_unreadable(split, stream):
         for batch in batches:
             tensors = tf.nest.flatten(batch)

@@ -60,6 +60,9 @@ Array = np.ndarray[Any, Any]
 #: Number of files that are read in parallel, and of consecutive records from each.
 INTERLEAVED, BLOCK = 8, 16
 
+#: How many batches are read ahead, and how many bytes of them.
+PREFETCHED, PREFETCH_BYTES = 16, 1 << 28
+
 
 def reading_options(threads: int | None = None) -> tf.data.Options:
     """Returns the options of tf.data: a deterministic order, and a thread pool of that size if one is given.
@@ -75,6 +78,12 @@ def reading_options(threads: int | None = None) -> tf.data.Options:
     if threads is not None:
         options.threading.private_threadpool_size = threads
     return options
+
+
+def prefetch(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Has batches read ahead, fewer large ones. Without tuning, `AUTOTUNE` would mean up to half of the memory."""
+    size = static_bytes(batches.element_spec)
+    return batches.prefetch(max(2, min(PREFETCHED, int(PREFETCH_BYTES / max(size, 1)))))
 
 
 def decode(stream: Stream, record: Any) -> Any:
@@ -311,7 +320,7 @@ class StreamRows(Stream, Rows):
         return decode_records(self, self.dataset.take(len(self)))
 
     def iterate(self, pick: Callable[..., Any]) -> Iterator[Any]:
-        yield from self.batch(READ_BATCH_SIZE, pick).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
+        yield from prefetch(self.batch(READ_BATCH_SIZE, pick)).as_numpy_iterator()
 
     def read_to_learn(self, name: str) -> Iterator[Array]:
         return self.iterate(lambda inputs, *_: name_leaves(inputs)[name])
