@@ -67,9 +67,8 @@ PREFETCHED, PREFETCH_BYTES = 16, 1 << 28
 def reading_options(threads: int | None = None) -> tf.data.Options:
     """Returns the options of tf.data: a deterministic order, and a thread pool of that size if one is given.
 
-    Every dataset that is iterated has them, for autotuning costs time where an iterator ends. Its thread sleeps for
-    10 ms, and twice as long each time, up to 60 s. To cancel it, TensorFlow 2.21 wakes it before it says that it is
-    cancelled, so that the thread may sleep again, and the iterator waits for it. An epoch of 0.8 s took 1.3 s so.
+    Every dataset that is iterated has them, since tf.data's tuning costs time where an iterator ends: with TensorFlow
+    2.21 the iterator often waits for the thread that tunes, and an epoch of 0.8 s took 1.3 s.
     """
     options = tf.data.Options()
     options.deterministic = True
