@@ -29,12 +29,14 @@ from scaleflow.commands.hydra_task import HydraTask
 from scaleflow.config.compose import (
     CommandWords,
     ComposedConfig,
+    Folders,
     as_command,
     compose_config,
     compose_sweep,
     find_own_modules,
     read_app_choices,
     resolve_config,
+    to_folders,
     user_module_folders,
 )
 from scaleflow.config.trust import list_targets
@@ -42,7 +44,7 @@ from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Status, Tracking
 from scaleflow.interfaces.formatting import Readable, list_metric_rows
-from scaleflow.launcher.answer import ANSWER, FINISHED, INTERRUPTED, REFUSED, TERMINATED
+from scaleflow.launcher.answer import ANSWER, FINISHED, REFUSED, raise_interruption
 from scaleflow.launcher.launch import describe_outcome, launch_run
 from scaleflow.launcher.objects import add_options, place_file, plan_data_file, plan_model_file, use_function
 from scaleflow.launcher.prepare import RunCommand, prepare_run
@@ -53,8 +55,6 @@ from scaleflow.runs.run import Run
 from scaleflow.sweep.ledger import Ledger, LedgerEntry
 from scaleflow.sweep.ranking import BestJob, find_best_job
 from scaleflow.tracking.tracked_runs import BEST
-
-Folders = str | Path | Sequence[str | Path]
 
 
 @dataclass(frozen=True)
@@ -311,18 +311,6 @@ def check_result(result: Result, code: int) -> Result:
     if result.status == "KILLED" and not str(result.error).startswith("checkpoint.max_seconds"):
         raise_interruption(code, str(result.error))
     return result
-
-
-def raise_interruption(code: int, why: str) -> None:
-    """Raises KeyboardInterrupt or SystemExit, if the exit code of a run says that SIGINT or SIGTERM ended it."""
-    if code == INTERRUPTED:
-        raise KeyboardInterrupt(why)
-    if code == TERMINATED:
-        raise SystemExit(code)
-
-
-def to_folders(config_dir: Folders) -> list[str | Path]:
-    return [config_dir] if isinstance(config_dir, str | Path) else list(config_dir)
 
 
 def to_override(word: Any) -> str:

@@ -78,7 +78,7 @@ def main(words: list[str]) -> int:
     with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:
         plan = make_check_plan(typed.overrides, typed.config_dir, typed.examples)
         schema = None if typed.against is None else read_schema_of_run(typed.against, typed.overrides, display)
-        checked = look_at_data(plan, schema, typed.examples, report, display, stop)
+        checked = look_at_data(plan, schema, typed.examples, report=report, display=display, stop=stop)
         if checked is None:
             return stop.exit_code
         counted = [each for each in checked.findings if LEVELS.index(each["level"]) >= LEVELS.index(typed.level)]
@@ -182,7 +182,7 @@ def check_data(
         schema = None if against is None else read_schema_of_run(against, overrides, display)
         page = Path(folder) / REPORT if report is None else Path(report)
         check_page("report", page)
-        checked = look_at_data(plan, schema, examples, page, display, StopRequest())
+        checked = look_at_data(plan, schema, examples, report=page, display=display, stop=StopRequest())
     assert checked is not None
     return {"findings": checked.findings, "splits": checked.splits}
 

@@ -29,7 +29,7 @@ from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.commands.process import end_with
 from scaleflow.errors import ConfigError, RunDeleted, RunMissing
 from scaleflow.interfaces import Tracker
-from scaleflow.interfaces.formatting import format_duration, join_first
+from scaleflow.interfaces.formatting import SECONDS, format_duration, join_first
 from scaleflow.interfaces.secret_masking import register_resolver
 from scaleflow.launcher.answer import ANSWER, FAILED
 from scaleflow.launcher.recording.store_transfer import EventTransfer
@@ -43,8 +43,6 @@ from scaleflow.tracking.uri import sqlite_file
 
 #: Where runs and sweeps are if no folder is typed.
 DEFAULT_FOLDERS = ("outputs", "multirun")
-
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 #: What is said of a run that may be deleted.
 RECORDED, DELETED = "recorded", "deleted in MLflow"

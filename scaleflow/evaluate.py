@@ -164,13 +164,9 @@ def record_evaluation(run: Run, events: Sequence[Event], display: Display, is_ne
     text = f"{examples}, {resolved['strategy']}, {resolved['precision']}, {resolved['replicas']} replica(s)"
     rows = [*format_model_rows(run), ("on", text)]
     try:
+        tag = f"{text}, data {described['digest']}; {command_line(sys.orig_argv)}"
         values: Mapping[str, float] = log_evaluation(
-            run.tracker,
-            run.model,
-            name,
-            events,
-            f"{text}, data {described['digest']}; {command_line(sys.orig_argv)}",
-            profiles,
+            run.tracker, run.model, name, events=events, tag=tag, profiles=profiles
         )
         error = None
     except Exception as failed:  # a store may raise anything

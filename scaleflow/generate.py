@@ -63,7 +63,7 @@ def main(words: list[str]) -> int:
         print(printable(text), end="", flush=True)
 
     with contextlib.closing(display_for(sys.stderr)) as display:
-        text, run, seconds = continue_text(typed, sampling, show, display, "--prompt")
+        text, run, seconds = continue_text(typed, sampling, show, display=display, label="--prompt")
         print(flush=True)
         rate = f"{sampling.tokens:,} tokens, {sampling.tokens / seconds:,.0f} tokens/s"
         display.print_summary([*format_model_rows(run), ("generated", rate)])
@@ -115,7 +115,7 @@ def generate_text(
         if on_text is not None and len(pieces) > 1:  # the first one is the prompt
             on_text(text)
 
-    return continue_text(typed, sampling, show, quiet, "prompt")[0]
+    return continue_text(typed, sampling, show, display=quiet, label="prompt")[0]
 
 
 def continue_text(

@@ -82,7 +82,7 @@ def main(typed: list[str]) -> int:
         return roll_back(words)
     command, flags = parse_command(parser, typed)
     with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:
-        done = promote(command, flags.model, flags.dry_run, display, stop, flags.on)
+        done = promote(command, display, stop, name=flags.model, is_dry=flags.dry_run, on=flags.on)
         if done is None:
             return stop.exit_code
         ANSWER.read = lambda: {**answer_model(done.run), **asdict(to_result(done))}
@@ -155,7 +155,7 @@ def promote_model(
     """
     command = CommandWords(list(overrides), run_id=run_id, trusted=list(trust))
     with contextlib.closing(display_for(io.StringIO(), is_plain=True, is_chief=False)) as display:
-        done = promote(command, model, dry_run, display, StopRequest(), on)
+        done = promote(command, display, StopRequest(), name=model, is_dry=dry_run, on=on)
     assert done is not None
     return to_result(done)
 

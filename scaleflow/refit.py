@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from scaleflow.api import Folders, Result, check_result, launch_command, read_result, to_folders
+from scaleflow.api import Result, check_result, launch_command, read_result
 from scaleflow.commands.frame import make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command, reuse_for_new_run
-from scaleflow.config.compose import CommandWords
+from scaleflow.config.compose import CommandWords, Folders, to_folders
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.launcher.prepare import RunCommand
@@ -57,7 +57,7 @@ def refit_run(
         ConfigError: if there is no such run, or its config cannot work here.
         RunFailed: if the run began and failed.
     """
-    words = CommandWords(overrides, [str(each) for each in to_folders(config_dir)], run_id=str(run), trusted=trust)
+    words = CommandWords(overrides, to_folders(config_dir), run_id=str(run), trusted=trust)
     code, folder = launch_refit(words, all_rows)
     return check_result(read_result(folder), code)
 

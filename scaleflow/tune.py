@@ -21,10 +21,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scaleflow.api import Folders, Result, SweepResult, check_result, read_result, run_sweep, to_folders
+from scaleflow.api import Result, SweepResult, check_result, read_result, run_sweep
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.commands.process import end_with
-from scaleflow.config.compose import CommandWords, compose_config
+from scaleflow.config.compose import CommandWords, Folders, compose_config, to_folders
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import BY_SIZE
@@ -44,7 +44,7 @@ MOST_TRIALS = 10_000
 @make_main
 def main(argv: list[str]) -> int:
     typed = make_tune_parser().parse_intermixed_args(split_overrides(argv))
-    result = search(typed.overrides, typed.minutes, typed.trials, typed.folder, typed.config_dir)
+    result = search(typed.overrides, typed.minutes, typed.trials, folder=typed.folder, config_dirs=typed.config_dir)
     if typed.no_refit:
         return FINISHED if result.best else FAILED
     return launch_refit(name_best(result, typed.overrides, typed.config_dir), False)[0]
@@ -70,8 +70,8 @@ def tune_run(
         ConfigError: if no job can run, or none has a result.
         RunFailed: if the new run failed.
     """
-    dirs = [str(each) for each in to_folders(config_dir)]
-    result = search(overrides, minutes, trials, folder, dirs)
+    dirs = to_folders(config_dir)
+    result = search(overrides, minutes, trials, folder=folder, config_dirs=dirs)
     code, path = launch_refit(name_best(result, overrides, dirs), False)
     return check_result(read_result(path), code)
 

@@ -96,7 +96,7 @@ class HydraTask:
         self.has_begun = True
         if self._sweep is None:
             ANSWER.read = partial(describe_jobs, Path(config.hydra.sweep.dir).absolute())
-            self._sweep = SweepRunner(context, config, self._began, self)
+            self._sweep = SweepRunner(context, config, self._began, task=self)
         return self._sweep
 
     @property

@@ -120,13 +120,20 @@ def open_registry(name: str, overrides: Sequence[str]) -> ChampionRegistry:
 
 
 def promote(
-    words: CommandWords, name: str | None, is_dry: bool, display: Display, stop: StopRequest, on: str | None = None
+    words: CommandWords,
+    display: Display,
+    stop: StopRequest,
+    *,
+    name: str | None = None,
+    is_dry: bool = False,
+    on: str | None = None,
 ) -> Promotion | None:
     """Promotes a tracked model if every condition holds; None if a signal has stopped the command.
 
     Args:
         words: the run, and overrides.
         name: of the registered model; None: `promotion.model` of the run.
+        is_dry: whether to decide only.
         on: the file or folder on all examples of which the models are compared; None: the candidate's test split.
 
     Raises:
@@ -144,7 +151,10 @@ def promote(
         plan = make_plan_on(on, run, words, SECTIONS)
     with tempfile.TemporaryDirectory(prefix="scaleflow-promote-") as folder:
         try:
-            return Candidate(words, plan, run, name, display, stop, Path(folder), on or "").promote(is_dry)
+            candidate = Candidate(
+                words, plan, run, name=name, on=on or "", folder=Path(folder), display=display, stop=stop
+            )
+            return candidate.promote(is_dry)
         except Stopped:
             return None
 
@@ -180,11 +190,12 @@ class Candidate:
         words: CommandWords,
         plan: Plan,
         run: Run,
+        *,
         name: str,
+        on: str,
+        folder: Path,
         display: Display,
         stop: StopRequest,
-        folder: Path,
-        on: str = "",
     ) -> None:
         self.words, self.plan, self.name, self.on = words, plan, name, on
         self.run, self.tracker = run, run.tracker
@@ -218,20 +229,20 @@ class Candidate:
                     if not is_dry:  # what a command that was killed may have left
                         registry.remove_challenger(champion)
                         self.tracker.set_tags({DECISION: f"{self.name}, version {champion}: champion"})
-                    return Promotion(self.run, self.name, champion, champion, Decision([Condition(ALREADY, True)]))
+                    decision = Decision([Condition(ALREADY, True)])
+                    return Promotion(self.run, self.name, champion, version=champion, decision=decision)
                 predictions = predictions or self.read_predictions()
                 other, is_seen = self.predict_with(champion, predictions[0])
-                comparison = compare_models(
-                    predictions[0], other, predictions[1] | is_seen, self.options, Path(self.on).name
-                )
+                is_seen, on = predictions[1] | is_seen, Path(self.on).name
+                comparison = compare_models(predictions[0], other, is_seen, options=self.options, on=on)
                 conditions.append(describe_comparison(comparison, self.options))
             policy = self.run.params.get("resolved.precision", "float32")
             smoke = smoke or check_served_model(
-                self.logged, self.options, policy, self.folder, self.display.begin_stage
+                self.logged, self.options, policy, folder=self.folder, begin_stage=self.display.begin_stage
             )
             self.check_stop()
             decision = Decision([*conditions, *floors, *smoke.conditions], comparison, smoke.values)
-            found = Promotion(self.run, self.name, champion, None, decision)
+            found = Promotion(self.run, self.name, champion, version=None, decision=decision)
             if is_dry:
                 return found
             self.display.begin_stage("recording the decision in MLflow")
@@ -329,12 +340,12 @@ class Candidate:
         With the plan that the model was `trained` with, the worker also says which rows it was trained on.
         """
         folder.mkdir()
-        spec = make_evaluation_spec(run, self.words, self.plan, folder, self.run)
+        spec = make_evaluation_spec(run, self.words, self.plan, folder=folder, named=self.run)
         known = read_learned_state(Path(spec.model).parent)
         counts_unknown = has_unknown_classes(read_learned_state(self.logged / "data"), known)
         split = ALL if self.on else SPLIT
         spec = replace(spec, split=split, counts_unknown=counts_unknown, trained=trained)
-        run_evaluation(self.plan, spec, folder, self.stop, self.display)
+        run_evaluation(self.plan, spec, folder, stop=self.stop, display=self.display)
         self.check_stop()
         return load_predictions(RunFolder(folder).evaluation / PREDICTIONS)
 
@@ -392,10 +403,22 @@ def compare_models(
         float(np.average(each, weights=used.weights)) for each in (used.scores, used.others)
     )
     gain, low, high = used.measure_gain(options.confidence)
-    better, worse = int((used.gains > 0).sum()), int((used.gains < 0).sum())
-    means, counts = (candidate_mean, champion_mean), (better, worse, used.count_differing())
-    over = used.units.describe() if used.units else ""
-    return ScoreComparison(pair.metric, pair.is_error, count, left_out, *means, gain, low, high, *counts, on, over)
+    return ScoreComparison(
+        pair.metric,
+        pair.is_error,
+        count,
+        left_out=left_out,
+        candidate=candidate_mean,
+        champion=champion_mean,
+        gain=gain,
+        low=low,
+        high=high,
+        better=int((used.gains > 0).sum()),
+        worse=int((used.gains < 0).sum()),
+        differ=used.count_differing(),
+        on=on,
+        over=used.units.describe() if used.units else "",
+    )
 
 
 def choose_pair(pairs: Sequence[PairedScores], metric: str | None) -> PairedScores:

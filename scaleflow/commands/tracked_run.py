@@ -130,7 +130,7 @@ def make_evaluation_spec(run: Run, words: CommandWords, plan: Plan, folder: Path
     """
     command = complete_command(named.config, plan.trusted_modules or (), words)
     model = download_model(run.tracker, run.model, folder)
-    return EvaluationSpec(str(model), str(run.model_uri), ALL, False, command, True)
+    return EvaluationSpec(str(model), str(run.model_uri), ALL, precision=False, command=command, is_new=True)
 
 
 def run_evaluation(plan: Plan, spec: EvaluationSpec, folder: Path, stop: StopRequest, display: Display) -> list[Event]:

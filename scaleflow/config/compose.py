@@ -449,6 +449,14 @@ def check_job(config: DictConfig) -> None:
         )
 
 
+#: One or more folders with the user's own options.
+Folders = str | Path | Sequence[str | Path]
+
+
+def to_folders(config_dir: Folders) -> list[str]:
+    return [str(config_dir)] if isinstance(config_dir, str | Path) else [str(folder) for folder in config_dir]
+
+
 def config_dir_flags(config_dirs: Sequence[str | Path]) -> list[str]:
     return [word for folder in config_dirs for word in ("--config-dir", str(folder))]
 

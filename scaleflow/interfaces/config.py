@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from scaleflow.interfaces.formatting import SECONDS
+
 #: The value of a key that the number of training examples decides, before the event `ready`.
 BY_SIZE: Final = "by_size"
-
-
 #: Values of `dataset.validation` that are no names of splits.
 NO_SPLITS = AUTO, OUT_OF_FOLD = "auto", "out_of_fold"
 
@@ -298,7 +298,7 @@ def parse_duration(value: float | str | None) -> float | None:
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smhd])", str(value))
     if match is None:
         return 0.0 if isinstance(value, str) else value
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+    return float(match[1]) * SECONDS[match[2]]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ GENERATOR = '<meta charset="utf-8"><meta name="generator" content="scaleflow">'
 #: The most names in a message.
 MAX_NAMED = 3
 
+#: The units in which durations are typed, in seconds.
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
 
 def format_number(value: float) -> str:
     """Formats a number with at most five significant digits.

@@ -30,6 +30,14 @@ class Answer:
 ANSWER = Answer()
 
 
+def raise_interruption(code: int, why: str) -> None:
+    """Raises KeyboardInterrupt or SystemExit, if the exit code of a command says that SIGINT or SIGTERM ended it."""
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt(why)
+    if code == TERMINATED:
+        raise SystemExit(code)
+
+
 def print_refusal(message: str) -> int:
     """Prints why the command does nothing; returns the exit code."""
     write_error(to_printable(str(mask_secrets(message))))

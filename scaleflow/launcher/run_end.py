@@ -46,7 +46,7 @@ def promote_run(monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]
     monitor.display.begin_stage(f"deciding about the champion of {spec.plan.promotion.model}")
     try:
         quiet = Display(io.StringIO(), shows_stages=False, breaks_silence=False)
-        done = pkgutil.resolve_name(PROMOTE)(trust_own_code(spec), None, False, quiet, monitor.stop)
+        done = pkgutil.resolve_name(PROMOTE)(trust_own_code(spec), quiet, monitor.stop)
         why = "stopped"
     except Exception as error:
         done, why = None, str(error) if isinstance(error, ScaleflowError) else read_reason(error)

@@ -21,7 +21,6 @@ interrupted.
 import ast
 import contextlib
 import io
-import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -30,30 +29,32 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.commands.frame import CommandParser, make_main
-from scaleflow.config.compose import list_own_folders
+from scaleflow.config.compose import Folders, list_own_folders, to_folders
 from scaleflow.config.parse import suggest
 from scaleflow.config.words import split_overrides
 from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Target, Tracking
-from scaleflow.launcher.answer import ANSWER, FINISHED
+from scaleflow.launcher.answer import ANSWER, FINISHED, raise_interruption
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.pipeline.decisions import (
     REUSE,
     RUN,
+    SKIP,
     UNKNOWN,
-    Composer,
     Decider,
+    StageComposer,
+    StageDecision,
     expand_sweep,
     is_open,
     is_swept,
     read_tracking,
     refuse_own_keys,
 )
-from scaleflow.pipeline.definition import DeclaredPipeline, Stage, load_pipeline, name_place
+from scaleflow.pipeline.definition import DeclaredPipeline, Stage, load_pipeline, name_line
+from scaleflow.pipeline.ledger import PIPELINES, PipelineLedger, StoredRuns
 from scaleflow.pipeline.runner import PipelineRunner
-from scaleflow.pipeline.state import PIPELINES, PipelineState, StoredRuns
 from scaleflow.runs.code_digest import find_folders, find_source
 from scaleflow.runs.run import locate_run
 from scaleflow.tracking.store import import_client
@@ -66,7 +67,7 @@ STAND_INS = {"run_id": "0" * 32, "model": f"models:/m-{'0' * 32}", "promoted": T
 WRITERS = ("python", "predict")
 
 
-def check_stages(pipeline: DeclaredPipeline, composer: Composer, folder: Path) -> Tracking:
+def check_stages(pipeline: DeclaredPipeline, composer: StageComposer, folder: Path) -> Tracking:
     """Checks the configs, the functions and the options of all stages; returns the options of the store: those of the
     first training or sweep, else of the first check.
 
@@ -83,23 +84,21 @@ def check_stages(pipeline: DeclaredPipeline, composer: Composer, folder: Path) -
 
     for stage in pipeline.stages.values():
         values = pipeline.resolve(stage, stand_in)
-        with name_place(stage.place):
+        with name_line(stage.line):
             words = [f"{UNKNOWN}={UNKNOWN}" if word == UNKNOWN else word for word in values.get("overrides", [])]
             refuse_own_keys([word for word in words if UNKNOWN not in word])
             if stage.command.name == "sweep":
                 first = next(expand_sweep(words))
                 best[stage.name] = [new for new, word in zip(first, words, strict=True) if is_swept(word)]
-            check_stage(pipeline, stage, values, words, composer)
+            check_stage(pipeline, stage, composer, values={**values, "overrides": words})
             if stage.command.composes:
                 tracked.setdefault("run" if stage.command.has_own_run else "check", words)
     chosen = tracked.get("run") or tracked.get("check")
     return Tracking() if chosen is None else read_tracking(chosen, pipeline.config_dirs)
 
 
-def check_stage(
-    pipeline: DeclaredPipeline, stage: Stage, values: Mapping[str, Any], words: Sequence[str], composer: Composer
-) -> None:
-    command = stage.command
+def check_stage(pipeline: DeclaredPipeline, stage: Stage, composer: StageComposer, values: Mapping[str, Any]) -> None:
+    command, words = stage.command, values["overrides"]
     if command.composes:
         if is_open(words, composer.config_dirs):
             return
@@ -182,7 +181,7 @@ class PipelineResult:
 
 
 @dataclass(frozen=True)
-class Options:
+class PipelineOptions:
     """The options of the command."""
 
     folder: Path | None = None
@@ -208,13 +207,20 @@ def main(words: list[str]) -> int:
     parser.add_repeated("--only", "STAGE", "run no other stage")
     typed = parser.parse_intermixed_args(split_overrides(words))
     pipeline = load_pipeline(typed.name, typed.config_dir, typed.overrides)
-    options = Options(typed.folder, typed.jobs, typed.dry_run, typed.force, vars(typed)["from"], typed.only)
+    options = PipelineOptions(
+        typed.folder,
+        typed.jobs,
+        is_dry=typed.dry_run,
+        force=typed.force,
+        begin=vars(typed)["from"],
+        only=typed.only,
+    )
     with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:
-        return run_stages(pipeline, options, display, stop)[0]
+        return run_stages(pipeline, options, display=display, stop=stop)[0]
 
 
 def run_stages(
-    pipeline: DeclaredPipeline, options: Options, display: Display, stop: StopRequest
+    pipeline: DeclaredPipeline, options: PipelineOptions, *, display: Display, stop: StopRequest
 ) -> tuple[int, Mapping[str, Any]]:
     """Runs a pipeline; returns the exit code, and what `--json` says. Raises ConfigError if it cannot work."""
     if options.jobs < 1:
@@ -225,59 +231,54 @@ def run_stages(
     only = pipeline.select(options.only, "--only")
     folder = options.folder or Path(PIPELINES, pipeline.name)
     threading.Thread(target=import_client, daemon=True).start()
-    state = PipelineState(folder)
-    composer = Composer(pipeline.config_dirs, state.composed)
+    ledger = PipelineLedger(folder)
+    composer = StageComposer(pipeline.config_dirs, ledger.composed)
     tracking = check_stages(pipeline, composer, folder)
     if tracking.name != "none":
         tracking = resolve_store(tracking)
         composer.store = tracking.uri
-    with state.lock(may_create=not options.is_dry):
-        state = PipelineState(folder)  # another command may have written it
-        decider = Decider(pipeline, state, composer, StoredRuns(tracking), forced, only)
+    with ledger.lock(may_create=not options.is_dry):
+        ledger = PipelineLedger(folder)  # another command may have written it
+        decider = Decider(pipeline, ledger, composer, stored=StoredRuns(tracking), forced=forced, only=only)
         if options.is_dry:
             return FINISHED, show_decisions(decider)
-        runner = PipelineRunner(decider, tracking, display, stop, options.jobs)
+        runner = PipelineRunner(decider, tracking, display, stop=stop, count=options.jobs)
         code = runner.run()
-        state.composed = composer.used
-        state.save()
+        ledger.composed = composer.used
+        ledger.save()
         answer = runner.describe()
         ANSWER.read = lambda: answer
         ANSWER.error = runner.find_error()
-        rows = [(name, runner.describe_stage(stage)) for name, stage in pipeline.stages.items()]
-        rows += [("output", os.path.relpath(folder)), *runner.describe_links()]
-        if code != FINISHED:
-            rows.append(("go on", "the same command again"))
-        display.print_summary(rows)
+        display.print_summary(runner.list_rows())
         return code, answer
 
 
 def show_decisions(decider: Decider) -> Mapping[str, Any]:
     """Prints a line for each stage: `NAME  reuse`, or `NAME  run  WHY`."""
-    pipeline, state = decider.pipeline, decider.state
-    actions: dict[str, tuple[str, str]] = {}
-    for name, stage in pipeline.stages.items():
-        before = [each for each in pipeline.needs[name] if actions[each][0] != REUSE]
-        if before:
-            is_skipped = all(actions[each][0] == "skip" for each in before)
-            actions[name] = ("skip", f"{before[0]} is skipped") if is_skipped else (RUN, f"{before[0]} runs")
-            continue
-        decision = decider.decide(stage)
-        actions[name] = (decision.action, decision.why)
-    width = max(map(len, actions))
-    for name, (action, why) in actions.items():
-        print(f"{name:<{width}}  {action}{f'  {why}' if why else ''}")
-    state.composed = decider.composer.used
+    decisions: dict[str, StageDecision] = {}
+    for name, stage in decider.pipeline.stages.items():
+        before = [each for each in decider.pipeline.needs[name] if decisions[each].action != REUSE]
+        if not before:
+            decisions[name] = decider.decide(stage)
+        elif all(decisions[each].action == SKIP for each in before):
+            decisions[name] = StageDecision(SKIP, f"{before[0]} is skipped")
+        else:
+            decisions[name] = StageDecision(RUN, f"{before[0]} runs")
+    width = max(map(len, decisions))
+    for name, each in decisions.items():
+        print(f"{name:<{width}}  {each.action}{f'  {each.why}' if each.why else ''}")
+    decider.ledger.composed = decider.composer.used
     with contextlib.suppress(OSError):
-        state.save()
-    answer = {"stages": {name: {"action": action, "reason": why or None} for name, (action, why) in actions.items()}}
-    ANSWER.read = lambda: answer
-    return answer
+        decider.ledger.save()
+    stages = {name: {"action": each.action, "reason": each.why or None} for name, each in decisions.items()}
+    ANSWER.read = lambda: {"stages": stages}
+    return ANSWER.read()
 
 
 def run_pipeline(
     name: str,
     *words: str,
-    config_dir: str | Path | Sequence[str | Path] = (),
+    config_dir: Folders = (),
     folder: str | Path | None = None,
     jobs: int = 1,
     force: Sequence[str] = (),
@@ -296,14 +297,13 @@ def run_pipeline(
         ConfigError: if the pipeline cannot work.
         KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, when the stages have ended.
     """
-    dirs = [config_dir] if isinstance(config_dir, str | Path) else list(config_dir)
-    pipeline = load_pipeline(name, [str(each) for each in dirs], words)
-    options = Options(None if folder is None else Path(folder), jobs, force=force)
+    pipeline = load_pipeline(name, to_folders(config_dir), words)
+    options = PipelineOptions(None if folder is None else Path(folder), jobs, force=force)
     with (
         contextlib.closing(display_for(io.StringIO(), is_plain=True, is_chief=False)) as display,
         catch_stop_signals() as stop,
     ):
-        _, answer = run_stages(pipeline, options, display, stop)
+        _, answer = run_stages(pipeline, options, display=display, stop=stop)
     if stop.is_set():
-        raise KeyboardInterrupt if stop.signal_name == "SIGINT" else SystemExit(stop.exit_code)
+        raise_interruption(stop.exit_code, f"the pipeline was stopped; its folder is {answer['folder']}")
     return PipelineResult(answer["status"], Path(answer["folder"]), answer["stages"])

@@ -16,7 +16,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 
 from scaleflow.cluster.engines import find_engine
@@ -37,8 +37,8 @@ from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.pipeline.definition import CONF_FOLDER, DeclaredPipeline, Stage
+from scaleflow.pipeline.ledger import PipelineLedger, StageKey, StageRecord, StoredRuns
 from scaleflow.pipeline.references import select_output
-from scaleflow.pipeline.state import Key, PipelineState, StageRecord, StoredRuns
 from scaleflow.runs import RunFolder
 from scaleflow.runs.code_digest import find_code
 from scaleflow.runs.data_digest import digest_files, find_data_files, group_by_folder, list_data_files
@@ -79,7 +79,7 @@ class Composition:
     source: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Composer:
+class StageComposer:
     """Composes the configs of the stages of one command.
 
     Args:
@@ -110,11 +110,11 @@ class Composer:
         variables = [*os.environ.items()] if "oc.env" in f"{self._options}{words}" else []
         made_of = json.dumps([stage.command.name, words, run, self._options, sorted(variables)])
         digest = hashlib.sha256(made_of.encode()).hexdigest()[:32]
-        if digest not in self._kept and digest not in self.used:
-            made = self._compose_run(words, run, folder) if run else self._compose_new(stage, words)
-            self.used[digest] = vars(made)
-        self.used.setdefault(digest, self._kept.get(digest))
-        return Composition(**self.used[digest])
+        made = self.used.get(digest) or self._kept.get(digest)
+        if made is None:
+            made = vars(self._compose_run(words, run, folder) if run else self._compose_new(stage, words))
+        self.used[digest] = made
+        return Composition(**made)
 
     def _compose_new(self, stage: Stage, words: Sequence[str]) -> Composition:
         settings: dict[str, str] = {}
@@ -194,9 +194,8 @@ def list_swept_values(override: Override) -> list[str]:
     sweep = override.value()
     if isinstance(sweep, RangeSweep | IntervalSweep):
         return [str(sweep.start)]
-    if isinstance(sweep, ChoiceSweep) or override.is_choice_sweep():
-        return [str(each) for each in override.sweep_string_iterator()]
-    return [str(each) for each in list(override.sweep_string_iterator())[:1]]
+    values = [str(each) for each in override.sweep_string_iterator()]
+    return values if override.is_choice_sweep() else values[:1]
 
 
 def expand_sweep(words: Sequence[str]) -> Iterator[list[str]]:
@@ -260,7 +259,7 @@ CATEGORIES, PARTS = ("settings", "data", "code", "packages"), ("settings", "file
 
 def make_key(
     stage: Stage, values: Mapping[str, Any], composition: Composition | None, config_dirs: Sequence[str]
-) -> Key:
+) -> StageKey:
     """Returns what a stage is made of now.
 
     Args:
@@ -307,7 +306,7 @@ def find_packages(modules: Iterable[str]) -> set[str]:
     return found
 
 
-def explain_change(before: Key, now: Key) -> str:
+def explain_change(before: StageKey, now: StageKey) -> str:
     """Says what differs first between two keys; empty if nothing does."""
     old, new = (
         record_parts(*(key.get(part, {}) for part in ("code", "data", "settings", "packages"))) for key in (before, now)
@@ -324,18 +323,54 @@ class StageDecision:
     """What becomes of a stage.
 
     Attributes:
-        action: `reuse`, `run`, `skip` or `leave`.
+        action: `reuse`, `run`, `skip` or `leave`; empty: not yet decided.
         why: the reason; empty if it is reused.
         key: what it is made of; None if that is not known yet.
         values: its keys, resolved.
         continues: whether it goes on where an earlier command was interrupted.
     """
 
-    action: str
+    action: str = ""
     why: str = ""
-    key: Key | None = None
+    key: StageKey | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     continues: bool = False
+
+
+@dataclass
+class StageProgress:
+    """What has become of a stage in a command.
+
+    Attributes:
+        record: its last execution; an empty one if there is none.
+        decision: about it.
+        state: RUNNING, FINISHED, FAILED, KILLED, `reused`, `skipped`, `left out` or `not run`; empty: not yet decided.
+        reason: why it did not finish.
+    """
+
+    stage: Stage
+    record: StageRecord
+    decision: StageDecision = StageDecision()
+    state: str = ""
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.stage.name
+
+    @property
+    def is_over(self) -> bool:
+        return self.state not in ("", "RUNNING")
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the stages that need it can run."""
+        return self.state in ("FINISHED", "reused")
+
+    @property
+    def outputs(self) -> Mapping[str, Any]:
+        """Its outputs; {} if it has not finished."""
+        return self.record.outputs if self.is_good else {}
 
 
 @dataclass(frozen=True)
@@ -349,8 +384,8 @@ class Decider:
     """
 
     pipeline: DeclaredPipeline
-    state: PipelineState
-    composer: Composer
+    ledger: PipelineLedger
+    composer: StageComposer
     stored: StoredRuns
     forced: Collection[str] = ()
     only: Collection[str] = ()
@@ -361,20 +396,21 @@ class Decider:
             return StageDecision(SKIP, "its condition is false")
         values = self.pipeline.resolve(stage, self._read)
         key = self._make_key(stage, values)
-        record = self.state.records.get(stage.name)
+        record = self.ledger.records.get(stage.name)
         why = self._find_reason(stage, record, key)
         if not why:
             return StageDecision(REUSE, "", key, values)
         if not self.is_wanted(stage.name):
             return StageDecision(LEAVE, f"--only leaves it out ({why})", key, values)
         is_begun = record is not None and record.status != "FINISHED" and record.key == key
-        return StageDecision(RUN, why, key, values, is_begun and not self._is_forced(stage, record))
+        continues = is_begun and not self._is_forced(stage, record)
+        return StageDecision(RUN, why, key, values=values, continues=continues)
 
     def is_wanted(self, name: str) -> bool:
         """Whether a stage may run: without `--only`, or if that names it."""
         return not self.only or name in self.only
 
-    def _find_reason(self, stage: Stage, record: StageRecord | None, key: Key) -> str:
+    def _find_reason(self, stage: Stage, record: StageRecord | None, key: StageKey) -> str:
         """Returns why a stage runs; empty if its recorded result is used."""
         if record is None:
             return "has not run"
@@ -388,10 +424,10 @@ class Decider:
 
     def _is_forced(self, stage: Stage, record: StageRecord | None) -> bool:
         """A forced stage that an interrupted command has begun is not forced twice."""
-        is_done = record is not None and record.is_forced and record.execution == self.state.execution
-        return stage.name in self.forced and not (is_done and self.state.status != "FINISHED")
+        is_done = record is not None and record.is_forced and record.execution == self.ledger.execution
+        return stage.name in self.forced and not (is_done and self.ledger.status != "FINISHED")
 
-    def _make_key(self, stage: Stage, values: Mapping[str, Any]) -> Key:
+    def _make_key(self, stage: Stage, values: Mapping[str, Any]) -> StageKey:
         composition = None
         if stage.command.composes:
             composition = self.composer.compose(stage, values["overrides"])
@@ -404,7 +440,7 @@ class Decider:
 
     def find_run_folder(self, run: str) -> Path | None:
         """Returns the folder of a run that a stage of this pipeline made, by its id or its model; None of another."""
-        for record in self.state.records.values():
+        for record in self.ledger.records.values():
             for outputs in (record.outputs, record.outputs.get("best") or {}):
                 if run in (outputs.get("run_id"), outputs.get("model")) and outputs.get("folder"):
                     folder = Path(outputs["folder"])
@@ -413,4 +449,4 @@ class Decider:
         return None
 
     def _read(self, name: str, path: Sequence[str]) -> Any:
-        return select_output(self.state.records[name].outputs, name, path)
+        return select_output(self.ledger.records[name].outputs, name, path)

@@ -59,7 +59,7 @@ class Stage:
         variables: those of `foreach`.
         after: the stages that come before it, though it does not refer to them.
         condition: whether it runs; None: always.
-        place: where it is written, for messages.
+        line: where it is written, for messages.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Stage:
     variables: Mapping[str, Any]
     after: tuple[str, ...]
     condition: StageCondition | None
-    place: str
+    line: str
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class DeclaredPipeline:
         values = dict(stage.values)
         if stage.command.composes:
             values["overrides"] = [*self.overrides, *(values.get("overrides") or [])]
-        with name_place(stage.place):
+        with name_line(stage.line):
             resolved = resolve_values(values, self._make_root(stage), self.split_reference, read)
             if "overrides" in resolved:
                 words = zip(values["overrides"], resolved["overrides"], strict=True)
@@ -111,7 +111,7 @@ class DeclaredPipeline:
         """Whether a stage's condition is true. Raises ConfigError if it cannot be told."""
         if stage.condition is None:
             return True
-        with name_place(stage.place):
+        with name_line(stage.line):
             return stage.condition.holds(self.resolve_condition(stage, read))
 
     def resolve_condition(self, stage: Stage, read: ReadOutput) -> list[Any]:
@@ -147,12 +147,12 @@ class DeclaredPipeline:
 
 
 @contextlib.contextmanager
-def name_place(place: str) -> Iterator[None]:
+def name_line(line: str) -> Iterator[None]:
     """Says in a ConfigError of the block where the stage is written."""
     try:
         yield
     except ConfigError as refusal:
-        raise ConfigError(f"{place}: {refusal}") from refusal
+        raise ConfigError(f"{line}: {refusal}") from refusal
 
 
 def group_members(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
@@ -201,20 +201,20 @@ def load_pipeline(name: str, config_dirs: Sequence[str], words: Sequence[str] = 
     config = compose_pipeline(name, config_dirs)
     text = OmegaConf.to_yaml(config)
     raw: Any = rewrite_references(OmegaConf.to_container(config, resolve=False))
-    places = Places(name, config_dirs)
+    lines = SourceLines(name, config_dirs)
     values = {str(key): value for key, value in raw.items() if key not in OWN_KEYS}
     sections = raw.get("stages")
     if not isinstance(sections, dict) or not sections:
-        raise ConfigError(f"{places.find()}: has no stages; write stages: {{NAME: {{command: COMMAND}}}}")
-    with name_place(places.find("overrides")):
+        raise ConfigError(f"{lines.find()}: has no stages; write stages: {{NAME: {{command: COMMAND}}}}")
+    with name_line(lines.find("overrides")):
         overrides = list_overrides(raw.get("overrides"))
     stages: dict[str, Stage] = {}
     for key, section in sections.items():
-        place = f"{places.find('stages', str(key))}: stage {key}"
-        with name_place(place):
-            stages |= read_stages(str(key), section, values, place)
+        line = f"{lines.find('stages', str(key))}: stage {key}"
+        with name_line(line):
+            stages |= read_stages(str(key), section, values, line)
     dirs = tuple(str(Path(each).absolute()) for each in config_dirs)
-    pipeline = DeclaredPipeline(name, dirs, text, overrides, values, stages, {})
+    pipeline = DeclaredPipeline(name, dirs, text, overrides=overrides, values=values, stages=stages, needs={})
     return order_stages(apply_words(pipeline, words))
 
 
@@ -245,7 +245,7 @@ def find_pipeline_files(name: str, config_dirs: Sequence[str]) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-class Places:
+class SourceLines:
     """Where the keys of a pipeline's file are written."""
 
     def __init__(self, name: str, config_dirs: Sequence[str]) -> None:
@@ -265,7 +265,7 @@ class Places:
         return f"{self._name}, line {line}" if line else self._name
 
 
-def read_stages(key: str, section: Any, values: Mapping[str, Any], place: str) -> dict[str, Stage]:
+def read_stages(key: str, section: Any, values: Mapping[str, Any], line: str) -> dict[str, Stage]:
     """Reads a stage, or those that its `foreach` makes. Raises ConfigError if it is wrong."""
     if not STAGE_NAME.fullmatch(key):
         raise ConfigError("its name must be of letters, digits, _ and -, and begin with a letter")
@@ -291,7 +291,7 @@ def read_stages(key: str, section: Any, values: Mapping[str, Any], place: str) -
     condition = None if when is None else StageCondition(str(when))
     if condition is not None and not condition.interpolations and not condition.holds([]):
         raise ConfigError(f"when: {when}: is never true, so that the stage could never run")
-    make = partial(Stage, command=command, values=own, after=after, condition=condition, place=place)
+    make = partial(Stage, command=command, values=own, after=after, condition=condition, line=line)
     if section.get("foreach") is None:
         return {key: make(key, variables={})}
     stages = [
@@ -388,7 +388,7 @@ def order_stages(pipeline: DeclaredPipeline) -> DeclaredPipeline:
         for each in stage.after:
             if each not in pipeline.stages and each not in members:
                 hint = suggest(each, [*pipeline.stages, *members], "")
-                raise ConfigError(f"{stage.place}: after: {each}: there is no such stage{hint}")
+                raise ConfigError(f"{stage.line}: after: {each}: there is no such stage{hint}")
             found |= {each} if each in pipeline.stages else set(members[each])
 
         def note(other: str, path: Sequence[str], found: set[str] = found) -> str:
@@ -396,14 +396,14 @@ def order_stages(pipeline: DeclaredPipeline) -> DeclaredPipeline:
             return ""
 
         pipeline.resolve(stage, note)
-        with name_place(stage.place):
+        with name_line(stage.line):
             pipeline.resolve_condition(stage, note)
     try:
         graphlib.TopologicalSorter(needs).prepare()
     except graphlib.CycleError as error:
         circle = [*reversed(error.args[1])]
         raise ConfigError(
-            f"{pipeline.stages[circle[0]].place}: depends on itself: {' -> '.join(circle)} (each needs the next)"
+            f"{pipeline.stages[circle[0]].line}: depends on itself: {' -> '.join(circle)} (each needs the next)"
         ) from error
     order = sort_stages(needs)
     return replace(

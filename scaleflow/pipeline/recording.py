@@ -3,22 +3,20 @@
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from scaleflow.interfaces.events import (
-    DatasetDescribed,
-)
+from scaleflow.interfaces.events import DatasetDescribed
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.recording.description import format_code_block, format_long_table, join_parts
-from scaleflow.pipeline.decisions import REUSE, RUN, StageDecision
-from scaleflow.pipeline.definition import DeclaredPipeline, Stage
+from scaleflow.pipeline.decisions import REUSE, RUN, StageProgress
+from scaleflow.pipeline.definition import Stage
+from scaleflow.pipeline.ledger import PipelineLedger, StageRecord
 from scaleflow.pipeline.references import RARE
 from scaleflow.pipeline.stage_commands import make_words
-from scaleflow.pipeline.state import PipelineState, StageRecord
 from scaleflow.runs import EventReader, RunFolder
 
 #: The colour of a box by the state of its stage.
@@ -27,45 +25,43 @@ COLOURS = {"FINISHED": "#cfe8cf", "reused": "#e4efe4", "RUNNING": "#fdf3c4", "FA
 WIDTH, HEIGHT, GAP = 2.2, 0.7, 0.6
 
 
-def place_stages(needs: Mapping[str, frozenset[str]]) -> dict[str, tuple[int, int]]:
+def lay_out_stages(needs: Mapping[str, frozenset[str]]) -> dict[str, tuple[int, int]]:
     """Returns the column and the row of each stage: it is right of all that it needs."""
     columns: dict[str, int] = {}
     for name, before in needs.items():  # in the order in which they run
         columns[name] = 1 + max((columns[each] for each in before), default=-1)
     rows: dict[int, int] = {}
-    places = {}
+    cells = {}
     for name, column in columns.items():
-        places[name] = (column, rows.get(column, 0))
+        cells[name] = (column, rows.get(column, 0))
         rows[column] = rows.get(column, 0) + 1
-    return places
+    return cells
 
 
-def draw_stages(
-    needs: Mapping[str, frozenset[str]], notes: Mapping[str, str], states: Mapping[str, str], path: Path
-) -> None:
-    """Draws a box for each stage, with a note, and an arrow from each stage that it needs, as a PNG file.
+def draw_stages(needs: Mapping[str, frozenset[str]], stages: Mapping[str, StageProgress], path: Path) -> None:
+    """Draws a box for each stage, with its state and time, and an arrow from each stage that it needs, as a PNG file.
 
     Args:
         needs: by stage, those before it, in an order in which they can run.
-        notes: by stage, the line under its name.
-        states: by stage, what decides the colour.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import FancyBboxPatch
 
-    places = place_stages(needs)
-    columns, rows = (1 + max(place[n] for place in places.values()) for n in (0, 1))
+    cells = lay_out_stages(needs)
+    columns, rows = (1 + max(cell[n] for cell in cells.values()) for n in (0, 1))
     size = (columns * (WIDTH + GAP), rows * (HEIGHT + GAP))
     figure = Figure(figsize=(max(4.0, size[0]), max(1.5, size[1])), layout="constrained")
     axes = figure.add_subplot(xlim=(-GAP / 2, size[0] - GAP / 2), ylim=(-size[1] + HEIGHT + GAP / 2, HEIGHT + GAP / 2))
     axes.set_axis_off()
-    corners = {name: (column * (WIDTH + GAP), -row * (HEIGHT + GAP)) for name, (column, row) in places.items()}
+    corners = {name: (column * (WIDTH + GAP), -row * (HEIGHT + GAP)) for name, (column, row) in cells.items()}
     for name, (x, y) in corners.items():
-        colour = COLOURS.get(states.get(name, ""), "#eeeeee")
+        state = stages[name].state
+        note = f"{state or 'waiting'} {format_seconds(stages[name].record)}".strip()
+        colour = COLOURS.get(state, "#eeeeee")
         axes.add_patch(FancyBboxPatch((x, y), WIDTH, HEIGHT, "round,pad=0,rounding_size=0.1", fc=colour, ec="#555555"))
         axes.text(x + WIDTH / 2, y + HEIGHT * 0.62, name, ha="center", va="center", fontsize=9, fontweight="bold")
-        axes.text(x + WIDTH / 2, y + HEIGHT * 0.27, notes.get(name, ""), ha="center", va="center", fontsize=7)
+        axes.text(x + WIDTH / 2, y + HEIGHT * 0.27, note, ha="center", va="center", fontsize=7)
         for other in needs[name]:
             start = (corners[other][0] + WIDTH, corners[other][1] + HEIGHT / 2)
             axes.annotate("", (x, y + HEIGHT / 2), start, arrowprops={"arrowstyle": "->", "color": "#777777"})
@@ -87,33 +83,20 @@ VERSION = re.compile(r"models:/([^/@]+)/(\d+)")
 DIGEST = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}")
 
 
-def format_seconds(record: StageRecord | None) -> str:
-    if record is None or record.ended is None:
-        return ""
-    return f"{record.ended - record.began:.1f} s"
+def format_seconds(record: StageRecord) -> str:
+    return "" if record.ended is None else f"{record.ended - record.began:.1f} s"
 
 
-def list_results(pipeline: DeclaredPipeline, state: PipelineState, states: Mapping[str, str]) -> list[list[str]]:
+def list_results(stages: Iterable[StageProgress], ledger: PipelineLedger) -> list[list[str]]:
     """Returns the table of results: a row for each stage, with a head."""
     rows = [["stage", "command", "status", "time", "results", "run", "model", "data", "own run"]]
-    for name, stage in pipeline.stages.items():
-        record = state.records.get(name)
-        outputs = record.outputs if record is not None and states.get(name) in ("FINISHED", "reused") else {}
-        rows.append(
-            [
-                *(name, stage.command.name, states.get(name, "waiting"), format_seconds(record)),
-                *(summarize_outputs(stage, outputs), str(outputs.get("run_id") or ""), str(outputs.get("model") or "")),
-                ", ".join(f"{name} {digest}" for name, digest in list_stage_data(record)) if outputs else "",
-                find_own_run(state, name),
-            ]
-        )
+    for each in stages:
+        outputs, own = each.outputs, RunFolder(ledger.find_folder(each.name, each.record.attempt)).read_record()
+        data = [f"{name} {digest}" for name, digest in list_stage_data(each.record)] if outputs else []
+        about = [each.name, each.stage.command.name, each.state or "waiting", format_seconds(each.record)]
+        ids = [str(known.get(key) or "") for known, key in ((outputs, "run_id"), (outputs, "model"), (own, "run_id"))]
+        rows.append([*about, summarize_outputs(each.stage, outputs), *ids[:2], ", ".join(data), ids[2]])
     return rows
-
-
-def find_own_run(state: PipelineState, name: str) -> str:
-    """Returns the id of the run that a stage itself has in the store; empty if it has none."""
-    record = state.records.get(name)
-    return str((RunFolder(state.find_folder(name, record.attempt)).read_record() if record else {}).get("run_id") or "")
 
 
 def summarize_outputs(stage: Stage, outputs: Mapping[str, Any]) -> str:
@@ -128,10 +111,8 @@ def summarize_outputs(stage: Stage, outputs: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {metrics[name]:.4g}" for name in chosen)
 
 
-def list_stage_data(record: StageRecord | None) -> list[tuple[str, str]]:
+def list_stage_data(record: StageRecord) -> list[tuple[str, str]]:
     """Returns the name and the digest of the splits that a stage trained with, or else of the files that it read."""
-    if record is None:
-        return []
     folder = (record.outputs.get("best") or record.outputs).get("folder")
     events = EventReader(RunFolder(Path(folder)).events).read() if folder else ()
     for event in events:
@@ -157,7 +138,7 @@ def describe_pipeline(status: str, rows: Sequence[Sequence[str]], command: str) 
     return join_parts(parts)
 
 
-def describe_stage_run(name: str, status: str, text: str, outputs: Mapping[str, Any], command: str) -> str:
+def describe_stage_run(name: str, status: str, text: str, *, outputs: Mapping[str, Any], command: str) -> str:
     """Returns the description of the run of a stage whose command records none.
 
     Args:
@@ -182,28 +163,25 @@ def link_model(uri: str) -> str:
     return uri.removeprefix("models:/")[: SHORT + 2]
 
 
-def write_stages(
-    pipeline: DeclaredPipeline, state: PipelineState, states: Mapping[str, str], decisions: Mapping[str, StageDecision]
-) -> Path:
+def write_stages(stages: Iterable[StageProgress], ledger: PipelineLedger, config_dirs: tuple[str, ...]) -> Path:
     """Writes `stages.yaml`: of each stage its keys after all references were replaced, its command, its results, and
     what it is made of.
     """
-    stages: dict[str, Any] = {}
-    for name, stage in pipeline.stages.items():
-        known: dict[str, Any] = {"command": stage.command.name, "state": states.get(name, "not run")}
-        decision, record = decisions.get(name), state.records.get(name)
-        if decision is not None:
-            known |= {"why": decision.why, **decision.values}
-        if decision is not None and record is not None and decision.action in (REUSE, RUN):
-            folder = state.find_folder(name, record.attempt).absolute()
-            words = make_words(stage.command, decision.values, folder, pipeline.config_dirs)
+    written: dict[str, Any] = {}
+    for each in stages:
+        command, decision, record = each.stage.command, each.decision, each.record
+        known: dict[str, Any] = {"command": command.name, "state": each.state or "not run"}
+        known |= {"why": decision.why, **decision.values}
+        if decision.action in (REUSE, RUN):
+            folder = ledger.find_folder(each.name, record.attempt)
+            words = make_words(command, decision.values, folder, config_dirs)
             known |= {"line": shlex.join(["scaleflow", *words]), "outputs": drop_rare(record.outputs)}
             known |= {"seconds": round((record.ended or record.began) - record.began, 1)}
-            known |= {"made_of": {part: dict(each) for part, each in record.key.items() if part != "settings"}}
-            known |= {"splits": dict(list_stage_data(record)) if stage.command.has_own_run else {}}
-        stages[name] = {key: value for key, value in known.items() if value not in ("", {}, [])}
-    path = state.run_folder / "stages.yaml"
-    path.write_text(yaml.safe_dump(mask_secrets(stages), sort_keys=False, width=120))
+            known |= {"made_of": {part: dict(those) for part, those in record.key.items() if part != "settings"}}
+            known |= {"splits": dict(list_stage_data(record)) if command.has_own_run else {}}
+        written[each.name] = {key: value for key, value in known.items() if value not in ("", {}, [])}
+    path = ledger.run_folder / "stages.yaml"
+    path.write_text(yaml.safe_dump(mask_secrets(written), sort_keys=False, width=120))
     return path
 
 
@@ -216,16 +194,9 @@ def drop_rare(outputs: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in kept.items() if value not in (None, {})}
 
 
-def write_picture(
-    pipeline: DeclaredPipeline, states: Mapping[str, str], records: Mapping[str, StageRecord], folder: Path
-) -> Path:
+def write_picture(stages: Iterable[StageProgress], needs: Mapping[str, frozenset[str]], folder: Path) -> Path:
     """Draws the graph of the stages with their states and times as `graph.png`."""
-    notes = {
-        name: " ".join(filter(None, (states.get(name, "waiting"), format_seconds(records.get(name)))))
-        for name in pipeline.stages
-    }
-    path = folder / "graph.png"
-    partial = folder / f".{os.getpid()}.png"
-    draw_stages(pipeline.needs, notes, states, partial)
+    path, partial = folder / "graph.png", folder / f".{os.getpid()}.png"
+    draw_stages(needs, {each.name: each for each in stages}, partial)
     partial.replace(path)
     return path

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from scaleflow.config.compose import shorten_error
 from scaleflow.config.parse import suggest
 from scaleflow.errors import ConfigError
-from scaleflow.pipeline.stage_commands import BEST, STAGE_COMMANDS
+from scaleflow.pipeline.stage_commands import BEST_OUTPUTS, STAGE_COMMANDS
 
 RESOLVER = "scaleflow.stage"
 
@@ -77,16 +77,16 @@ def split_reference(
     name, rest = ".".join(parts[: lengths[0]]), parts[lengths[0] :]
     command = STAGE_COMMANDS[commands[name]]
     known: Sequence[str] = command.outputs
-    for place, key in enumerate(rest[:2]):
+    for depth, key in enumerate(rest[:2]):
         if key not in known:
-            where = ".".join([name, *rest[:place]])
+            where = ".".join([name, *rest[:depth]])
             raise ConfigError(f"{shown}: {where} has no output {key}{suggest(key, known, '')} ({', '.join(known)})")
         if key in ("metrics", "result"):
-            tail = rest[place + 1 :]
-            return name, [*rest[: place + 1], *(tail if key == "result" else filter(None, [".".join(tail)]))]
+            tail = rest[depth + 1 :]
+            return name, [*rest[: depth + 1], *(tail if key == "result" else filter(None, [".".join(tail)]))]
         if key != "best":
             break
-        known = BEST
+        known = BEST_OUTPUTS
     if not rest:
         raise ConfigError(f"{shown}: name one of its outputs ({', '.join(known)})")
     if len(rest) > 1 + (rest[0] == "best"):
@@ -97,12 +97,12 @@ def split_reference(
 def select_output(outputs: Mapping[str, Any], stage: str, path: Sequence[str]) -> Any:
     """Returns an output of a stage that has finished. Raises ConfigError, which names what there is, if it has none."""
     value: Any = outputs
-    for place, key in enumerate(path):
+    for depth, key in enumerate(path):
         if not isinstance(value, Mapping) or key not in value:
             names = [name for name in value if not str(name).startswith(RARE)] if isinstance(value, Mapping) else []
             have = f" ({', '.join(map(str, names))})" if names else ""
             hint = suggest(key, map(str, value), "") if isinstance(value, Mapping) else ""
-            raise ConfigError(f"{'.'.join([stage, *path[:place]])} has no {key}{hint}{have}")
+            raise ConfigError(f"{'.'.join([stage, *path[:depth]])} has no {key}{hint}{have}")
         value = value[key]
     if value is None:
         is_of_run = path[-1] in ("run_id", "model")

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scaleflow.config.compose import config_dir_flags, override_key
+from scaleflow.config.compose import config_dir_flags
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.answer import FINISHED, NOT_PROMOTED
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.run import Run
-from scaleflow.sweep.ledger import Ledger, is_under
+from scaleflow.sweep.ledger import Ledger, select_swept
 from scaleflow.sweep.ranking import find_best_job
-from scaleflow.tracking.tracked_runs import BEST as BEST_TAG
+from scaleflow.tracking.tracked_runs import BEST
 
 #: The keys that every stage may have.
 COMMON = ("command", "after", "when", "foreach")
@@ -115,7 +115,7 @@ STAGE_COMMANDS = {
 }
 
 #: The outputs of a sweep's best job.
-BEST = ("overrides", "run_id", "model", "metrics", "folder")
+BEST_OUTPUTS = ("overrides", "run_id", "model", "metrics", "folder")
 
 
 def make_words(
@@ -221,9 +221,9 @@ def read_run(command: StageCommand, folder: Path) -> dict[str, Any]:
 
 def read_best_job(folder: Path) -> dict[str, Any]:
     """Returns the outputs of the best job of the sweep in a folder; {} if no finished job has its metric."""
-    if BEST_TAG not in RunState.read(folder).tags:
+    if BEST not in RunState.read(folder).tags:
         return {}
-    best, swept = find_best_job(str(folder)), Ledger.load(RunFolder(folder)).swept
-    overrides = [each for each in best.overrides if is_under(override_key(each), swept)]
-    path = str(best.run.files.path.absolute())
-    return dict(zip(BEST, (overrides, best.run.run_id, best.run.model_uri, dict(best.metrics), path), strict=True))
+    best = find_best_job(str(folder))
+    overrides = select_swept(best.overrides, Ledger.load(RunFolder(folder)).swept)
+    path, metrics = str(best.run.files.path.absolute()), dict(best.metrics)
+    return dict(zip(BEST_OUTPUTS, (overrides, best.run.run_id, best.run.model_uri, metrics, path), strict=True))

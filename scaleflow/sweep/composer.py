@@ -38,7 +38,7 @@ from scaleflow.interfaces import Sweep, name_command
 from scaleflow.interfaces.secret_masking import mask_override
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
 from scaleflow.runs.identity import IGNORED_KEYS
-from scaleflow.sweep.ledger import FOLD, LedgerEntry, compute_identity, is_under, read_job_state
+from scaleflow.sweep.ledger import FOLD, LedgerEntry, compute_identity, is_under, read_job_state, select_swept
 
 #: Config groups whose option appears in a run's name without the group.
 GROUPS_NAMED_BY_OPTION = ("dataset", "model", "strategy", "precision")
@@ -52,7 +52,7 @@ class JobRequest:
     overrides: Sequence[str]  # those of the job's own config, as Hydra's sweeper wrote them
     number: int  # the job's `hydra.job.num`
     config: dict[str, Any]  # the resolved config, as plain containers; jobs share the sections in which they agree
-    environment: dict[str, str]  # the variables of `hydra.job.env_set`, for the job's processes
+    environment: Mapping[str, str] = field(default_factory=dict)  # of the job's processes: `hydra.job.env_set`
     references: frozenset[str] = frozenset()  # the keys whose values refer to other keys
     options: Sweep = field(default_factory=Sweep)  # the section `sweep`
     refusal: str = ""  # why it cannot be composed
@@ -101,7 +101,7 @@ class JobRequest:
 
     def describe(self, swept: Sequence[str]) -> list[str]:
         """Lists the overrides that distinguish the job from the others, with secrets masked."""
-        return [mask_override(o) for o in self.overrides if is_under(override_key(o), swept)]
+        return [mask_override(each) for each in select_swept(self.overrides, swept)]
 
     def label(self, swept: Sequence[str]) -> str:
         """Returns a short text that distinguishes the job from the others: `mirrored units=128`."""
@@ -209,11 +209,12 @@ class JobComposer:
             refusal = (
                 str(error) if isinstance(error, ConfigError) else explain_error(error, CommandWords(words, folders))
             )
-            return JobRequest(tuple(words), words, number, {"words": list(words)}, {}, refusal=refusal)
+            return JobRequest(tuple(words), words, number, config={"words": list(words)}, refusal=refusal)
         shared = {key: self._share_section(key, value) for key, value in resolved.items()}
         typed = {override_key(word) for word in words}
         references = (template.references - typed) | {override_key(word) for word in words if REFERENCE.search(word)}
-        return JobRequest(tuple(words), overrides, number, shared, environment, references, options)
+        known = JobRequest(tuple(words), overrides, number, config=shared, environment=environment, options=options)
+        return replace(known, references=references)
 
     def _share_section(self, key: str, section: Any) -> Any:
         """Returns the section of an earlier job if it is equal."""

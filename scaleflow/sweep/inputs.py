@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.config.trust import list_targets
-from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Dataset
 from scaleflow.interfaces.formatting import join_first
@@ -98,38 +97,6 @@ def list_input_changes(before: Provenance, now: Provenance, are_of_one: bool) ->
     parts = ("code", "files") if now.data["files"] else ("code",)
     changes = compare(replace(before, data={"files": files}), now, parts)
     return [str(each) for each in changes if each.matters and (are_of_one or None not in (each.before, each.now))]
-
-
-def choose_jobs_to_restart(
-    changes: Mapping[int, Sequence[str]], entries: Sequence[LedgerEntry], policy: str, folder: Path
-) -> dict[int, Sequence[str]]:
-    """Chooses the jobs that run again because code or data changed. Unfinished jobs do: a run has one code and data.
-
-    Args:
-        changes: the files that changed, by the number of the job.
-
-    Returns their changes. Raises ConfigError if there are changes and the policy is neither `rerun` nor `keep`.
-    """
-    if changes and policy not in ("rerun", "keep"):
-        raise ConfigError(
-            f"hydra.sweep.dir={folder}: {describe_changes(changes)}\nuse sweep.on_change=rerun to run such jobs again, "
-            "sweep.on_change=keep to keep the results of finished ones, or choose another folder"
-        )
-    chosen = [entry.number for entry in entries if policy == "rerun" or not entry.is_finished]
-    return {number: changes[number] for number in chosen if number in changes}
-
-
-def mark_changes(kept: Mapping[int, Sequence[str]], entries: Sequence[LedgerEntry]) -> None:
-    """Notes in the finished jobs of a sweep which files changed since they ran."""
-    for entry in entries:
-        if entry.is_finished:
-            entry.reason = f"{join_first(kept[entry.number])} since it ran" if entry.number in kept else ""
-
-
-def describe_decisions(again: Mapping[int, Sequence[str]], kept: Mapping[int, Sequence[str]]) -> list[str]:
-    """Says which jobs run again, and of which the results are kept."""
-    lines = [f"note: {describe_changes(again)}: they run again"] if again else []
-    return [*lines, f"note: {describe_changes(kept)}: their results are kept"] if kept else lines
 
 
 def describe_changes(changes: Mapping[int, Sequence[str]]) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from scaleflow.config.compose import override_key
 from scaleflow.config.parse import format_value
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.formatting import join_first
@@ -96,8 +97,9 @@ class Ledger:
         return next(matches, None)
 
     def add_entry(self, identity: str, overrides: Sequence[str], folder: str, repeat: int) -> LedgerEntry:
-        self.entries.append(LedgerEntry(self.next_number, identity, list(overrides), folder, repeat=repeat))
-        return self.entries[-1]
+        entry = LedgerEntry(self.next_number, identity, list(overrides), folder=folder, repeat=repeat)
+        self.entries.append(entry)
+        return entry
 
     @property
     def next_number(self) -> int:
@@ -146,6 +148,11 @@ def find_common_leaves(configs: Sequence[Config]) -> dict[str, Any]:
 def is_under(key: str, names: Iterable[str]) -> bool:
     """Whether a key is one of the names, or is in a section or group that one of them names."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def select_swept(overrides: Iterable[str], swept: Sequence[str]) -> list[str]:
+    """Returns the overrides of the keys and groups that a sweep varies."""
+    return [each for each in overrides if is_under(override_key(each), swept)]
 
 
 #: The metrics whose points the report needs: the speed, and the losses for the plots and for the comparison of losses.

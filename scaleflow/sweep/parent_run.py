@@ -51,7 +51,7 @@ PAGE, TABLE = "comparison.html", "comparison.csv"
 
 
 def write_comparison(folder: Path, jobs: Sequence[tuple[str, RepeatedJob]]) -> tuple[list[Path], str]:
-    """Compares jobs, the best first, and writes a page and a table.
+    """Compares the first of the finished jobs, which are sorted the best first, and writes a page and a table.
 
     Returns:
         The files, and a line about the two best jobs; nothing if fewer than two have kept predictions.
@@ -60,7 +60,7 @@ def write_comparison(folder: Path, jobs: Sequence[tuple[str, RepeatedJob]]) -> t
     from scaleflow.evaluation.report import compose_section, make_page, make_table, to_csv
 
     named = []
-    for label, job in jobs[:MOST_COMPARED]:
+    for label, job in [each for each in jobs if each[1].is_finished][:MOST_COMPARED]:
         with contextlib.suppress(ConfigError):  # it kept none
             named.append((f"#{job.entry.number} {label}", load_job_predictions(folder, job)))
     if len(named) < 2:
@@ -86,7 +86,7 @@ def load_job_predictions(folder: Path, job: RepeatedJob) -> Predictions:
     from scaleflow.evaluation.collector import EXAMPLE
     from scaleflow.evaluation.predictions import PREDICTIONS, load_predictions
 
-    counted = [entry for entry, _ in job.jobs if not entry.warms_up]
+    counted = [entry for entry, _ in job.without_warm_ups]
     used = counted if job.are_folds else counted[:1]
     parts = [load_predictions(RunFolder(folder / each.folder).evaluation / PREDICTIONS) for each in used]
     if len(parts) == 1:
@@ -124,8 +124,8 @@ def write_pooled(folder: Path, job: RepeatedJob, options: EvaluationOptions) -> 
         return []
     target.mkdir(exist_ok=True)
     save_predictions(target / PREDICTIONS, pooled)
-    title, metrics = f"All {len(job.jobs)} folds of the best job", bind_metrics(options.metrics or ())
-    made = make_report(pooled, options, None, NoInputs(), target, title, metrics)
+    title, metrics = f"All {len(job.runs)} folds of the best job", bind_metrics(options.metrics or ())
+    made = make_report(pooled, options, None, reader=NoInputs(), folder=target, title=title, metrics=metrics)
     return [target / PREDICTIONS, *(target / each for each in made.files)]
 
 
@@ -187,7 +187,7 @@ def describe_jobs(folder: Path) -> dict[str, Any]:
 
 def count_best_steps(job: RepeatedJob | None) -> int:
     """Returns the updates after which the models of a job were the best: the median over its runs; 0 if unknown."""
-    counted = [run.model_step for entry, run in (job.jobs if job else ()) if not entry.warms_up and run.model_step]
+    counted = [run.model_step for _, run in (job.without_warm_ups if job else ()) if run.model_step]
     return round(median(counted or [0]))
 
 
@@ -206,7 +206,7 @@ class ParentRun(CommandRun):
         self.tags: dict[str, str] = {}
         self.comparison = ""
 
-    def begin(self, plan: Plan, config: DictConfig, began: float, ledger: Ledger, facts: LaunchFacts) -> None:
+    def begin(self, plan: Plan, config: DictConfig, ledger: Ledger, *, began: float, facts: LaunchFacts) -> None:
         """Opens the run and starts to record it.
 
         Args:
@@ -240,13 +240,14 @@ class ParentRun(CommandRun):
                 BEST_STEPS: str(count_best_steps(report.best_job)),
             }
         text = describe_sweep(report, self.files.path)
-        self.add(values, report.write(self.files.path), {**tags, **self.tags}, text, report.finished)
+        files = report.write(self.files.path)
+        self.add(values, files, tags={**tags, **self.tags}, text=text, step=report.finished)
 
     def conclude(self, report: Report, status: Status, error: str) -> None:
         """Writes the final report, its plots and the comparison of the best jobs, and records the end of the run."""
         self.update(report)
         self.add_files(report.draw(self.files.path), self.files.plots.name)
-        compared, self.comparison = write_comparison(self.files.path, report.list_best(MOST_COMPARED))
+        compared, self.comparison = write_comparison(self.files.path, report.labelled)
         if report.best_job is not None and report.best_job.are_folds:
             options = self.plan.evaluation if self.plan else EvaluationOptions()
             compared += write_pooled(self.files.path, report.best_job, options)

@@ -29,19 +29,23 @@ from scaleflow.tracking.tracked_runs import (
 
 @dataclass(frozen=True)
 class RepeatedJob:
-    """All jobs of one config; without repeats it is a single one."""
+    """A job with its runs: its repeats or its folds; without these it is a single one."""
 
-    #: The jobs with their runs, warm-ups included. Warm-ups do not count in metrics and curves.
-    jobs: Sequence[tuple[LedgerEntry, RunState]]
+    #: Its entries in the ledger with their runs, warm-ups included
+    runs: Sequence[tuple[LedgerEntry, RunState]]
 
     @property
     def entry(self) -> LedgerEntry:
-        return self.jobs[0][0]
+        return self.runs[0][0]
+
+    @property
+    def without_warm_ups(self) -> list[tuple[LedgerEntry, RunState]]:
+        return [(entry, run) for entry, run in self.runs if not entry.warms_up]
 
     @property
     def counted(self) -> list[RunState]:
-        """The runs that count: those that finished; if none did, those that became ready. No warm-ups."""
-        ready = [run for entry, run in self.jobs if not entry.warms_up and run.is_ready]
+        """The runs that count in metrics and curves: those that finished; if none did, those that became ready."""
+        ready = [run for _, run in self.without_warm_ups if run.is_ready]
         return [run for run in ready if run.status == "FINISHED"] or ready
 
     @property
@@ -51,7 +55,7 @@ class RepeatedJob:
 
     @property
     def is_ready(self) -> bool:
-        return any(run.is_ready for _, run in self.jobs)
+        return any(run.is_ready for _, run in self.runs)
 
     @property
     def is_finished(self) -> bool:
@@ -60,16 +64,16 @@ class RepeatedJob:
     @property
     def status(self) -> str:
         """The status that all jobs have, or the number of jobs with each: `2 FINISHED, 1 FAILED`."""
-        counts = Counter(entry.status for entry, _ in self.jobs)
+        counts = Counter(entry.status for entry, _ in self.runs)
         return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {status}" for status, n in counts.items())
 
     @property
     def reason(self) -> str | None:
-        return "; ".join(dict.fromkeys(entry.reason for entry, _ in self.jobs if entry.reason)) or None
+        return "; ".join(dict.fromkeys(entry.reason for entry, _ in self.runs if entry.reason)) or None
 
     @property
     def params(self) -> Mapping[str, str]:
-        return next((run.params for _, run in self.jobs if run.params), {})
+        return next((run.params for _, run in self.runs if run.params), {})
 
     def find_value(self, key: str) -> str | None:
         """Returns the value of a key: the param, or what the overrides say.
@@ -85,9 +89,9 @@ class RepeatedJob:
         return next((run.curves for run in self.counted), {})
 
     @property
-    def runs(self) -> str | None:
+    def run_ids(self) -> str | None:
         """The ids of the runs in the store, separated by spaces; None if there are none."""
-        return " ".join(run.run_id for _, run in self.jobs if run.run_id) or None
+        return " ".join(run.run_id for _, run in self.runs if run.run_id) or None
 
     @property
     def rates(self) -> list[float]:
@@ -123,8 +127,8 @@ class RepeatedJob:
         return mean(values) if self.are_folds else median(values)
 
     def _list_values(self, metric: str) -> list[float]:
-        counted = [run for entry, run in self.jobs if not entry.warms_up]
-        return [run.metrics.get(metric, math.nan) if run.status == "FINISHED" else math.nan for run in counted]
+        runs = [run for _, run in self.without_warm_ups]
+        return [run.metrics.get(metric, math.nan) if run.status == "FINISHED" else math.nan for run in runs]
 
     def spread(self, metric: str) -> float | None:
         """Returns the deviation of a metric over the folds (of a sample, with n - 1); None without folds."""
@@ -133,9 +137,8 @@ class RepeatedJob:
 
     def find_best(self, metric: str, is_larger_better: bool) -> tuple[LedgerEntry, RunState]:
         """Returns the best of the runs that count. All of them have the metric."""
-        counted = [(entry, run) for entry, run in self.jobs if not entry.warms_up]
         choose = max if is_larger_better else min
-        return choose(counted, key=lambda job: job[1].metrics[metric])
+        return choose(self.without_warm_ups, key=lambda each: each[1].metrics[metric])
 
     @property
     def metrics(self) -> dict[str, float]:

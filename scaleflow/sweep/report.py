@@ -15,14 +15,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, TextIO
 
-from scaleflow.config.compose import override_key
 from scaleflow.interfaces.formatting import format_csv, format_number
 from scaleflow.launcher.lines import lay_out_table, measure_width, wrap_line
 from scaleflow.launcher.recording.description import format_table
 from scaleflow.runs import RunFolder
 from scaleflow.runs.identity import IGNORED_KEYS
 from scaleflow.runs.state import INTERVAL, RATE, RunState, drop_intervals
-from scaleflow.sweep.ledger import LedgerEntry, is_under
+from scaleflow.sweep.ledger import LedgerEntry, is_under, select_swept
 from scaleflow.sweep.ranking import Mode, RepeatedJob, group_repeats, rank_jobs
 from scaleflow.tracking.connection import is_default_store
 from scaleflow.tracking.uri import drop_credentials
@@ -73,16 +72,16 @@ def check_first_losses(jobs: Jobs, swept: Sequence[str]) -> tuple[dict[int, str]
     return verdicts, differences
 
 
-def describe_work(summary: RunState) -> frozenset[tuple[str, str]]:
+def describe_work(run: RunState) -> frozenset[tuple[str, str]]:
     """Returns the params that decide a job's losses: all except `LOSS_NEUTRAL_PARAMS`, and the global batch size."""
-    params = {key: value for key, value in summary.params.items() if not is_under(key, LOSS_NEUTRAL_PARAMS)}
-    return frozenset({**params, GLOBAL_BATCH: summary.params.get(GLOBAL_BATCH, "")}.items())
+    params = {key: value for key, value in run.params.items() if not is_under(key, LOSS_NEUTRAL_PARAMS)}
+    return frozenset({**params, GLOBAL_BATCH: run.params.get(GLOBAL_BATCH, "")}.items())
 
 
-def find_difference(summary: RunState, other: RunState) -> str:
+def find_difference(run: RunState, other: RunState) -> str:
     """Describes the first step at which the losses of two runs differ; empty if they do not."""
-    losses, others = list_first_losses(summary), list_first_losses(other)
-    is_full = all(run.params.get("precision", "float32") == "float32" for run in (summary, other))
+    losses, others = list_first_losses(run), list_first_losses(other)
+    is_full = all(each.params.get("precision", "float32") == "float32" for each in (run, other))
     allowed = FLOAT32_TOLERANCE if is_full else HALF_PRECISION_TOLERANCE
     for step in sorted(losses.keys() & others.keys()):
         loss, other_loss = losses[step], others[step]
@@ -93,10 +92,10 @@ def find_difference(summary: RunState, other: RunState) -> str:
     return ""
 
 
-def list_first_losses(summary: RunState) -> dict[int, float]:
+def list_first_losses(run: RunState) -> dict[int, float]:
     """Returns the losses of the first epoch by step."""
-    last = summary.epoch_steps
-    return {step: loss for step, loss in summary.curves.get(LOSS, ()) if last is None or step <= last}
+    last = run.epoch_steps
+    return {step: loss for step, loss in run.curves.get(LOSS, ()) if last is None or step <= last}
 
 
 SEED = "seed"
@@ -214,7 +213,7 @@ class Report:
         self.best = ranked[0].find_best(metric, mode == "max") if has_best else None
         self.choices = choose_report_columns([run for _, run in jobs], swept)
         self._swept = swept
-        self._are_repeated = any(len(each.jobs) > 1 for each in self._jobs)
+        self._are_repeated = any(len(each.runs) > 1 for each in self._jobs)
         self._verdicts, self.differences = check_first_losses(jobs, swept) if same_losses else ({}, [])
         self._base, self.reason = self._one_replica()
         self.rows = [self._row(each, is_best=has_best and each is ranked[0]) for each in ranked]
@@ -230,49 +229,49 @@ class Report:
     @property
     def _has_replicas(self) -> bool:
         """Whether a job has several replicas. Otherwise the efficiency says nothing."""
-        return any(jobs.params.get("resolved.replicas", "1") != "1" for jobs in self._jobs)
+        return any(job.params.get("resolved.replicas", "1") != "1" for job in self._jobs)
 
-    def _row(self, jobs: RepeatedJob, is_best: bool) -> dict[str, Cell]:
-        numbers = [entry.number for entry, _ in jobs.jobs]
+    def _row(self, job: RepeatedJob, is_best: bool) -> dict[str, Cell]:
+        numbers = [entry.number for entry, _ in job.runs]
         row: dict[str, Cell] = {"best": BEST_MARK if is_best else ""}  # MLflow's table shows None as null
         row["job"] = numbers[0] if len(numbers) == 1 else " ".join(map(str, numbers))
-        row |= {key: jobs.find_value(key) for key in self.choices}
-        row["status"] = jobs.status
+        row |= {key: job.find_value(key) for key in self.choices}
+        row["status"] = job.status
         verdicts = {self._verdicts.get(number) for number in numbers}
         row["first losses"] = next((each for each in ("DIFFER", "same", "not compared") if each in verdicts), None)
-        metrics = jobs.metrics
+        metrics = job.metrics
         row |= {key: metrics[key] for key in choose_results(metrics, self.metric, MAX_RESULTS)}
-        if (spread := jobs.spread(self.metric)) is not None:
+        if (spread := job.spread(self.metric)) is not None:
             row["deviation"] = spread
         for column, key in METRIC_COLUMNS.items():
-            row[column] = jobs.rate if column == "examples/s" else metrics.get(key)
+            row[column] = job.rate if column == "examples/s" else metrics.get(key)
             if column == "examples/s" and self._are_repeated:
-                row |= {"least": min(jobs.rates, default=None), "most": max(jobs.rates, default=None)}
-                row["counted"] = len(jobs.rates)
-        row["replicas"] = int(replicas) if (replicas := jobs.params.get("resolved.replicas")) else None
-        row["efficiency"] = self._efficiency(jobs)
-        row["run"] = jobs.runs
-        row["reason"] = jobs.reason
+                row |= {"least": min(job.rates, default=None), "most": max(job.rates, default=None)}
+                row["counted"] = len(job.rates)
+        row["replicas"] = int(replicas) if (replicas := job.params.get("resolved.replicas")) else None
+        row["efficiency"] = self._efficiency(job)
+        row["run"] = job.run_ids
+        row["reason"] = job.reason
         return row
 
     def _one_replica(self) -> tuple[dict[tuple[str, ...], float], str]:
         """Returns the highest examples/s on one replica for each kind of work, and why there are none."""
         rates: dict[tuple[str, ...], float] = {}
-        for jobs in self._jobs:
-            if jobs.params.get("resolved.replicas") == "1" and jobs.rate and jobs.is_finished:
-                key = self._work(jobs)
-                rates[key] = max(jobs.rate, rates.get(key, 0.0))
+        for job in self._jobs:
+            if job.params.get("resolved.replicas") == "1" and job.rate and job.is_finished:
+                key = self._work(job)
+                rates[key] = max(job.rate, rates.get(key, 0.0))
         return rates, "" if rates else "no finished job of the sweep has one replica"
 
-    def _work(self, jobs: RepeatedJob) -> tuple[str, ...]:
+    def _work(self, job: RepeatedJob) -> tuple[str, ...]:
         """Returns what identifies the work of a job: the values that vary, except those of `SCALE_SECTIONS`."""
-        return tuple(jobs.find_value(key) or "" for key in self.choices if not is_under(key, SCALE_SECTIONS))
+        return tuple(job.find_value(key) or "" for key in self.choices if not is_under(key, SCALE_SECTIONS))
 
-    def _efficiency(self, jobs: RepeatedJob) -> float | None:
+    def _efficiency(self, job: RepeatedJob) -> float | None:
         """Returns examples/s per replica, divided by those of the same work on one replica; None if not known."""
-        single_rate = self._base.get(self._work(jobs))
-        replicas = jobs.params.get("resolved.replicas")
-        return jobs.rate / (int(replicas) * single_rate) if jobs.rate and replicas and single_rate else None
+        single_rate = self._base.get(self._work(job))
+        replicas = job.params.get("resolved.replicas")
+        return job.rate / (int(replicas) * single_rate) if job.rate and replicas and single_rate else None
 
     def write(self, folder: Path) -> list[Path]:
         """Writes the table as Markdown, as CSV and as JSON for MLflow's UI; returns the files."""
@@ -285,7 +284,7 @@ class Report:
         """Draws plots of the jobs as PNG files in a folder, and returns the files."""
         from scaleflow.sweep.plots import draw_plots
 
-        return draw_plots([(make_label(jobs.entry, self._swept), jobs) for jobs in self._ranked], self.choices, folder)
+        return draw_plots(self.labelled, self.choices, folder)
 
     def tags(self) -> Mapping[str, str]:
         """The tags with which MLflow's UI shows the table."""
@@ -311,10 +310,10 @@ class Report:
         """All runs of the best job."""
         return self._ranked[0] if self.best is not None else None
 
-    def list_best(self, most: int) -> list[tuple[str, RepeatedJob]]:
-        """Returns the best jobs with their labels."""
-        jobs = [each for each in self._ranked if each.is_finished][:most]
-        return [(make_label(each.entry, self._swept), each) for each in jobs]
+    @property
+    def labelled(self) -> list[tuple[str, RepeatedJob]]:
+        """All jobs with their labels, the best first."""
+        return [(make_label(each.entry, self._swept), each) for each in self._ranked]
 
     def _notes(self) -> list[str]:
         notes = [self.ranking]
@@ -348,7 +347,7 @@ class Report:
         job = self._ranked[0]
         spread, score = job.spread(self.metric), job.score(self.metric)
         value = format_number(run.metrics[self.metric] if spread is None or score is None else score)
-        over = "" if spread is None else f" (deviation {format_number(spread)} over {len(job.jobs)} folds)"
+        over = "" if spread is None else f" (deviation {format_number(spread)} over {len(job.runs)} folds)"
         return f"#{entry.number} {make_label(entry, self._swept)}, {self.metric} {value}{over}"
 
     def csv(self) -> str:
@@ -434,8 +433,7 @@ def choose_report_columns(jobs: Sequence[RunState], swept: Sequence[str]) -> lis
 
 
 def make_label(entry: LedgerEntry, swept: Sequence[str]) -> str:
-    words = [o for o in entry.overrides if is_under(override_key(o), swept)]
-    return " ".join(words) or f"job {entry.number}"
+    return " ".join(select_swept(entry.overrides, swept)) or f"job {entry.number}"
 
 
 def format_cells(rows: Sequence[Mapping[str, Cell]], columns: Sequence[str] = ()) -> list[list[str]]:

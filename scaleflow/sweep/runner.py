@@ -6,16 +6,15 @@ The process of the command composes and records all jobs. One fork server starts
 import contextlib
 import itertools
 import os
-import queue
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from hydra.core.utils import JobReturn
@@ -23,7 +22,6 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from scaleflow.cluster.engines import find_engine
-from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, share, visible_gpus
 from scaleflow.config.compose import list_module_folders, mask_sweep_config
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, NothingCanRun
@@ -33,17 +31,16 @@ from scaleflow.interfaces.formatting import format_duration, join_first
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
 from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.display import Display, JobDisplay
+from scaleflow.launcher.executor import Portion, Work, run_side_by_side
 from scaleflow.launcher.launch import launch_run
 from scaleflow.launcher.messages import notify
 from scaleflow.launcher.prepare import note_copies
 from scaleflow.launcher.processes.server_start import start_fork_server
-from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
-from scaleflow.launcher.processes.worker_process import THREADS_ENV
+from scaleflow.launcher.processes.stop import PartStop, StopRequest, catch_stop_signals
 from scaleflow.launcher.recording.recovery import repair_quietly
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.folder_use import SWEEP_DIR, check_writable, create_folder, refuse_others, remove_created
 from scaleflow.runs.provenance.collect import LaunchFacts
-from scaleflow.runs.provenance.machine import count_cores
 from scaleflow.runs.state import is_finished
 from scaleflow.sweep.composer import (
     JobCallbacks,
@@ -54,32 +51,11 @@ from scaleflow.sweep.composer import (
     find_swept_keys,
     make_return,
 )
-from scaleflow.sweep.inputs import (
-    CHANGED,
-    SweepInputs,
-    choose_jobs_to_restart,
-    describe_changes,
-    describe_decisions,
-    mark_changes,
-)
+from scaleflow.sweep.inputs import CHANGED, SweepInputs, describe_changes
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, find_common_leaves, read_job_state
 from scaleflow.sweep.parent_run import ParentRun, describe_jobs
 from scaleflow.sweep.ranking import RepeatedJob, choose_mode
 from scaleflow.sweep.report import Report, make_loading_row
-
-
-def make_environments(count: int) -> list[dict[str, str]]:
-    """Returns the variables to add to the environment of each of `count` concurrent jobs; none for a single job."""
-    if count == 1:
-        return [{}]
-    gpus = visible_gpus()
-    threads = dict.fromkeys(THREADS_ENV, str(max(1, count_cores() // count)))
-    if not gpus:
-        return [threads] * count
-    # Without growth the first of the jobs that share a GPU would take all of its memory.
-    growth = {GROWTH: "true"} if len(gpus) < count else {}
-    return [{**threads, **growth, CUDA_DEVICES: ",".join(share(gpus, n, count))} for n in range(count)]
-
 
 #: Statuses after which a job does not change before it runs again.
 ENDED = ("FINISHED", "FAILED", "KILLED", "PRUNED")
@@ -89,29 +65,6 @@ MAX_LINES = 10
 
 #: The part of the time that may be spent on reports while jobs run. A report of many jobs takes longer.
 REPORT_SHARE = 0.05
-
-
-class JobStop(StopRequest):
-    """Requests the end of one job: together with the sweep, or alone."""
-
-    def __init__(self, sweep: StopRequest) -> None:
-        self._sweep = sweep
-        self._own: int | None = None
-
-    @property
-    def signal(self) -> int | None:  # type: ignore[override]
-        return self._sweep.signal or self._own
-
-    @property
-    def times(self) -> int:  # type: ignore[override]
-        return self._sweep.times
-
-    @property
-    def limit(self) -> str:  # type: ignore[override]
-        return self._sweep.limit
-
-    def stop_job(self) -> None:
-        self._own = signal.SIGTERM
 
 
 class SweepRunner:
@@ -145,7 +98,7 @@ class SweepRunner:
         self._plan: Plan | None = None
         self._timer: threading.Timer | None = None  # ends the sweep after `sweep.max_seconds`
         self._are_remote: set[bool] = set()  # whether the processes of the jobs run on other machines
-        self._histories: dict[int, RunState] = {}
+        self._states: dict[int, RunState] = {}
         self._next_update = 0.0
         self._jobs: list[SweepJob] = []
         self._options = Sweep()
@@ -247,24 +200,31 @@ class SweepRunner:
             number = self._ledger.next_number
             overrides = [mask_override(override) for override in request.overrides]
             folder = self._subfolder(request, number)
-            entry = self._ledger.add_entry(request.identity, overrides, folder, request.repeat)
+            entry = self._ledger.add_entry(request.identity, overrides, folder, repeat=request.repeat)
         entry.warms_up = request.turn == "warm-up"
         return SweepJob(request, entry)
 
     def _handle_changes(self, jobs: Sequence[SweepJob]) -> None:
         """Does what `sweep.on_change` says about code and data that changed since jobs of earlier commands ran."""
-        configs = {job.entry.number: job.request.config for job in jobs}
-        changes = self._inputs.find_changes(self._ledger.entries, configs)
-        entries = [job.entry for job in jobs]
-        again = choose_jobs_to_restart(changes, entries, self._options.on_change, self._folder)
+        policy, configs = self._options.on_change, {job.entry.number: job.request.config for job in jobs}
+        kept = self._inputs.find_changes(self._ledger.entries, configs)
+        if kept and policy not in ("rerun", "keep"):
+            raise ConfigError(
+                f"hydra.sweep.dir={self._folder}: {describe_changes(kept)}\nuse sweep.on_change=rerun to run such jobs "
+                "again, sweep.on_change=keep to keep the results of finished ones, or choose another folder"
+            )
+        again: dict[int, Sequence[str]] = {}
         for job in jobs:
-            if job.entry.number in again:
+            if job.entry.number in kept and (policy == "rerun" or not job.entry.is_finished):
+                again[job.entry.number] = kept.pop(job.entry.number)
                 job.entry.restart(self._subfolder(job.request, job.entry.number))
-        kept = {number: names for number, names in changes.items() if number not in again}
-        mark_changes(kept, self._ledger.entries)
-        for line in describe_decisions(again, kept):
-            Display(sys.stdout).print_line(line)
-        if changes:
+        for entry in self._ledger.entries:
+            if entry.is_finished:
+                entry.reason = f"{join_first(kept[entry.number])} since it ran" if entry.number in kept else ""
+        for changes, what in ((again, "they run again"), (kept, "their results are kept")):
+            if changes:
+                Display(sys.stdout).print_line(f"note: {describe_changes(changes)}: {what}")
+        if again or kept:
             self._parent.tags[CHANGED] = describe_changes(kept) if kept else ""
 
     def _subfolder(self, request: JobRequest, number: int) -> str:
@@ -313,41 +273,31 @@ class SweepRunner:
             Display(sys.stdout).print_line(counts)
 
     def _run(self, jobs: Sequence[SweepJob]) -> None:
-        n_jobs = min(self._n_jobs, len(jobs))
-        slots: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
-        for portion in make_environments(n_jobs):
-            slots.put(portion)
-        if n_jobs == 1:
-            for job in jobs:
-                self._run_one(job, slots)
-            return
-        with ThreadPoolExecutor(n_jobs, "job") as pool:
-            for future in [pool.submit(self._run_one, job, slots) for job in jobs]:
-                future.result()
+        waiting = iter(jobs)
 
-    def _run_one(self, job: SweepJob, slots: queue.SimpleQueue[dict[str, str]]) -> None:
-        if self._stop.is_set():
-            return
-        environment = slots.get()
-        try:
-            if changes := self._inputs.note_changes(job.request.config):
-                note = f"note: {join_first(changes)} since the job before it began"
-                JobDisplay(sys.stdout, job.entry.number).print_line(note)
-            self._record_status(job, "RUNNING")
-            code = self._launch_job(job, environment)
-            state = RunState.read(self._folder / job.entry.folder)
-            without_run = "KILLED" if code == self._stop.exit_code else "FAILED"
-            status = "REFUSED" if code == REFUSED else state.status or without_run
-            if job.is_pruned and status == "KILLED":
-                status = "PRUNED"
-            self._record_status(job, status, state.error if status != "FINISHED" else "")
-            self._callbacks.end(job.request, self._folder / job.entry.folder, status, job.entry.reason)
-        finally:
-            slots.put(environment)
+        def begin_next(portion: Portion) -> Work | None:
+            job = None if self._stop.is_set() else next(waiting, None)
+            return None if job is None else partial(self._run_job, job, portion)
 
-    def _launch_job(self, job: SweepJob, portion: Mapping[str, str]) -> int:
+        run_side_by_side(begin_next, min(self._n_jobs, len(jobs)), end_others=lambda: None)
+
+    def _run_job(self, job: SweepJob, portion: Portion) -> None:
+        if changes := self._inputs.note_changes(job.request.config):
+            note = f"note: {join_first(changes)} since the job before it began"
+            JobDisplay(sys.stdout, job.entry.number).print_line(note)
+        self._record_status(job, "RUNNING")
+        code = self._launch_job(job, portion)
+        state = RunState.read(self._folder / job.entry.folder)
+        without_run = "KILLED" if code == self._stop.exit_code else "FAILED"
+        status = "REFUSED" if code == REFUSED else state.status or without_run
+        if job.is_pruned and status == "KILLED":
+            status = "PRUNED"
+        self._record_status(job, status, state.error if status != "FINISHED" else "")
+        self._callbacks.end(job.request, self._folder / job.entry.folder, status, job.entry.reason)
+
+    def _launch_job(self, job: SweepJob, portion: Portion) -> int:
         """Runs a job with a portion of this machine. Returns the exit code of its command."""
-        stop, in_turn = JobStop(self._stop), JobDisplay(sys.stdout, job.entry.number, self._noted)
+        stop, in_turn = PartStop(self._stop), JobDisplay(sys.stdout, job.entry.number, self._noted)
         display = Display(sys.stdout, breaks_silence=False) if job.request.is_inline else in_turn
         words = job.request.describe(self._ledger.swept) or ["without overrides"]
         display.print_line(" ".join([*words, *([f"({job.request.turn})"] if job.request.turn else [])]))
@@ -356,9 +306,10 @@ class SweepRunner:
             if isinstance(event, RunReady):
                 with self._ledger_lock:  # if no job becomes ready, there is no parent run
                     if not self._parent.recorder:
-                        self._parent.begin(run.spec.plan, self._config, self._began, self._ledger, self._facts)
+                        plan, began = run.spec.plan, self._began
+                        self._parent.begin(plan, self._config, self._ledger, began=began, facts=self._facts)
             if self.watch is not None and self.watch(job.indices, event):
-                stop.stop_job()
+                stop.end_part()
                 job.is_pruned = True
 
         def refuse(reason: str) -> None:
@@ -387,7 +338,7 @@ class SweepRunner:
         with self._ledger_lock:
             has_no_run = status in ("REFUSED", "KILLED")  # `_launch_job` has set the reason
             job.entry.status, job.entry.reason = status, reason or (job.entry.reason if has_no_run else "")
-            self._histories.pop(job.entry.number, None)
+            self._states.pop(job.entry.number, None)
             self._ledger.save()
             if status != "RUNNING" and self._parent.recorder and time.monotonic() >= self._next_update:
                 began = time.monotonic()
@@ -395,15 +346,15 @@ class SweepRunner:
                 self._next_update = time.monotonic() + (time.monotonic() - began) / REPORT_SHARE
 
     def _return_value(self, request: JobRequest, repeats: Sequence[SweepJob]) -> JobReturn:
-        job = RepeatedJob([(each.entry, self._read_history(each.entry)) for each in repeats])
+        job = RepeatedJob([(each.entry, self._read_state(each.entry)) for each in repeats])
         return make_return(request.overrides, True, job.measure(request.options.metric))
 
-    def _read_history(self, entry: LedgerEntry) -> RunState:
+    def _read_state(self, entry: LedgerEntry) -> RunState:
         """Reads the run of a job, once if it has ended."""
-        history = self._histories.get(entry.number) or read_job_state(self._folder / entry.folder)
+        state = self._states.get(entry.number) or read_job_state(self._folder / entry.folder)
         if entry.status in ENDED:
-            self._histories[entry.number] = history
-        return history
+            self._states[entry.number] = state
+        return state
 
     def _start(self) -> None:
         """Starts what all jobs share: the handling of signals, and the fork server if jobs run on this machine."""
@@ -431,10 +382,10 @@ class SweepRunner:
         self._timer.start()
 
     def _make_report(self, entries: Sequence[LedgerEntry]) -> Report:
-        jobs = [(entry, self._read_history(entry)) for entry in entries]
+        jobs = [(entry, self._read_state(entry)) for entry in entries]
         options, direction = self._options, self._config.hydra.sweeper.get("direction")
-        mode = choose_mode(options.metric, options.mode, direction, [run for _, run in jobs])
-        return Report(jobs, self._ledger.swept, options.metric, mode, options.same_losses)
+        mode = choose_mode(options.metric, options.mode, direction=direction, runs=[run for _, run in jobs])
+        return Report(jobs, self._ledger.swept, options.metric, mode=mode, same_losses=options.same_losses)
 
     def end(self) -> int:
         """Ends the sweep: shows and records the report, and ends the parent run. Returns the exit code of the
@@ -470,7 +421,7 @@ class SweepRunner:
         code = self._exit_code(report)
         if self._parent.plan and (address := self._parent.plan.tracking.notify):
             answer = {"exit_code": code, **describe_jobs(self._folder)}
-            notify(address, RunState.read(self._folder).name, answer, Display(sys.stdout))
+            notify(address, RunState.read(self._folder).name, answer, display=Display(sys.stdout))
         return code
 
     def _end_parent(self) -> Report:

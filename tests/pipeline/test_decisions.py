@@ -8,10 +8,10 @@ import pytest
 
 from scaleflow.interfaces import Tracking
 from scaleflow.pipeline import decisions
-from scaleflow.pipeline.decisions import Composer, Decider, StageDecision
+from scaleflow.pipeline.decisions import Decider, StageComposer, StageDecision
 from scaleflow.pipeline.definition import load_pipeline
+from scaleflow.pipeline.ledger import PipelineLedger, StageRecord, StoredRuns
 from scaleflow.pipeline.recording import describe_pipeline, link_model
-from scaleflow.pipeline.state import PipelineState, StageRecord, StoredRuns
 
 FILE = "limit: 1\nstages:\n  tell: {command: python, target: steps.tell, arguments: {limit: '${limit}'}}\n"
 STEPS = "import numpy\nimport helper\ndef tell(limit):\n    return helper.half(limit)\n"
@@ -21,64 +21,64 @@ Decide = Callable[..., StageDecision]
 
 @pytest.fixture
 def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Decide:
-    """`decide("limit=2", force=True)`: what becomes of the stage, whose last execution `state` has."""
+    """`decide("limit=2", force=True)`: what becomes of the stage, whose last execution `ledger` has."""
     (tmp_path / "conf" / "pipeline").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     Path("conf/pipeline/mine.yaml").write_text(FILE)
     Path("steps.py").write_text(STEPS)
     Path("helper.py").write_text("def half(x):\n    return x / 2\n")
 
-    def run(*words: str, state: PipelineState | None = None, force: bool = False) -> StageDecision:
+    def run(*words: str, ledger: PipelineLedger | None = None, force: bool = False) -> StageDecision:
         pipeline = load_pipeline("mine", ["conf"], words)
-        state = state or PipelineState(tmp_path / "none")
+        ledger = ledger or PipelineLedger(tmp_path / "none")
         stored, forced = StoredRuns(Tracking(name="none")), ["tell"] if force else []
-        decider = Decider(pipeline, state, Composer(["conf"], {}), stored, forced)
+        decider = Decider(pipeline, ledger, StageComposer(["conf"], {}), stored, forced)
         return decider.decide(pipeline.stages["tell"])
 
     return run
 
 
 @pytest.fixture
-def state(decide: Decide, tmp_path: Path) -> PipelineState:
+def ledger(decide: Decide, tmp_path: Path) -> PipelineLedger:
     """The stage has finished, in the first execution."""
     first = decide()
     assert (first.action, first.why) == ("run", "has not run")
     assert first.key is not None
-    state = PipelineState(tmp_path / "none")
-    state.execution, state.status = 1, "FINISHED"
-    state.records["tell"] = StageRecord(first.key, 1, 1, "FINISHED", {"result": 0.5})
-    return state
+    ledger = PipelineLedger(tmp_path / "none")
+    ledger.execution, ledger.status = 1, "FINISHED"
+    ledger.records["tell"] = StageRecord(first.key, 1, 1, "FINISHED", {"result": 0.5})
+    return ledger
 
 
 def test_a_stage_is_reused_until_something_that_it_is_made_of_changes(
-    decide: Decide, state: PipelineState, monkeypatch: pytest.MonkeyPatch
+    decide: Decide, ledger: PipelineLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert decide(state=state).action == "reuse"
+    assert decide(ledger=ledger).action == "reuse"
     Path("helper.py").write_text("# a comment\ndef half(x):\n\n    return x/2\n")
     Path("conf/pipeline/mine.yaml").write_text(f"# a comment\n{FILE}")
-    assert decide(state=state).action == "reuse"
-    assert decide("limit=2", state=state).why == "arguments {'limit': 1} -> {'limit': 2}"
+    assert decide(ledger=ledger).action == "reuse"
+    assert decide("limit=2", ledger=ledger).why == "arguments {'limit': 1} -> {'limit': 2}"
     Path("helper.py").write_text("def half(x):\n    return x / 3\n")
-    assert decide(state=state).why == "helper.py changed"
+    assert decide(ledger=ledger).why == "helper.py changed"
     Path("helper.py").write_text("def half(x):\n    return x / 2\n")
     packages = decisions.read_packages()
     newer = {**packages, "numpy": replace(packages["numpy"], version="99.0")}
     monkeypatch.setattr(decisions, "read_packages", lambda: newer)
-    assert decide(state=state).why == f"numpy {packages['numpy'].identity} -> 99.0"
+    assert decide(ledger=ledger).why == f"numpy {packages['numpy'].identity} -> 99.0"
     monkeypatch.setattr(
         decisions, "read_packages", lambda: {**packages, "pandas": replace(packages["numpy"], version="9")}
     )
-    assert decide(state=state).action == "reuse"  # it imports no pandas
+    assert decide(ledger=ledger).action == "reuse"  # it imports no pandas
 
 
-def test_a_forced_stage_runs_once_though_its_command_is_interrupted(decide: Decide, state: PipelineState) -> None:
-    assert decide(state=state, force=True).why == "is forced"
-    state.status = "FAILED"  # another stage has failed after it
-    assert decide(state=state, force=True).why == "is forced"
-    state.records["tell"].is_forced = True  # it has run because it was forced
-    assert decide(state=state, force=True).action == "reuse"
-    state.status = "FINISHED"
-    assert decide(state=state, force=True).why == "is forced"
+def test_a_forced_stage_runs_once_though_its_command_is_interrupted(decide: Decide, ledger: PipelineLedger) -> None:
+    assert decide(ledger=ledger, force=True).why == "is forced"
+    ledger.status = "FAILED"  # another stage has failed after it
+    assert decide(ledger=ledger, force=True).why == "is forced"
+    ledger.records["tell"].is_forced = True  # it has run because it was forced
+    assert decide(ledger=ledger, force=True).action == "reuse"
+    ledger.status = "FINISHED"
+    assert decide(ledger=ledger, force=True).why == "is forced"
 
 
 def test_a_long_table_is_cut_and_links_lead_to_runs_and_versions() -> None:

@@ -13,7 +13,7 @@ import pytest
 from scaleflow.config.compose import user_module_folders
 from scaleflow.errors import ConfigError
 from scaleflow.pipeline.command import check_stages
-from scaleflow.pipeline.decisions import Composer
+from scaleflow.pipeline.decisions import StageComposer
 from scaleflow.pipeline.definition import load_pipeline
 from scaleflow.pipeline.stage_commands import STAGE_COMMANDS, make_words
 from tests.conftest import Command
@@ -98,7 +98,7 @@ def test_the_words_of_a_stage_are_flags_that_its_command_has() -> None:
 
 def check(folder: Path, file: str) -> None:
     conf = [str(make_project(folder, file))]
-    check_stages(load_pipeline("mine", conf), Composer(conf, {}), folder / "pipelines" / "mine")
+    check_stages(load_pipeline("mine", conf), StageComposer(conf, {}), folder / "pipelines" / "mine")
 
 
 def test_all_stages_are_checked_before_their_data_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

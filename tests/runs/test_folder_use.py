@@ -16,7 +16,7 @@ from scaleflow.config.compose import keep_hydra_values
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.formatting import GENERATOR
-from scaleflow.pipeline.state import PipelineState
+from scaleflow.pipeline.ledger import PipelineLedger
 from scaleflow.runs import RunFolder
 from scaleflow.runs.folder_use import RUN_DIR, SWEEP_DIR, create_folder, refuse_others, remove_created
 from scaleflow.tracking.uri import resolve_store
@@ -134,13 +134,13 @@ def test_another_current_folder_is_refused(
 def test_a_pipeline_takes_no_folder_with_other_files(tmp_path: Path) -> None:
     for name in ("new", "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)
-        with PipelineState(tmp_path / name).lock(may_create=True):
+        with PipelineLedger(tmp_path / name).lock(may_create=True):
             pass
-        with PipelineState(write(tmp_path / name, "notes.md")).lock(may_create=True):
+        with PipelineLedger(write(tmp_path / name, "notes.md")).lock(may_create=True):
             pass
     with (
         pytest.raises(ConfigError, match=r"holds files that are not a pipeline's \(fit\); choose"),
-        PipelineState(write(tmp_path / "mine", "fit/1/config.yaml")).lock(may_create=True),
+        PipelineLedger(write(tmp_path / "mine", "fit/1/config.yaml")).lock(may_create=True),
     ):
         pass
     assert digest(tmp_path / "mine").keys() == {"fit/1/config.yaml"}

@@ -21,6 +21,7 @@ from scaleflow.config.compose import CommandWords, compose_sweep
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import EpochEnded, MetricsLogged, ModelExported, RunEnded, RunReady
+from scaleflow.launcher.executor import divide_machine
 from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.launcher.processes.stop import StopRequest
@@ -33,7 +34,6 @@ from scaleflow.sweep.composer import JobComposer, abbreviate_override
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, read_job_state
 from scaleflow.sweep.ranking import choose_mode
 from scaleflow.sweep.report import Report, make_loading_row
-from scaleflow.sweep.runner import make_environments
 from tests.launcher.test_supervisor import wait_for
 from tests.sweep.fake_runs import FakeLaunch, Outcome
 
@@ -360,7 +360,7 @@ def test_several_jobs_at_a_time_share_the_threads(folder: Path, monkeypatch: pyt
     fake = sweep(monkeypatch, "training.epochs=1,2,3", "hydra.launcher.n_jobs=2")
     assert fake.code == 0  # type: ignore[attr-defined]
     assert {run.spec.environment["TF_NUM_INTRAOP_THREADS"] for run in fake.runs} == {
-        make_environments(2)[0]["TF_NUM_INTRAOP_THREADS"]
+        divide_machine(2)[0]["TF_NUM_INTRAOP_THREADS"]
     }
     assert statuses_in(folder) == ["FINISHED"] * 3
 
@@ -386,7 +386,7 @@ def test_jobs_that_share_a_gpu_take_its_memory_as_they_need_it(
     monkeypatch: pytest.MonkeyPatch, gpus: str, growth: str | None
 ) -> None:
     monkeypatch.setenv(CUDA_DEVICES, gpus)
-    environments = make_environments(2)
+    environments = divide_machine(2)
     assert [each[CUDA_DEVICES] for each in environments] == [gpus[0], gpus[-1]]
     assert [each.get(GROWTH) for each in environments] == [growth, growth]
 

@@ -39,7 +39,7 @@ def test_a_sweep_over_seeds_reports_the_mean_and_deviation_of_each_configuration
     assert report.seeds[1]["val/accuracy deviation"] == pytest.approx(stdev((0.6, 0.65, 0.7)))
     assert "| model.units | seeds | val/accuracy mean | val/accuracy deviation |" in report.markdown()
     assert not any("low" in column for column in report.columns)
-    assert [label for label, _ in report.list_best(2)] == ["model.units=128 seed=0", "model.units=64 seed=1"]
+    assert [label for label, _ in report.labelled[:2]] == ["model.units=128 seed=0", "model.units=64 seed=1"]
 
 
 def test_without_seeds_there_is_no_such_table() -> None:

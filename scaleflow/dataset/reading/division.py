@@ -20,7 +20,7 @@ import numpy as np
 from scaleflow.dataset.reading.files import DRAWN_TOGETHER, SPLITS, TEST_FRACTION, draw_rows, read_metadata
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import AUTO, FOLD, OUT_OF_FOLD, Dataset, DivisionKeys, InputStructure, Outputs, Rows, Split
-from scaleflow.interfaces.formatting import join_first
+from scaleflow.interfaces.formatting import SECONDS, join_first
 
 Array = np.ndarray[Any, Any]
 
@@ -35,9 +35,6 @@ TARGET = "target"
 
 #: Groups are drawn so often, or until so many numbers are counted; the most numbers of groups and their classes.
 MOST_DRAWS, MOST_DRAWN, MOST_CELLS = 200, 1_000_000, 50_000_000
-
-#: The units of `gap`, in seconds.
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 @dataclass(frozen=True)
@@ -287,7 +284,7 @@ def parse_gap(gap: str | float | None) -> float:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", gap.strip())
         if match is None:
             raise ConfigError(f"dataset.split.gap={gap}: expected a time such as 7d or 12h, or a number, at least 0")
-        return float(match[1]) * UNITS[match[2]]
+        return float(match[1]) * SECONDS[match[2]]
     if gap is not None and not gap >= 0:
         raise ConfigError(f"dataset.split.gap={gap}: expected a time such as 7d or 12h, or a number, at least 0")
     return gap or 0.0

@@ -42,6 +42,29 @@ class StopRequest:
         return 128 + (self.signal or signal.SIGTERM)
 
 
+class PartStop(StopRequest):
+    """Requests the end of a part of what a command does: together with all of it, or alone."""
+
+    def __init__(self, whole: StopRequest) -> None:
+        self._whole = whole
+        self._own: int | None = None
+
+    @property
+    def signal(self) -> int | None:  # type: ignore[override]
+        return self._whole.signal or self._own
+
+    @property
+    def times(self) -> int:  # type: ignore[override]
+        return self._whole.times
+
+    @property
+    def limit(self) -> str:  # type: ignore[override]
+        return self._whole.limit
+
+    def end_part(self) -> None:
+        self._own = signal.SIGTERM
+
+
 @contextlib.contextmanager
 def catch_stop_signals() -> Iterator[StopRequest]:
     """Turns SIGINT and SIGTERM into a `StopRequest` while the block lasts.

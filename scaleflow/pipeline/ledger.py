@@ -1,9 +1,10 @@
-"""What a pipeline has done, in `pipeline.json` of its folder: the same command reads it and goes on from there.
+"""The ledger of a pipeline, `pipeline.json` in its folder: the same command reads it and goes on from there.
 
 The runs and models of finished stages are looked up in the store, as they may be deleted.
 """
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -27,14 +28,14 @@ LOCK = "pipeline.lock"
 VERSION = 1
 
 #: What decides whether a stage is the same: settings, code, data and packages, each with its parts by name.
-Key = Mapping[str, Mapping[str, str]]
+StageKey = Mapping[str, Mapping[str, str]]
 
 
 @dataclass
 class StageRecord:
     """The last execution of a stage."""
 
-    key: Key  # of what it was made
+    key: StageKey  # of what it was made
     attempt: int  # the number of its folder
     execution: int  # that of the pipeline which ran it
     status: str = "RUNNING"  # or FINISHED, FAILED, KILLED
@@ -47,15 +48,14 @@ class StageRecord:
     process: tuple[int, float] | None = None  # the id of its process, and when that began
 
 
-class PipelineState:
-    """The state of a pipeline.
+class PipelineLedger:
+    """What a pipeline has done.
 
     Attributes:
         execution: the number of the last execution; 0 if there was none.
         status: how that ended; `RUNNING` if it has not.
         records: the last execution of each stage.
         composed: what configs were composed to, by a digest of all that they were made of.
-        run_id: that of the last execution in the store.
 
     Raises ConfigError if the file cannot be read.
     """
@@ -113,12 +113,12 @@ class PipelineState:
 
     @property
     def run_folder(self) -> Path:
-        """The folder of the pipeline's own run in this execution."""
-        return self.folder / RUNS / str(self.execution)
+        """The absolute path of the folder of the pipeline's own run in this execution."""
+        return self.folder.absolute() / RUNS / str(self.execution)
 
     def find_folder(self, name: str, attempt: int) -> Path:
-        """Returns the folder of a stage."""
-        return self.folder / name / str(attempt)
+        """Returns the absolute path of the folder of a stage."""
+        return self.folder.absolute() / name / str(attempt)
 
 
 #: A registered model by an alias, which may move.
@@ -126,7 +126,7 @@ ALIAS = re.compile(r"models:/[^/@\s'\"]+@[\w-]+")
 
 
 class StoredRuns:
-    """The store of a pipeline; it is connected when it is asked first.
+    """The runs in the store of a pipeline; it is connected when it is asked first.
 
     Args:
         tracking: the options of the store, with its address.
@@ -134,7 +134,12 @@ class StoredRuns:
 
     def __init__(self, tracking: Tracking) -> None:
         self._tracking = tracking
-        self._tracker: Any = None
+
+    @functools.cached_property
+    def _tracker(self) -> MlflowTracker:
+        tracker = MlflowTracker(self._tracking)
+        tracker.connect()
+        return tracker
 
     def find_loss(self, record: StageRecord) -> str:
         """Says what of a finished stage is gone; empty if nothing is.
@@ -152,7 +157,7 @@ class StoredRuns:
         if run_id is None:
             return ""
         try:
-            self._connect().adopt(run_id)
+            self._tracker.adopt(run_id)
         except RunMissing:
             return f"its run {run_id} was deleted"
         return ""
@@ -163,13 +168,6 @@ class StoredRuns:
 
     def _find_model(self, uri: str) -> str:
         try:
-            return f"models:/{resolve_reference(uri, str(self._connect().uri)).model_id}"
+            return f"models:/{resolve_reference(uri, str(self._tracker.uri)).model_id}"
         except ConfigError:  # the command of the stage says why
             return uri
-
-    def _connect(self) -> MlflowTracker:
-        if self._tracker is None:
-            self._tracker = MlflowTracker(self._tracking)
-            self._tracker.connect()
-        tracker: MlflowTracker = self._tracker
-        return tracker

@@ -1,0 +1,58 @@
+"""Runs work side by side, each piece in a portion of this machine: the jobs of a sweep, the stages of a pipeline."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from scaleflow.cluster.gpus import CUDA_DEVICES, GROWTH, share, visible_gpus
+from scaleflow.launcher.processes.worker_process import THREADS_ENV
+from scaleflow.runs.provenance.machine import count_cores
+
+#: A piece of work that has begun. It returns when it has ended.
+Work = Callable[[], None]
+
+#: What a piece of work may use of this machine: variables for the environment of its processes.
+Portion = Mapping[str, str]
+
+
+def divide_machine(count: int) -> list[Portion]:
+    """Returns the portions of `count` pieces that run side by side; a single one gets the whole machine."""
+    if count == 1:
+        return [{}]
+    gpus = visible_gpus()
+    threads = dict.fromkeys(THREADS_ENV, str(max(1, count_cores() // count)))
+    if not gpus:
+        return [threads] * count
+    # Without growth the first of those that share a GPU would take all of its memory.
+    growth = {GROWTH: "true"} if len(gpus) < count else {}
+    return [{**threads, **growth, CUDA_DEVICES: ",".join(share(gpus, n, count))} for n in range(count)]
+
+
+def run_side_by_side(begin_next: Callable[[Portion], Work | None], count: int, end_others: Callable[[], None]) -> None:
+    """Runs work, `count` pieces at a time, until none runs and none can begin.
+
+    With one at a time, it runs in the thread of the caller: a debugger needs that.
+
+    Args:
+        begin_next: begins a piece of work; None: none can begin now. It is asked at the start, and whenever a piece has
+            ended.
+        end_others: called after an exception, which is raised when the pieces that still run have ended.
+    """
+    free = divide_machine(count)
+    if count == 1:
+        while (work := begin_next(free[0])) is not None:
+            work()
+        return
+    running: dict[Future[None], Portion] = {}
+    with ThreadPoolExecutor(count, "work") as pool:
+        try:
+            while True:
+                while free and (work := begin_next(free[0])) is not None:
+                    running[pool.submit(work)] = free.pop(0)
+                if not running:
+                    return
+                for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                    free.append(running.pop(ended))
+                    ended.result()
+        except BaseException:
+            end_others()
+            raise
