@@ -104,11 +104,11 @@ def finish_run(monitor: RunMonitor) -> None:
         rows += [("use", state.found.word), ("because", state.found.reason)]
     rows += describe_findings(spec) if state.status == "FINISHED" and spec.plan.evaluation.name != "none" else []
     rows += describe_formats(state.formats.values())
-    rows += [("profile", line) for line in recorder.profiles.values()]
+    rows += [("profile", line) for line in recorder.transfer.profiles.values()]
     rows += [("output", folder)]
     rows += describe_continuation(state, folder)
     if is_recorded:
-        rows += recorder.describe_links()
+        rows += recorder.transfer.tracker.describe_links()
     rows += promoted
     display.print_summary(rows)
     if not is_recorded:

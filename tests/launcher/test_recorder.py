@@ -86,9 +86,6 @@ class FakeTracker:
     def finish(self, status: Status, ended: int) -> None:
         self.take("finish", status, ended)
 
-    def describe_links(self) -> Sequence[tuple[str, str]]:
-        return [("run", "run-7")]
-
     def steps(self) -> list[int]:
         return [point.step for call in self.calls if call[0] == "metrics" for point in call[1]]
 
@@ -251,7 +248,8 @@ def test_the_end_is_described_once_the_store_takes_it(setting: Setting) -> None:
 def test_an_end_that_is_in_no_file_is_described(setting: Setting) -> None:
     setting.ready()
     recorder = setting.begin()
-    recorder.add_event(RunEnded("FAILED", "the disk is full"))
+    recorder.transfer.unwritten_end = RunEnded("FAILED", "the disk is full")
+    recorder.wake()
     assert recorder.finish(5)
     assert "the disk is full" in setting.tracker.descriptions[-1]
 
@@ -283,7 +281,7 @@ def test_a_model_that_comes_late_is_in_the_description(setting: Setting) -> None
     transfer.send()
     assert "load_model" not in setting.tracker.descriptions[-1]
     setting.tracker.fails = lambda call: None
-    transfer.send(again=True)
+    transfer.send_all()
     assert 'load_model("models:/m-3")' in setting.tracker.descriptions[-1]
 
 
@@ -359,7 +357,7 @@ def test_speeds_wait_for_a_minute_of_the_run_or_for_its_end(setting: Setting) ->
     setting.end()
     assert not recorder.finish(0.1)
     setting.tracker.fails = lambda call: None
-    EventTransfer(setting.tracker, setting.path).send(again=True)
+    EventTransfer(setting.tracker, setting.path).send_all()
     assert setting.tracker.words()[-1] == "finish"
 
 
@@ -372,7 +370,7 @@ def test_speeds_that_a_killed_command_has_not_sent_are_sent_by_the_next(setting:
     setting.end("KILLED")
     transfer = EventTransfer(setting.tracker, setting.path)
     assert not transfer.is_complete
-    transfer.send(again=True)
+    transfer.send_all()
     assert keys_of(setting.tracker) == ["baseline/loss"]
     assert EventTransfer(setting.tracker, setting.path).is_complete
 
@@ -466,7 +464,7 @@ def test_a_run_has_its_end_also_where_the_store_takes_no_tensorboard_files(setti
     assert recorder.reason == "ConnectionError: the store is away"
     setting.tracker.fails = lambda call: None
     transfer = EventTransfer(setting.tracker, setting.path)
-    transfer.send(again=True)
+    transfer.send_all()
     assert transfer.is_complete
     assert setting.tracker.calls[-1] == ("artifact", board, "tensorboard")
 
@@ -505,8 +503,54 @@ def test_metrics_and_the_end_do_not_wait_for_a_profile_to_be_read(setting: Setti
     assert recorder.finish(5)
     assert ("artifact", Path("/x/trace"), "profile") in setting.tracker.calls
     assert setting.tracker.steps() == [4, 4, 3]
-    assert recorder.profiles == {2: "steps 2 to 3: 2 ms"}
+    assert recorder.transfer.profiles == {2: "steps 2 to 3: 2 ms"}
     assert setting.known["aside"] == {}
+
+
+def test_a_profile_is_sent_by_a_later_command_which_waits_for_its_analysis(
+    setting: Setting, profiles: Profiles
+) -> None:
+    setting.ready()
+    setting.write("profile", folder="/x", first=2, last=3, artifacts="profile")
+    setting.end()
+    assert not setting.begin().finish(0.2)
+    profiles.may_end.set()
+    transfer = EventTransfer(setting.tracker, setting.path)
+    transfer.send_all()
+    assert transfer.is_complete
+    assert ("artifact", Path("/x/trace"), "profile") in setting.tracker.calls
+    assert setting.tracker.steps() == [3]
+
+
+def test_a_profile_is_tried_again_if_the_store_fails_after_the_end(setting: Setting, profiles: Profiles) -> None:
+    setting.ready()
+    setting.write("profile", folder="/x", first=2, last=3, artifacts="profile")
+    setting.end()
+    recorder = setting.begin()
+    until(lambda: "finish" in setting.tracker.words())
+    setting.tracker.fails = lambda call: unreachable(call) if call[0] in ("artifact", "adopt") else None
+    profiles.may_end.set()
+    time.sleep(0.5)  # more often than a file is tried
+    setting.tracker.fails = lambda call: None
+    assert recorder.finish(5)
+    assert recorder.transfer.profiles == {2: "steps 2 to 3: 2 ms"}
+
+
+def test_a_file_that_was_put_aside_is_sent_before_the_end(setting: Setting) -> None:
+    setting.tracker.fails = lambda call: unreachable(call) if call[0] == "artifact" else None
+    setting.ready()
+    setting.write("artifact", path="/x/plot.png")
+    setting.metrics(1)
+    recorder = setting.begin()
+    until(lambda: bool(setting.tracker.steps()))
+    assert list(setting.known["aside"].values()) == ["ConnectionError: the store is away"]
+    setting.tracker.fails = lambda call: None
+    setting.metrics(2)
+    until(lambda: setting.tracker.steps() == [1, 1, 2, 2])
+    assert "artifact" not in setting.tracker.words()
+    setting.end()
+    assert recorder.finish(5)
+    assert setting.tracker.words()[-3:] == ["tags", "artifact", "finish"]
 
 
 def test_a_profile_that_takes_too_long_is_named(setting: Setting, profiles: Profiles) -> None:
@@ -791,11 +835,3 @@ def test_the_state_is_written_when_finish_returns(setting: Setting, monkeypatch:
     setting.end()
     assert setting.begin().finish(2)
     assert json.loads(setting.state.read_text())["done"] is True
-
-
-def test_how_to_look_at_the_run_is_the_trackers_answer(setting: Setting) -> None:
-    setting.ready()
-    setting.end()
-    recorder = setting.begin()
-    assert recorder.finish(2)
-    assert recorder.describe_links() == [("run", "run-7")]

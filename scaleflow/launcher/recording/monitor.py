@@ -146,7 +146,7 @@ class RunMonitor:
 
     def has_stored(self) -> bool:
         """Returns whether the store has all events that were read."""
-        return self.recorder.has_taken(self._reader.offset)
+        return self.recorder.transfer.taken >= self._reader.offset
 
     def find_futile_wait(self) -> EndReason | None:
         """Returns why a worker that waits too long has to be killed; None if there is no such worker.
@@ -221,7 +221,7 @@ class RunMonitor:
             end = replace(end, message=prefix + end.message)
         self._apply(end)
         self.display.show_event(end)
-        self.recorder.add_event(end)
+        self.recorder.transfer.unwritten_end = end
 
     @property
     def exit_code(self) -> int:

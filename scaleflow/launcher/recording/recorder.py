@@ -13,9 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -28,21 +27,17 @@ from scaleflow.interfaces.events import (
     MetricsLogged,
     RunEnded,
     RunReady,
-    StepsProfiled,
     TagsSet,
 )
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.processes.stop import StopRequest
-from scaleflow.launcher.recording.store_transfer import EventTransfer, StillReadingError, read_profile
+from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
 from scaleflow.tracking import make_tracker
 from scaleflow.tracking.connection import format_store_error, is_unreachable
-
-if TYPE_CHECKING:
-    from scaleflow.profiler.analysis_process import Profile
-
+from scaleflow.tracking.plot import import_figure
 
 PASS_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 10.0
@@ -57,45 +52,12 @@ STOP_SECONDS = 1.0
 OUTAGE_SECONDS = 2.0
 NO_ANSWER = "does not answer"
 
-#: How often skipped files are sent again after everything else is recorded.
-FINAL_ATTEMPTS = 5
-
-
-class BackgroundReader:
-    """Analyses profiles in background threads, one at a time, because an analysis takes minutes."""
-
-    def __init__(self) -> None:
-        self._profiles: dict[tuple[int, int], Future[Profile]] = {}
-        self._one_at_a_time = threading.Lock()
-
-    def __call__(self, event: StepsProfiled) -> Profile:
-        """Returns the analysis of a traced window. The first call starts it. Raises what the analysis raised.
-
-        Raises `StillReadingError` until the analysis is done.
-        """
-        key = event.first, event.time
-        if key not in self._profiles:
-            self._profiles[key] = Future()
-            threading.Thread(target=self._read, args=(event, self._profiles[key]), name="profile", daemon=True).start()
-        if not self._profiles[key].done():
-            raise StillReadingError(f"the profile of steps {event.first} to {event.last} is still being analyzed")
-        if self._profiles[key].exception() is not None:
-            return self._profiles.pop(key).result()  # raises; the next call starts the analysis again
-        return self._profiles[key].result()
-
-    def _read(self, event: StepsProfiled, profile: Future[Profile]) -> None:
-        with self._one_at_a_time:
-            try:
-                profile.set_result(read_profile(event))
-            except Exception as error:
-                profile.set_exception(error)
-
 
 class Recorder(threading.Thread):
     """Records one run while it trains.
 
     Args:
-        transfer: sends its events; profiles are analysed meanwhile.
+        transfer: sends its events.
         before: the size of the events before this command, in bytes.
         is_resumed: whether those bytes belong to this run; what the store lacks of them is sent first.
         offline: whether the store may stay unreachable for any time.
@@ -111,60 +73,81 @@ class Recorder(threading.Thread):
         self, transfer: EventTransfer, before: int = 0, *, is_resumed: bool = False, offline: bool = False
     ) -> None:
         super().__init__(name="recorder", daemon=True)
-        self._transfer, self.events = transfer, transfer.events
-        transfer.read_profile = BackgroundReader()
+        self.transfer = transfer
         self._before = before
         if not is_resumed:
             transfer.start_after(before)
         self._offline = offline
-        self._hurry = threading.Event()
+        self._began = 0.0
+        self._is_open = self._hurries = False
         self._woken = threading.Event()
         self._stop_requested = threading.Event()
-        self._is_open = False
-        self._attempts_left = FINAL_ATTEMPTS
         self._failing_since: float | None = None
         self._reason = ""
-        self._unwritten: list[Event] = []
         self.refusal: ConfigError | None = None
         self.outage = ""
         self.is_settled = threading.Event()
         self.done = threading.Event()
 
     def wake(self) -> None:
-        """Sends what is there now, without waiting for the end of the pause, unless the store has failed."""
+        """Sends what is there now, without waiting for the end of the pause."""
         self._woken.set()
-
-    def add_event(self, event: Event) -> None:
-        """Adds an event that could not be written to the file. It is sent after all others."""
-        self._unwritten.append(event)
-
-    @property
-    def profiles(self) -> dict[int, str]:
-        """A line for the user about each traced window, by its first step."""
-        return self._transfer.profiles
 
     @property
     def recorded(self) -> int:
         """Bytes of `events.jsonl` that the store has taken."""
-        return self._transfer.taken if self._transfer.has_run else 0
+        return self.transfer.taken if self.transfer.has_run else 0
 
-    def has_taken(self, offset: int) -> bool:
-        """Returns whether the events up to this byte are recorded, or do not have to be."""
-        return self._transfer.taken >= offset
+    @property
+    def reason(self) -> str:
+        """The last error of the store; empty if there was none."""
+        return str(self.refusal or next(iter(self.transfer.aside.values()), self._reason))
+
+    def finish(self, patience: float, should_stop: Callable[[], bool] = bool) -> bool:
+        """Waits until everything is recorded, or gives up; returns whether everything is. Nothing is sent after that.
+
+        It waits `patience` seconds for a store that is unreachable or slow, and gives up when `should_stop` returns
+        True.
+        """
+        deadline = time.monotonic() + patience
+        self._hurries = True
+        self.wake()
+        while not self.done.wait(0.02):
+            if should_stop():
+                self._reason = self._reason or "interrupted"
+                break
+            if time.monotonic() > deadline:
+                break
+        self._end_thread()
+        return self._is_through and not self.transfer.aside
+
+    def stop(self) -> None:
+        """Stops sending, and writing to the run's folder."""
+        self.transfer.keeps_record = False
+        self._end_thread()
+
+    def _end_thread(self) -> None:
+        """Ends the thread. It lives longer than this call if the store does not answer a request."""
+        self._stop_requested.set()
+        self.wake()
+        if self.is_alive():
+            self.join(STOP_SECONDS)
+            if self.is_alive():
+                self.transfer.keeps_record = False
 
     def run(self) -> None:
-        began = time.monotonic()
+        self._began = time.monotonic()
         try:
             self._wait_for_earlier()
-            self._transfer.save_state()
+            self.transfer.save_state()
             while not self._stop_requested.is_set():
-                self._try_pass(began)
+                self._try_pass()
                 if self._is_open or self._offline:
                     self.is_settled.set()
-                    self._transfer.import_ahead()
-                if self._is_through and not (self._transfer.has_deferred and self._attempts_left):
+                    if self.transfer.tracker.uri is not None:
+                        import_figure()  # while the workers start: at the end of a run the command would wait for it
+                if self._is_through and not self.transfer.is_analyzing:
                     break
-                self._attempts_left -= self._is_through and not self._transfer.is_reading
                 self._pause()
         except ConfigError as refusal:
             self.refusal = refusal
@@ -174,101 +157,54 @@ class Recorder(threading.Thread):
 
     def _wait_for_earlier(self) -> None:
         """Waits for the recorder of an earlier command in this process, whose last request may still end the run."""
+        events = self.transfer.events
         for thread in threading.enumerate():
-            if isinstance(thread, Recorder) and thread.events == self.events and thread._stop_requested.is_set():
+            if isinstance(thread, Recorder) and thread.transfer.events == events and thread._stop_requested.is_set():
                 thread.join()
 
     @property
     def _is_through(self) -> bool:
-        return self._transfer.ended > self._before
-
-    def finish(self, patience: float, should_stop: Callable[[], bool] = bool) -> bool:
-        """Waits until everything is recorded, or gives up; returns whether everything is. Nothing is sent after that.
-
-        It waits `patience` seconds for a store that is unreachable or slow, and gives up when `should_stop` returns
-        True.
-        """
-        deadline = time.monotonic() + patience
-        self._hurry.set()
-        self.wake()
-        while not self.done.wait(0.02):
-            if should_stop():
-                self._reason = self._reason or "interrupted"
-                break
-            if time.monotonic() > deadline:
-                break
-        self._end_thread()
-        return self._is_through and not self._transfer.aside
-
-    def stop(self) -> None:
-        """Stops sending, and writing to the run's folder."""
-        self._transfer.leave_record()
-        self._end_thread()
-
-    def _end_thread(self) -> None:
-        """Ends the thread. It lives longer than this call if the store does not answer a request."""
-        self._stop_requested.set()
-        self._hurry.set()
-        self.wake()
-        if self.is_alive():
-            self.join(STOP_SECONDS)
-            if self.is_alive():
-                self._transfer.leave_record()
-
-    @property
-    def reason(self) -> str:
-        """The last error of the store; empty if there was none."""
-        return str(self.refusal or next(iter(self._transfer.aside.values()), self._reason))
-
-    def describe_links(self) -> Sequence[tuple[str, str]]:
-        """Returns rows of (label, value) that say where the recorded run can be seen."""
-        return self._transfer.tracker.describe_links()
+        return self.transfer.ended > self._before
 
     def _pause(self) -> None:
-        """Waits for more to send. The pause grows with the time for which the store has failed."""
-        if self._hurry.is_set():
-            self._stop_requested.wait(PASS_SECONDS)
-            return
-        if self._failing_since is None:
-            self._woken.wait(PASS_SECONDS)
-            self._woken.clear()
-        else:
-            failing = time.monotonic() - self._failing_since
-            self._hurry.wait(min(MAX_PAUSE_SECONDS, PASS_SECONDS + failing / 2))
+        """Waits for more to send. The pause grows with the time for which the store has failed, if nobody waits."""
+        seconds = PASS_SECONDS
+        if self._failing_since is not None and not self._hurries:
+            seconds = min(MAX_PAUSE_SECONDS, PASS_SECONDS + (time.monotonic() - self._failing_since) / 2)
+        self._woken.wait(seconds)
+        self._woken.clear()
 
-    def _try_pass(self, began: float) -> None:
+    def _try_pass(self) -> None:
         """Sends what is there. After a failure, what the store has taken stays taken.
 
         Raises ConfigError if the store cannot be used. Once it has the run, errors are only noted, and it is tried
         again.
         """
-        is_first = not self._is_open and self._failing_since is None
-        began_pass = time.monotonic()
+        began = time.monotonic()
         try:
             if not self._is_open:
-                self._transfer.open()
+                self.transfer.open()
                 self._is_open = True
-            self._transfer.write_tensorboard()
-            self._transfer.send(self._hurry.is_set(), self._stop_requested.is_set)
-            self._transfer.send_unwritten(list(self._unwritten))
+            self.transfer.send(self._stop_requested.is_set)
             self._failing_since, self._reason = None, ""
-            if self.outage == NO_ANSWER or not self._transfer.aside:
+            if self.outage == NO_ANSWER or not self.transfer.aside:
                 self.outage = ""
         except Exception as error:  # a store may raise anything
-            reason = format_store_error(error, self._transfer.tracker.uri)
-            if self._is_fatal(error, is_first, time.monotonic() - began):
+            reason = format_store_error(error, self.transfer.tracker.uri)
+            if self._is_fatal(error):
                 raise (error if isinstance(error, ConfigError) else ConfigError(f"tracking: {reason}")) from error
-            self._failing_since = self._failing_since or began_pass
+            self._failing_since = self._failing_since or began
             self._reason = reason
             is_of_store = not isinstance(error, LookupError)  # such as a parent that is not recorded yet
             if is_of_store and not self.outage and time.monotonic() - self._failing_since > OUTAGE_SECONDS:
                 self.outage = NO_ANSWER if is_unreachable(error) else f"does not take the run ({reason})"
 
-    def _is_fatal(self, error: Exception, is_first: bool, seconds: float) -> bool:
+    def _is_fatal(self, error: Exception) -> bool:
         """Returns whether an error means that the store cannot be used, so that the run is refused."""
         if isinstance(error, ConfigError) and not isinstance(error, StoreUnreachable):
-            return is_first or not (self._offline or self._failing_since or self._transfer.has_run)
-        return not self._is_open and not self._offline and seconds > CONNECT_SECONDS
+            is_known_to_work = self.is_settled.is_set() and (self._offline or self.transfer.has_run)
+            return self._failing_since is None and not is_known_to_work
+        return not (self._is_open or self._offline) and time.monotonic() - self._began > CONNECT_SECONDS
 
 
 class CommandRun:
@@ -391,4 +327,4 @@ class CommandRun:
 
     def describe_links(self) -> Sequence[tuple[str, str]]:
         """Returns rows of (label, value) that say where the recorded run can be seen."""
-        return self.recorder.describe_links() if self.recorder else ()
+        return self.recorder.transfer.tracker.describe_links() if self.recorder else ()

@@ -81,12 +81,9 @@ def record_missing(status: SyncStatus, uri: str | None, tries: int, ready: RunRe
     status = replace(status, result="complete" if is_complete else "not recorded", run_id=transfer.run_id)
     try:
         tracking = find_tracking_options(status.folder, uri)
-        if is_complete:
-            status = confirm_recorded(status, tracking, ready)
-        elif tracking.name == "none":
-            return replace(status, result="not tracked")
-        else:
-            status = send_missing(status, tracking, tries)
+        if tracking.name == "none":
+            return status if is_complete else replace(status, result="not tracked")
+        status = confirm_recorded(status, tracking, ready) if is_complete else send_missing(status, tracking, tries)
         if status.result == "deleted" and ready is not None:
             return send_missing(replace(status, reason=""), tracking, tries, is_new=True)
         return status
@@ -121,13 +118,11 @@ def confirm_recorded(status: SyncStatus, tracking: Tracking, ready: RunReady | N
 
     If the store does not answer, the reason says so.
     """
-    if tracking.name == "none":
-        return status
     try:
         transfer = EventTransfer(make_tracker(tracking), RunFolder(status.folder).events)
         transfer.open()
         if ready is not None:
-            transfer.link_parent(ready)
+            transfer.tracker.set_tags(transfer.make_parent_tag(ready))  # it may have been recorded again
     except RunMissing as missing:
         return replace(status, result="deleted", reason=explain_to_sync(missing))
     except Exception as error:  # a store may raise anything
@@ -147,7 +142,7 @@ def send_missing(status: SyncStatus, tracking: Tracking, tries: int, is_new: boo
                 transfer.start_over()
                 is_new = False
             transfer.open()
-            transfer.send(again=True)
+            transfer.send_all()
             break
         except RunMissing as missing:
             return replace(status, result="deleted", reason=explain_to_sync(missing))

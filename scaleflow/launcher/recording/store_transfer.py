@@ -4,6 +4,9 @@
 After a failure, everything after those bytes is sent again, unchanged. What would be created twice is looked up first.
 So the store holds each run once and each point once, even if several commands send it several times.
 
+The store may refuse a file, or a file may be missing or take minutes to make. Its event is then put aside, and those
+that follow are sent. What was put aside is sent again at the end of the run, and by `scaleflow sync`.
+
 The page of a run in MLflow lists metrics in the order in which the store first got them. Baselines and the first speeds
 are known before the first loss. So they wait until the test is recorded or the run has ended, but at most a minute of
 the run's time.
@@ -14,13 +17,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scaleflow.errors import RunMissing
+from scaleflow.errors import RunMissing, ScaleflowError
 from scaleflow.interfaces import IDENTITY, Point, Tracker, name_command
 from scaleflow.interfaces.events import (
     ArtifactWritten,
@@ -47,6 +52,7 @@ from scaleflow.runs import EventReader, RunFolder, RunState
 from scaleflow.runs.provenance.tags import read_run_tags
 from scaleflow.tracking import TensorBoardWriter
 from scaleflow.tracking.connection import format_store_error
+from scaleflow.tracking.plot import draw_confusion, draw_trial
 from scaleflow.tracking.store import WEIGHTS
 from scaleflow.tracking.uri import sqlite_file
 
@@ -59,6 +65,51 @@ LATE, AWAITED = ("baseline/", "perf/"), "test/"
 
 #: How long they wait, in milliseconds.
 LONGEST_WAIT = 60_000
+
+#: MLflow's tag of a child run.
+PARENT = "mlflow.parentRunId"
+
+#: The tag with the folder of the run of the pipeline that a run belongs to.
+PIPELINE = "scaleflow.pipeline"
+
+EVENTS_A_PASS = 500
+
+#: Failures in a row after which a file is put aside, if the store accepts other requests.
+TRIES_OF_A_FILE = 8
+
+#: Events that are sent, in addition to metrics.
+SENT = (
+    *(RunReady, RunEnded, RunRefused, Restarted, RolledBack, TagsSet, DescriptionSet, DatasetDescribed),
+    *(ArtifactWritten, ConfusionWritten, SettingFound, StepsProfiled, ModelExported, FormatExported),
+)
+
+#: Analyses of profiles need much memory: one at a time.
+ANALYSIS_LOCK = threading.Lock()
+
+
+class StillAnalyzingError(ScaleflowError):
+    """A profile is still being analyzed."""
+
+
+def analyze_meanwhile(event: StepsProfiled) -> Future[Profile]:
+    """Analyzes a traced window in a thread, because that can take minutes."""
+    from scaleflow.profiler import analyze_window
+
+    analysis: Future[Profile] = Future()
+
+    def analyze() -> None:
+        with ANALYSIS_LOCK:
+            try:
+                analysis.set_result(analyze_window(event))
+            except Exception as error:
+                analysis.set_exception(error)
+
+    threading.Thread(target=analyze, name="profile", daemon=True).start()
+    return analysis
+
+
+def read_event(events: Path, offset: int) -> Event:
+    return next(EventReader(events, offset).read())
 
 
 class LatePoints:
@@ -73,72 +124,38 @@ class LatePoints:
         is_due: whether they are to be sent now, after all others.
     """
 
-    def __init__(self, events: Path, offsets: Iterable[int] = (), has_begun: bool = False) -> None:
-        self._events: dict[int, MetricsLogged | SystemMetrics] = {}
-        for at in offsets:
-            event = next(EventReader(events, at).read())
-            assert isinstance(event, MetricsLogged | SystemMetrics)
-            self._events[at] = event
-        self._is_over = has_begun and not self._events
+    def __init__(self, events: Path, offsets: Sequence[int] = (), has_begun: bool = False) -> None:
+        self._points: dict[int, list[Point]] = {}
+        self._is_over = has_begun and not offsets
         self.is_due = False
+        for at in offsets:
+            self.hold(at, read_event(events, at))
 
     @property
     def offsets(self) -> list[int]:
         """The events of which points wait, by their offsets in the file."""
-        return list(self._events)
+        return list(self._points)
 
     @property
     def points(self) -> list[Point]:
-        return [p for event in self._events.values() for p in to_points(event) if p.key.startswith(LATE)]
+        return [point for points in self._points.values() for point in points]
 
-    def hold(self, at: int, event: MetricsLogged | SystemMetrics) -> list[Point]:
+    def hold(self, at: int, event: Event) -> list[Point]:
         """Returns the points of an event at an offset that are to be sent now, and holds the others back."""
-        points = to_points(event)
+        assert isinstance(event, MetricsLogged | SystemMetrics)
+        points = [Point(name, value, event.step, event.time) for name, value in event.values.items()]
         if self._is_over:
             return points
-        if any(point.key.startswith(LATE) for point in points):
-            self._events[at] = event
-        since = min((held.time for held in self._events.values()), default=event.time)
+        if late := [point for point in points if point.key.startswith(LATE)]:
+            self._points[at] = late
+        since = next((points[0].time for points in self._points.values()), event.time)
         self.is_due |= event.time - since > LONGEST_WAIT or any(p.key.startswith(AWAITED) for p in points)
         return [point for point in points if not point.key.startswith(LATE)]
 
     def end(self) -> None:
         """Lets all points go: those that wait have been sent, and none waits from now on."""
-        self._events.clear()
+        self._points.clear()
         self._is_over, self.is_due = True, False
-
-
-def to_points(event: MetricsLogged | SystemMetrics) -> list[Point]:
-    return [Point(name, value, event.step, event.time) for name, value in event.values.items()]
-
-
-#: MLflow's tag of a child run.
-PARENT = "mlflow.parentRunId"
-
-#: The tag with the folder of the run of the pipeline that a run belongs to.
-PIPELINE = "scaleflow.pipeline"
-
-EVENTS_A_PASS = 500
-
-#: Failures after which a file is skipped, if the store accepts other events. Later events are then sent without it.
-TRIES_OF_A_FILE = 8
-
-#: Events of files and descriptions. They can be skipped, so that they do not block later events.
-DEFERRABLE = (ArtifactWritten, ConfusionWritten, DatasetDescribed, ModelExported, SettingFound, StepsProfiled)
-
-#: Events that are sent, in addition to metrics.
-SENT = (*DEFERRABLE, FormatExported, RunReady, TagsSet, DescriptionSet, Restarted, RolledBack, RunEnded, RunRefused)
-
-
-class StillReadingError(Exception):
-    """A profile is still being analysed."""
-
-
-def read_profile(event: StepsProfiled) -> Profile:
-    """Returns the analysis of a traced window, which can take minutes."""
-    from scaleflow.profiler import analyze_window
-
-    return analyze_window(event)
 
 
 class EventTransfer:
@@ -146,17 +163,17 @@ class EventTransfer:
 
     Args:
         events: the run's `events.jsonl`.
-        tries_of_a_file: failures after which a file is put aside.
+        tries_of_a_file: failures in a row after which a file is put aside.
         board: writes the events for TensorBoard; None: not written.
-        keeps_record: whether to write `record.json`.
         wait_for_files: returns when the files that are sent with `ready` are written.
 
     Attributes:
-        read_profile: analyses a traced window.
+        keeps_record: whether to write `record.json`: not if the folder goes, or if another command may record the run.
         taken: how many bytes of the events the store has.
         ended: the bytes up to the event `end` or `refused`, if that was the last taken one; else 0.
         aside: the events that were put aside: the reason, by offset in the file.
         profiles: a line for the user about each traced window, by its first step.
+        unwritten_end: an end that could not be written to the file. It is sent after all events.
     """
 
     def __init__(
@@ -175,13 +192,12 @@ class EventTransfer:
         self._reader = EventReader(events)
         self._files = RunFolder(events.parent)
         self._record = self._files.read_record()
-        self._unread: set[int] = set()
-        self._tries: dict[int, int] = {}
-        self._missing: set[int] = set()
-        self._keeps_record = keeps_record
+        self._tries = 0
+        self._analyses: dict[int, Future[Profile]] = {}
+        self.keeps_record = keeps_record
         self._wait_for_files = wait_for_files
-        self.read_profile = read_profile
         self.profiles: dict[int, str] = {}
+        self.unwritten_end: RunEnded | RunRefused | None = None
         self.taken: int = self._record.get("offset", 0)
         self.ended: int = self.taken if self._record.get("done") else 0
         self.aside: dict[int, str] = {int(at): why for at, why in self._record.get("aside", {}).items()}
@@ -212,14 +228,9 @@ class EventTransfer:
         return self._record.get("run_id")
 
     @property
-    def has_deferred(self) -> bool:
-        """Whether an event was put aside that the store may still take, because its files exist."""
-        return bool(self.aside.keys() - self._missing)
-
-    @property
-    def is_reading(self) -> bool:
-        """Whether a profile is still being analysed."""
-        return bool(self._unread)
+    def is_analyzing(self) -> bool:
+        """Whether a profile is still being analyzed, or not sent yet."""
+        return bool(self._analyses)
 
     def start_after(self, offset: int) -> None:
         """Begins a new run with the events after an offset. Those before it belong to an earlier run."""
@@ -264,45 +275,36 @@ class EventTransfer:
         if file and file.parent.is_dir() and not file.exists():
             raise RunMissing(f"the store {self.tracker.uri} with the run {self.run_id} does not exist any more")
 
-    def link_parent(self, event: RunReady) -> None:
-        """Makes the recorded run the child of its sweep's run, which may have been recorded again."""
-        self.tracker.set_tags(self._make_parent_tag(event))
-
-    def import_ahead(self) -> None:
-        """Imports what draws pictures, while the workers start: at the end of a run the command would wait for it."""
-        if self.tracker.uri is not None:
-            from scaleflow.tracking.plot import import_figure
-
-            import_figure()
-
-    def send(self, again: bool = False, should_stop: Callable[[], bool] = bool) -> None:
+    def send(self, should_stop: Callable[[], bool] = bool) -> None:
         """Sends all events that the file holds. Raises what the store raises; what it has taken stays taken.
 
-        Args:
-            again: whether to first send what was put aside.
-            should_stop: returns True to leave the rest unsent.
+        `should_stop` returns True to leave the rest unsent.
         """
-        self._send_deferred(self.aside if again else self._unread)
+        self._write_tensorboard()
+        analyzed = [at for at, analysis in self._analyses.items() if analysis.done()]
+        self._send_aside(analyzed, self._tries_of_a_file)
         self._reader.offset = self.taken
         while not should_stop() and self._send_portion(should_stop):
             pass
+        if self.unwritten_end is not None and not should_stop():
+            self._send_request(self.unwritten_end)
+            self.ended = sys.maxsize
 
-    def send_unwritten(self, events: Sequence[Event]) -> None:
-        """Sends events that come after all others and are not in the file."""
-        for event in events:
-            if isinstance(event, RunEnded):
-                self._send_late()
-            self._handle(event)
-            self.ended = sys.maxsize if isinstance(event, RunEnded | RunRefused) else 0
+    def send_all(self) -> None:
+        """Sends all events, and what was put aside. It waits until profiles are analyzed. Raises like `send`."""
+        if self.ended:  # otherwise the end of the run sends it
+            self._send_aside(list(self.aside))
+        self.send()
+        wait(self._analyses.values())
+        self.send()
 
     def _send_portion(self, should_stop: Callable[[], bool]) -> bool:
         """Sends some events, consecutive metrics in one request; returns whether there may be more to send."""
         points: list[Point] = []
-        at, count = self._reader.offset, 0
+        start = at = self._reader.offset
         for event in islice(self._reader.read(), EVENTS_A_PASS):
             if should_stop():
                 return False
-            count += 1
             if isinstance(event, MetricsLogged | SystemMetrics):
                 points += self._late.hold(at, event)
             elif isinstance(event, SENT):
@@ -311,7 +313,7 @@ class EventTransfer:
                 self._send_event(event, at)
             at = self._reader.offset
         self._send_points(points, self._reader.offset)  # after events at the end that this version does not know, too
-        return count > 0
+        return self._reader.offset > start
 
     def _send_points(self, points: Sequence[Point], offset: int) -> None:
         if points:
@@ -326,71 +328,16 @@ class EventTransfer:
         self._late.end()
 
     def _send_event(self, event: Event, at: int) -> None:
-        if isinstance(event, RunEnded):
-            self._send_late()
-        if isinstance(event, RunReady):
-            self._wait_for_files()
-        if not isinstance(event, DEFERRABLE):
-            self._handle(event)
-        if isinstance(event, (*DEFERRABLE, RunReady, RunEnded)):
-            self._send_file(event, at)
+        self._send_request(event)
+        self._try_files(event, at, self._tries_of_a_file)
         if isinstance(event, RunEnded | RunRefused):
             self.ended = self._reader.offset
         elif isinstance(event, RunReady):
             self.ended = 0
         self._take(self._reader.offset)
 
-    def _send_file(self, event: Event, at: int) -> None:
-        """Sends the files of an event, or puts the event aside if the store answers other requests."""
-        try:
-            self._log_files(event, at)
-        except StillReadingError as error:
-            self._unread.add(at)
-            self.aside[at] = str(error)
-        except Exception as error:
-            self._tries[at] = self._tries.get(at, 0) + 1
-            if isinstance(error, FileNotFoundError):
-                self._missing.add(at)
-            elif self._tries[at] < self._tries_of_a_file:
-                raise
-            if self.has_run:
-                self.tracker.adopt(self._record["run_id"])  # raises if the store is unreachable
-            self.aside[at] = format_store_error(error, self.tracker.uri)
-
-    def _send_deferred(self, offsets: Iterable[int]) -> None:
-        for at in sorted(offsets):
-            try:
-                event = next(EventReader(self.events, at).read())
-                self._log_files(event, at)
-                if isinstance(event, ModelExported):
-                    self._describe_run()
-            except StillReadingError:
-                self._unread.add(at)
-                continue
-            except Exception as error:
-                self.aside[at] = format_store_error(error, self.tracker.uri)
-            else:
-                del self.aside[at]
-            self._unread.discard(at)
-            self.save_state()
-
-    def _log_files(self, event: Event, at: int) -> None:
-        if isinstance(event, RunReady):
-            for path, folder in self._files.list_logged_files():
-                self.tracker.log_artifact(path, folder)
-        elif isinstance(event, RunEnded):
-            self.write_tensorboard()
-            for path in sorted(self._files.tensorboard.glob("*")):
-                self.tracker.log_artifact(path, self._files.tensorboard.name)
-        elif not (isinstance(event, ModelExported) and self._is_replaced(event, at)):
-            self._handle(event)
-
-    def _is_replaced(self, model: ModelExported, at: int) -> bool:
-        """Whether a later event says that another model was exported, to the same folder."""
-        return any(isinstance(e, ModelExported) and e != model for e in EventReader(self.events, at).read())
-
-    def _handle(self, event: Event) -> None:
-        """Sends one event. A refusal sends nothing: there is no run, or a resumed run keeps its earlier end."""
+    def _send_request(self, event: Event) -> None:
+        """Sends what an event has beside files. A refusal has nothing: a resumed run keeps its earlier end."""
         match event:
             case RunReady():
                 self._start_run(event)
@@ -402,66 +349,14 @@ class EventTransfer:
                 self.tracker.describe(event.text)
             case FormatExported():
                 self.tracker.set_tags({f"scaleflow.export.{event.name}": event.error or "good"})
-            case Restarted():
-                self._count_event("restart", event.number, event.reason)
-            case RolledBack():
-                self._count_event("rollback", event.number, event.reason)
-            case _:
-                self._handle_file(event)
-
-    def _handle_file(self, event: Event) -> None:
-        match event:
-            case ArtifactWritten():
-                self.tracker.log_artifact(self._locate(event.path), event.folder)
-            case DatasetDescribed():
-                self.tracker.log_dataset(event)
-            case ConfusionWritten():
-                self._log_confusion(event)
-            case StepsProfiled():
-                self._log_profile(event)
             case SettingFound():
-                self._log_setting(event)
-            case ModelExported():
-                self.tracker.log_model(self._locate(event.path), event.step)
-                if event.weights:
-                    self.tracker.set_tags({WEIGHTS: event.weights})
-
-    def _take(self, offset: int) -> None:
-        if offset != self.taken:
-            self.taken = offset
-            self.save_state()
-
-    def leave_record(self) -> None:
-        """Writes `record.json` no more: the folder is removed, or another command may record the run."""
-        self._keeps_record = False
-
-    def save_state(self, is_vital: bool = False) -> None:
-        """Writes `record.json`: which run in the store this is, and how much of it the store has.
-
-        Args:
-            is_vital: whether to wait until it is on the disk, because a request follows that must not be sent twice.
-        """
-        if not self._keeps_record:
-            return
-        if self.tracker.uri is None:  # not tracked now: the record keeps a store that has the run
-            record = {"run_id": None, **self._files.read_record()}
-        else:
-            record = {**self._record, "offset": self.taken, "uri": mask_secrets(self.tracker.uri)}
-            record |= {"done": bool(self.ended), "aside": self.aside}
-            record.pop("late", None)
-            if self._late.offsets:
-                record["late"] = self._late.offsets
-            if self.tracker.adopted is not None:
-                record["adopts"] = self.tracker.adopted
-            if self.tracker.run_id is not None:
-                record["run_id"] = self.tracker.run_id
-            if self.tracker.model_uri is not None:
-                record["model_uri"] = self.tracker.model_uri
-            self._record = record
-        with contextlib.suppress(OSError):  # the disk is full; sending the same again later does no harm
-            self._files.write_record(record, is_vital)
+                self.tracker.set_tags({"scaleflow.found": event.word, "scaleflow.found.reason": event.reason})
+            case Restarted() | RolledBack():
+                tag = f"scaleflow.{event.event}"
+                self.tracker.set_tags({f"{tag}s": str(event.number), f"{tag}.{event.number}": event.reason})
 
     def _start_run(self, event: RunReady) -> None:
+        self._wait_for_files()
         if event.resumed is not None and self.has_run:
             self.tracker.reopen()
             self._describe_run()
@@ -472,12 +367,33 @@ class EventTransfer:
             **event.tags,
             "scaleflow.folder": self._record["folder"],
             IDENTITY: self._record["id"],
-            **self._make_parent_tag(event),
+            **self.make_parent_tag(event),
         }
         self.tracker.start(event.name, tags, event.began)
         self.save_state()
         self.tracker.log_params(event.params)
         self._describe_run()
+
+    def make_parent_tag(self, event: RunReady) -> dict[str, str]:
+        """Returns the tag that makes a run the child of its sweep's run.
+
+        Raises LookupError if the run of the sweep is not recorded yet.
+        """
+        parent = event.parent or read_run_tags(self._files.path).get(PIPELINE)
+        if parent in (None, str(self._files.path)) or self.tracker.uri is None:
+            return {}
+        run_id = RunFolder(Path(parent)).read_record().get("run_id")
+        if run_id is None:
+            raise LookupError("its parent, the run of the sweep or of the pipeline, is not recorded yet")
+        return {PARENT: run_id}
+
+    def _end_run(self, event: RunEnded) -> None:
+        self._send_late()
+        error = {"scaleflow.error": event.error} if event.error else {}
+        self.tracker.set_tags({"scaleflow.status": event.status, **error})
+        self._send_aside(list(self.aside))
+        self.tracker.finish(event.status, event.time)
+        self._describe_run(event)
 
     def _describe_run(self, end: RunEnded | None = None) -> None:
         """Writes the description of the run as it is now. The command of a sweep or a pipeline describes that.
@@ -493,51 +409,90 @@ class EventTransfer:
         model = self.tracker.model_uri or self._record.get("model_uri")
         self.tracker.describe(state.description or describe_run(self._files, state, self.tracker.uri, model))
 
-    def _make_parent_tag(self, event: RunReady) -> dict[str, str]:
-        """Returns the tag that makes a run the child of its sweep's run.
+    def _send_aside(self, offsets: Iterable[int], tries: int = 1) -> None:
+        """Sends the files of events that were put aside. Those that the store does not take stay there."""
+        for at in sorted(offsets):
+            event = read_event(self.events, at)
+            self._try_files(event, at, tries)
+            if isinstance(event, ModelExported):
+                self._describe_run()
+            self.save_state()
 
-        Raises LookupError if the run of the sweep is not recorded yet.
+    def _try_files(self, event: Event, at: int, tries: int) -> None:
+        """Sends the files of an event, or puts it aside: if they are not there, or the store takes only other requests.
+
+        Raises what the store raises, so that the event is tried again: fewer than `tries` times in a row, and as long
+        as the store does not answer.
         """
-        parent = event.parent or read_run_tags(self._files.path).get(PIPELINE)
-        if parent in (None, str(self._files.path)) or self.tracker.uri is None:
-            return {}
-        run_id = RunFolder(Path(parent)).read_record().get("run_id")
-        if run_id is None:
-            raise LookupError("its parent, the run of the sweep or of the pipeline, is not recorded yet")
-        return {PARENT: run_id}
+        try:
+            self._send_files(event, at)
+            self.aside.pop(at, None)
+        except Exception as error:
+            if not isinstance(error, FileNotFoundError | StillAnalyzingError):
+                self._tries += 1
+                if self._tries < tries:
+                    raise
+                if self.has_run:
+                    self.tracker.adopt(self._record["run_id"])  # raises if the store is unreachable
+            if not isinstance(error, StillAnalyzingError):
+                self._analyses.pop(at, None)
+            self.aside[at] = format_store_error(error, self.tracker.uri)
+        self._tries = 0
 
-    def _count_event(self, name: str, number: int, reason: str) -> None:
-        self.tracker.set_tags({f"scaleflow.{name}s": str(number), f"scaleflow.{name}.{number}": reason})
+    def _send_files(self, event: Event, at: int) -> None:
+        match event:
+            case DatasetDescribed():
+                self.tracker.log_dataset(event)
+            case ModelExported():
+                self._log_model(event, at)
+            case StepsProfiled():
+                self._log_profile(event, at)
+            case _:
+                for path, folder in self._list_artifacts(event):
+                    self.tracker.log_artifact(path, folder)
 
-    def _log_confusion(self, event: ConfusionWritten) -> None:
-        from scaleflow.tracking.plot import draw_confusion
+    def _log_model(self, event: ModelExported, at: int) -> None:
+        if not self._is_replaced(event, at):
+            self.tracker.log_model(self._locate(event.path), event.step)
+            if event.weights:
+                self.tracker.set_tags({WEIGHTS: event.weights})
 
-        table = self._locate(event.path)
-        for path in filter(None, (draw_confusion(table, event.split), table)):
-            self.tracker.log_artifact(path, event.folder)
+    def _is_replaced(self, model: ModelExported, at: int) -> bool:
+        """Whether a later event says that another model was exported, to the same folder."""
+        return any(isinstance(e, ModelExported) and e != model for e in EventReader(self.events, at).read())
 
-    def _log_setting(self, event: SettingFound) -> None:
-        from scaleflow.tracking.plot import draw_trial
-
-        table = self._locate(event.path)
-        for path in filter(None, (draw_trial(table, event.word, event.value), table)):
-            self.tracker.log_artifact(path, self._files.plots.name)
-        self.tracker.set_tags({"scaleflow.found": event.word, "scaleflow.found.reason": event.reason})
-
-    def _log_profile(self, event: StepsProfiled) -> None:
-        profile = self.read_profile(event)
+    def _log_profile(self, event: StepsProfiled, at: int) -> None:
+        """Sends the analysis of a traced window. Raises `StillAnalyzingError` until there is one."""
+        if at not in self._analyses:
+            self._analyses[at] = analyze_meanwhile(event)
+        if not self._analyses[at].done():
+            raise StillAnalyzingError(f"the profile of steps {event.first} to {event.last} is still being analyzed")
+        profile = self._analyses[at].result()
         for path, folder in profile.files:
             self.tracker.log_artifact(path, folder)
         self.tracker.log_metrics([Point(k, value, event.last, event.time) for k, value in profile.values.items()])
         self.profiles[event.first] = profile.line
+        del self._analyses[at]
 
-    def _end_run(self, event: RunEnded) -> None:
-        tags: dict[str, str] = {"scaleflow.status": event.status}
-        if event.error:
-            tags["scaleflow.error"] = event.error
-        self.tracker.set_tags(tags)
-        self.tracker.finish(event.status, event.time)
-        self._describe_run(event)
+    def _list_artifacts(self, event: Event) -> Sequence[tuple[Path, str | None]]:
+        """Returns the files of an event, each with its folder among the artifacts. Draws tables."""
+        match event:
+            case RunReady():
+                return self._files.list_logged_files()
+            case RunEnded():
+                self._write_tensorboard()
+                return [(path, path.parent.name) for path in sorted(self._files.tensorboard.glob("*"))]
+            case ArtifactWritten():
+                return [(self._locate(event.path), event.folder)]
+            case ConfusionWritten():
+                table, folder = self._locate(event.path), event.folder
+                picture = draw_confusion(table, event.split)
+            case SettingFound():
+                table, folder = self._locate(event.path), self._files.plots.name
+                picture = draw_trial(table, event.word, event.value)
+            case _:
+                return []
+        return [(path, folder) for path in (picture, table) if path is not None]
 
     def _locate(self, name: str) -> Path:
         """Returns the path of a file that an event names, even if the run's folder was moved."""
@@ -546,7 +501,33 @@ class EventTransfer:
             return self._files.path / path.relative_to(before)
         return path
 
-    def write_tensorboard(self) -> None:
+    def _write_tensorboard(self) -> None:
         """Writes the new events for TensorBoard. It has its own offset: each point must be written once."""
         if self._board is not None:
             self._board.write_events(self._for_board.read())
+
+    def _take(self, offset: int) -> None:
+        if offset != self.taken:
+            self.taken = offset
+            self.save_state()
+
+    def save_state(self, is_vital: bool = False) -> None:
+        """Writes `record.json`: which run in the store this is, and how much of it the store has.
+
+        Args:
+            is_vital: whether to wait until it is on the disk, because a request follows that must not be sent twice.
+        """
+        if not self.keeps_record:
+            return
+        if self.tracker.uri is None:  # not tracked now: the record keeps a store that has the run
+            record = {"run_id": None, **self._files.read_record()}
+        else:
+            tracker, record = self.tracker, self._record
+            record |= {"offset": self.taken, "uri": mask_secrets(tracker.uri)}
+            record |= {"done": bool(self.ended), "aside": self.aside, "late": self._late.offsets}
+            if not record["late"]:
+                del record["late"]
+            known = {"adopts": tracker.adopted, "run_id": tracker.run_id, "model_uri": tracker.model_uri}
+            record |= {key: value for key, value in known.items() if value is not None}
+        with contextlib.suppress(OSError):  # the disk is full; sending the same again later does no harm
+            self._files.write_record(record, is_vital)
