@@ -835,3 +835,20 @@ def test_the_state_is_written_when_finish_returns(setting: Setting, monkeypatch:
     setting.end()
     assert setting.begin().finish(2)
     assert json.loads(setting.state.read_text())["done"] is True
+
+
+def test_a_store_that_takes_no_files_gets_the_end_of_the_run_also_with_files_of_the_end(setting: Setting) -> None:
+    board = setting.path.parent / "tensorboard" / "events.out"
+    board.parent.mkdir()
+    board.touch()
+    setting.tracker.fails = lambda call: unreachable(call) if call[0] in ("artifact", "model") else None
+    setting.ready()
+    for name in ("a", "b"):
+        setting.write("artifact", path=f"/x/{name}.png")
+    setting.write("model", path="/x/model", step=3)
+    setting.end()
+    recorder = setting.begin()
+    until(recorder.done.is_set)
+    assert not recorder.finish(5)
+    assert len(setting.known["aside"]) == 4
+    assert setting.known["done"]

@@ -19,6 +19,7 @@ import os
 import sys
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from itertools import islice
@@ -74,7 +75,7 @@ PIPELINE = "scaleflow.pipeline"
 
 EVENTS_A_PASS = 500
 
-#: Failures in a row after which a file is put aside, if the store accepts other requests.
+#: Failures after which a file is put aside, if the store accepts other requests.
 TRIES_OF_A_FILE = 8
 
 #: Events that are sent, in addition to metrics.
@@ -163,7 +164,7 @@ class EventTransfer:
 
     Args:
         events: the run's `events.jsonl`.
-        tries_of_a_file: failures in a row after which a file is put aside.
+        tries_of_a_file: failures after which a file is put aside.
         board: writes the events for TensorBoard; None: not written.
         wait_for_files: returns when the files that are sent with `ready` are written.
 
@@ -192,7 +193,6 @@ class EventTransfer:
         self._reader = EventReader(events)
         self._files = RunFolder(events.parent)
         self._record = self._files.read_record()
-        self._tries = 0
         self._analyses: dict[int, Future[Profile]] = {}
         self.keeps_record = keeps_record
         self._wait_for_files = wait_for_files
@@ -201,6 +201,7 @@ class EventTransfer:
         self.taken: int = self._record.get("offset", 0)
         self.ended: int = self.taken if self._record.get("done") else 0
         self.aside: dict[int, str] = {int(at): why for at, why in self._record.get("aside", {}).items()}
+        self._tries = Counter(dict.fromkeys(self.aside, tries_of_a_file))
         self._late = LatePoints(events, self._record.get("late", ()), has_begun=self.taken > 0)
         if "id" not in self._record:
             self._record |= self._make_record()
@@ -236,6 +237,7 @@ class EventTransfer:
         """Begins a new run with the events after an offset. Those before it belong to an earlier run."""
         self._record = self._make_record()
         self.taken, self.aside, self.ended = offset, {}, 0
+        self._tries.clear()
         self._late = LatePoints(self.events)
 
     def start_over(self) -> None:
@@ -281,8 +283,7 @@ class EventTransfer:
         `should_stop` returns True to leave the rest unsent.
         """
         self._write_tensorboard()
-        analyzed = [at for at, analysis in self._analyses.items() if analysis.done()]
-        self._send_aside(analyzed, self._tries_of_a_file)
+        self._send_aside(at for at, analysis in self._analyses.items() if analysis.done())
         self._reader.offset = self.taken
         while not should_stop() and self._send_portion(should_stop):
             pass
@@ -293,7 +294,7 @@ class EventTransfer:
     def send_all(self) -> None:
         """Sends all events, and what was put aside. It waits until profiles are analyzed. Raises like `send`."""
         if self.ended:  # otherwise the end of the run sends it
-            self._send_aside(list(self.aside))
+            self._send_aside(self.aside)
         self.send()
         wait(self._analyses.values())
         self.send()
@@ -329,7 +330,7 @@ class EventTransfer:
 
     def _send_event(self, event: Event, at: int) -> None:
         self._send_request(event)
-        self._try_files(event, at, self._tries_of_a_file)
+        self._try_files(event, at)
         if isinstance(event, RunEnded | RunRefused):
             self.ended = self._reader.offset
         elif isinstance(event, RunReady):
@@ -391,7 +392,7 @@ class EventTransfer:
         self._send_late()
         error = {"scaleflow.error": event.error} if event.error else {}
         self.tracker.set_tags({"scaleflow.status": event.status, **error})
-        self._send_aside(list(self.aside))
+        self._send_aside(self.aside)
         self.tracker.finish(event.status, event.time)
         self._describe_run(event)
 
@@ -409,35 +410,34 @@ class EventTransfer:
         model = self.tracker.model_uri or self._record.get("model_uri")
         self.tracker.describe(state.description or describe_run(self._files, state, self.tracker.uri, model))
 
-    def _send_aside(self, offsets: Iterable[int], tries: int = 1) -> None:
+    def _send_aside(self, offsets: Iterable[int]) -> None:
         """Sends the files of events that were put aside. Those that the store does not take stay there."""
         for at in sorted(offsets):
             event = read_event(self.events, at)
-            self._try_files(event, at, tries)
+            self._try_files(event, at)
             if isinstance(event, ModelExported):
                 self._describe_run()
             self.save_state()
 
-    def _try_files(self, event: Event, at: int, tries: int) -> None:
+    def _try_files(self, event: Event, at: int) -> None:
         """Sends the files of an event, or puts it aside: if they are not there, or the store takes only other requests.
 
-        Raises what the store raises, so that the event is tried again: fewer than `tries` times in a row, and as long
-        as the store does not answer.
+        Raises what the store raises, so that the event is tried again, until it was tried often enough and the store
+        answers.
         """
         try:
             self._send_files(event, at)
             self.aside.pop(at, None)
         except Exception as error:
             if not isinstance(error, FileNotFoundError | StillAnalyzingError):
-                self._tries += 1
-                if self._tries < tries:
+                self._tries[at] += 1
+                if self._tries[at] < self._tries_of_a_file:
                     raise
                 if self.has_run:
                     self.tracker.adopt(self._record["run_id"])  # raises if the store is unreachable
             if not isinstance(error, StillAnalyzingError):
                 self._analyses.pop(at, None)
             self.aside[at] = format_store_error(error, self.tracker.uri)
-        self._tries = 0
 
     def _send_files(self, event: Event, at: int) -> None:
         match event:
