@@ -5,42 +5,17 @@ Each is in memory, takes milliseconds to make, and is the same for the same seed
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Annotated, Any
 
 import numpy as np
 
 from scaleflow.dataset.digits import Digits
-from scaleflow.dataset.reading.files import TEST_FRACTION
 from scaleflow.dataset.reading.text import Text
+from scaleflow.dataset.synthetic import Generated
 from scaleflow.interfaces import Arrays, Inputs, Outputs
-from scaleflow.interfaces.options import AtLeastTwo, Positive, Seed, at_least, check_options
+from scaleflow.interfaces.options import Positive, at_least, check_options
 
 Array = np.ndarray[Any, Any]
-
-
-class Generated:
-    """Counts the examples of each split, and seeds them.
-
-    Args:
-        examples: of train and test together; a fifth of them is the test split.
-        seed: of the examples.
-
-    Raises:
-        ConfigError: if an option is invalid.
-    """
-
-    splits: Collection[str] = ("train", "test")
-
-    @check_options("dataset")
-    def __init__(self, examples: AtLeastTwo, seed: Seed) -> None:
-        self._examples, self._seed = examples, seed
-
-    def count_and_seed(self, split: str) -> tuple[int, np.random.Generator]:
-        """Returns the number of examples of a split, and the generator of its random numbers."""
-        test = max(1, round(TEST_FRACTION * self._examples))
-        count = test if split == "test" else self._examples - test
-        return count, np.random.default_rng([self._seed, 1 + (split == "test")])
 
 
 class Shapes(Generated):
@@ -48,9 +23,7 @@ class Shapes(Generated):
 
     The classes are `background`, `disc` and `square`. A square covers a disc where they overlap.
 
-    Args:
-        examples, seed: see `Generated`.
-        size: the number of pixels of a side, at least 16.
+    conf/dataset/shapes.yaml describes the arguments.
     """
 
     @check_options("dataset")
@@ -105,9 +78,7 @@ class Tickets(Generated):
 
     The inputs are `text` (a string), `orders` (of the last year) and `days` (since the last ticket).
 
-    Args:
-        examples, seed: see `Generated`.
-        vocabulary, tokens: see `Text`.
+    conf/dataset/tickets.yaml describes the arguments.
     """
 
     outputs = Outputs("binary", (1,), names=("normal", "urgent"))
@@ -135,9 +106,7 @@ class Clicks(Generated):
     Each user and each item has a hidden vector; their product decides, together with the hour. Small numbers of `users`
     and `items` occur more often. The inputs are `user`, `item` (numbers below `users` and `items`) and `hour`.
 
-    Args:
-        examples, seed: see `Generated`.
-        users, items: the number of different ones.
+    conf/dataset/clicks.yaml describes the arguments.
     """
 
     outputs = Outputs("binary", (1,), names=("shown", "clicked"))

@@ -21,16 +21,31 @@ SIGNAL = 0.5
 Array = np.ndarray[Any, Any]
 
 
-class Synthetic:
-    """Normal noise plus a fixed random pattern per output; the targets are the amounts of the patterns.
-
-    conf/dataset/synthetic.yaml describes the arguments.
+class Generated:
+    """Base of the datasets that are generated: counts the examples of each split, and seeds them.
 
     Raises:
         ConfigError: if an option is invalid.
     """
 
     splits: Collection[str] = ("train", "test")
+
+    @check_options("dataset")
+    def __init__(self, examples: AtLeastTwo, seed: Seed) -> None:
+        self._examples, self._seed = examples, seed
+
+    def count_and_seed(self, split: str) -> tuple[int, np.random.Generator]:
+        """Returns the number of examples of a split, and the generator of its random numbers."""
+        test = max(1, round(TEST_FRACTION * self._examples))
+        count = test if split == "test" else self._examples - test
+        return count, np.random.default_rng([self._seed, 1 + (split == "test")])
+
+
+class Synthetic(Generated):
+    """Normal noise plus a fixed random pattern per output; the targets are the amounts of the patterns.
+
+    conf/dataset/synthetic.yaml describes the arguments.
+    """
 
     @check_options("dataset")
     def __init__(
@@ -41,20 +56,16 @@ class Synthetic:
         outputs: int = 10,
         seed: Seed = 0,
     ) -> None:
+        super().__init__(examples, seed)
         check_option(outputs, AtLeastTwo if kind == "classification" else Positive, "dataset.outputs")
         self.inputs = Inputs(shape=tuple(shape), dtype="float32")
         self.outputs = describe_outputs(kind, outputs)
-        self._examples = examples
-        self._seed = seed
 
     def load(self, split: str) -> Arrays:
         """Returns inputs [n, *shape] float32, and targets as `Arrays` requires for the kind."""
-        test = split == "test"
-        held_out = max(1, round(TEST_FRACTION * self._examples))
-        count = held_out if test else self._examples - held_out
+        count, random = self.count_and_seed(split)
         size = int(np.prod(self.inputs.shape))
         patterns = np.random.default_rng([self._seed, 0]).standard_normal((*self.outputs.shape, size), dtype=np.float32)
-        random = np.random.default_rng([self._seed, 1 + test])
         amounts, targets = self._targets(random, count)
         inputs = random.standard_normal((count, size), dtype=np.float32) + SIGNAL * (amounts @ patterns)
         return Arrays(inputs.reshape(count, *self.inputs.shape), targets)

@@ -113,14 +113,14 @@ class StageProcess:
     def wait(self, display: Display, stop: StopRequest) -> int:
         """Shows what the process prints, and passes signals on, until it ends; returns its exit code."""
         told, code = 0, None
-        while code is None:
+        while code is None:  # it waits first: a signal while Python itself starts would give a traceback
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(LOOK_SECONDS)
+            self._show_output(display)
             asked = max(1, stop.times) if stop.is_set() else 0
             if asked > told:
                 told = asked
                 self._process.send_signal(stop.signal or signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self._process.wait(LOOK_SECONDS)
-            self._show_output(display)
         return code if code >= 0 else SIGNAL_BASE - code
 
     def _show_output(self, display: Display) -> None:

@@ -12,12 +12,13 @@ import signal
 import sys
 from pathlib import Path
 
-from scaleflow.__main__ import entry
-from scaleflow.interfaces.parent_process import end_with_parent
-from scaleflow.launcher.answer import FINISHED, TERMINATED
-
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it imports, Ctrl-C ends it without a traceback
+    from scaleflow.__main__ import entry
+    from scaleflow.interfaces.parent_process import end_with_parent
+    from scaleflow.launcher.answer import TERMINATED
+
     parent, *words = sys.argv[1:]
     end_with_parent(signal.SIGTERM)
     if os.getppid() != int(parent):  # it ended before this process could ask
@@ -25,10 +26,12 @@ def main() -> None:
     sys.argv = ["scaleflow", *words]
     sys.orig_argv = [sys.executable, "-m", "scaleflow", *words]  # what a run records as its command
     if words[0] != "python":
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         entry()  # it imports little before a warm server takes the command
     from scaleflow.commands.frame import run_command
     from scaleflow.commands.process import end_with
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     end_with(lambda: run_command(call_function, words[1:]))
 
 
@@ -37,6 +40,7 @@ def call_function(words: list[str]) -> int:
     from hydra.utils import get_object
 
     from scaleflow.errors import ConfigError, RunError
+    from scaleflow.launcher.answer import FINISHED
     from scaleflow.runs.folder import replace_text
 
     target, arguments, result, *config_dirs = words
