@@ -370,9 +370,7 @@ class PipelineRunner:
             self._open()  # an earlier command was stopped after its last stage
         if self._parent is None:
             return code
-        self._ledger.status = self.status
         try:
-            self._ledger.save()
             self._record_end(self._parent)
         except OSError as error:
             raise RunError(f"{self._ledger.folder}: cannot be written: {error.strerror}") from error
@@ -390,6 +388,8 @@ class PipelineRunner:
         ]
         run.add({}, files, text=describe_pipeline(self.status, rows, command_line(sys.orig_argv)))
         run.end(self.status, self.find_error() or "")
+        self._ledger.status = self.status  # not before: after a kill, the same command ends the run
+        self._ledger.save()
         run.finish(self._stop)
         if all(are_closed):
             for name, record in self._ledger.records.items():
