@@ -127,9 +127,9 @@ def expand_short(value: object, hint: Any, key: str) -> object:
     if hint is Split and isinstance(value, str):
         return {"by": value}
     if hint in (EarlyStopping, Plateau) and isinstance(value, Mapping) and "metric" in value:
-        if "monitor" in value:
+        if value.get("monitor", "auto") != "auto":
             raise ConfigError(f"{key}.metric={value['metric']} with {key}.monitor: both name the value; give one")
-        return {"monitor" if name == "metric" else name: each for name, each in value.items()}
+        return {name: each for name, each in value.items() if name != "metric"} | {"monitor": value["metric"]}
     return value
 
 

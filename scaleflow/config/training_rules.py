@@ -87,7 +87,8 @@ def has_other_best(plan: Plan) -> bool:
     stopping, best = plan.training.early_stopping, plan.checkpoint.best
     if stopping is None or best is None:
         return False
-    return best.monitor.replace("auto", Best.monitor) != stopping.monitor or plan.checkpoint.export != "best"
+    monitors = {each.monitor.replace("auto", Best.monitor) for each in (best, stopping)}
+    return len(monitors) > 1 or plan.checkpoint.export != "best"
 
 
 def is_fit_mirrored(plan: Plan) -> bool:

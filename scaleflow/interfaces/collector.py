@@ -1,4 +1,4 @@
-"""Python's garbage collector, which takes a quarter of the time of a large import."""
+"""Python's garbage collector, which takes a quarter of the time of a large import, or to build and export a model."""
 
 import contextlib
 import gc
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def pause_collector() -> Iterator[None]:
-    """Pauses the collector during an import: it would search the many new objects again and again, and find nothing."""
+    """Pauses the collector: it would search many new objects that stay again and again, and find nothing."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -40,6 +40,7 @@ from scaleflow.interfaces import (
     map_named,
     name_leaves,
 )
+from scaleflow.interfaces.collector import pause_collector
 from scaleflow.model.layers import label_leaves, make_inputs
 from scaleflow.serving.answers import bound_values, is_one_of_several, quote_classes, take_prediction
 
@@ -222,6 +223,9 @@ WEIGHTS_FILE = "model.weights.h5"
 SAVED_MODEL = "saved_model"
 SIGNATURE = "signature.json"
 
+#: The end of the name of the first parts of such a model.
+PREPROCESSING = "_preprocessing"
+
 #: The end of the name of an exported model that begins with preprocessing.
 ON_RAW_INPUTS = "_on_raw_inputs"
 
@@ -250,6 +254,7 @@ class RawInputs:
     decoders: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = field(default_factory=dict)
 
 
+@pause_collector()
 def write_model(
     model: keras.Model,
     inputs: InputStructure,
@@ -441,11 +446,14 @@ def add_preprocessing(
     raws = make_inputs(inputs)
     named = dict(name_leaves(raws))
     for names, layer in layers.items():
-        nested_raw = [keras.Input(named[name].shape[1:], dtype=named[name].dtype) for name in names]
-        # A nested model, because a layer of the preprocessing may have the model's name.
-        own = f"_{labels[names[0]]}" if len(names) == 1 and names[0] else ""
-        nested = keras.Model(nested_raw, apply_layer(layer, nested_raw), name=f"{model.name}{own}_preprocessing")
-        named.update(zip(names, nested([named[name] for name in names]), strict=True))
+        raw = [named[name] for name in names]
+        if len(names) == 1 or not layer.name.endswith(PREPROCESSING):
+            # A nested model, because a layer of the preprocessing may have the model's name.
+            nested_raw = [keras.Input(each.shape[1:], dtype=each.dtype) for each in raw]
+            own = f"_{labels[names[0]]}" if names[0] else ""
+            made = apply_layer(layer, nested_raw)
+            layer = keras.Model(nested_raw, made, name=f"{model.name}{own}{PREPROCESSING}")
+        named.update(zip(names, apply_layer(layer, raw), strict=True))
     return keras.Model(raws, model(map_named(lambda name, _: named[name], raws)), name=f"{model.name}{ON_RAW_INPUTS}")
 
 

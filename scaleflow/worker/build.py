@@ -20,6 +20,7 @@ from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.config.words import TABLES
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import BY_SIZE, LearnedState, Objective, OutputStructure, Plan, Source
+from scaleflow.interfaces.collector import pause_collector
 from scaleflow.interfaces.config import Best
 from scaleflow.interfaces.events import Emit, Note, StageBegan
 from scaleflow.runs import RunFolder, RunSpec
@@ -134,9 +135,12 @@ def choose_model_sizes(plan: Plan, data: PreparedData) -> dict[str, Any]:
     return {} if choose is None else dict(choose(data.splits.inputs, len(data.splits.train), data.splits.folds))
 
 
-def choose_best_checkpoint(plan: Plan, validates: bool) -> Plan:
-    """Replaces `auto` in `checkpoint.best`: without a validation split there is no best checkpoint."""
-    best = plan.checkpoint.best
+def choose_monitors(plan: Plan, validates: bool) -> Plan:
+    """Replaces `auto` in `checkpoint.best` and `training.early_stopping`: without a validation split there are none."""
+    best, stopping = plan.checkpoint.best, plan.training.early_stopping
+    if stopping is not None and stopping.monitor == "auto":
+        chosen = {**vars(stopping), "monitor": Best.monitor} if validates else None
+        plan = set_values(plan, {"training.early_stopping": chosen})
     if best is None or best.monitor != "auto":
         return plan
     if validates:
@@ -227,6 +231,7 @@ def build_training(
     return build_engine(plan, prepare_data(plan, emit, startup_timer, resumed), emit, startup_timer)
 
 
+@pause_collector()
 def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: StartupTimer) -> TrainingSetup:
     """Builds and traces what depends on the batch size, too. Raises what `build_training` raises."""
     from scaleflow import dataset, model, objective, training
@@ -322,7 +327,7 @@ def choose_monitored(plan: Plan, goal: Objective, feeds: Feeds) -> Plan:
     from scaleflow import training
 
     validates = feeds.validation is not None and plan.evaluator != "elsewhere"
-    plan = choose_best_checkpoint(plan, validates)
+    plan = choose_monitors(plan, validates)
     monitors = {
         "training.early_stopping": plan.training.early_stopping,
         "checkpoint.best": plan.checkpoint.sought,

@@ -233,7 +233,7 @@ def divide() -> Any:
     good = blocks.select(~to_mask(unreadable[0], len(blocks)))
     limited = good.limit(45)
     rows = good.head(10_000).targets.tolist()
-    slow = [int(y) for _, y in good.dataset.as_numpy_iterator()]
+    slow = [int(y) for _, y in good.stream().as_numpy_iterator()]
     held_out = hold_out_examples(good, 0.25, *drawn)
     parts = [sorted(each.head(10_000).targets.tolist()) for each in held_out[:2]]
     large = [draw_rows(1_000_003, 0.1, [seed]) for seed in (1, 1, 2)]

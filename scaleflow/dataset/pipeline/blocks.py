@@ -88,13 +88,17 @@ class RowReader(Protocol):
 class Blocks(StreamRows):
     """A stream of the rows of a `RowReader`: all of them, or those that `keep` [rows] bool says.
 
-    `dataset` yields single rows, for code that takes any stream, but slowly.
+    `dataset` yields numbers only: an operation of TensorFlow's takes long to make for a thousand columns.
     """
 
     is_random_access: ClassVar[bool] = True
     auto_bytes: ClassVar[int] = MEMORY_BYTES
     reader: RowReader | None = None
     keep: Array | None = None
+
+    @property
+    def spec(self) -> tuple[Any, ...]:
+        return self.rows.spec
 
     @property
     def drawn_together(self) -> int:
@@ -131,8 +135,15 @@ class Blocks(StreamRows):
     def batch(self, size: int, pick: Callable[..., Any] | None = None) -> tf.data.Dataset:
         return self.slabs() if pick is None else self.slabs().map(pick)
 
+    def stream(self) -> tf.data.Dataset:
+        """Returns single rows, slowly."""
+        return self.slabs().unbatch().apply(tf.data.experimental.assert_cardinality(len(self)))
+
+    def iterate(self, pick: Callable[..., Any]) -> Iterator[Any]:
+        return (pick(*slab.parts) for slab in self.read_slabs())
+
     def read(self, places: Array) -> tuple[Any, ...]:
-        return concatenate([Arrays(*each) for each in self.select(places).slabs().as_numpy_iterator()]).parts
+        return concatenate([*self.select(places).read_slabs()]).parts
 
     def read_first(self, count: int) -> Any:
         return self.head(count).inputs
@@ -256,6 +267,11 @@ class Blocks(StreamRows):
         is_used = None if self.keep is None else self.keep[self.rows.sampled].tobytes()
         return self.rows.recall(what, [options, is_used and hashlib.blake2b(is_used).hexdigest()], learn)
 
+    def read_slabs(self) -> Iterator[Arrays]:
+        """Yields all rows in their order, `SLAB` at once."""
+        order = BlockOrder(self, None)
+        return (order.take(0, places) for places in np.split(np.arange(len(self)), range(SLAB, len(self), SLAB)))
+
     def slabs(self) -> tf.data.Dataset:
         """Returns (inputs [b, ...], targets [b, ...]), or with weights [b], of all rows in their order."""
         order = BlockOrder(self, None)
@@ -276,12 +292,9 @@ class Blocks(StreamRows):
 def make_blocks(reader: RowReader, keep: Array | None = None, keys: DivisionKeys | None = None) -> Blocks:
     """Makes the stream of all rows, or of those that `keep` says. `keys` are those of the rows in the stream."""
     length = sum(reader.lengths) if keep is None else int(np.count_nonzero(keep))
-    spec = tf.nest.map_structure(lambda each: tf.zeros([0, *each.shape], each.dtype), reader.spec)
-    empty = tf.data.Dataset.from_tensor_slices(spec)
+    numbers = tf.data.Dataset.range(length)
     given = vars(keys or DivisionKeys())
-    blocks = Blocks(empty, length, None, None, reader.faults, reader=reader, keep=keep, **given)
-    rows = blocks.slabs().unbatch().apply(tf.data.experimental.assert_cardinality(length))
-    return replace(blocks, dataset=rows)
+    return Blocks(numbers, length, None, None, reader.faults, reader=reader, keep=keep, **given)
 
 
 def share_rows(lengths: Sequence[int], blocks: Iterable[Any], count: int) -> dict[int, int]:

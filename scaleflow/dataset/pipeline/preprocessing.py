@@ -361,13 +361,17 @@ def batch_spec(examples: Rows, transforms: Transforms) -> Any:
 def fill_arrays(split: str, stream: StreamRows, transforms: Transforms, arrays: ArrayRows) -> ArrayRows:
     """Fills empty arrays with the examples of a stream, and returns them."""
     flat, count, done = tf.nest.flatten(arrays.parts), len(arrays), 0
-    batches = prefetch(preprocess_batches(stream.batch(READ_BATCH_SIZE), transforms))
+    batches: Iterable[Any]
+    if isinstance(stream, Blocks):
+        batches = (preprocess_arrays(slab, transforms).parts for slab in stream.read_slabs())
+    else:
+        batches = prefetch(preprocess_batches(stream.batch(READ_BATCH_SIZE), transforms)).as_numpy_iterator()
     with refuse_unreadable(split, stream):
         for batch in batches:
-            tensors = tf.nest.flatten(batch)
-            end = min(done + len(tensors[0]), count)
-            for array, tensor in zip(flat, tensors, strict=True):
-                array[done:end] = tensor.numpy()[: end - done]
+            values = tf.nest.flatten(batch)
+            end = min(done + len(values[0]), count)
+            for array, new in zip(flat, values, strict=True):
+                array[done:end] = new[: end - done]
             done = end
             if done == count:
                 break

@@ -16,7 +16,6 @@ from scaleflow.dataset.column_kinds import KINDS
 from scaleflow.dataset.pipeline.records import (
     DIGESTED,
     StreamRows,
-    decode_records,
     draw_places,
     largest_target,
     reading_options,
@@ -213,7 +212,7 @@ def to_spec(array: np.ndarray[Any, Any]) -> Spec:
 
 def describe_stream(split: str, examples: Stream) -> tuple[Any, Any]:
     """Returns the structures of specs (inputs, targets) of a stream."""
-    spec = decode_records(examples).element_spec
+    spec = to_rows(examples).spec
     if not (isinstance(spec, tuple) and len(spec) in (2, 3) and all(is_tensor_structure(part) for part in spec)):
         raise ConfigError(
             f"dataset: the stream of {split!r} must yield (input, target), or (input, target, weight), but yields "

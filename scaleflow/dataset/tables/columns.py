@@ -84,7 +84,7 @@ class Number:
             features = ops.take(features, np.array(places), axis=1)
         if len(learned) > 1:
             features = list(ops.split(features, np.cumsum(widths)[:-1].tolist(), axis=1))
-        return keras.Model(raw if len(raw) > 1 else raw[0], features, name="number")
+        return keras.Model(raw if len(raw) > 1 else raw[0], features, name="numbers_preprocessing")
 
 
 class Category:
