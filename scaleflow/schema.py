@@ -27,7 +27,7 @@ from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.config.compose import CONF
 from scaleflow.config.parse import suggest, type_hints
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Plan, Split, Target
+from scaleflow.interfaces import EarlyStopping, Plan, Split, Target
 
 #: Keys of a config that are read before it is parsed, or by Hydra.
 MORE_KEYS = ("seed", "resume", "resume_data", "resume_code", "trusted_modules", "hydra", "defaults")
@@ -124,7 +124,9 @@ def describe_hint(hint: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
     if hint is Target:
         return {"type": "object", "required": ["_target_"]}
     if dataclasses.is_dataclass(hint):
-        described = describe_class(hint)  # a split may also be its rule alone
+        described = describe_class(hint)
+        if hint is EarlyStopping:
+            return {"anyOf": [described, {"enum": ["auto"]}]}
         return {"anyOf": [described, described["properties"]["by"]]} if hint is Split else described
     bounds = {LIMITS[name]: bound for name, bound in limits.items() if name in LIMITS and hint in (int, float)}
     return {"type": PLAIN[hint], **bounds}

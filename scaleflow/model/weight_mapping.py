@@ -25,7 +25,10 @@ from scaleflow.model.make import find_graph
 UNCHANGED = ("Rescaling", "Dropout", "Activation", "ReLU", "Cast", "ExpandDims", "Identity", "RepeatVector")
 
 #: Operations on each number by itself, with constants or with others that were computed from it.
-ELEMENTWISE = ("Add", "Subtract", "Multiply", "Divide", "TrueDivide", "Power", "Minimum", "Maximum", "Cos", "Sqrt")
+ELEMENTWISE = (
+    *("Add", "Subtract", "Multiply", "Divide", "TrueDivide", "Power", "Sqrt", "Cos"),
+    *("Minimum", "Maximum", "Absolute", "Round"),
+)
 
 #: The key of the first feature, x[:, :1].
 FIRST = [slice(None), slice(None, 1)]

@@ -204,6 +204,10 @@ def test_unknown_keys_are_arguments_of_the_target(plan: Make) -> None:
 def test_early_stopping_is_read_into_its_type(plan: Make) -> None:
     made = plan(EARLY + "{monitor: val/accuracy, mode: max}")
     assert made.training.early_stopping == EarlyStopping("val/accuracy", 3, "max")
+    assert plan("model=tabular").training.early_stopping == EarlyStopping("auto", 20)
+    typed = plan("model=tabular", EARLY + "{metric: val/auc, patience: 5}").training.early_stopping
+    assert typed == EarlyStopping("val/auc", 5)
+    assert plan("model=tabular", EARLY + "null").training.early_stopping is None
 
 
 def test_tags_become_text(plan: Make) -> None:

@@ -184,3 +184,27 @@ def test_few_large_batches_are_read_ahead(isolated: Callable[..., Any]) -> None:
 
 def test_no_iterator_waits_for_a_thread_that_tunes_it(isolated: Callable[..., Any]) -> None:
     assert not any(isolated(tuned).values())
+
+
+def join_columns() -> Any:
+    import tensorflow as tf
+
+    from scaleflow.dataset.pipeline.feeds import Columns
+
+    random = np.random.default_rng(0)
+    widths = {"b": (1,), "a": (1,), "d": (), "c": (), "e": (2,), "picture": (2, 3), "f": (1,)}
+    inputs = {name: random.normal(size=(5, *shape)).astype("f") for name, shape in widths.items()}
+    inputs["code"], inputs["word"] = random.integers(0, 9, 5), np.array(list("abcde"), object)
+    parts = inputs, random.integers(0, 9, 5), random.normal(size=5).astype("f")
+    columns = Columns(parts)
+    joined = [tf.gather(tf.constant(array), [3, 0]) for array in columns.join(parts)]
+    return parts, len(joined), tf.nest.map_structure(lambda each: each.numpy(), columns.divide(joined))
+
+
+def test_columns_are_gathered_together_and_come_back_in_their_places(isolated: Callable[..., Any]) -> None:
+    (inputs, *rest), count, (found, *others) = isolated(join_columns)
+    assert count == 6, "a, b, f; c, d and the weights; code and the targets; e; picture; word"
+    for name, array in inputs.items():
+        expected = [b"d", b"a"] if name == "word" else array[[3, 0]].tolist()
+        assert found[name].tolist() == expected, name
+    assert [each.tolist() for each in others] == [each[[3, 0]].tolist() for each in rest]

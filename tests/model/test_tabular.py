@@ -67,6 +67,26 @@ def build_each(file: str) -> dict[str, Any]:
     return found
 
 
+def wave(values: Any) -> Any:
+    import tensorflow as tf
+
+    from scaleflow.model.tabular import compute_waves
+
+    x = tf.constant(values)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = compute_waves(x)
+    return y.numpy(), tape.gradient(y, x).numpy()
+
+
+def test_waves_are_cosines(isolated: Callable[..., Any]) -> None:
+    values = np.concatenate([np.linspace(-40, 40, 40_001), np.arange(-4, 4.25, 0.25)]).astype("f")
+    found, slopes = isolated(wave, values)
+    angle = 2 * np.pi * values.astype("d")
+    np.testing.assert_allclose(found, np.cos(angle), atol=4e-7)
+    np.testing.assert_allclose(slopes, -2 * np.pi * np.sin(angle), atol=2e-4)
+
+
 def test_members_predict_apart_and_their_average_is_the_prediction(
     isolated: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -49,3 +49,19 @@ def test_a_batch_by_size_is_recorded_as_it_is_typed(isolated: Callable[..., Any]
         chosen, typed, recorded = isolated(fill_and_type, plan(*words, "training.batch_size=by_size"), plan(*words))
         assert chosen == typed
         assert recorded == 256 // 2 // accumulate
+
+
+def watch(made: Plan) -> list[Any]:
+    from scaleflow.worker.build import choose_monitors
+
+    chosen = [choose_monitors(made, validates) for validates in (True, False)]
+    return [(each.training.early_stopping, each.checkpoint.best) for each in chosen]
+
+
+def test_without_a_validation_split_there_is_nothing_to_stop_by(
+    isolated: Callable[..., Any], plan: Callable[..., Plan]
+) -> None:
+    validated, other = isolated(watch, plan("tracking=none", "model=tabular"))
+    assert [each.monitor for each in validated] == ["val/loss", "val/loss"]
+    assert validated[0].patience == 20
+    assert other == (None, None)

@@ -88,7 +88,7 @@ class RowReader(Protocol):
 class Blocks(StreamRows):
     """A stream of the rows of a `RowReader`: all of them, or those that `keep` [rows] bool says.
 
-    `dataset` yields numbers only: an operation of TensorFlow's takes long to make for a thousand columns.
+    `dataset` yields the indices of the rows, and `decode` reads them, for code that takes any stream, but slowly.
     """
 
     is_random_access: ClassVar[bool] = True
@@ -127,17 +127,14 @@ class Blocks(StreamRows):
             wanted, keep = keep, self.keep.copy()
             keep[self.keep] = wanted
         made = make_blocks(self.rows, keep)
-        return replace(self, dataset=made.dataset, length=made.length, keep=made.keep, **self.cut_keys(chosen))
+        parts = {"dataset": made.dataset, "length": made.length, "decode": made.decode, "keep": made.keep}
+        return replace(self, **parts, **self.cut_keys(chosen))
 
     def limit(self, count: int) -> Self:
         return self.select(np.arange(len(self)) < count)
 
     def batch(self, size: int, pick: Callable[..., Any] | None = None) -> tf.data.Dataset:
         return self.slabs() if pick is None else self.slabs().map(pick)
-
-    def stream(self) -> tf.data.Dataset:
-        """Returns single rows, slowly."""
-        return self.slabs().unbatch().apply(tf.data.experimental.assert_cardinality(len(self)))
 
     def iterate(self, pick: Callable[..., Any]) -> Iterator[Any]:
         return (pick(*slab.parts) for slab in self.read_slabs())
@@ -274,12 +271,7 @@ class Blocks(StreamRows):
 
     def slabs(self) -> tf.data.Dataset:
         """Returns (inputs [b, ...], targets [b, ...]), or with weights [b], of all rows in their order."""
-        order = BlockOrder(self, None)
-
-        def read(first: int) -> Any:
-            return order.take(0, np.arange(first, min(first + SLAB, len(self)))).parts
-
-        return read_slabs(tf.data.Dataset.range(0, len(self), SLAB), read, self.rows.spec)
+        return self.dataset.batch(SLAB).map(self.decode).prefetch(2).with_options(reading_options())
 
     def _bounds(self) -> list[tuple[int, int]]:
         return list(pairwise([0, *np.cumsum(self.rows.lengths).tolist()]))
@@ -292,9 +284,14 @@ class Blocks(StreamRows):
 def make_blocks(reader: RowReader, keep: Array | None = None, keys: DivisionKeys | None = None) -> Blocks:
     """Makes the stream of all rows, or of those that `keep` says. `keys` are those of the rows in the stream."""
     length = sum(reader.lengths) if keep is None else int(np.count_nonzero(keep))
-    numbers = tf.data.Dataset.range(length)
-    given = vars(keys or DivisionKeys())
-    return Blocks(numbers, length, None, None, reader.faults, reader=reader, keep=keep, **given)
+    given = {"reader": reader, "keep": keep, **vars(keys or DivisionKeys())}
+    blocks = Blocks(tf.data.Dataset.range(length), length, None, None, reader.faults, SLAB, **given)
+
+    def decode(places: tf.Tensor) -> Any:
+        order = BlockOrder(blocks, None)
+        return call_reader(lambda chosen: order.take(0, chosen).parts, [places], reader.spec)
+
+    return replace(blocks, decode=decode)
 
 
 def share_rows(lengths: Sequence[int], blocks: Iterable[Any], count: int) -> dict[int, int]:
@@ -335,17 +332,16 @@ def gather(array: Array, rows: Array) -> Array:
 
 def read_slabs(numbers: tf.data.Dataset, read: Callable[..., Any], spec: Any) -> tf.data.Dataset:
     """Returns what `read` returns for the numbers, in their order: arrays [b, ...] of the structure `spec`."""
+    slabs = numbers.map(lambda *values: call_reader(lambda *given: read(*map(int, given)), values, spec))
+    return slabs.prefetch(2).with_options(reading_options())
+
+
+def call_reader(read: Callable[..., Any], values: Sequence[tf.Tensor], spec: Any) -> Any:
+    """Returns the arrays [b, ...] of the structure `spec` that `read` returns for values. Traced."""
     flat_spec = tf.nest.flatten(spec)
-
-    def call(*values: Any) -> list[Array]:
-        return tf.nest.flatten(read(*map(int, values)))  # type: ignore[no-any-return]
-
-    def load(*values: tf.Tensor) -> Any:
-        flat = tf.numpy_function(call, values, [each.dtype for each in flat_spec])
-        shaped = [tf.ensure_shape(array, [None, *each.shape]) for array, each in zip(flat, flat_spec, strict=True)]
-        return tf.nest.pack_sequence_as(spec, shaped)
-
-    return numbers.map(load).prefetch(2).with_options(reading_options())
+    flat = tf.numpy_function(lambda *given: tf.nest.flatten(read(*given)), values, [each.dtype for each in flat_spec])
+    shaped = [tf.ensure_shape(array, [None, *each.shape]) for array, each in zip(flat, flat_spec, strict=True)]
+    return tf.nest.pack_sequence_as(spec, shaped)
 
 
 class Piece(NamedTuple):
