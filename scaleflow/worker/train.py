@@ -92,6 +92,7 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
         worker_sync = make_worker_sync(spec, setup, should_stop)
         data_changes = check_resumed_data(spec, setup, worker_sync)
         session = begin_training(spec, setup, worker_sync, emit, startup_timer)
+        write_baselines(spec, setup)
     except ConfigError as refusal:
         emit(RunRefused(str(refusal)))
         return False
@@ -363,10 +364,6 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
     params |= {f"resolved.{key}": str(value) for key, value in resolved.items()}
     params |= {f"resolved.examples.{split}": str(count) for split, count in setup.facts.counts.items()}
     params = params if spec.trial is None else to_params(spec.trial, params)
-    is_new = setup.facts.metadata is not None and spec.records and not spec.is_resumed
-    is_job = spec.trial is not None or spec.parent is not None  # jobs of a sweep share their data
-    if is_new and not is_job and not plan.debug.fast:
-        setup.write_baseline_data(spec.files)
     emit(
         RunReady(
             name=make_run_name(plan, resolved, spec.trial.label if spec.trial else spec.label),
@@ -381,12 +378,26 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
             resumed=step if spec.is_resumed else None,
         )
     )
-    if is_new and setup.facts.metadata is not None:
+    if is_first_report(spec, setup) and setup.facts.metadata is not None:
         report_metadata(setup.facts.metadata, spec.files, emit)
         write_data_files(plan, spec.files, setup.facts.metadata.data, emit)
         if changes := explain_other_data(spec, setup.facts.metadata.data.splits):
             emit(Note(f"rerun: the data is not that of the first run: {changes}"))
         report_augmented(spec, setup, emit)
+
+
+def write_baselines(spec: RunSpec, setup: TrainingSetup) -> None:
+    """Writes what baselines are fitted to, except for jobs of a sweep, which share their data.
+
+    Raises ConfigError if it reads a row that cannot be used.
+    """
+    if is_first_report(spec, setup) and spec.parent is None and not spec.plan.debug.fast:
+        setup.write_baseline_data(spec.files)
+
+
+def is_first_report(spec: RunSpec, setup: TrainingSetup) -> bool:
+    """Returns whether this process reports the data of a run, and has not done so before."""
+    return setup.facts.metadata is not None and spec.records and not spec.is_resumed
 
 
 def report_augmented(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> None:
