@@ -450,10 +450,12 @@ def add_preprocessing(
         if len(names) == 1 or not layer.name.endswith(PREPROCESSING):
             # A nested model, because a layer of the preprocessing may have the model's name.
             nested_raw = [keras.Input(each.shape[1:], dtype=each.dtype) for each in raw]
-            own = f"_{labels[names[0]]}" if names[0] else ""
+            own = f"_{labels[names[0]]}" if len(names) == 1 and names[0] else ""
             made = apply_layer(layer, nested_raw)
-            layer = keras.Model(nested_raw, made, name=f"{model.name}{own}{PREPROCESSING}")
-        named.update(zip(names, apply_layer(layer, raw), strict=True))
+            found = keras.Model(nested_raw, made, name=f"{model.name}{own}{PREPROCESSING}")(raw)
+        else:
+            found = layer(raw)
+        named.update(zip(names, found, strict=True))
     return keras.Model(raws, model(map_named(lambda name, _: named[name], raws)), name=f"{model.name}{ON_RAW_INPUTS}")
 
 

@@ -41,7 +41,7 @@ class ParameterServerArrayFeed(ArrayFeed):
             )
 
         def whole() -> tf.data.Dataset:
-            return tf.data.Dataset.from_tensors(tf.nest.map_structure(tf.constant, arrays.parts)).repeat()
+            return tf.data.Dataset.from_tensors(tuple(map(tf.constant, self._columns.join(arrays.parts)))).repeat()
 
         coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         return iter(coordinator.create_per_worker_dataset(whole))
