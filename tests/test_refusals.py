@@ -54,7 +54,8 @@ objective.loss=3
 objective.class_weight=balancd | expected balanced or {NAME: a number, at least 0.0} or {NAME: balanced or {
 'objective.class_weight={0: -1}' | expected balanced or {NAME: a number, at least 0.0}
 objective.label_smoothing=1.5 | expected a number, at least 0.0, at most 1.0
-training.early_stopping=3 | expected auto or {monitor, patience, mode, min_delta, start_epoch, threshold, restore_best}, or null
+training.early_stopping=3
+    | expected auto or {monitor, patience, mode, min_delta, start_epoch, threshold, restore_best}, or null
 'training.early_stopping={patience: 0}' | training.early_stopping.patience= | expected an integer, at least 1
 'training.early_stopping={mode: up}' | training.early_stopping.mode= | expected one of auto, min, max
 hardware.logical_devices=0 | expected an integer, at least 1
