@@ -223,11 +223,11 @@ WEIGHTS_FILE = "model.weights.h5"
 SAVED_MODEL = "saved_model"
 SIGNATURE = "signature.json"
 
-#: The end of the name of the first parts of such a model.
-PREPROCESSING = "_preprocessing"
-
 #: The end of the name of an exported model that begins with preprocessing.
 ON_RAW_INPUTS = "_on_raw_inputs"
+
+#: The end of the name of each preprocessing that such a model begins with.
+PREPROCESSING = "_preprocessing"
 
 EXAMPLE, EXAMPLES = "input_example.npy", "input_example.npz"
 

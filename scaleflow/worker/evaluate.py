@@ -340,10 +340,12 @@ def list_output_layers(model: keras.Model) -> list[Any]:
 def list_computing_layers(model: keras.Model) -> list[Any]:
     import keras
 
+    from scaleflow.model.export import PREPROCESSING
+
     layers = []
     for layer in model.layers:
         if isinstance(layer, keras.Model):
-            layers += [] if layer.name.endswith("_preprocessing") else list_computing_layers(layer)
+            layers += [] if layer.name.endswith(PREPROCESSING) else list_computing_layers(layer)
         else:
             layers.append(layer)
     return layers
