@@ -50,6 +50,21 @@ def normalised(inputs: Inputs, outputs: Outputs, dropout: float = 0.0, **unused:
     return keras.Sequential([*layers, keras.layers.Dense(*outputs.shape, dtype="float32", name="outputs")])
 
 
+def smooth_convolutions(inputs: Inputs, outputs: Outputs, **unused: Any) -> keras.Model:
+    """Convolutions with statistics of all replicas, without ReLU and max-pooling.
+
+    Both have ties in pictures with empty regions: there rounding decides which way a gradient takes. Nor has it biases
+    before the statistics: their gradient is 0 but for rounding, which Adam makes a whole step of.
+    """
+    layers: list[Any] = [keras.Input(inputs.shape, dtype=inputs.dtype), keras.layers.Rescaling(1 / 16)]
+    for filters in (8, 16):
+        layers += [keras.layers.Conv2D(filters, 3, padding="same", use_bias=False)]
+        layers += [keras.layers.BatchNormalization(synchronized=True)]
+        layers += [keras.layers.Activation("tanh"), keras.layers.AveragePooling2D(2)]
+    layers += [keras.layers.Flatten(), keras.layers.Dense(*outputs.shape, dtype="float32", name="outputs")]
+    return keras.Sequential(layers)
+
+
 # ---------------------------------------------------------------------------------------------
 # Graphs with a catch; each takes [batch, 6] integers from 0 to 9 and gives [batch, 3]
 # ---------------------------------------------------------------------------------------------

@@ -47,11 +47,11 @@ def course(folder: Path, isolated: Callable[..., Any], *words: str) -> tuple[lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["mlp", "cnn model.batch_norm=true"])
+@pytest.mark.parametrize("model", ["mlp", "convolutions"])
 def test_several_workers_give_the_losses_and_weights_of_one(
     tmp_path: Path, isolated: Callable[..., Any], model: str
 ) -> None:
-    words = f"model={model}".split()
+    words = () if model == "mlp" else ("model._target_=tests.strategy.models.smooth_convolutions",)
     wanted, weights = course(tmp_path / "one", isolated, *words, *SAME, *SPREAD["one_device"])
     others = SPREAD if model == "mlp" else ["multi_worker(2)"]
     for number, name in enumerate(others):
