@@ -22,7 +22,7 @@ from scaleflow.interfaces.secret_masking import register_resolver
 from scaleflow.launcher.answer import ANSWER, FINISHED
 from scaleflow.launcher.display import Display
 from scaleflow.sweep.ranking import find_best_job
-from scaleflow.sweep.report import choose_results, make_loading_row
+from scaleflow.sweep.sweep_report import choose_results, make_loading_row
 
 
 @make_main

@@ -310,7 +310,7 @@ FORKING = SimpleNamespace(
 
 #: Modules that start a module of ours in an interpreter of its own. Commands of tests fork it; `Command.cold` does not.
 FORKERS = (
-    "scaleflow.doctor.report",
+    "scaleflow.doctor.command",
     "scaleflow.export.runtime",
     "scaleflow.profiler.analysis_process",
     "scaleflow.worker.export",

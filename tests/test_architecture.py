@@ -410,7 +410,7 @@ def test_every_folder_with_modules_is_a_package(folder: Path) -> None:
             "scaleflow.launcher.processes.supervisor",
             "scaleflow.worker.main",
         ),
-        *("scaleflow.tracking", "scaleflow.doctor.report"),
+        *("scaleflow.tracking", "scaleflow.doctor.command"),
     ],
 )
 def test_importing_it_imports_neither_tensorflow_nor_mlflow(module: str) -> None:

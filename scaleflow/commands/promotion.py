@@ -20,8 +20,8 @@ from scaleflow.config.compose import CommandWords
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.evaluation.comparison import PairedScores, pair_scores
+from scaleflow.evaluation.model_report import compose_section, make_page, make_table
 from scaleflow.evaluation.predictions import FILE, PREDICTIONS, ROW, Predictions, load_predictions
-from scaleflow.evaluation.report import compose_section, make_page, make_table
 from scaleflow.evaluation.resampling import Figure
 from scaleflow.interfaces import LearnedState, Plan, PromotionOptions, name_leaves
 from scaleflow.interfaces.events import Note

@@ -43,7 +43,7 @@ COMMANDS = {
             "init", "a new project: a dataset, a model, a recipe, a pipeline, a test: FOLDER", "scaleflow.init", BEFORE
         ),
         Command("schema", "a JSON schema of the config, or of a GROUP, for editors", "scaleflow.schema", BEFORE),
-        Command("doctor", "what this machine has, and which strategies work on it", "scaleflow.doctor.report", BEFORE),
+        Command("doctor", "what this machine has, and which strategies work on it", "scaleflow.doctor.command", BEFORE),
         Command("check", "faults of a dataset, and how it differs from that of a run", "scaleflow.check", BEFORE),
         Command("find", "a good learning rate (lr) or batch_size for a run", "scaleflow.find", BEFORE),
         Command("tune", "good settings for a run, by trying them for --minutes", "scaleflow.tune", BEFORE),

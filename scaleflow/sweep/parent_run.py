@@ -36,7 +36,7 @@ from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.provenance.tags import write_run_tags
 from scaleflow.sweep.ledger import Ledger, is_under
 from scaleflow.sweep.ranking import RepeatedJob
-from scaleflow.sweep.report import MARKDOWN, MAX_ROWS, Report, format_cells
+from scaleflow.sweep.sweep_report import MARKDOWN, MAX_ROWS, SweepReport, format_cells
 from scaleflow.tracking.store import SWEPT
 from scaleflow.tracking.tracked_runs import BEST, BEST_FOLDER, BEST_METRIC, BEST_OVERRIDES, BEST_STEPS
 
@@ -57,7 +57,7 @@ def write_comparison(folder: Path, jobs: Sequence[tuple[str, RepeatedJob]]) -> t
         The files, and a line about the two best jobs; nothing if fewer than two have kept predictions.
     """
     from scaleflow.evaluation.comparison import list_differences
-    from scaleflow.evaluation.report import compose_section, make_page, make_table, to_csv
+    from scaleflow.evaluation.model_report import compose_section, make_page, make_table, to_csv
 
     named = []
     for label, job in [each for each in jobs if each[1].is_finished][:MOST_COMPARED]:
@@ -114,8 +114,8 @@ def write_pooled(folder: Path, job: RepeatedJob, options: EvaluationOptions) -> 
 
     There are none if the folds have kept no predictions.
     """
+    from scaleflow.evaluation.model_report import make_report
     from scaleflow.evaluation.predictions import PREDICTIONS, save_predictions
-    from scaleflow.evaluation.report import make_report
 
     target = RunFolder(folder).evaluation
     try:
@@ -147,7 +147,7 @@ MOST_REASONS, LONGEST_REASON = 5, 200
 EXIT_CODES = {"FINISHED": 0, "PRUNED": 0, "FAILED": FAILED, "REFUSED": REFUSED, "KILLED": TERMINATED}
 
 
-def describe_sweep(report: Report, folder: Path) -> str:
+def describe_sweep(report: SweepReport, folder: Path) -> str:
     """Returns the description of a sweep."""
     store, model_uri = (report.best[1].record.get("uri"), report.best[1].model_uri) if report.best else (None, None)
     repeated = format_code_block("sh", quote_override("hydra.sweep.dir", folder))
@@ -165,7 +165,7 @@ def describe_sweep(report: Report, folder: Path) -> str:
     return "\n\n".join(filter(None, (head, table, rest)))
 
 
-def list_reasons(report: Report) -> str:
+def list_reasons(report: SweepReport) -> str:
     """Returns a line for each of the first jobs that did not finish."""
     rows = [row for row in report.rows if row.get("reason")]
     lines = [f"- #{row['job']} {row['status']}: {str(row['reason'])[:LONGEST_REASON]}" for row in rows[:MOST_REASONS]]
@@ -225,7 +225,7 @@ class ParentRun(CommandRun):
         tags = {**(plan.tracking.tags or {}), SWEPT: swept}
         self.open(name, plan.tracking, tags=tags, params=params, config=plain, began=began)
 
-    def update(self, report: Report) -> None:
+    def update(self, report: SweepReport) -> None:
         """Writes the current report, and records it. The metrics of the best job are at the number of finished jobs."""
         values, tags = dict[str, float](), dict(report.tags())
         if report.best is not None:
@@ -243,7 +243,7 @@ class ParentRun(CommandRun):
         files = report.write(self.files.path)
         self.add(values, files, tags={**tags, **self.tags}, text=text, step=report.finished)
 
-    def conclude(self, report: Report, status: Status, error: str) -> None:
+    def conclude(self, report: SweepReport, status: Status, error: str) -> None:
         """Writes the final report, its plots and the comparison of the best jobs, and records the end of the run."""
         self.update(report)
         self.add_files(report.draw(self.files.path), self.files.plots.name)

@@ -55,7 +55,7 @@ from scaleflow.sweep.inputs import CHANGED, SweepInputs, describe_changes
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, find_common_leaves, read_job_state
 from scaleflow.sweep.parent_run import ParentRun, describe_jobs
 from scaleflow.sweep.ranking import RepeatedJob, choose_mode
-from scaleflow.sweep.report import Report, make_loading_row
+from scaleflow.sweep.sweep_report import SweepReport, make_loading_row
 
 #: Statuses after which a job does not change before it runs again.
 ENDED = ("FINISHED", "FAILED", "KILLED", "PRUNED")
@@ -381,11 +381,11 @@ class SweepRunner:
         self._timer.daemon = True
         self._timer.start()
 
-    def _make_report(self, entries: Sequence[LedgerEntry]) -> Report:
+    def _make_report(self, entries: Sequence[LedgerEntry]) -> SweepReport:
         jobs = [(entry, self._read_state(entry)) for entry in entries]
         options, direction = self._options, self._config.hydra.sweeper.get("direction")
         mode = choose_mode(options.metric, options.mode, direction=direction, runs=[run for _, run in jobs])
-        return Report(jobs, self._ledger.swept, options.metric, mode=mode, same_losses=options.same_losses)
+        return SweepReport(jobs, self._ledger.swept, options.metric, mode=mode, same_losses=options.same_losses)
 
     def end(self) -> int:
         """Ends the sweep: shows and records the report, and ends the parent run. Returns the exit code of the
@@ -424,7 +424,7 @@ class SweepRunner:
             notify(address, RunState.read(self._folder).name, answer, display=Display(sys.stdout))
         return code
 
-    def _end_parent(self) -> Report:
+    def _end_parent(self) -> SweepReport:
         """Ends the parent run, and returns the final report."""
         report = self._make_report(self._ledger.entries)
         status: Status = "FINISHED" if self._exit_code(report) == FINISHED else "FAILED"
@@ -451,7 +451,7 @@ class SweepRunner:
     def _remaining_jobs(self) -> list[LedgerEntry]:
         return [job.entry for job in self._jobs if not job.entry.is_finished]
 
-    def _show(self, report: Report) -> None:
+    def _show(self, report: SweepReport) -> None:
         report.show(sys.stdout)
         display = Display(sys.stdout)
         for difference in report.differences:
@@ -467,7 +467,7 @@ class SweepRunner:
             rows += [("go on", f"the same command with {word}")]
         display.print_summary(rows)
 
-    def _show_best(self, report: Report) -> None:
+    def _show_best(self, report: SweepReport) -> None:
         """Shows where the sweep is recorded, and in the last lines the best run and how to load its model."""
         rows = [*self._parent.describe_links(), *([("compared", line)] if (line := self._parent.comparison) else [])]
         if report.best is not None:
@@ -477,7 +477,7 @@ class SweepRunner:
         if rows:
             Display(sys.stdout).print_summary(rows)
 
-    def _exit_code(self, report: Report) -> int:
+    def _exit_code(self, report: SweepReport) -> int:
         if self._stop.is_set():
             return self._stop.exit_code
         statuses = {job.entry.status for job in self._jobs} - {"PRUNED"}

@@ -27,7 +27,7 @@ def write_sheet(feed: Any, splits: Splits, words: Mapping[str, Sequence[str]], f
     import numpy as np
 
     from scaleflow.dataset import sample_rows
-    from scaleflow.evaluation.report import draw_sheet
+    from scaleflow.evaluation.model_report import draw_sheet
 
     sample = sample_rows(splits.train, 2 * EXAMPLES, splits.transforms, reads_first=True)
     sample = sample.map(lambda values: values[np.arange(2 * EXAMPLES) % len(values)])

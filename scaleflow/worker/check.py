@@ -38,7 +38,7 @@ def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
     """
     sys.path[:0] = [each for each in plan.search if each not in sys.path]
     from scaleflow import dataset
-    from scaleflow.data_checks.report import make_data_page, sort_findings
+    from scaleflow.data_checks.data_page import make_data_page, sort_findings
     from scaleflow.data_checks.together import find_together
 
     setup_runtime(plan, emit)

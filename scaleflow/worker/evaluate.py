@@ -42,7 +42,7 @@ from scaleflow.worker.data import find_example_location, find_folds, tell_compar
 from scaleflow.worker.earlier import open_source, take_whole
 from scaleflow.worker.kept_predictions import keep_predictions, make_kept_split
 from scaleflow.worker.metadata import describe_data, report_confusion
-from scaleflow.worker.report import ReportThread
+from scaleflow.worker.report_thread import ReportThread
 from scaleflow.worker.runtime import Runtime, make_evaluation_batching, setup_runtime
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ from scaleflow.worker.metadata import (
     report_metadata,
     write_data_files,
 )
-from scaleflow.worker.report import LoadCheck, begin_report, import_ahead
+from scaleflow.worker.report_thread import LoadCheck, begin_report, import_ahead
 from scaleflow.worker.runtime import StartupTimer
 from scaleflow.worker.trials import BatchSizeTrial, RateTrial, make_trial
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from scaleflow.data_checks.data_page import make_data_page, sort_findings
 from scaleflow.data_checks.drift import (
     DRIFT,
     FAULT,
@@ -20,7 +21,6 @@ from scaleflow.data_checks.drift import (
     make_schema,
     select_level,
 )
-from scaleflow.data_checks.report import make_data_page, sort_findings
 from scaleflow.data_checks.rules import find_duplicates, find_faults
 from scaleflow.dataset.column_kinds import CATEGORY, KINDS, NUMBER
 from scaleflow.interfaces import Inputs, Outputs

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from scaleflow.cluster import gpus
+from scaleflow.doctor import command as doctor
 from scaleflow.doctor import machine
-from scaleflow.doctor import report as doctor
-from scaleflow.doctor.report import PRECISIONS, STRATEGIES, MachineFacts, judge_option
+from scaleflow.doctor.command import PRECISIONS, STRATEGIES, MachineFacts, judge_option
 from tests.conftest import Command
 from tests.processes import ROOT
 

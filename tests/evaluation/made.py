@@ -10,8 +10,8 @@ import numpy as np
 
 from scaleflow.evaluation.collector import PredictionCollector
 from scaleflow.evaluation.findings import KnownOfRun
+from scaleflow.evaluation.model_report import ModelReport, make_report
 from scaleflow.evaluation.predictions import Predictions, load_predictions, make_predictions_table, save_predictions
-from scaleflow.evaluation.report import ModelReport, make_report
 from scaleflow.interfaces import EvaluationOptions, Outputs, OutputStructure, name_leaves
 
 Array = np.ndarray[Any, Any]

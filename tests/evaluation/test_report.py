@@ -360,7 +360,7 @@ def test_full_shows_what_mattered(tmp_path: Path) -> None:
 def test_a_report_that_fails_ends_no_run(tmp_path: Path) -> None:
     write(
         tmp_path / "broken" / "mine.py",
-        "import scaleflow.evaluation.report as report\n"
+        "import scaleflow.evaluation.model_report as report\n"
         "def fail(*arguments):\n    raise ValueError('no room')\n"
         "report.make_report = fail\n"
         "from scaleflow.dataset.digits import Digits\n",

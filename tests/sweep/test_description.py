@@ -13,7 +13,7 @@ from scaleflow.runs import RunFolder
 from scaleflow.runs.state import RunState
 from scaleflow.sweep.ledger import LedgerEntry
 from scaleflow.sweep.parent_run import describe_sweep
-from scaleflow.sweep.report import Report
+from scaleflow.sweep.sweep_report import SweepReport
 
 
 def job(number: int, status: str = "FINISHED", reason: str = "") -> tuple[LedgerEntry, RunState]:
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_it_has_the_table_the_best_model_and_how_to_go_on(folder: Path) -> None:
-    text = describe_sweep(Report([job(3), job(1), job(2, "FAILED", "worker 0 was killed")], ["seed"]), folder)
+    text = describe_sweep(SweepReport([job(3), job(1), job(2, "FAILED", "worker 0 was killed")], ["seed"]), folder)
     assert (
         text
         == f"""\
@@ -72,7 +72,7 @@ python -m scaleflow -m seed=3,1,2
 
 
 def test_the_best_fifty_jobs_are_shown(folder: Path) -> None:
-    report = Report([job(number) for number in range(1060)], ["seed"])
+    report = SweepReport([job(number) for number in range(1060)], ["seed"])
     text = describe_sweep(report, folder)
     rows = [line for line in text.splitlines() if "FINISHED" in line]
     assert [int(row.split(" | ")[1].removesuffix("&emsp;")) for row in rows] == [*range(50)]
@@ -90,7 +90,7 @@ def test_rows_that_mlflow_does_not_take_are_left_out(folder: Path) -> None:
     for entry, run in jobs:
         assert run.ready is not None
         run.ready = replace(run.ready, params={**run.params, "seed": f"{entry.number} {'long ' * 50}"})
-    text = describe_sweep(Report(jobs, ["seed"]), folder)
+    text = describe_sweep(SweepReport(jobs, ["seed"]), folder)
     assert 7500 < len(text) <= 8000
     rows = [line for line in text.splitlines() if "FINISHED" in line]
     assert 10 < len(rows) < 50
@@ -100,7 +100,7 @@ def test_rows_that_mlflow_does_not_take_are_left_out(folder: Path) -> None:
 
 def test_many_long_reasons_leave_room_for_the_table(folder: Path) -> None:
     jobs = [job(0), *(job(number, "FAILED", "x" * 3000) for number in range(1, 100))]
-    text = describe_sweep(Report(jobs, ["seed"]), folder)
+    text = describe_sweep(SweepReport(jobs, ["seed"]), folder)
     assert len(text) <= 8000
     assert "- 94 more, in report.md" in text
     assert text.count("x" * 200) == 5
@@ -108,7 +108,7 @@ def test_many_long_reasons_leave_room_for_the_table(folder: Path) -> None:
 
 
 def test_without_a_best_job_it_says_why(folder: Path) -> None:
-    text = describe_sweep(Report([job(1), job(2)], ["seed"], "val/f1"), folder)
+    text = describe_sweep(SweepReport([job(1), job(2)], ["seed"], "val/f1"), folder)
     why = "no finished job has sweep.metric=val/f1; the metrics are val/loss, test/loss"
     assert text.startswith(f"no best job: {why}\n")
     assert "import mlflow" not in text

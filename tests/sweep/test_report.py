@@ -10,7 +10,7 @@ import pytest
 from scaleflow.interfaces.events import RunReady
 from scaleflow.runs.state import RunState
 from scaleflow.sweep.ledger import LedgerEntry
-from scaleflow.sweep.report import LOSS, Report
+from scaleflow.sweep.sweep_report import LOSS, SweepReport
 
 Points = Sequence[tuple[int, float]]
 
@@ -27,7 +27,7 @@ def job(number: int, points: Points, **params: str) -> tuple[LedgerEntry, RunSta
 def verdicts(
     *jobs: tuple[LedgerEntry, RunState], swept: Sequence[str] = ("strategy", "precision", "seed")
 ) -> list[str]:
-    report = Report(jobs, swept, same_losses=True)
+    report = SweepReport(jobs, swept, same_losses=True)
     assert len(report.differences) == sum(row["first losses"] == "DIFFER" for row in report.rows)
     return [str(row["first losses"]) for row in report.rows]
 
@@ -77,7 +77,7 @@ def test_one_replica_is_what_others_are_compared_with() -> None:
     two = {"resolved.replicas": "2"}
     jobs = job(0, [(1, 3.0)], strategy="mirrored", **two), job(1, [(1, 2.0)]), job(2, [(1, 2.0)], **two)
     assert verdicts(*jobs) == ["DIFFER", "same", "same"]
-    assert Report(jobs, ["strategy"], same_losses=True).differences == [
+    assert SweepReport(jobs, ["strategy"], same_losses=True).differences == [
         "#0 strategy=mirrored has a loss of 3 at step 1, which differs by more than 0.001 from the 2 of #1 job 1"
     ]
 

@@ -33,7 +33,7 @@ from scaleflow.sweep import plots, runner
 from scaleflow.sweep.composer import JobComposer, abbreviate_override
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, read_job_state
 from scaleflow.sweep.ranking import choose_mode
-from scaleflow.sweep.report import Report, make_loading_row
+from scaleflow.sweep.sweep_report import SweepReport, make_loading_row
 from tests.launcher.test_supervisor import wait_for
 from tests.sweep.fake_runs import FakeLaunch, Outcome
 
@@ -830,6 +830,6 @@ def test_jobs_are_ranked_by_the_model_that_is_exported(tmp_path: Path) -> None:
         "perf/examples_per_second": 3.0,
     }
     entries = [LedgerEntry(n, str(n), [f"seed={n}"], str(n), "FINISHED") for n in range(2)]
-    report = Report(list(zip(entries, histories, strict=True)), ["seed"])
+    report = SweepReport(list(zip(entries, histories, strict=True)), ["seed"])
     assert [(row["job"], row["val/loss"], row["test/loss"]) for row in report.rows] == [(0, 0.1, 0.11), (1, 0.5, 0.51)]
     assert report.describe_best() == "#0 seed=0, val/loss 0.1"

@@ -9,7 +9,7 @@ import pytest
 from scaleflow.interfaces.events import MetricsLogged, RunEnded, RunReady
 from scaleflow.runs.state import RunState
 from scaleflow.sweep.ledger import LedgerEntry
-from scaleflow.sweep.report import Report
+from scaleflow.sweep.sweep_report import SweepReport
 
 
 def make_job(
@@ -33,7 +33,7 @@ JOBS = [
 
 
 def test_a_sweep_over_seeds_reports_the_mean_and_deviation_of_each_configuration() -> None:
-    report = Report(JOBS, ["model.units", "seed"], "val/accuracy", "max")
+    report = SweepReport(JOBS, ["model.units", "seed"], "val/accuracy", "max")
     assert [(row["model.units"], row["seeds"]) for row in report.seeds] == [("64", 2), ("8", 3)]
     assert report.seeds[1]["val/accuracy mean"] == pytest.approx(mean((0.6, 0.65, 0.7)))
     assert report.seeds[1]["val/accuracy deviation"] == pytest.approx(stdev((0.6, 0.65, 0.7)))
@@ -43,9 +43,9 @@ def test_a_sweep_over_seeds_reports_the_mean_and_deviation_of_each_configuration
 
 
 def test_without_seeds_there_is_no_such_table() -> None:
-    assert Report(JOBS, ["model.units"], "val/accuracy", "max").seeds == []
+    assert SweepReport(JOBS, ["model.units"], "val/accuracy", "max").seeds == []
     one_each = [JOBS[0], JOBS[3]]
-    assert Report(one_each, ["model.units", "seed"], "val/accuracy", "max").seeds == []
+    assert SweepReport(one_each, ["model.units", "seed"], "val/accuracy", "max").seeds == []
 
 
 def test_values_that_are_mappings_are_configurations_of_their_own() -> None:
@@ -55,5 +55,5 @@ def test_values_that_are_mappings_are_configurations_of_their_own() -> None:
         entry, run = make_job(number, "8", str(number), accuracy)
         entry.overrides[:] = [f"model.freeze={value}", f"seed={number}"]
         jobs.append((entry, run))
-    report = Report(jobs, ["model.freeze", "seed"], "val/accuracy", "max")
+    report = SweepReport(jobs, ["model.freeze", "seed"], "val/accuracy", "max")
     assert [(row["model.freeze"], row["seeds"]) for row in report.seeds] == [("{0:[a]}", 2), ("{0:[]}", 2)]

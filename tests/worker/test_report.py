@@ -12,7 +12,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from scaleflow.evaluation.findings import judge_columns
 from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.interfaces import Inputs, Outputs
-from scaleflow.worker.report import measure_columns
+from scaleflow.worker.report_thread import measure_columns
 from tests.evaluation.made import BINARY, CLASSES, LABELS, PRICE, make_predictions
 
 Array = np.ndarray[Any, Any]

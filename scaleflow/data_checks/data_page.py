@@ -8,8 +8,7 @@ import numpy as np
 
 from scaleflow.data_checks.drift import DRIFT, FAULT, HINT, LEVELS, DataFinding, SplitSample, make_schema
 from scaleflow.dataset.column_kinds import CATEGORY, DATE, NUMBER, ColumnKind
-from scaleflow.evaluation.outputs import Drawing, shorten_name, text, wrap_svg
-from scaleflow.evaluation.report import (
+from scaleflow.evaluation.model_report import (
     compose_section,
     draw_sheet,
     make_charts,
@@ -19,6 +18,7 @@ from scaleflow.evaluation.report import (
     shorten_value,
     to_data_address,
 )
+from scaleflow.evaluation.outputs import Drawing, shorten_name, text, wrap_svg
 from scaleflow.interfaces.formatting import format_number
 
 #: The most columns with a chart, classes of a chart, and categories of a chart.

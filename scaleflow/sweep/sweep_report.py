@@ -178,7 +178,7 @@ MAX_ROWS = 50
 BEST_MARK = "*"
 
 
-class Report:
+class SweepReport:
     """A table with a row for each job, the best first. The repeats of a job share a row with their medians.
 
     Args:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from scaleflow.evaluation.findings import KnownOfRun
+    from scaleflow.evaluation.model_report import ModelReport
     from scaleflow.evaluation.predictions import Predictions
-    from scaleflow.evaluation.report import ModelReport
     from scaleflow.training import Engine, SessionResult, WorkerSync
     from scaleflow.worker.build import TrainingSetup
 
@@ -276,7 +276,7 @@ class ReportThread:
         self._thread.start()
 
     def _make(self) -> None:
-        from scaleflow.evaluation.report import make_report
+        from scaleflow.evaluation.model_report import make_report
 
         context = self._context
         try:
@@ -413,7 +413,7 @@ def import_ahead(setup: TrainingSetup) -> None:
 
     def load() -> None:
         with contextlib.suppress(Exception):
-            importlib.import_module("scaleflow.evaluation.report")
+            importlib.import_module("scaleflow.evaluation.model_report")
             importlib.import_module("scaleflow.evaluation.predictions")
             importlib.import_module("PIL.PngImagePlugin")
 
