@@ -254,7 +254,7 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
     # A batch by the number of training examples is not known yet: the worker rounds it to what replicas can share.
     is_known = plan.training.global_batch_size is not None or plan.training.batch_size != BY_SIZE
     if plan.strategy.is_pipeline and is_known:
-        check_pipeline_batch(plan.training, plan.strategy, is_resumed=plan.resume is not None)
+        check_micro_batches(plan.training, plan.strategy, is_resumed=plan.resume is not None)
     if plan.hardware.name == "cpu" and is_known:
         local = plan.hardware.logical_devices if plan.strategy.name in ("auto", "mirrored") else 1
         make_batching(plan.training, local * count_synchronous_workers(plan), is_resumed=plan.resume is not None)
@@ -379,7 +379,7 @@ def check_checkpoint_address(folder: str | None) -> None:
         raise ConfigError(f"{key}={folder}: expected the name of a bucket: {scheme}://BUCKET/PATH")
 
 
-def check_pipeline_batch(training: Training, strategy: Strategy, is_resumed: bool) -> None:
+def check_micro_batches(training: Training, strategy: Strategy, is_resumed: bool) -> None:
     """Raises ConfigError if a batch is not divisible by the micro-batches of all replicas; names the key of its size.
 
     A run that `is_resumed` keeps its batch, so the message suggests another division of it instead.

@@ -4,5 +4,5 @@ Models are divided into the stages of a pipeline, and into segments that the bac
 """
 
 from scaleflow.strategy.make import create_strategy, resolve_strategy, serve
-from scaleflow.strategy.pipeline import build_pipeline, variable_scope
+from scaleflow.strategy.pipeline_parallelism import divide_model, variable_scope
 from scaleflow.strategy.segments import recompute_layers, recompute_segments

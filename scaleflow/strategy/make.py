@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from scaleflow.interfaces import Hardware, Partitioner, Strategy
-from scaleflow.strategy.pipeline import create_pipeline
+from scaleflow.strategy.pipeline_parallelism import create_pipeline_parallel
 
 
 def partition(options: Partitioner) -> Any:
@@ -92,7 +92,7 @@ def create_strategy(
     if name == "tpu":
         return tf.distribute.TPUStrategy(tpu), None
     if name == "pipeline":
-        return create_pipeline(devices, options), None
+        return create_pipeline_parallel(devices, options), None
     note = None
     if len(devices) == 1:
         note = f"strategy=mirrored: there is one device, {devices[0]}, so there is one replica"

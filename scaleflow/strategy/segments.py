@@ -26,7 +26,7 @@ import tensorflow as tf
 from scaleflow.compat import keras as private
 from scaleflow.compat.tensorflow import are_recorded, draws_random, find_called_graph, stop_recording
 from scaleflow.errors import ConfigError
-from scaleflow.strategy.stages import Call, build_graph, format_range
+from scaleflow.strategy.model_stages import Call, build_graph, format_range
 
 
 def recompute(

@@ -257,7 +257,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     plan = choose_monitored(plan, goal, feeds)
     make_model = make_model_maker(plan, splits.inputs, outputs, emit, data.changes)
     maker = EngineMaker(plan, runtime, outputs, goal, length, feeds.train, splits.folds)
-    engine, stage_notes = maker.make(make_model)
+    engine, division_notes = maker.make(make_model)
     if plan.optimizer.watched is not None:
         engine.plateau = training.PlateauRate(plan.optimizer, goal.modes)
     if plan.hardware.xla is True:
@@ -270,7 +270,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     startup_timer.end_part("trace")
     doubts = find_weight_doubts(plan, engine.model, length, runtime.batching)
     doubts |= {} if balance is None else {"balance": balance.text}
-    warnings = (*stage_notes, *find_build_warnings(plan, runtime, engine, splits, length), *doubts.values())
+    warnings = (*division_notes, *find_build_warnings(plan, runtime, engine, splits, length), *doubts.values())
     for note in filter(None, warnings):
         emit(Note(note))
     resolved = {**list_build_values(plan, runtime, engine, splits, length), **sizes}

@@ -135,10 +135,10 @@ class EngineMaker:
         if runtime.is_divided:
             optimizer.update_in_place(model_optimizer)
             is_recomputed = plan.hardware.remat is True
-            pipeline, notes = strategy.build_pipeline(
+            staged, notes = strategy.divide_model(
                 trained, goal, runtime.devices, plan.strategy, runtime.batching.share, is_recomputed
             )
-            passes = pipeline
+            passes = staged
         else:
             by_rows = can_update_by_rows(net, model_optimizer)
             passes, notes = training.TapeForwardBackward(trained, loss, keeps_rows=by_rows), []
@@ -152,7 +152,7 @@ class EngineMaker:
         loop = make(runtime.strategy, net, model_optimizer, goal, *options, passes=passes)
         loop.xla = choice
         if runtime.is_divided and plan.hardware.remat is True:
-            loop.remat = count_of(pipeline.count_recomputed(), "segment")
+            loop.remat = count_of(staged.count_recomputed(), "segment")
         return loop, notes
 
     def _find_trained(self, net: keras.Model) -> tuple[keras.Model, Objective]:

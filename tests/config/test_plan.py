@@ -13,7 +13,7 @@ from scaleflow.cluster.network import free_ports
 from scaleflow.config.compose import ComposedConfig, compose_config
 from scaleflow.config.parse import unknown_option_error
 from scaleflow.config.plan import (
-    check_pipeline_batch,
+    check_micro_batches,
     find_batch_multiple,
     leave_schedule_out,
     make_batching,
@@ -340,7 +340,7 @@ def test_a_resumed_pipeline_keeps_its_batch() -> None:
     strategy = Strategy("pipeline", replicas=3)
     message = "x strategy.replicas=3; the run was started with .* another strategy.replicas and strategy.micro_batches$"
     with pytest.raises(ConfigError, match=message):
-        check_pipeline_batch(Training(global_batch_size=32), strategy, is_resumed=True)
+        check_micro_batches(Training(global_batch_size=32), strategy, is_resumed=True)
 
 
 @pytest.mark.parametrize(

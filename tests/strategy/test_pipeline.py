@@ -261,12 +261,12 @@ def test_the_default_job_finishes_and_is_accurate(command: Command) -> None:
 
 def no_pipeline(cases: list[tuple[list[str], Strategy]]) -> list[str]:
     """What is said of devices and stages that do not go together."""
-    from scaleflow.strategy.pipeline import create_pipeline
+    from scaleflow.strategy.pipeline_parallelism import create_pipeline_parallel
 
     found = []
     for devices, options in cases:
         with pytest.raises(ConfigError) as refused:
-            create_pipeline(devices, options)
+            create_pipeline_parallel(devices, options)
         found.append(str(refused.value))
     return found
 

@@ -24,7 +24,7 @@ BALANCED = [
 
 
 def largest(cases: Sequence[tuple[list[int], int, int]]) -> list[int]:
-    from scaleflow.strategy.stages import balance_blocks
+    from scaleflow.strategy.model_stages import balance_blocks
 
     found = []
     for blocks, count, _ in cases:
@@ -62,7 +62,7 @@ def divisions(asked: Sequence[tuple[str, int, list[str] | None]]) -> list[list[s
     import keras
 
     from scaleflow.errors import ConfigError
-    from scaleflow.strategy.stages import build_graph, divide_graph
+    from scaleflow.strategy.model_stages import build_graph, divide_graph
     from tests.strategy import models
 
     found: list[list[str] | str] = []
@@ -131,7 +131,7 @@ def differences(
         whole = TapeForwardBackward(model, make_loss_step(objective))
         options = Strategy("pipeline", stages=count, replicas=replicas, micro_batches=micro_batches, cuts=cuts)
         wanted = (*whole.backward(batch, weights, 1, lambda x: x), whole.forward(inputs))
-        passes, _ = strategy.build_pipeline(model, objective, devices[: count * replicas], options, 8)
+        passes, _ = strategy.divide_model(model, objective, devices[: count * replicas], options, 8)
         got = (*passes.backward(batch, weights, 1, lambda x: x), passes.forward(inputs))
         assert [g is None for g in got[3]] == [g is None for g in wanted[3]]
         for gradient, place in zip(got[3], passes.devices, strict=True):
@@ -183,7 +183,7 @@ def draw_noise(loops: bool, divisions: Sequence[tuple[int, int, bool]]) -> list[
         keras.utils.set_random_seed(0)
         model = models.noisy(loops)
         options = Strategy("pipeline", replicas=replicas, micro_batches=micro_batches)
-        passes, _ = strategy.build_pipeline(model, objective, devices[: 2 * replicas], options, 8, is_recomputed)
+        passes, _ = strategy.divide_model(model, objective, devices[: 2 * replicas], options, 8, is_recomputed)
         take = tf.function(lambda passes=passes: passes.backward(batch, tf.fill([8], 0.1), 1, lambda x: x))
         losses, arrays = [], []
         for _ in range(2):
@@ -208,7 +208,7 @@ def refuse_replicas() -> str:
 
     devices = hardware.configure_devices(Hardware(name="cpu", logical_devices=4)).names
     objective = Objective(lambda t, o: tf.reduce_mean(tf.square(t - o), axis=1))
-    passes, _ = strategy.build_pipeline(
+    passes, _ = strategy.divide_model(
         models.clipped(), objective, devices, Strategy("pipeline", replicas=2, micro_batches=1), 8
     )
     batch = tf.zeros([8, 6], tf.int32), tf.zeros([8, 3])

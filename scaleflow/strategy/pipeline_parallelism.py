@@ -23,8 +23,8 @@ import tensorflow as tf
 from scaleflow.compat.keras import read_stored, store_variable
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Objective, Strategy
+from scaleflow.strategy.model_stages import Graph, ModelStage, build_graph, divide_graph
 from scaleflow.strategy.segments import Segment, choose_segments
-from scaleflow.strategy.stages import Graph, ModelStage, build_graph, divide_graph
 
 
 class ReplicaScope(keras.StatelessScope):  # type: ignore[misc]  # keras has no types
@@ -92,7 +92,7 @@ HOST = "CPU:0"
 Batch = tuple[Any, Any, tf.Tensor]
 
 
-def create_pipeline(devices: Sequence[str], options: Strategy) -> tf.distribute.Strategy:
+def create_pipeline_parallel(devices: Sequence[str], options: Strategy) -> tf.distribute.Strategy:
     """Returns the default strategy, because the others place variables themselves.
 
     Raises ConfigError if the number of devices is not stages x replicas.
@@ -125,14 +125,14 @@ def variable_scope(name: str) -> contextlib.AbstractContextManager[Any]:
     return tf.device(HOST) if name == "pipeline" else contextlib.nullcontext()
 
 
-def build_pipeline(
+def divide_model(
     model: keras.Model,
     objective: Objective,
     devices: Sequence[str],
     options: Strategy,
     examples: int,
     is_recomputed: bool = False,
-) -> tuple[Pipeline, list[str]]:
+) -> tuple[StagedForwardBackward, list[str]]:
     """Divides a model into stages and moves its variables to the devices of the first replica's stages.
 
     The model is new: no optimizer and no compiled function uses its variables yet.
@@ -151,7 +151,7 @@ def build_pipeline(
     stages = divide_graph(graph, options.stages, options.cuts, examples)
     replicas = [devices[first : first + options.stages] for first in range(0, len(devices), options.stages)]
     move_variables(stages, replicas[0])
-    notes = [describe_stages(stages, replicas)]
+    notes = [describe_model_stages(stages, replicas)]
     parts = options.micro_batches * options.replicas
     if parts > 1 and any(isinstance(call.run, keras.layers.BatchNormalization) for call in graph.calls):
         names = [name for name in ("replicas", "micro_batches") if getattr(options, name) > 1]
@@ -160,11 +160,11 @@ def build_pipeline(
             "statistics of a micro-batch, so the result differs from that of strategy=one_device; with "
             f"{' '.join(f'strategy.{name}=1' for name in names)} it does not"
         )
-    segments = [divide_stage(stage, graph.source, options.micro_batches, is_recomputed) for stage in stages]
-    return Pipeline(model, graph, stages, replicas, objective, options.micro_batches, segments), notes
+    segments = [divide_model_stage(stage, graph.source, options.micro_batches, is_recomputed) for stage in stages]
+    return StagedForwardBackward(model, graph, stages, replicas, objective, options.micro_batches, segments), notes
 
 
-def describe_stages(stages: Sequence[ModelStage], replicas: Sequence[Sequence[str]]) -> str:
+def describe_model_stages(stages: Sequence[ModelStage], replicas: Sequence[Sequence[str]]) -> str:
     """Says which layers are on which devices, and what they cost."""
     places = [
         f"{stage} on {' and '.join(devices)} ({stage.parameters:,} parameters, {stage.cost:.0%} of the estimated cost)"
@@ -173,7 +173,7 @@ def describe_stages(stages: Sequence[ModelStage], replicas: Sequence[Sequence[st
     return f"strategy=pipeline: {', '.join(places)}"
 
 
-def divide_stage(stage: ModelStage, source: int, micro_batches: int, is_recomputed: bool) -> list[Segment]:
+def divide_model_stage(stage: ModelStage, source: int, micro_batches: int, is_recomputed: bool) -> list[Segment]:
     """Divides a stage into the segments in which training runs it."""
     if not is_recomputed:
         return [Segment(stage.calls, stage.inputs, stage.outputs, is_recomputed=False)]
@@ -200,8 +200,8 @@ class ForwardState:
     own_losses: list[tf.Tensor] = field(default_factory=list)  # the parts of the losses that layers add
 
 
-class Pipeline:
-    """The forward and backward pass of a model in stages (a `ForwardBackward`). `build_pipeline` creates it."""
+class StagedForwardBackward:
+    """The forward and backward pass of a model in stages (a `ForwardBackward`). `divide_model` creates it."""
 
     def __init__(
         self,
@@ -327,7 +327,7 @@ class Pipeline:
             with tf.device(device), tf.GradientTape() as tape:
                 tape.watch(list_differentiable_inputs(stage, state))
                 if scope is not None:
-                    tape.watch(list_stage_weights(stage, scope))
+                    tape.watch(list_model_stage_weights(stage, scope))
                 layer_losses = [loss for segment in segments for loss in segment.run(state.values)]
                 losses = [tf.reduce_sum(tf.cast(loss, tf.float32)) / (parts * self._count) for loss in layer_losses]
                 if counts_weights:
@@ -356,7 +356,7 @@ class Pipeline:
                 if not targets:
                     continue
                 inputs = list_differentiable_inputs(stage, state)
-                sources = [*inputs, *list_stage_weights(stage, scope)]
+                sources = [*inputs, *list_model_stage_weights(stage, scope)]
                 gradients = tape.gradient(targets, sources, output_gradients=output_gradients)
                 # An embedding's gradient is `IndexedSlices`, whose sums and norms differ from a dense gradient's.
                 gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
@@ -369,7 +369,7 @@ class Pipeline:
                         sums[key] = sums[key] + gradient if key in sums else gradient
 
 
-def list_stage_weights(stage: ModelStage, scope: ReplicaScope | None) -> list[Any]:
+def list_model_stage_weights(stage: ModelStage, scope: ReplicaScope | None) -> list[Any]:
     """Returns what a stage computes with: its trainable variables, or a replica's copies of them."""
     return [v.value if scope is None else scope.copies[id(v)] for v in stage.trainable]
 
