@@ -104,7 +104,7 @@ def read_schema_of_run(run_id: str, overrides: Sequence[str], display: Display) 
     state = read_learned_state(Path(run_id).expanduser())  # of a run's folder, tracked or not
     if state is None:
         locate_run(run_id, Tracking())
-        display.begin_stage("reading the run from MLflow")
+        display.begin_phase("reading the run from MLflow")
         state = find_run(CommandWords(overrides, run_id=run_id))[0].learned_state
     if state is None or not state.schema:
         raise ConfigError(

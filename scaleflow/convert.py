@@ -88,7 +88,7 @@ def convert_tracked_model(words: CommandWords, display: Display, stop: StopReque
         names = override.value()
         if override.key_or_group == "export.formats" and isinstance(names, list):
             check_formats(list(map(str, names)))
-    display.begin_stage("reading the run and its model from MLflow")
+    display.begin_phase("reading the run and its model from MLflow")
     run, words = find_run(words)
     plan = make_evaluation_plan(run.reuse_config(words, SECTIONS), run.store)
     if not plan.export.formats:
@@ -99,7 +99,7 @@ def convert_tracked_model(words: CommandWords, display: Display, stop: StopReque
         spec = RunSpec(plan, Path(folder), time.time())
         formats = export_formats(spec, exported, display.show_event, stop.is_set)
         if not stop.is_set():
-            display.begin_stage("recording the formats in MLflow")
+            display.begin_phase("recording the formats in MLflow")
             try:
                 log_formats(run.tracker, run.model, formats, make_format_table(formats))
             except Exception as error:  # a store may raise anything

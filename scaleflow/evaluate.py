@@ -100,7 +100,7 @@ def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -
             raise ConfigError(f"{key}: an evaluation uses what the run's validation rows decided; leave it out")
         if key.startswith("objective.levels"):
             raise ConfigError(f"{key}: the quantiles that a model predicts are those of its run; leave it out")
-    display.begin_stage("reading the run and its model from MLflow")
+    display.begin_phase("reading the run and its model from MLflow")
     run, words = find_run(words)
     describe_opened_run(run.model.run_id, run.name, run.store)
     composed = run.reuse_config(words, SECTIONS)

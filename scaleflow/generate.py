@@ -107,7 +107,7 @@ def generate_text(
     sampling.check()
     overrides = [] if uri is None else [make_override("tracking.uri", uri)]
     typed = argparse.Namespace(run_id=str(run_id), overrides=overrides, prompt=prompt)
-    quiet = Display(sys.stderr, shows_stages=False)
+    quiet = Display(sys.stderr, shows_phases=False)
     pieces: list[str] = []
 
     def show(text: str) -> None:
@@ -132,19 +132,19 @@ def continue_text(
     plan = make_prediction_plan(typed)
     if not typed.prompt:
         raise ConfigError(f"{label}: the text is empty; give the beginning of the text to generate, such as 'The '")
-    display.begin_stage("reading the run and its model from MLflow")
+    display.begin_phase("reading the run and its model from MLflow")
     run, _ = find_run(CommandWords(typed.overrides, run_id=typed.run_id))
     if not is_language_model(run.learned_state):
         raise explain_no_language_model(run)
     with tempfile.TemporaryDirectory(prefix="scaleflow-generate-") as folder:
-        display.begin_stage(f"{IMPORTING} and loading the model")
+        display.begin_phase(f"{IMPORTING} and loading the model")
         with hide_errors():
             model = load_language_model(plan, run, Path(folder))
             try:
                 tokens = model.encode(typed.prompt)
             except ConfigError as refusal:
                 raise ConfigError(f"{label}: {refusal}") from refusal
-        display.end_stage()
+        display.end_phase()
         show(typed.prompt)
         began, pieces = time.monotonic(), []
         for piece in model.generate(tokens, sampling):

@@ -142,7 +142,7 @@ def promote(
     """
     if name is not None:
         check_model_name("--model ", name)
-    display.begin_stage("reading the run and its model from MLflow")
+    display.begin_phase("reading the run and its model from MLflow")
     run, words = find_run(words)
     words, name = complete_promotion(words, run, name)
     if on is None:
@@ -238,14 +238,14 @@ class Candidate:
                 conditions.append(describe_comparison(comparison, self.options))
             policy = self.run.params.get("resolved.precision", "float32")
             smoke = smoke or check_served_model(
-                self.logged, self.options, policy, folder=self.folder, begin_stage=self.display.begin_stage
+                self.logged, self.options, policy, folder=self.folder, begin_phase=self.display.begin_phase
             )
             self.check_stop()
             decision = Decision([*conditions, *floors, *smoke.conditions], comparison, smoke.values)
             found = Promotion(self.run, self.name, champion, version=None, decision=decision)
             if is_dry:
                 return found
-            self.display.begin_stage("recording the decision in MLflow")
+            self.display.begin_phase("recording the decision in MLflow")
             if (done := carry_out(registry, self.tracker, found, self.folder)) is not None:
                 return done
         raise RunError(

@@ -13,7 +13,7 @@ from scaleflow.config.plan import set_values
 from scaleflow.config.words import quote_override, split_overrides
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Tracking, name_command
-from scaleflow.interfaces.events import Event, FaultReported, Note, RunEnded, RunRefused, StageBegan
+from scaleflow.interfaces.events import Event, FaultReported, Note, PhaseBegan, RunEnded, RunRefused
 from scaleflow.launcher.answer import to_printable
 from scaleflow.launcher.display import IMPORTING, Display
 from scaleflow.launcher.prepare import make_plan
@@ -156,14 +156,14 @@ def supervise_worker(spec: RunSpec, stop: StopRequest, display: Display) -> list
     Returns all events of the worker. The last ones are missing if `stop` was set. Raises ConfigError if the worker
     refused its work, and RunError if it failed.
     """
-    display.begin_stage(IMPORTING)
+    display.begin_phase(IMPORTING)
     reader = EventReader(spec.events)
     events: list[Event] = []
 
     def look() -> None:
         for event in reader.read():
             events.append(event)
-            if isinstance(event, Note | RunEnded | RunRefused | StageBegan):
+            if isinstance(event, Note | RunEnded | RunRefused | PhaseBegan):
                 display.show_event(event)
 
     if spec.plan.debug.inline:

@@ -52,7 +52,7 @@ class ProcessStarted(Event, event="started"):
     pid: int
 
 
-class StageBegan(Event, event="stage"):
+class PhaseBegan(Event, event="stage"):
     """A part of the work before or after training begins, such as `reading house.csv`. The part before it has ended."""
 
     text: str = field(metadata=MASKED)

@@ -18,10 +18,10 @@ from scaleflow.interfaces.events import (
     Event,
     MetricsLogged,
     Note,
+    PhaseBegan,
     RunEnded,
     RunReady,
     RunRefused,
-    StageBegan,
     UploadAwaited,
     Waiting,
 )
@@ -75,23 +75,23 @@ QUIET_SECONDS = 2.0
 #: The same while TensorFlow is imported. This usually takes less, so that a normal start gets no such line.
 IMPORT_QUIET_SECONDS = 10.0
 
-#: The stage that begins with the import of TensorFlow.
+#: The phase that begins with the import of TensorFlow.
 IMPORTING = "importing TensorFlow"
 
 #: A training that takes long gets such lines less often: after this share of the time that it has taken so far.
 QUIET_SHARE = 0.02
 
-#: A stage tells nothing new in such lines: its pauses grow faster, up to so many seconds.
-STAGE_SHARE, LONGEST_QUIET = 0.5, 600.0
+#: A phase tells nothing new in such lines: its pauses grow faster, up to so many seconds.
+PHASE_SHARE, LONGEST_QUIET = 0.5, 600.0
 
-#: A stage gets no such line in its first seconds, because it may end at once.
+#: A phase gets no such line in its first seconds, because it may end at once.
 SHORTEST_SHOWN = 0.5
 
 #: Seconds between two checks whether such a line is due.
 TICK_SECONDS = 0.1
 
-#: A stage gets its own line at its end if it took at least this many seconds.
-SHORTEST_STAGE = 0.1
+#: A phase gets its own line at its end if it took at least this many seconds.
+SHORTEST_PHASE = 0.1
 
 
 def display_for(stream: TextIO | None = None, is_plain: bool = False, is_chief: bool = True) -> Display:
@@ -101,7 +101,7 @@ def display_for(stream: TextIO | None = None, is_plain: bool = False, is_chief: 
         stream: receives the output; None: standard output.
         is_plain: whether to use plain lines on a terminal, too. They come from this thread only, so that a debugger
             can be used.
-        is_chief: whether to show the stages of the start and the end. One process of a run does that.
+        is_chief: whether to show the phases of the start and the end. One process of a run does that.
     """
     stream = stream or sys.stdout  # not a default argument, because a notebook replaces it
     if stream.isatty() and os.environ.get("TERM") != "dumb" and not is_plain:
@@ -110,7 +110,7 @@ def display_for(stream: TextIO | None = None, is_plain: bool = False, is_chief: 
 
 
 @dataclass(frozen=True)
-class ShownStage:
+class ShownPhase:
     """A part of the work before or after training.
 
     Attributes:
@@ -143,10 +143,10 @@ class ShownStage:
 
 
 class Display:
-    """Prints plain lines: one per stage, per epoch and per note, and the summary.
+    """Prints plain lines: one per phase, per epoch and per note, and the summary.
 
     Args:
-        breaks_silence: whether a thread prints what goes on while nothing else is printed. Without it, a stage gets
+        breaks_silence: whether a thread prints what goes on while nothing else is printed. Without it, a phase gets
             a line when it begins, too.
     """
 
@@ -161,12 +161,12 @@ class Display:
     #: What each line begins with.
     _start = ""
 
-    def __init__(self, stream: TextIO, shows_stages: bool = True, breaks_silence: bool = True) -> None:
+    def __init__(self, stream: TextIO, shows_phases: bool = True, breaks_silence: bool = True) -> None:
         self._stream = stream
-        self._shows_stages = shows_stages
+        self._shows_phases = shows_phases
         self._breaks_silence = breaks_silence
         self._noted: set[str] = set()
-        self._stage: ShownStage | None = None
+        self._phase: ShownPhase | None = None
         self._training: TrainingProgress | None = None
         self._closing = threading.Event()
         self._closing.set()  # no thread runs
@@ -178,15 +178,15 @@ class Display:
         """Shows an event. Each event must be passed once, in order."""
         with self._lock:
             match event:
-                case StageBegan():
-                    self._begin_stage(ShownStage(event.text, time.monotonic(), event.time))
+                case PhaseBegan():
+                    self._begin_phase(ShownPhase(event.text, time.monotonic(), event.time))
                 case Waiting():
                     what = "the other processes" if event.peers else "the TPU"
-                    self._begin_stage(ShownStage(f"waiting for {what}", time.monotonic(), event.time))
+                    self._begin_phase(ShownPhase(f"waiting for {what}", time.monotonic(), event.time))
                 case UploadAwaited() if event.seconds:
-                    self._begin_stage(ShownStage("uploading the last checkpoint", time.monotonic(), event.time))
+                    self._begin_phase(ShownPhase("uploading the last checkpoint", time.monotonic(), event.time))
                 case RunReady():
-                    self._end_stage(event.time)
+                    self._end_phase(event.time)
                     self._show_ready(event)
                 case MetricsLogged():
                     self._show_metrics(event)
@@ -197,7 +197,7 @@ class Display:
                     self._show_epoch(event)
                 case RunEnded() | RunRefused():
                     if isinstance(event, RunEnded) and event.status == "FINISHED":
-                        self._end_stage(event.time)
+                        self._end_phase(event.time)
                     self.close()
 
     # Lines ------------------------------------------------------------------------------------
@@ -239,15 +239,15 @@ class Display:
             self._print_lines(format_row(label, value, column, self._room))
 
     def close(self) -> None:
-        """Ends the thread, the current stage and the bar. The display can be used again."""
+        """Ends the thread, the current phase and the bar. The display can be used again."""
         with self._lock:
             self._closing.set()
-            self._stage = self._training = None
+            self._phase = self._training = None
 
-    # Stages -----------------------------------------------------------------------------------
+    # Phases -----------------------------------------------------------------------------------
 
-    def begin_stage(self, text: str, since: float | None = None) -> None:
-        """Shows the current stage until the next stage begins, or until the run is ready.
+    def begin_phase(self, text: str, since: float | None = None) -> None:
+        """Shows the current phase until the next phase begins, or until the run is ready.
 
         Args:
             text: what is done, such as `importing TensorFlow`.
@@ -255,35 +255,35 @@ class Display:
         """
         earlier = 0.0 if since is None else max(0.0, time.time() - since)
         with self._lock:
-            self._begin_stage(ShownStage(text, time.monotonic() - earlier))
+            self._begin_phase(ShownPhase(text, time.monotonic() - earlier))
 
-    def end_stage(self) -> None:
-        """Ends the stage, and prints how long it took."""
+    def end_phase(self) -> None:
+        """Ends the phase, and prints how long it took."""
         with self._lock:
-            self._end_stage()
+            self._end_phase()
 
-    def _begin_stage(self, stage: ShownStage) -> None:
-        self._end_stage(stage.began_ms)
+    def _begin_phase(self, phase: ShownPhase) -> None:
+        self._end_phase(phase.began_ms)
         self._training = None
-        self._stage = stage
-        self._show_stage(stage)
+        self._phase = phase
+        self._show_phase(phase)
 
-    def _end_stage(self, now_ms: int | None = None) -> None:
-        stage, self._stage = self._stage, None
-        if stage is None:
+    def _end_phase(self, now_ms: int | None = None) -> None:
+        phase, self._phase = self._phase, None
+        if phase is None:
             return
-        self._hide_stage()
-        seconds = stage.measure(now_ms)
-        if self._shows_stages and seconds >= SHORTEST_STAGE:
-            self.print_line(f"{stage.text} ({format_elapsed(seconds)})", "dim")
+        self._hide_phase()
+        seconds = phase.measure(now_ms)
+        if self._shows_phases and seconds >= SHORTEST_PHASE:
+            self.print_line(f"{phase.text} ({format_elapsed(seconds)})", "dim")
 
-    def _show_stage(self, stage: ShownStage) -> None:
+    def _show_phase(self, phase: ShownPhase) -> None:
         if self._breaks_silence:
             self._start_thread()
-        elif self._shows_stages:
-            self.print_line(stage.text)
+        elif self._shows_phases:
+            self.print_line(phase.text)
 
-    def _hide_stage(self) -> None:
+    def _hide_phase(self) -> None:
         pass
 
     # Silence ----------------------------------------------------------------------------------
@@ -301,18 +301,18 @@ class Display:
 
     def break_silence(self) -> None:
         """Prints what is under way if no line was printed for `QUIET_SECONDS`."""
-        doing = self._stage or self._training
+        doing = self._phase or self._training
         if doing is None:
             return
         now = time.monotonic()
         elapsed = now - doing.began
-        if isinstance(doing, ShownStage):
+        if isinstance(doing, ShownPhase):
             shortest = IMPORT_QUIET_SECONDS if doing.text.startswith(IMPORTING) else QUIET_SECONDS
-            quiet = max(shortest, min(elapsed * STAGE_SHARE, LONGEST_QUIET))
+            quiet = max(shortest, min(elapsed * PHASE_SHARE, LONGEST_QUIET))
         else:
             quiet = max(QUIET_SECONDS, elapsed * QUIET_SHARE)
         if elapsed >= SHORTEST_SHOWN and now - self.printed_at >= quiet:
-            self.print_line(doing.describe() if isinstance(doing, ShownStage) else doing.describe(self._room))
+            self.print_line(doing.describe() if isinstance(doing, ShownPhase) else doing.describe(self._room))
 
     # Training ---------------------------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class JobDisplay(Display):
     """
 
     def __init__(self, stream: TextIO, number: int, noted: set[str] | None = None) -> None:
-        super().__init__(stream, shows_stages=False)
+        super().__init__(stream, shows_phases=False)
         self._start = f"#{number} "
         self._noted = self._noted if noted is None else noted
 
@@ -366,8 +366,8 @@ class JobDisplay(Display):
 class BarDisplay(Display):
     """Prints the same lines above a spinner or a progress bar, with some colour."""
 
-    def __init__(self, stream: TextIO, shows_stages: bool = True) -> None:
-        super().__init__(stream, shows_stages, breaks_silence=False)
+    def __init__(self, stream: TextIO, shows_phases: bool = True) -> None:
+        super().__init__(stream, shows_phases, breaks_silence=False)
         from rich.console import Console
 
         self._console = Console(file=stream, highlight=False)
@@ -380,15 +380,15 @@ class BarDisplay(Display):
 
     def close(self) -> None:
         super().close()
-        self._hide_stage()
+        self._hide_phase()
         self._hide_bar()
 
-    def _show_stage(self, stage: ShownStage) -> None:
+    def _show_phase(self, phase: ShownPhase) -> None:
         self._hide_bar()
-        self._spinner = self._console.status(stage)
+        self._spinner = self._console.status(phase)
         self._spinner.start()
 
-    def _hide_stage(self) -> None:
+    def _hide_phase(self) -> None:
         if self._spinner is not None:
             self._spinner.stop()
             self._spinner = None
@@ -423,9 +423,9 @@ class BarDisplay(Display):
 @functools.cache
 def greet(line: str) -> None:
     """Prints the first line of a command that trains, once, and shows progress until another display takes over."""
-    display = Display(sys.stdout, shows_stages=False)
+    display = Display(sys.stdout, shows_phases=False)
     display.print_line(line)
-    display.begin_stage("reading the config")
+    display.begin_phase("reading the config")
     Display.greeting = display
 
 

@@ -256,7 +256,7 @@ def launch_run(
         return launch_after_search(run, trial, refuse, stop)
     remember_secrets([*find_environment_secrets(), *find_secrets(run.composed.raw, spec.plan.config)])
     display = display or display_for(is_plain=spec.plan.debug.inline, is_chief=spec.records)
-    display.begin_stage("reading the config", since=spec.started)
+    display.begin_phase("reading the config", since=spec.started)
     with contextlib.ExitStack() as resources:
         resources.callback(display.close)  # also after an exception, so that the cursor is shown again
         try:

@@ -43,9 +43,9 @@ def promote_run(monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]
     later = f"{name_command('promote')} {shlex.quote(os.path.relpath(spec.folder))}"
     if not is_recorded:
         return [("promoted", f"no: {NOT_RECORDED}; afterwards: {later}")]
-    monitor.display.begin_stage(f"deciding about the champion of {spec.plan.promotion.model}")
+    monitor.display.begin_phase(f"deciding about the champion of {spec.plan.promotion.model}")
     try:
-        quiet = Display(io.StringIO(), shows_stages=False, breaks_silence=False)
+        quiet = Display(io.StringIO(), shows_phases=False, breaks_silence=False)
         done = pkgutil.resolve_name(PROMOTE)(trust_own_code(spec), quiet, monitor.stop)
         why = "stopped"
     except Exception as error:
@@ -89,11 +89,11 @@ def finish_run(monitor: RunMonitor) -> None:
     duration = format_duration(time.time() - spec.started)
     signals, patience = monitor.stop.times, spec.plan.tracking.flush_seconds
     if spec.plan.tracking.name != "none" and spec.records:
-        display.begin_stage("recording the run in MLflow")
+        display.begin_phase("recording the run in MLflow")
     is_recorded = recorder.finish(patience, lambda: monitor.stop.times > signals)
     promoted = promote_run(monitor, is_recorded)
     if is_recorded:
-        display.end_stage()
+        display.end_phase()
     display.close()
     if state.error:
         display.print_error(str(mask_secrets(state.error)))

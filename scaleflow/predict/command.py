@@ -184,7 +184,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     output = open_output(typed.output, typed.overwrite, typed.resume)
     if typed.shard_rows and not output.is_folder:
         raise ConfigError(f"--shard-rows {typed.shard_rows}: is for a folder of shards; use --output FOLDER/")
-    display.begin_stage("reading the run and its model from MLflow")
+    display.begin_phase("reading the run and its model from MLflow")
     run, _ = find_run(CommandWords(typed.overrides, run_id=typed.run_id))
     from scaleflow.predict.bad_rows import RowReport
     from scaleflow.predict.reasons import ExplainingModel, describe_cost, make_explainer
@@ -207,13 +207,13 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
         with output.lock(), catch_stop_signals() as stop:
             manifest = describe_task(typed, run, task) | ({"sampling": asdict(sampling)} if sampling else {})
             first = output.find_first(manifest, typed.resume)
-            display.begin_stage(f"{IMPORTING} and loading the model")
+            display.begin_phase(f"{IMPORTING} and loading the model")
             model, devices, notes = load_once()
             if typed.explain:
                 explainer = make_explainer(state, task.predicted)
                 model = ExplainingModel(model, explainer)
                 notes.append(Note(describe_cost(explainer)))
-            display.end_stage()
+            display.end_phase()
             for note in [*notes, *([Note(NO_RECORD)] if run.learned_state is None else [])]:
                 display.show_event(note)
             output.begin(manifest, first)

@@ -181,7 +181,7 @@ class SmokeTest:
 
 
 def check_served_model(
-    model: Path, options: PromotionOptions, policy: str, folder: Path, begin_stage: Callable[[str], None]
+    model: Path, options: PromotionOptions, policy: str, folder: Path, begin_phase: Callable[[str], None]
 ) -> SmokeTest:
     """Serves a logged model, sends the example that was recorded with it, and compares the answers.
 
@@ -192,10 +192,10 @@ def check_served_model(
     conditions: list[Condition] = []
     try:
         if options.environment == "clean":
-            begin_stage("installing the requirements of the model")
+            begin_phase("installing the requirements of the model")
             python = install_environment(model / "requirements.txt", folder / "environment")
             values["packages"] = count_packages(python)
-        begin_stage("serving the model")
+        begin_phase("serving the model")
         with serve_folder(model, python, folder / "server.log") as (address, process):
             difference = measure_served_difference(address, model)
             values |= {"difference": difference, "ms": measure_answers(address, model), "mb": measure_memory(process)}

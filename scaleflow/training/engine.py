@@ -137,7 +137,7 @@ class Engine(ABC):
     def run(self, feed: Feed, host: Host) -> None:
         """Trains until the host ends the run."""
 
-    def begin_phase(self, epoch: int, train: Feed, *others: Feed | None) -> bool:
+    def begin_freeze_phase(self, epoch: int, train: Feed, *others: Feed | None) -> bool:
         """Makes trainable what trains in an epoch, if that changes during the run (`model.freeze` by epochs).
 
         Returns:
@@ -149,7 +149,7 @@ class Engine(ABC):
         self.trace(train, *others)
         return True
 
-    def end_phase(self) -> None:
+    def end_freeze_phase(self) -> None:
         """Makes trainable what trains in any epoch."""
         if self.freezing is not None:
             self.freezing.end()
@@ -203,7 +203,7 @@ class Engine(ABC):
 
         Training cannot continue after it.
         """
-        self.end_phase()
+        self.end_freeze_phase()
         for variable, average in self._averages:
             variable.assign(average.read_value())
         return self.gather_model()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scaleflow.errors import ConfigError, NotFinite
 from scaleflow.interfaces import BY_SIZE, Feed, Snapshot, Training, parse_duration
-from scaleflow.interfaces.events import EpochEnded, MetricsLogged, Note, RolledBack, StageBegan
+from scaleflow.interfaces.events import EpochEnded, MetricsLogged, Note, PhaseBegan, RolledBack
 from scaleflow.training.callbacks import Callbacks, to_keras_logs
 from scaleflow.training.decisions import Checkpointing, Patience, Rollbacks, TimeLimit, WorkerSync, check_finite
 from scaleflow.training.engine import Engine
@@ -244,7 +244,7 @@ class Session:
         if not self._stopped:
             self._tracing.finish(self.step)
         if self._checkpointing.checkpoints is not None:
-            self._log.emit(StageBegan("saving the last checkpoint"))
+            self._log.emit(PhaseBegan("saving the last checkpoint"))
         self._save()  # before the hook, which may change the weights: a resumed run calls it again
         self._checkpointing.wait()
         self._call_callbacks("train_end", to_keras_logs(self._log.values))
@@ -253,7 +253,7 @@ class Session:
         model_step = self._restore_best() if self._checkpointing.ends_as_best else self._updates
         before_test()
         if self._feeds.test is not None:
-            self._log.emit(StageBegan("evaluating the test split"))
+            self._log.emit(PhaseBegan("evaluating the test split"))
         test = self._log.evaluate("test", self._feeds.test, model_step)
         train = {name: value for name, value in self._log.values.items() if name.startswith("train/")}
         return SessionResult(self._updates, False, model_step, test, train)
@@ -454,7 +454,7 @@ class Session:
 
     def begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
-        phases, has_changed = self._engine.freezing, self._engine.begin_phase(epoch, self._feeds.train)
+        phases, has_changed = self._engine.freezing, self._engine.begin_freeze_phase(epoch, self._feeds.train)
         if has_changed and phases and 0 < epoch in phases.parameters and not self.first:
             self._log.emit(Note(f"model.freeze: {phases.parameters[epoch]:,} parameters train from epoch {epoch} on"))
         self._log.compiles |= has_changed

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.interfaces import BOOSTING, FITTED, LINEAR, Arrays, Inputs, Objective, Outputs, name_leaves
-from scaleflow.interfaces.events import Emit, MetricsLogged, Note, StageBegan
+from scaleflow.interfaces.events import Emit, MetricsLogged, Note, PhaseBegan
 from scaleflow.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def report_baselines(
     With an objective, these include its metrics, of the outputs that are kept.
     """
     if files.baseline_data.exists():
-        emit(StageBegan("fitting boosting and a linear model, to compare with"))
+        emit(PhaseBegan("fitting boosting and a linear model, to compare with"))
     while files.baseline_data.exists():
         if should_stop():
             emit(Note("boosting and the linear model, to compare with, were not fitted, because the run was stopped"))

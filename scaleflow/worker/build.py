@@ -22,7 +22,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import BY_SIZE, LearnedState, Objective, OutputStructure, Plan, Source
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.interfaces.config import Best
-from scaleflow.interfaces.events import Emit, Note, StageBegan
+from scaleflow.interfaces.events import Emit, Note, PhaseBegan
 from scaleflow.runs import RunFolder, RunSpec
 from scaleflow.runs.learned_state import write_learned_state
 from scaleflow.worker.answers import AnswerRules
@@ -42,7 +42,7 @@ from scaleflow.worker.data import (
 )
 from scaleflow.worker.engine import (
     EngineMaker,
-    find_late_phases,
+    find_late_freeze_phases,
     find_table_warning,
     find_weight_doubts,
     make_model_maker,
@@ -249,7 +249,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     outputs = source.outputs if balance is None else balance.outputs
     startup_timer.end_part("data")
 
-    emit(StageBegan("building the model"))
+    emit(PhaseBegan("building the model"))
     length = training.compute_length(plan.training, feeds.train)
     model.check_preset_words(plan.model.target, source.inputs, getattr(source, "reading", None) or {})
     goal = make_run_objective(plan, replace(splits, outputs=outputs), runtime, emit)
@@ -309,10 +309,10 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
 
 
 def trace_step(engine: Engine, feeds: Feeds, emit: Emit) -> None:
-    emit(StageBegan("compiling the training step"))
-    if not engine.begin_phase(0, feeds.train, feeds.validation, feeds.test):
+    emit(PhaseBegan("compiling the training step"))
+    if not engine.begin_freeze_phase(0, feeds.train, feeds.validation, feeds.test):
         engine.trace(feeds.train, feeds.validation, feeds.test)
-    engine.end_phase()
+    engine.end_freeze_phase()
 
 
 def check_metric_names(own: Mapping[str, Any], goal: Objective) -> None:
@@ -348,7 +348,7 @@ def find_build_warnings(
     yield objective.find_mask_note(engine.model, splits.outputs)
     yield from model.find_batch_norm_warnings(engine.model, runtime.read_batching(runtime.batching))
     yield optimizer.find_warm_up_warning(plan.optimizer, length.total)
-    yield find_late_phases(plan, length)
+    yield find_late_freeze_phases(plan, length)
     yield find_table_warning(plan, runtime, engine)
     yield dataset.describe_shards(plan.dataset.shards, splits.train, count_synchronous_workers(plan))
 

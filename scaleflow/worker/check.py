@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import DivisionKeys, Plan, Source, name_leaves
-from scaleflow.interfaces.events import DataChecked, Emit, Event, Note, StageBegan
+from scaleflow.interfaces.events import DataChecked, Emit, Event, Note, PhaseBegan
 from scaleflow.runs import DataCheckSpec
 from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.data import sample_split
@@ -43,7 +43,7 @@ def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
 
     setup_runtime(plan, emit)
     name = describe_data_name(plan)
-    emit(StageBegan(f"reading {name}"))
+    emit(PhaseBegan(f"reading {name}"))
     left_out: list[DataFinding] = []
 
     def listen(event: Event) -> None:
@@ -59,7 +59,7 @@ def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
     source = open_source(plan)
     splits = dataset.prepare_splits(source, options, plan.seed, emit=listen, preprocesses=False)
     samples = sample_splits(name, source, splits, spec.examples)
-    emit(StageBegan(f"looking at {name}"))
+    emit(PhaseBegan(f"looking at {name}"))
     keys = {split: DivisionKeys.of(each) for split, each in splits.raw.items()}
     together = find_together(samples, sum(map(len, splits.raw.values())), plan.dataset.split, keys)
     among = () if spec.schema is not None else together

@@ -28,7 +28,7 @@ from scaleflow.export.keras_file import IS_SAFE, MODULES
 from scaleflow.export.runtime import RuntimeProcess, start_runtime
 from scaleflow.interfaces import EarlierState, LearnedState, Plan, map_leaves, map_named, name_leaves
 from scaleflow.interfaces.data import ANSWERS
-from scaleflow.interfaces.events import Emit, FormatExported, StageBegan
+from scaleflow.interfaces.events import Emit, FormatExported, PhaseBegan
 from scaleflow.model import TOLERANCE, label_leaves
 from scaleflow.runs import ConversionSpec
 from scaleflow.runs.learned_state import read_learned_state
@@ -171,7 +171,7 @@ class Proof:
 def convert_to_formats(plan: Plan, spec: ConversionSpec, emit: Emit) -> None:
     """Exports a model in the formats of a spec, and reports each, whether it is good or not."""
     sys.path[:0] = [each for each in plan.search if each not in sys.path]
-    emit(StageBegan("loading the model"))
+    emit(PhaseBegan("loading the model"))
     runtime = setup_runtime(plan, emit)
     exported = Path(spec.model)
     state, parts = read_learned_state(exported), SavedParts(exported / "saved_model")
@@ -184,7 +184,7 @@ def convert_to_formats(plan: Plan, spec: ConversionSpec, emit: Emit) -> None:
     with tempfile.TemporaryDirectory(prefix="scaleflow-portable-") as folder:
         portable = parts.write(Path(folder))
         for name in spec.formats:
-            emit(StageBegan(f"{'trying to export' if spec.is_trial else 'exporting'} the model as {name}"))
+            emit(PhaseBegan(f"{'trying to export' if spec.is_trial else 'exporting'} the model as {name}"))
             emit(converter.convert(list_formats()[name], portable))
 
 
@@ -385,7 +385,7 @@ def read_split(plan: Plan, state: LearnedState | None, runtime: Runtime, parts: 
     """
     from scaleflow import dataset, objective, training
 
-    emit(StageBegan(f"reading {describe_data_name(plan)}"))
+    emit(PhaseBegan(f"reading {describe_data_name(plan)}"))
     source = open_source(plan, None if state is None else EarlierState(state))
     splits = dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit, preprocesses=False)
     split, examples = choose_split(splits.by_name(), None)
@@ -403,7 +403,7 @@ def read_split(plan: Plan, state: LearnedState | None, runtime: Runtime, parts: 
 
     count = min(plan.export.calibration_examples, len(splits.train))
     drawn = np.random.default_rng([plan.seed, 0x18]).choice(len(splits.train), count, replace=False, shuffle=False)
-    emit(StageBegan(f"evaluating the {split} split"))
+    emit(PhaseBegan(f"evaluating the {split} split"))
     return Proof(
         split, len(examples), read(split, np.arange(min(TIMED, len(examples)))), read("train", np.sort(drawn)), evaluate
     )

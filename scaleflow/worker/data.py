@@ -39,7 +39,7 @@ from scaleflow.interfaces import (
     Workers,
     name_leaves,
 )
-from scaleflow.interfaces.events import Emit, Note, StageBegan
+from scaleflow.interfaces.events import Emit, Note, PhaseBegan
 from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.earlier import DIGEST_KEYS, find_changes, find_earlier, open_source
 from scaleflow.worker.metadata import RunMetadata
@@ -250,12 +250,12 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: P
     from scaleflow import dataset
 
     startup_timer.end_part("import")
-    emit(StageBegan("setting up the devices"))
+    emit(PhaseBegan("setting up the devices"))
     runtime = setup_runtime(plan, emit)
     startup_timer.end_part("build")
     if plan.trusted_modules is not None:
         check_origins(plan.config, plan.trusted_modules)
-    emit(StageBegan(f"reading {describe_data_name(plan)}"))
+    emit(PhaseBegan(f"reading {describe_data_name(plan)}"))
     earlier = find_earlier(plan, resumed, runtime.worker_sync)
     source = open_source(plan, earlier)
     look = make_look(plan, source, earlier, resumed is not None, runtime.worker_sync, emit)

@@ -110,7 +110,7 @@ class EngineMaker:
         with self.runtime.strategy.scope():
             with strategy.variable_scope(self.runtime.strategy_name):
                 net = make_model()
-            phases = prepare_phases(self.plan, net)
+            phases = prepare_freeze_phases(self.plan, net)
             trained, goal = self._find_trained(net)
             remat = apply_remat(self.plan, self.runtime, trained)
             if self.plan.training.step is not None and is_class_target(self.plan.training.step):
@@ -311,7 +311,7 @@ class EngineMaker:
         return make
 
 
-def prepare_phases(plan: Plan, net: keras.Model) -> list[FreezePhase]:
+def prepare_freeze_phases(plan: Plan, net: keras.Model) -> list[FreezePhase]:
     """Lists the phases of `model.freeze`, if it changes which variables train during the run.
 
     Raises ConfigError if a phase cannot be, or if a training step applies optimizers of its own.
@@ -389,7 +389,7 @@ def find_weight_doubts(plan: Plan, net: keras.Model, run: Length, batching: Batc
     return {rule: text for rule, text in doubts.items() if text is not None}
 
 
-def find_late_phases(plan: Plan, run: Length) -> str | None:
+def find_late_freeze_phases(plan: Plan, run: Length) -> str | None:
     """Returns a note if the run ends before a phase of `model.freeze`, else None."""
     late = [epoch for epoch in plan.model.freeze or () if isinstance(epoch, int) and epoch >= run.epochs]
     if not late:

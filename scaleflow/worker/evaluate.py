@@ -33,7 +33,7 @@ from scaleflow.interfaces import (
     name_leaves,
 )
 from scaleflow.interfaces.data import add_batch_dimension
-from scaleflow.interfaces.events import Emit, EvaluationReady, MetricsLogged, Note, StageBegan
+from scaleflow.interfaces.events import Emit, EvaluationReady, MetricsLogged, Note, PhaseBegan
 from scaleflow.runs import EvaluationSpec, RunFolder
 from scaleflow.runs.data_digest import list_split_changes
 from scaleflow.runs.learned_state import read_learned_state
@@ -71,10 +71,10 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     from scaleflow import dataset, objective, training
     from scaleflow.profiler.tracer import StepTracer
 
-    emit(StageBegan("setting up the devices"))
+    emit(PhaseBegan("setting up the devices"))
     runtime = setup_runtime(plan, emit)
     check_origins(plan.config, plan.trusted_modules or ())
-    emit(StageBegan(f"reading {describe_data_name(plan)}"))
+    emit(PhaseBegan(f"reading {describe_data_name(plan)}"))
     earlier = find_record(spec, emit)
     rule = plan.dataset.split
     plan, source, splits, is_whole = open_evaluation_splits(plan, spec, earlier, runtime, emit)
@@ -85,7 +85,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     if earlier is not None and not is_whole and not spec.is_new:
         emit_change(split, earlier, described, emit)
     tell_comparison(plan, earlier, source, splits.raw[read_as], splits.sample, emit)
-    emit(StageBegan("loading the model"))
+    emit(PhaseBegan("loading the model"))
     model = open_model(plan, spec, source, runtime)
     if spec.trained is not None:
         from scaleflow.worker.trained_rows import write_seen
@@ -102,7 +102,7 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         kept = make_kept_split(split, feed, splits.raw[read_as], source, plan)
         kept = replace(kept, rule=rule, outputs=outputs)
         evaluate.keep_outputs(feed, kept.keeper)
-    emit(StageBegan("evaluating all examples" if is_whole else f"evaluating the {split} split"))
+    emit(PhaseBegan("evaluating all examples" if is_whole else f"evaluating the {split} split"))
     evaluate.trace(feed)
     emit(EvaluationReady(split, runtime.to_values(), len(examples)))
     emit(replace(data, splits={split: described}))

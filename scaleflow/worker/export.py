@@ -24,9 +24,9 @@ from scaleflow.interfaces.events import (
     FormatExported,
     MetricsLogged,
     Note,
+    PhaseBegan,
     RunEnded,
     RunRefused,
-    StageBegan,
 )
 from scaleflow.runs import ConversionSpec, EventReader, RunSpec
 
@@ -94,7 +94,7 @@ def export_formats(
         for event in run_conversion(spec, conversion, should_stop):
             if isinstance(event, FormatExported):
                 found[event.name] = event
-            elif isinstance(event, StageBegan | Note):
+            elif isinstance(event, PhaseBegan | Note):
                 emit(event)
             elif isinstance(event, RunRefused):
                 raise ConfigError(event.message)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import read_reason
 from scaleflow.interfaces import EvaluationOptions, Inputs, Outputs, map_named, name_leaves
-from scaleflow.interfaces.events import ArtifactWritten, Emit, EpochEnded, MetricsLogged, Note, StageBegan
+from scaleflow.interfaces.events import ArtifactWritten, Emit, EpochEnded, MetricsLogged, Note, PhaseBegan
 from scaleflow.interfaces.formatting import OF_STEPS
 from scaleflow.interfaces.quantiles import weighted_quantiles
 from scaleflow.runs import EventReader, RunSpec
@@ -397,10 +397,10 @@ def ask_model(
     mattered: dict[int, Any] = {}
     try:
         if list_permuted(setup.kept.reader.inputs) and options.importance:
-            emit(StageBegan("measuring the importance of the columns"))
+            emit(PhaseBegan("measuring the importance of the columns"))
             columns = measure_columns(setup.engine, setup.kept, predictions, options.importance, options.seconds)
         if options.name == "full":
-            emit(StageBegan("looking for what mattered in the worst mistakes"))
+            emit(PhaseBegan("looking for what mattered in the worst mistakes"))
             mattered = explain_mistakes(setup.engine, setup.kept, predictions, options.worst, options.seconds)
     except Exception as error:  # a model that cannot be asked again ends no run
         traceback.print_exc()

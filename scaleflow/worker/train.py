@@ -22,10 +22,10 @@ from scaleflow.interfaces.events import (
     FaultReported,
     ModelExported,
     Note,
+    PhaseBegan,
     RunEnded,
     RunReady,
     RunRefused,
-    StageBegan,
 )
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.interfaces.trials import to_params
@@ -298,7 +298,7 @@ def begin_training(
         if spec.records:
             write_learned_state(spec.folder, setup.facts.learned)
     else:
-        emit(StageBegan("reading the last checkpoint"))
+        emit(PhaseBegan("reading the last checkpoint"))
         manager.publish()
         worker_sync(0.0)  # no worker reads before the one that writes is done
         snapshot = manager.load_newest()
@@ -434,7 +434,7 @@ def train_and_export(
         return
     setup = setup.take_answers(spec)
     report = begin_report(spec, setup, result, worker_sync, emit)
-    emit(StageBegan("exporting the model"))
+    emit(PhaseBegan("exporting the model"))
     if spec.records:
         evaluated = {"validation": setup.feeds.validation, "test": setup.feeds.test}
         report_confusion(setup.engine, evaluated, setup.outputs, spec.files, emit)
@@ -443,7 +443,7 @@ def train_and_export(
     if spec.records and spec.plan.export.formats:
         report_formats(spec, result.model_step, emit, should_stop)
     if report is not None:
-        emit(StageBegan("making the report"))
+        emit(PhaseBegan("making the report"))
         report.finish(result.model_step, result.test, report.prefix, emit)
     if load_check is not None:
         load_check.finish(emit)

@@ -13,7 +13,7 @@ import numpy as np
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlierState, Plan, Rows, name_leaves
-from scaleflow.interfaces.events import Emit, StageBegan
+from scaleflow.interfaces.events import Emit, PhaseBegan
 from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.earlier import open_source
 
@@ -41,7 +41,7 @@ def write_seen(
     from scaleflow import dataset
 
     sys.path[:0] = [each for each in trained.search if each not in sys.path]
-    emit(StageBegan(f"reading {describe_data_name(trained)}, which a model was trained on"))
+    emit(PhaseBegan(f"reading {describe_data_name(trained)}, which a model was trained on"))
     column = plan.evaluation.id if plan.evaluation.id == trained.evaluation.id else None
     try:
         source = open_source(trained, earlier)

@@ -21,7 +21,7 @@ import psutil
 from scaleflow.cluster.tasks import count_synchronous_workers
 from scaleflow.config.plan import find_batch_multiple, leave_schedule_out, set_values
 from scaleflow.errors import ConfigError, NotFinite
-from scaleflow.interfaces.events import Emit, MetricsLogged, RunEnded, SettingFound, StageBegan, ignore_event
+from scaleflow.interfaces.events import Emit, MetricsLogged, PhaseBegan, RunEnded, SettingFound, ignore_event
 from scaleflow.interfaces.formatting import format_csv
 from scaleflow.interfaces.trials import BatchSearch, RateTest, choose_first_size
 from scaleflow.runs import RunSpec
@@ -149,7 +149,7 @@ class RateTrial(TrialHost):
 
     def run(self) -> None:
         """Takes the steps, and reports the rate that is found and the end of the run."""
-        self._engine.begin_phase(0, self.setup.feeds.train)
+        self._engine.begin_freeze_phase(0, self.setup.feeds.train)
         with contextlib.suppress(NotFinite):  # the loss has diverged
             self._engine.run(self.setup.feeds.train, self)
         if self.stopped:
@@ -285,7 +285,7 @@ class BatchSizeTrial:
         """Measures a size, and reports it; returns nothing if the trial is asked to stop."""
         if self._stopped:
             return []
-        self._emit(StageBegan(f"{verb} training.batch_size={size}"))
+        self._emit(PhaseBegan(f"{verb} training.batch_size={size}"))
         self._size = size
         measurement: BatchMeasurement | None
         try:
@@ -339,7 +339,7 @@ class BatchSizeTrial:
             fixed = fixed or 1
         host = SpeedHost(length, self._sync, fixed)
         if built.engine.freezing is not None:  # the most memory is needed then
-            built.engine.begin_phase(built.engine.freezing.largest, feed)
+            built.engine.begin_freeze_phase(built.engine.freezing.largest, feed)
         try:
             built.engine.run(feed, host)
         except NotFinite:

@@ -79,7 +79,7 @@ def make_host(monitor):
     from scaleflow.launcher.processes.local_host import LocalHost
 
     class FleetHost(LocalHost):
-        first_stage = "starting the fleet"
+        first_phase = "starting the fleet"
 
     print(f"{monitor.spec.plan.cluster.ships} ships")
     return FleetHost(None)
@@ -177,7 +177,7 @@ def test_an_engine_brings_the_host_that_starts_its_processes(
     plan = planned("cluster=fleet", "cluster.workers=2")
     assert (plan.strategy.name, find_engine(plan.cluster).is_started_elsewhere) == ("multi_worker", False)
     host = make_host(SimpleNamespace(spec=SimpleNamespace(plan=plan)))  # type: ignore[arg-type]
-    assert (host.first_stage, capsys.readouterr().out) == ("starting the fleet", "2 ships\n")
+    assert (host.first_phase, capsys.readouterr().out) == ("starting the fleet", "2 ships\n")
     assert "cluster.ships=0: expected an integer, at least 1" in refusal(planned, "cluster=fleet", "cluster.ships=0")
     assert refusal(planned, "cluster=fleet", "strategy=tpu").startswith("cluster=fleet with strategy=tpu: ")
 

@@ -20,10 +20,10 @@ from scaleflow.interfaces.events import (
     MetricsLogged,
     ModelExported,
     Note,
+    PhaseBegan,
     RunEnded,
     RunReady,
     RunRefused,
-    StageBegan,
     Waiting,
 )
 from scaleflow.interfaces.formatting import format_elapsed
@@ -209,7 +209,7 @@ def test_a_run_goes_on_unseen_when_its_reader_has_gone() -> None:
         show(Display(stream), READY, Note("x" * 100_000), epoch(1, 10, **{"train/loss": 0.5}))
 
 
-# Stages -------------------------------------------------------------------------------------------
+# Phases -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -240,18 +240,18 @@ def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_thread")
 def test_a_stage_is_a_line_with_its_duration_when_it_has_ended(log: Log, clock: Clock) -> None:
     display, new_lines = log
-    display.begin_stage("importing TensorFlow", since=clock.now - 1)
+    display.begin_phase("importing TensorFlow", since=clock.now - 1)
     clock.now += 2.1
     assert new_lines() == []
-    display.begin_stage("reading")
+    display.begin_phase("reading")
     assert new_lines() == ["importing TensorFlow (3.1 s)"]
     clock.now += 0.05
-    display.begin_stage("compiling")
+    display.begin_phase("compiling")
     assert new_lines() == []  # too short to be worth a line
     clock.now += 70
-    display.end_stage()
+    display.end_phase()
     assert new_lines() == ["compiling (1 min 10 s)"]
-    display.end_stage()
+    display.end_phase()
     assert new_lines() == []
 
 
@@ -259,10 +259,10 @@ def test_a_stage_is_a_line_with_its_duration_when_it_has_ended(log: Log, clock: 
 def test_a_workers_stages_are_measured_by_its_own_clock(log: Log, clock: Clock) -> None:
     """They may be read late and together, and the clock of its machine may be wrong."""
     display, new_lines = log
-    display.begin_stage("importing TensorFlow")
+    display.begin_phase("importing TensorFlow")
     clock.now += 3
-    display.show_event(StageBegan("reading house.csv", time=5_000_000))
-    display.show_event(StageBegan("compiling", time=5_002_000))
+    display.show_event(PhaseBegan("reading house.csv", time=5_000_000))
+    display.show_event(PhaseBegan("compiling", time=5_002_000))
     display.show_event(replace(READY, time=5_002_500))
     assert new_lines()[:3] == ["importing TensorFlow (3.0 s)", "reading house.csv (2.0 s)", "compiling (0.5 s)"]
 
@@ -271,12 +271,12 @@ def test_a_workers_stages_are_measured_by_its_own_clock(log: Log, clock: Clock) 
 def test_a_stage_in_which_the_run_fails_or_is_refused_has_no_line(log: Log, clock: Clock) -> None:
     display, new_lines = log
     for end in (RunRefused("no such column"), RunEnded("FAILED", "OSError")):
-        display.show_event(StageBegan("reading house.csv"))
+        display.show_event(PhaseBegan("reading house.csv"))
         clock.now += 3
         display.show_event(end)
         display.break_silence()
         assert new_lines() == []
-    display.show_event(StageBegan("exporting the model", time=1000))
+    display.show_event(PhaseBegan("exporting the model", time=1000))
     display.show_event(RunEnded("FINISHED", time=3000))
     assert new_lines() == ["exporting the model (2.0 s)"]
 
@@ -284,7 +284,7 @@ def test_a_stage_in_which_the_run_fails_or_is_refused_has_no_line(log: Log, cloc
 @pytest.mark.usefixtures("no_thread")
 def test_a_log_says_what_goes_on_with_growing_pauses(log: Log, clock: Clock) -> None:
     display, new_lines = log
-    display.begin_stage("exporting the model")
+    display.begin_phase("exporting the model")
     shown = []
     for _ in range(800):
         clock.now += 0.1
@@ -292,7 +292,7 @@ def test_a_log_says_what_goes_on_with_growing_pauses(log: Log, clock: Clock) -> 
         shown += [(round(clock.now - 1000), line) for line in new_lines()]
     times = [2, 4, 8, 16, 32, 64]
     assert shown == [(n, f"still exporting the model ({format_elapsed(n)})") for n in times]
-    display.begin_stage("reading house.csv")
+    display.begin_phase("reading house.csv")
     clock.now += 1.9
     display.print_line("note: something")
     clock.now += 1.9
@@ -307,7 +307,7 @@ def test_a_log_says_what_goes_on_with_growing_pauses(log: Log, clock: Clock) -> 
 @pytest.mark.usefixtures("no_thread")
 def test_a_stage_of_a_day_fills_no_log(log: Log, clock: Clock) -> None:
     display, new_lines = log
-    display.begin_stage("reading house.csv")
+    display.begin_phase("reading house.csv")
     for _ in range(24 * 360):
         clock.now += 10
         display.break_silence()
@@ -318,9 +318,9 @@ def test_a_stage_of_a_day_fills_no_log(log: Log, clock: Clock) -> None:
 def test_a_stage_that_has_just_begun_may_end_at_once(clock: Clock) -> None:
     stream = io.StringIO()
     display = JobDisplay(stream, 3)
-    display.begin_stage("reading")
+    display.begin_phase("reading")
     clock.now += 1.9
-    display.begin_stage("compiling")
+    display.begin_phase("compiling")
     for _ in range(5):
         assert stream.getvalue() == ""
         clock.now += 0.1
@@ -364,7 +364,7 @@ def test_a_thread_breaks_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     with os.fdopen(writer, "w") as stream, os.fdopen(reader) as lines:
         display = Display(stream)
         for _ in range(2):  # it can be used again
-            display.begin_stage("reading house.csv")
+            display.begin_phase("reading house.csv")
             assert re.fullmatch(r"still reading house.csv \(\d\.\d s\)\n", lines.readline())
             (thread,) = set(threading.enumerate()) - before
             display.close()
@@ -390,7 +390,7 @@ def test_with_a_debugger_in_the_terminal_no_thread_prints() -> None:
     before = set(threading.enumerate())
     stream = io.StringIO()
     display = display_for(stream, is_plain=True)
-    display.begin_stage("importing TensorFlow")
+    display.begin_phase("importing TensorFlow")
     assert set(threading.enumerate()) <= before
     assert stream.getvalue() == "importing TensorFlow\n"  # there would be no line for seconds
     display.close()
@@ -400,9 +400,9 @@ def test_with_a_debugger_in_the_terminal_no_thread_prints() -> None:
 def test_workers_other_than_the_chief_show_no_stages(clock: Clock) -> None:
     stream = io.StringIO()
     display = display_for(stream, is_chief=False)
-    display.begin_stage("importing TensorFlow")
+    display.begin_phase("importing TensorFlow")
     clock.now += 10
-    show(display, StageBegan("reading house.csv"), READY)
+    show(display, PhaseBegan("reading house.csv"), READY)
     assert [line[:10] for line in stream.getvalue().splitlines()] == ["digits-mlp"]
 
 
@@ -410,10 +410,10 @@ def test_workers_other_than_the_chief_show_no_stages(clock: Clock) -> None:
 def test_a_job_of_a_sweep_shows_a_stage_only_if_it_takes_long(clock: Clock) -> None:
     stream = io.StringIO()
     display = JobDisplay(stream, 3)
-    display.begin_stage("reading house.csv")
+    display.begin_phase("reading house.csv")
     clock.now += 2
     display.break_silence()
-    display.begin_stage("reading house.csv")
+    display.begin_phase("reading house.csv")
     assert stream.getvalue() == "#3 still reading house.csv (2.0 s)\n"
 
 
@@ -475,7 +475,7 @@ def test_the_same_lines_stand_above_the_bar_but_the_time_left() -> None:
 
 @pytest.mark.usefixtures("colours")
 def test_the_bar_is_gone_and_the_cursor_back_at_the_end() -> None:
-    text = bar(StageBegan("reading"), READY, metrics(10, {"train/loss": 0.5}), RunEnded("FINISHED"))
+    text = bar(PhaseBegan("reading"), READY, metrics(10, {"train/loss": 0.5}), RunEnded("FINISHED"))
     assert text.count(f"{ESCAPE}[?25l") == text.count(f"{ESCAPE}[?25h") == 2  # while it starts, and while it runs
 
 
@@ -483,12 +483,12 @@ def test_the_bar_is_gone_and_the_cursor_back_at_the_end() -> None:
 def test_a_spinner_shows_the_stage_and_leaves_a_line() -> None:
     stream = Terminal()
     display = BarDisplay(stream)
-    display.show_event(StageBegan("reading [1].csv", time=1000))
+    display.show_event(PhaseBegan("reading [1].csv", time=1000))
     while "reading [1].csv (" not in without_codes(stream.getvalue()):
         time.sleep(0.01)  # rich's thread draws it
-    display.show_event(StageBegan("compiling", time=4500))
+    display.show_event(PhaseBegan("compiling", time=4500))
     display.show_event(replace(READY, time=4600))
-    display.show_event(StageBegan("exporting the model", time=9000))  # after the training, instead of the bar
+    display.show_event(PhaseBegan("exporting the model", time=9000))  # after the training, instead of the bar
     display.show_event(RunEnded("FINISHED", time=9500))
     lines = without_codes(stream.getvalue()).splitlines()
     for line in ("reading [1].csv (3.5 s)", "compiling (0.1 s)", "exporting the model (0.5 s)"):

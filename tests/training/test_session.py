@@ -369,7 +369,7 @@ class OnPaper:
         self._seconds = iter(seconds)
         self._opening = opening
 
-    def begin_phase(self, epoch: int, feed: Any) -> bool:
+    def begin_freeze_phase(self, epoch: int, feed: Any) -> bool:
         return False
 
     def run(self, feed: Any, host: Any) -> None:

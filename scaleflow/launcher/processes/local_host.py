@@ -28,7 +28,7 @@ from scaleflow.worker.train import run_worker
 class LocalHost:
     """Starts the processes of a run on this machine. Without the address of a fork `server`, the run starts its own."""
 
-    first_stage = IMPORTING
+    first_phase = IMPORTING
     builds_meanwhile = True
 
     def __init__(self, server: str | None) -> None:

@@ -139,7 +139,7 @@ class ActorUnanswered(ConfigError):
 class RayHost:
     """Starts the processes of a run on the machines of a Ray cluster."""
 
-    first_stage = "starting the processes on Ray"
+    first_phase = "starting the processes on Ray"
     builds_meanwhile = False
 
     def __init__(self, monitor: RunMonitor) -> None:
@@ -149,7 +149,7 @@ class RayHost:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        self._monitor.display.begin_stage("connecting to Ray")
+        self._monitor.display.begin_phase("connecting to Ray")
         with ray.connect_ray(self._cluster, sum(count_processes(self._monitor.spec.plan).values())):
             yield
 

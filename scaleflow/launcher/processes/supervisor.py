@@ -32,11 +32,11 @@ class ProcessHost(Protocol):
     """Starts the processes of a run.
 
     Attributes:
-        first_stage: what the start waits for, such as `importing TensorFlow`.
+        first_phase: what the start waits for, such as `importing TensorFlow`.
         builds_meanwhile: whether the processes build everything while the store is opened.
     """
 
-    first_stage: str
+    first_phase: str
     builds_meanwhile: bool
 
     def open(self) -> AbstractContextManager[None]:
@@ -92,7 +92,7 @@ class Supervisor:
     def _run_attempt(self) -> bool:
         """Runs all processes once; returns whether they have to be restarted."""
         self._reason = None
-        self._monitor.begin_start(self._host.first_stage, self._opened)
+        self._monitor.begin_start(self._host.first_phase, self._opened)
         if not self._host.builds_meanwhile and not self._can_record():
             return False
         self._began = time.monotonic()

@@ -18,11 +18,11 @@ from scaleflow.interfaces.events import (
     Event,
     MetricsLogged,
     ModelExported,
+    PhaseBegan,
     Restarted,
     RunEnded,
     RunReady,
     RunRefused,
-    StageBegan,
     SystemMetrics,
 )
 from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
@@ -38,8 +38,8 @@ from scaleflow.tracking.uri import drop_credentials
 #: Seconds between two checks of the processes. Each check takes processor time.
 POLL_SECONDS = 0.1
 
-#: The same for a single process in a short stage, such as the start and the export: the user waits for its end.
-STAGE_POLL_SECONDS = 0.02
+#: The same for a single process in a short phase, such as the start and the export: the user waits for its end.
+PHASE_POLL_SECONDS = 0.02
 
 #: The run whose command reports that a store does not answer, by the address of the store.
 OUTAGE_REPORTERS: dict[str, "RunMonitor"] = {}
@@ -72,24 +72,24 @@ class RunMonitor:
         self.state = RunState()
         self.heard_at = 0.0
         self.waiting_since = 0.0
-        self._is_in_stage = True
+        self._is_in_phase = True
         self._has_told = False
         self._on_event = on_event
         self._helpers = helpers
         self._reader = EventReader(spec.events, spec.events.stat().st_size if spec.events.exists() else 0)
 
-    def begin_start(self, stage: str, since: float | None = None) -> None:
+    def begin_start(self, phase: str, since: float | None = None) -> None:
         """Shows that the processes are being started, and the store opened at the same time.
 
         Args:
             since: when it began, in seconds since the epoch; None: now.
         """
         is_opening = self.spec.plan.tracking.name != "none" and not self.recorder.is_settled.is_set()
-        self.display.begin_stage(f"{stage}, opening the MLflow store" if is_opening else stage, since)
+        self.display.begin_phase(f"{phase}, opening the MLflow store" if is_opening else phase, since)
 
     def choose_pause(self, processes: int) -> float:
         """Returns the seconds until so many processes are checked again."""
-        return STAGE_POLL_SECONDS if processes == 1 and self._is_in_stage else POLL_SECONDS
+        return PHASE_POLL_SECONDS if processes == 1 and self._is_in_phase else POLL_SECONDS
 
     def start_recorder(self) -> None:
         """Starts the recorder, which opens the store, and what works beside it, unless that is done."""
@@ -137,8 +137,8 @@ class RunMonitor:
             self.heard_at = time.monotonic()
         if isinstance(event, RunReady | ConfusionWritten | ModelExported | RunEnded):  # these take long to record
             self.recorder.wake()
-        if isinstance(event, MetricsLogged | StageBegan):
-            self._is_in_stage = isinstance(event, StageBegan)
+        if isinstance(event, MetricsLogged | PhaseBegan):
+            self._is_in_phase = isinstance(event, PhaseBegan)
         waiting = self.state.waiting
         self.state.apply(event)
         if self.state.waiting is not waiting:
