@@ -180,8 +180,8 @@ def read_spread_of(folder: Path) -> dict[str, Any]:
     """In a child: the examples that are read of arrays, tables, records and streams."""
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.records import cache_records
-    from scaleflow.dataset.pipeline.rows import to_rows
+    from scaleflow.dataset.batches.records import cache_records
+    from scaleflow.dataset.batches.rows import to_rows
     from scaleflow.dataset.table import Table
     from scaleflow.interfaces import Arrays, Stream
 
@@ -272,7 +272,7 @@ def look_twice() -> Any:
 
     from scaleflow import dataset
     from scaleflow.check import make_check_plan
-    from scaleflow.dataset.pipeline.splits import SingleProcess
+    from scaleflow.dataset.batches.splits import SingleProcess
     from scaleflow.interfaces import Arrays, EarlierState, Inputs, Outputs
     from scaleflow.worker.data import make_look
 
@@ -311,7 +311,7 @@ def look_for_groups(folder: Path) -> dict[str, Any]:
 
     from scaleflow import dataset
     from scaleflow.check import make_check_plan
-    from scaleflow.dataset.pipeline.splits import SingleProcess
+    from scaleflow.dataset.batches.splits import SingleProcess
     from scaleflow.dataset.table import Table
     from scaleflow.interfaces import Split
     from scaleflow.worker.data import make_look

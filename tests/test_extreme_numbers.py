@@ -67,7 +67,7 @@ def describe_wide(columns: int) -> tuple[int, int, set[str]]:
     """Layers of an exported model, transforms of its pipeline, and the first characters of its layers."""
     import keras
 
-    from scaleflow.dataset.pipeline.preprocessing import group_names, make_layer
+    from scaleflow.dataset.batches.preprocessing import group_names, make_layer
     from scaleflow.dataset.tables.columns import Number
     from scaleflow.interfaces import Inputs, Outputs
     from scaleflow.model.export import add_preprocessing
@@ -93,8 +93,8 @@ def test_all_columns_of_numbers_are_preprocessed_at_once(isolated: Callable[...,
 
 
 def read_npz(path: str) -> Any:
+    from scaleflow.dataset.batches.preprocessing import Normalise
     from scaleflow.dataset.npz import Npz
-    from scaleflow.dataset.pipeline.preprocessing import Normalise
 
     source = Npz(path, test=0.0)
     arrays = source.load("train")

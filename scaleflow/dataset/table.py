@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.blocks import Blocks, make_blocks, share_rows
+from scaleflow.dataset.batches.blocks import Blocks, make_blocks, share_rows
 from scaleflow.dataset.reading.division import Division, find_keys, find_strata, is_by_target, read_keys
 from scaleflow.dataset.reading.files import ALL, TEST_FRACTION, list_splits
 from scaleflow.dataset.reading.learned_cache import LearnedCache

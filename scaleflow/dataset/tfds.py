@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 from filelock import FileLock
 
-from scaleflow.dataset.pipeline.records import interleave_files
+from scaleflow.dataset.batches.records import interleave_files
 from scaleflow.dataset.reading.images import ImageSize
 from scaleflow.dataset.reading.targets import describe_outputs
 from scaleflow.dataset.reading.text import Text

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.records import BLOCK, divide_records, interleave_files, largest_target, reading_options
-from scaleflow.dataset.pipeline.rows import to_rows
-from scaleflow.dataset.pipeline.unreadable import FAILURES
+from scaleflow.dataset.batches.records import BLOCK, divide_records, interleave_files, largest_target, reading_options
+from scaleflow.dataset.batches.rows import to_rows
+from scaleflow.dataset.batches.unreadable import FAILURES
 from scaleflow.dataset.reading import images
 from scaleflow.dataset.reading.division import Division, find_keys, find_strata, is_by_target, read_keys
 from scaleflow.dataset.reading.files import ALL, RECORD_SUFFIXES, TEST_FRACTION, find_files, list_splits

@@ -15,7 +15,8 @@ FORMAT = 1
 
 #: Modules of preprocessing classes that were elsewhere when earlier runs were recorded: the module before, and today's.
 MOVED_MODULES = {
-    "scaleflow.dataset.normalise": "scaleflow.dataset.pipeline.preprocessing",
+    "scaleflow.dataset.normalise": "scaleflow.dataset.batches.preprocessing",
+    "scaleflow.dataset.pipeline.preprocessing": "scaleflow.dataset.batches.preprocessing",
     "scaleflow.dataset.table_columns": "scaleflow.dataset.tables.columns",
     "scaleflow.dataset.text": "scaleflow.dataset.reading.text",
 }

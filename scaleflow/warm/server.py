@@ -159,12 +159,12 @@ def import_all() -> None:
     """Imports what commands and their workers use."""
     import_tensorflow()
     from scaleflow import dataset, evaluation, model, objective, tracking
-    from scaleflow.dataset import pipeline
+    from scaleflow.dataset import batches
 
     commands = [command.module for command in COMMANDS.values()]
     parts = [
         f"{package.__name__}.{module.name}"
-        for package in (dataset, evaluation, model, objective, pipeline, tracking)
+        for package in (batches, dataset, evaluation, model, objective, tracking)
         for module in pkgutil.iter_modules(package.__path__)
     ]
     for name in (*IMPORTED_LATER, *commands, *parts):

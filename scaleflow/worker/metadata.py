@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import keras
 
     from scaleflow.dataset import Splits
-    from scaleflow.dataset.pipeline.rows import Fingerprint
+    from scaleflow.dataset.batches.rows import Fingerprint
     from scaleflow.training import Engine, Evaluation
 
 

@@ -308,7 +308,7 @@ class BatchSizeTrial:
 
         Raises ConfigError if nothing can be trained with the size.
         """
-        from scaleflow.dataset.pipeline.preprocessing import available_bytes
+        from scaleflow.dataset.batches.preprocessing import available_bytes
 
         workers = count_synchronous_workers(self._spec.plan)  # all of them are on this machine
         self._watch.start_again()

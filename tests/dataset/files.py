@@ -18,7 +18,7 @@ def options(**changes: Any) -> Dataset:
 
 def examples(source: Any, split: str) -> tuple[list[Any], list[Any]]:
     """The inputs and targets of a split as the pipeline decodes them, in the source's order."""
-    from scaleflow.dataset.pipeline.records import decode_records
+    from scaleflow.dataset.batches.records import decode_records
 
     found: Examples = source.load(split)
     if isinstance(found, Arrays):

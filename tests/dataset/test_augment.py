@@ -173,7 +173,7 @@ def test_draws_are_the_same_on_any_division_and_after_any_start(isolated: Callab
 
 
 def refusals() -> list[str]:
-    from scaleflow.dataset.pipeline.augment import augment_feed
+    from scaleflow.dataset.batches.augment import augment_feed
 
     picture, classes = Inputs((8, 8, 1)), Outputs("classification", (3,))
     cases: list[tuple[Augment, Any, Any]] = [
@@ -300,7 +300,7 @@ def test_masks_move_with_their_images_on_any_number_of_replicas(isolated: Callab
 def jittered() -> Any:
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.image_changes import jitter
+    from scaleflow.dataset.batches.image_changes import jitter
 
     images = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3)).astype(np.uint8)
     cases = {"brightness": (0, 0.25), "contrast": (1, 0.25), "saturation": (2, 0.0)}
@@ -345,8 +345,8 @@ def turned(images: Any) -> Any:
     """What the moves by a matrix make of images, for the least and the greatest random numbers."""
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.augment import MATRICES
-    from scaleflow.dataset.pipeline.image_changes import shift_and_flip, transform
+    from scaleflow.dataset.batches.augment import MATRICES
+    from scaleflow.dataset.batches.image_changes import shift_and_flip, transform
 
     found = {}
     for name, strength in (("rotation", 30.0), ("zoom", 0.4), ("translation", 0.25)):
@@ -377,7 +377,7 @@ def changed_at_random(images: Any, names: list[str]) -> Any:
     """What single operations of `randaugment` make of images, at a strength of 15 of 30."""
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.image_changes import OPERATIONS, change_at_random
+    from scaleflow.dataset.batches.image_changes import OPERATIONS, change_at_random
 
     found = {}
     for name in names:
@@ -457,7 +457,7 @@ def sheets() -> Any:
     import tensorflow as tf
 
     from scaleflow import dataset
-    from scaleflow.dataset.pipeline.rows import to_rows
+    from scaleflow.dataset.batches.rows import to_rows
     from scaleflow.worker.augmented_sheet import write_sheet
 
     strategy, found = tf.distribute.get_strategy(), []

@@ -56,8 +56,8 @@ SHARDS = (1, 4)
 
 def read_epochs(replicas: int) -> list[Any]:
     """What is read in each number of shards."""
-    from scaleflow.dataset.pipeline.blocks import make_blocks
-    from scaleflow.dataset.pipeline.feeds import BlockFeed
+    from scaleflow.dataset.batches.blocks import make_blocks
+    from scaleflow.dataset.batches.feeds import BlockFeed
 
     strategy = spread_over(replicas)
     batching = Batching(8 // replicas, 1, replicas)
@@ -104,8 +104,8 @@ def read_worker_shares(cases: list[tuple[int, int]]) -> list[Any]:
     """For so many workers and shards: what all workers read together, and the whole batches."""
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.blocks import make_blocks
-    from scaleflow.dataset.pipeline.feeds import BlockFeed
+    from scaleflow.dataset.batches.blocks import make_blocks
+    from scaleflow.dataset.batches.feeds import BlockFeed
 
     found = []
     for workers, shards in cases:
@@ -133,7 +133,7 @@ def order_files(
     shards: int, lengths: list[int], seed: int | None, epochs: int = 3, blocks: int = 1
 ) -> list[list[list[str]]]:
     """For each epoch and shard the file of each block that is read, of files with so many `blocks` each."""
-    from scaleflow.dataset.pipeline.blocks import BlockOrder, make_blocks
+    from scaleflow.dataset.batches.blocks import BlockOrder, make_blocks
 
     class Files(Rows):
         def __init__(self) -> None:
@@ -147,7 +147,7 @@ def order_files(
 
 
 def read_selected_shards() -> Any:
-    from scaleflow.dataset.pipeline.blocks import BlockOrder, make_blocks
+    from scaleflow.dataset.batches.blocks import BlockOrder, make_blocks
 
     blocks = make_blocks(Rows()).select(np.arange(sum(LENGTHS)) % 3 > 0)
     orders = [BlockOrder(blocks, 3, 20, shard, 4) for shard in range(4)]
@@ -180,8 +180,8 @@ def test_shards_of_uneven_files_share_at_most_the_files_at_their_ends(isolated: 
 
 
 def refuse_shards() -> list[str]:
-    from scaleflow.dataset.pipeline.blocks import check_shards, describe_shards, make_blocks
-    from scaleflow.dataset.pipeline.rows import to_rows
+    from scaleflow.dataset.batches.blocks import check_shards, describe_shards, make_blocks
+    from scaleflow.dataset.batches.rows import to_rows
     from scaleflow.errors import ConfigError
     from scaleflow.interfaces import Dataset, Target, Training
 
@@ -219,10 +219,10 @@ def test_shards_that_cannot_be_are_refused_in_words(isolated: Callable[..., Any]
 
 
 def divide() -> Any:
-    from scaleflow.dataset.pipeline.blocks import make_blocks
-    from scaleflow.dataset.pipeline.records import to_mask
-    from scaleflow.dataset.pipeline.splits import hold_out_examples
-    from scaleflow.dataset.pipeline.unreadable import find_first_unreadable
+    from scaleflow.dataset.batches.blocks import make_blocks
+    from scaleflow.dataset.batches.records import to_mask
+    from scaleflow.dataset.batches.splits import hold_out_examples
+    from scaleflow.dataset.batches.unreadable import find_first_unreadable
     from scaleflow.dataset.reading.files import draw_rows
     from scaleflow.interfaces import DivisionKeys, Split
 
@@ -267,7 +267,7 @@ class Source:
         self._changes = changes
 
     def load(self, split: str) -> Any:
-        from scaleflow.dataset.pipeline.blocks import make_blocks
+        from scaleflow.dataset.batches.blocks import make_blocks
 
         return make_blocks(Rows(**self._changes))
 

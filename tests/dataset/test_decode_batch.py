@@ -32,7 +32,7 @@ class Portions(Files):
 def epochs(held: bool) -> Any:
     """Two epochs of both, the second from step 2 on; what is left without bad ones."""
     from scaleflow import dataset
-    from scaleflow.dataset.pipeline import records
+    from scaleflow.dataset.batches import records
 
     if not held:
         records.RECORD_BYTES = 1000

@@ -16,7 +16,7 @@ FIRST = "age,town,born,bought\n" + "".join(
 
 def learn(source: Any, **changes: Any) -> LearnedState:
     """The record of a run with this source."""
-    from scaleflow.dataset.pipeline.splits import prepare_splits
+    from scaleflow.dataset.batches.splits import prepare_splits
 
     learned = prepare_splits(source, options(), 0, **changes).learned
     assert learned is not None

@@ -91,8 +91,8 @@ def padding(replicas: int) -> tuple[list[list[int]], list[list[int]], list[int]]
     fewer examples than padding; and the first batch of the epoch.
     """
     from scaleflow import dataset
-    from scaleflow.dataset.pipeline.records import cache_records
-    from scaleflow.dataset.pipeline.rows import to_rows
+    from scaleflow.dataset.batches.records import cache_records
+    from scaleflow.dataset.batches.rows import to_rows
 
     strategy, batching = spread_over(replicas), Batching(GLOBAL // replicas, 1, replicas)
 
@@ -134,7 +134,7 @@ def test_a_replica_without_an_example_gets_padding(isolated: Callable[..., Any])
 def tuned() -> dict[str, bool]:
     """Returns whether tf.data tunes what is iterated: batches, and the examples that are read before."""
     from scaleflow import dataset
-    from scaleflow.dataset.pipeline.rows import to_rows
+    from scaleflow.dataset.batches.rows import to_rows
 
     strategy, portions = spread_over(1), Batching(GLOBAL, 1, 1)
     arrays = numbered(EXAMPLES)
@@ -154,7 +154,7 @@ def read_ahead() -> list[int]:
 
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.records import PREFETCHED, prefetch
+    from scaleflow.dataset.batches.records import PREFETCHED, prefetch
 
     found = []
     for width, expected in ((1, 16), ((1 << 26) // 4, 4), (None, 2)):
@@ -189,7 +189,7 @@ def test_no_iterator_waits_for_a_thread_that_tunes_it(isolated: Callable[..., An
 def join_columns() -> Any:
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.feeds import Columns
+    from scaleflow.dataset.batches.feeds import Columns
 
     random = np.random.default_rng(0)
     widths = {"b": (1,), "a": (1,), "d": (), "c": (), "e": (2,), "picture": (2, 3), "f": (1,)}

@@ -27,9 +27,9 @@ def digests(folder: Path) -> dict[str, tuple[str, str]]:
     """(what the digest covers, the digest) of some splits."""
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline import rows
-    from scaleflow.dataset.pipeline.records import cache_records
-    from scaleflow.dataset.pipeline.rows import fingerprint_split, to_rows
+    from scaleflow.dataset.batches import rows
+    from scaleflow.dataset.batches.records import cache_records
+    from scaleflow.dataset.batches.rows import fingerprint_split, to_rows
     from scaleflow.dataset.table import Table
 
     inputs, targets = np.arange(1_200_000, dtype=np.float32).reshape(120_000, 10), np.arange(120_000, dtype=np.int32)
@@ -96,8 +96,8 @@ def of_records(folder: Path) -> Any:
     """Pictures that are not there, with labels that are."""
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.records import cache_records
-    from scaleflow.dataset.pipeline.rows import to_rows
+    from scaleflow.dataset.batches.records import cache_records
+    from scaleflow.dataset.batches.rows import to_rows
 
     def decode(path: Any, label: Any) -> Any:
         return tf.io.decode_png(tf.io.read_file(path), channels=3), label

@@ -37,8 +37,8 @@ def refuse_to_learn(patch: pytest.MonkeyPatch) -> None:
 
 def learn(source: Any, seed: int = 0, validation: float = 0.2) -> tuple[list[str], Any]:
     """The notes about the cache, and all that a run reads and learns of a table before it traces anything."""
-    from scaleflow.dataset.pipeline.preprocessing import choose_preprocessing, learn_on_chief
-    from scaleflow.dataset.pipeline.splits import SingleProcess, hold_out_examples
+    from scaleflow.dataset.batches.preprocessing import choose_preprocessing, learn_on_chief
+    from scaleflow.dataset.batches.splits import SingleProcess, hold_out_examples
     from scaleflow.interfaces import DivisionKeys, Split
 
     splits = {name: source.load(name) for name in source.splits}

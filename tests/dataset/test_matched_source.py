@@ -148,7 +148,7 @@ def earlier_state(outputs: Any, **more: Any) -> EarlierState:
 def match_all() -> tuple[dict[str, Any], dict[str, Any]]:
     """What comes of each case, in memory and as a stream; and of each refusal."""
     from scaleflow.dataset import match_source
-    from scaleflow.dataset.pipeline.records import decode_records
+    from scaleflow.dataset.batches.records import decode_records
 
     found: dict[str, Any] = {}
     for name, (known, more, given, targets, *_) in MATCHES.items():

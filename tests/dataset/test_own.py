@@ -70,7 +70,7 @@ def structures() -> Any:
     for split in ([(example, targets, 0.5)] * 4, lambda: iter([(example, targets, 0.5)] * 4)):
         source: Any = make_source({"train": split}, outputs)
         stream = source.load("train")
-        from scaleflow.dataset.pipeline.records import decode_records
+        from scaleflow.dataset.batches.records import decode_records
 
         found.append((source.inputs, len(stream), next(decode_records(stream).as_numpy_iterator())))
     return found
@@ -193,7 +193,7 @@ def shapes() -> tuple[list[str], int]:
     import tensorflow as tf
 
     from scaleflow.dataset import make_source, own
-    from scaleflow.dataset.pipeline.rows import to_rows
+    from scaleflow.dataset.batches.rows import to_rows
     from scaleflow.interfaces import Stream
 
     lengths = tf.data.Dataset.from_tensor_slices([3, 4]).map(lambda n: (tf.zeros([n, 2]), n))

@@ -88,9 +88,9 @@ def decoded_by_workers() -> list[tuple[list[int], list[list[int]]]]:
     """Of two workers with two replicas each: what each decodes for the shares of an epoch, and those shares."""
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.feeds import StreamFeed, worker_positions
-    from scaleflow.dataset.pipeline.records import cache_records
-    from scaleflow.dataset.pipeline.rows import to_rows
+    from scaleflow.dataset.batches.feeds import StreamFeed, worker_positions
+    from scaleflow.dataset.batches.records import cache_records
+    from scaleflow.dataset.batches.rows import to_rows
 
     found = []
     for worker in range(2):
@@ -122,8 +122,8 @@ def test_a_worker_decodes_what_its_replicas_train_on_and_no_more(isolated: Calla
 
 def bad_examples() -> dict[str, Any]:
     from scaleflow import dataset
-    from scaleflow.dataset.pipeline.rows import to_rows
-    from scaleflow.dataset.pipeline.unreadable import find_first_unreadable
+    from scaleflow.dataset.batches.rows import to_rows
+    from scaleflow.dataset.batches.unreadable import find_first_unreadable
 
     notes: list[str] = []
 
@@ -226,9 +226,9 @@ def buffers() -> list[Any]:
     """How many examples of some size are shuffled through a buffer, and whether records of a size are held."""
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.feeds import buffer_size
-    from scaleflow.dataset.pipeline.records import cache_records
-    from scaleflow.dataset.pipeline.rows import to_rows
+    from scaleflow.dataset.batches.feeds import buffer_size
+    from scaleflow.dataset.batches.records import cache_records
+    from scaleflow.dataset.batches.rows import to_rows
 
     def stream(size: int, count: int) -> Stream:
         one = tf.zeros([size], tf.uint8)

@@ -95,7 +95,7 @@ Open = Callable[[Path, Split], Any]
     ],
 )
 def test_no_group_is_in_two_splits(make: Open, split: Split, cache: Any, tmp_path: Path) -> None:
-    from scaleflow.dataset.pipeline.splits import prepare_splits
+    from scaleflow.dataset.batches.splits import prepare_splits
 
     options = Dataset(Target("dataset", "x"), split=split, cache=cache)
     prepared = prepare_splits(make(tmp_path, split), options, 0, preprocesses=False)
@@ -115,7 +115,7 @@ def test_no_group_is_in_two_splits(make: Open, split: Split, cache: Any, tmp_pat
     ],
 )
 def test_groups_of_an_own_dataset_that_do_not_fit_are_refused(keys: dict[str, Any], words: str) -> None:
-    from scaleflow.dataset.pipeline.splits import prepare_splits
+    from scaleflow.dataset.batches.splits import prepare_splits
 
     with pytest.raises(ConfigError, match=words):
         prepare_splits(Own(False, **keys), Dataset(Target("dataset", "x"), split=Split("group")), 0)

@@ -118,7 +118,7 @@ def test_the_end_of_a_run_waits_for_them_however_long_it_takes(tmp_path: Path, m
 
 
 def test_they_get_the_rows_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scaleflow.dataset.pipeline.rows import to_rows
+    from scaleflow.dataset.batches.rows import to_rows
 
     files = RunFolder(tmp_path)
     monkeypatch.setattr(dataset, "sample_rows", lambda each, count, _: each.map(lambda x: x[:count]), raising=False)

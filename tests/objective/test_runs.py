@@ -147,7 +147,7 @@ def read_all_forms() -> list[list[int]]:
     import tensorflow as tf
 
     from scaleflow.dataset import read_targets
-    from scaleflow.dataset.pipeline.rows import to_rows
+    from scaleflow.dataset.batches.rows import to_rows
 
     inputs, targets = np.arange(10, dtype=np.float32)[:, None], np.arange(10, dtype=np.int32) % 3
     examples = tf.data.Dataset.from_tensor_slices((inputs, targets))

@@ -290,7 +290,7 @@ STATE = LearnedState(
         "town": LearnedPreprocessing(f"{COLUMNS}Category", {}, ["Aa", "Bb"]),
         "own": LearnedPreprocessing("my_code.Fill", {}, 3),
         "raw": LearnedPreprocessing(
-            "scaleflow.dataset.pipeline.preprocessing.Normalise", {}, {"mean": [0.0], "deviation": [1.0]}
+            "scaleflow.dataset.batches.preprocessing.Normalise", {}, {"mean": [0.0], "deviation": [1.0]}
         ),
     },
     reading={"columns": KINDS, "target": "bought", "delimiter": ";", "header": [], "missing": ["-"]},

@@ -137,7 +137,7 @@ def test_mixed_is_bfloat16_on_a_tpu(isolated: Callable[..., Any]) -> None:
 
 def host_batches(replicas: int) -> tuple[Any, Any]:
     """What both feeds of arrays give, from a step on and in all."""
-    from scaleflow.dataset.pipeline.feeds import ArrayFeed, HostArrayFeed
+    from scaleflow.dataset.batches.feeds import ArrayFeed, HostArrayFeed
 
     strategy = spread_over(replicas)
     portions = Batching(12 // replicas // 2, 2, replicas)
@@ -158,7 +158,7 @@ def micro_batch_shapes() -> list[list[tuple[int | None, ...]]]:
     """The static shapes of what the loop gets of each feed, at a partial batch too."""
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.feeds import HostArrayFeed, StreamFeed
+    from scaleflow.dataset.batches.feeds import HostArrayFeed, StreamFeed
 
     strategy = spread_over(1)
     portions = Batching(4, 3, 1)
@@ -190,7 +190,7 @@ def compiled(policy: str, accumulate: int) -> tuple[list[np.ndarray[Any, Any]], 
     import keras
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.feeds import ArrayFeed, HostArrayFeed
+    from scaleflow.dataset.batches.feeds import ArrayFeed, HostArrayFeed
 
     strategy = spread_over(1)
     arrays = random_arrays(29)
@@ -239,7 +239,7 @@ def test_xla_compiles_a_step_of_the_loop(isolated: Callable[..., Any], policy: s
 def unfit() -> list[str]:
     import tensorflow as tf
 
-    from scaleflow.dataset.pipeline.feeds import check_static_shapes
+    from scaleflow.dataset.batches.feeds import check_static_shapes
 
     words = Arrays(np.array([["a"], ["b"]]), np.zeros(2))
     lines = Stream(tf.data.Dataset.from_tensor_slices((["a"], [0])), 1)

@@ -233,7 +233,7 @@ def promised(cases: list[tuple[int, int]]) -> list[str | None]:
 
 def broken_promise(strategy: Any, there: int, length: int) -> str | None:
     from scaleflow.dataset import explain_read_error
-    from scaleflow.dataset.pipeline.rows import to_rows
+    from scaleflow.dataset.batches.rows import to_rows
 
     stream = Stream(as_stream(random_arrays(there)), length)
     parts = assemble(strategy, stream, "classification", 3, dense, batch_size=4)

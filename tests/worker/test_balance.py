@@ -53,8 +53,8 @@ def epochs(replicas: int, accumulate: int) -> dict[str, Any]:
     for form, option in itertools.product(("arrays", "records"), ("oversample", "undersample")):
         examples: Any = arrays
         if form == "records":
-            from scaleflow.dataset.pipeline.records import cache_records
-            from scaleflow.dataset.pipeline.rows import to_rows
+            from scaleflow.dataset.batches.records import cache_records
+            from scaleflow.dataset.batches.rows import to_rows
 
             examples = cache_records("train", to_rows(records))  # type: ignore[arg-type]
             assert examples.is_random_access
@@ -183,7 +183,7 @@ SHARES = {"a": 0.2, "b": 0.2}
 
 
 def refuse_all() -> list[str]:
-    from scaleflow.dataset.pipeline.rows import to_rows
+    from scaleflow.dataset.batches.rows import to_rows
     from scaleflow.worker.balance import balance_classes
 
     arrays = Arrays(numbered(53).inputs, CLASSES.astype(np.int32))

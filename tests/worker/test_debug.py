@@ -121,10 +121,10 @@ def overfitted() -> tuple[int, list[list[int]]]:
     import tensorflow as tf
 
     from scaleflow.dataset import Splits, repeat_first_batch
-    from scaleflow.dataset.pipeline.feeds import ShuffledOrder
-    from scaleflow.dataset.pipeline.orders import Permutation
-    from scaleflow.dataset.pipeline.records import make_records
-    from scaleflow.dataset.pipeline.rows import to_rows
+    from scaleflow.dataset.batches.feeds import ShuffledOrder
+    from scaleflow.dataset.batches.orders import Permutation
+    from scaleflow.dataset.batches.records import make_records
+    from scaleflow.dataset.batches.rows import to_rows
 
     stream = to_rows(Stream(tf.data.Dataset.range(10).map(lambda i: (i, i)), 10))
     arrays = to_rows(Arrays(np.arange(10), np.arange(10)))

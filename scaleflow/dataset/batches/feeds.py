@@ -15,10 +15,10 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.blocks import SLAB, BlockOrder, Blocks, read_slabs
-from scaleflow.dataset.pipeline.orders import Permutation, shuffle_position
-from scaleflow.dataset.pipeline.preprocessing import Transforms, batch_spec, preprocess_batches
-from scaleflow.dataset.pipeline.records import (
+from scaleflow.dataset.batches.blocks import SLAB, BlockOrder, Blocks, read_slabs
+from scaleflow.dataset.batches.orders import Permutation, shuffle_position
+from scaleflow.dataset.batches.preprocessing import Transforms, batch_spec, preprocess_batches
+from scaleflow.dataset.batches.records import (
     RECORD_BYTES,
     Records,
     decode_records,
@@ -27,7 +27,7 @@ from scaleflow.dataset.pipeline.records import (
     record_bytes,
     to_record,
 )
-from scaleflow.dataset.pipeline.rows import to_rows
+from scaleflow.dataset.batches.rows import to_rows
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Batching, Examples, Feed, Rows, Stream, label_leaf, name_leaves
 

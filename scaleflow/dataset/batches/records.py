@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.unreadable import FAILURES, UnreadableExample, operation_message
+from scaleflow.dataset.batches.unreadable import FAILURES, UnreadableExample, operation_message
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     DivisionKeys,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.image_changes import (
+from scaleflow.dataset.batches.image_changes import (
     CHOSEN,
     affine,
     change_at_random,
@@ -29,7 +29,7 @@ from scaleflow.dataset.pipeline.image_changes import (
     shift_and_flip,
     transform,
 )
-from scaleflow.dataset.pipeline.records import prefetch
+from scaleflow.dataset.batches.records import prefetch
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     Arrays,

@@ -12,9 +12,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.blocks import MEMORY_BYTES, Blocks
-from scaleflow.dataset.pipeline.matched_source import find_original
-from scaleflow.dataset.pipeline.preprocessing import (
+from scaleflow.dataset.batches.blocks import MEMORY_BYTES, Blocks
+from scaleflow.dataset.batches.matched_source import find_original
+from scaleflow.dataset.batches.preprocessing import (
     Preprocessings,
     Transforms,
     cache_blocks,
@@ -25,8 +25,8 @@ from scaleflow.dataset.pipeline.preprocessing import (
     make_layer,
     make_transform,
 )
-from scaleflow.dataset.pipeline.records import StreamRows, cache_records, draw, record_bytes, to_mask
-from scaleflow.dataset.pipeline.rows import (
+from scaleflow.dataset.batches.records import StreamRows, cache_records, draw, record_bytes, to_mask
+from scaleflow.dataset.batches.rows import (
     Fingerprint,
     check_contract,
     check_examples,
@@ -34,7 +34,7 @@ from scaleflow.dataset.pipeline.rows import (
     fingerprint_split,
     to_rows,
 )
-from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
+from scaleflow.dataset.batches.unreadable import refuse_unreadable
 from scaleflow.dataset.reading.division import (
     choose_validation,
     encode_keys,
@@ -142,7 +142,7 @@ def prepare_splits(
 
     Args:
         source: any object with the interface `Source`.
-        options: of the pipeline.
+        options: the section `dataset` of the config.
         seed: selects the training examples that are held out for validation.
         workers: all workers of the run; the chief learns the preprocessing for them.
         emit: receives notes about what was left out.

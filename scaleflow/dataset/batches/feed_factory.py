@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.blocks import Blocks
-from scaleflow.dataset.pipeline.feeds import (
+from scaleflow.dataset.batches.blocks import Blocks
+from scaleflow.dataset.batches.feeds import (
     ArrayFeed,
     BlockFeed,
     FileFeed,
@@ -16,9 +16,9 @@ from scaleflow.dataset.pipeline.feeds import (
     check_static_shapes,
     slice_micro_batch,
 )
-from scaleflow.dataset.pipeline.preprocessing import Transforms
-from scaleflow.dataset.pipeline.records import StreamRows
-from scaleflow.dataset.pipeline.rows import ArrayRows, to_rows
+from scaleflow.dataset.batches.preprocessing import Transforms
+from scaleflow.dataset.batches.records import StreamRows
+from scaleflow.dataset.batches.rows import ArrayRows, to_rows
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Batching, Examples, Feed, Rows
 

@@ -18,10 +18,10 @@ import numpy as np
 import psutil
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.blocks import Blocks, make_blocks
-from scaleflow.dataset.pipeline.records import StreamRows, prefetch, static_bytes
-from scaleflow.dataset.pipeline.rows import ArrayRows
-from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
+from scaleflow.dataset.batches.blocks import Blocks, make_blocks
+from scaleflow.dataset.batches.records import StreamRows, prefetch, static_bytes
+from scaleflow.dataset.batches.rows import ArrayRows
+from scaleflow.dataset.batches.unreadable import refuse_unreadable
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     Arrays,

@@ -21,9 +21,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.records import DIGESTED, StreamRows, draw_places, reading_options, to_mask
-from scaleflow.dataset.pipeline.rows import ALL_VALUES
-from scaleflow.dataset.pipeline.unreadable import UnreadableExample, UnusableRowError
+from scaleflow.dataset.batches.records import DIGESTED, StreamRows, draw_places, reading_options, to_mask
+from scaleflow.dataset.batches.rows import ALL_VALUES
+from scaleflow.dataset.batches.unreadable import UnreadableExample, UnusableRowError
 from scaleflow.dataset.reading.files import DRAWN_TOGETHER
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, Dataset, DivisionKeys, OutputStructure, Rows, Training, name_leaves

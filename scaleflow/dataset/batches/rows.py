@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.column_kinds import KINDS
-from scaleflow.dataset.pipeline.records import (
+from scaleflow.dataset.batches.records import (
     DIGESTED,
     StreamRows,
     draw_places,
@@ -21,6 +20,7 @@ from scaleflow.dataset.pipeline.records import (
     reading_options,
     spread_evenly,
 )
+from scaleflow.dataset.column_kinds import KINDS
 from scaleflow.dataset.reading.targets import check_finite_targets
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (

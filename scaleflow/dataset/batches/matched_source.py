@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from scaleflow.dataset.pipeline.rows import check_contract, to_rows
-from scaleflow.dataset.pipeline.unreadable import refuse_unreadable
+from scaleflow.dataset.batches.rows import check_contract, to_rows
+from scaleflow.dataset.batches.unreadable import refuse_unreadable
 from scaleflow.dataset.reading.targets import show_classes
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (

@@ -1,1 +1,0 @@
-"""The input pipeline of all sources: splits, checks, preprocessing, shuffling, caches and feeds."""
