@@ -33,7 +33,7 @@ from typing import Any
 
 from scaleflow.commands.frame import make_main
 from scaleflow.commands.process import end_with
-from scaleflow.commands.promotion import Promotion, open_registry, promote
+from scaleflow.commands.promotion_steps import PromotionOutcome, open_registry, promote_if_better
 from scaleflow.commands.tracked_run import answer_model, make_run_parser, parse_command
 from scaleflow.config.compose import CommandWords
 from scaleflow.config.words import split_overrides
@@ -82,7 +82,7 @@ def main(typed: list[str]) -> int:
         return roll_back(words)
     command, flags = parse_command(parser, typed)
     with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:
-        done = promote(command, display, stop, name=flags.model, is_dry=flags.dry_run, on=flags.on)
+        done = promote_if_better(command, display, stop, name=flags.model, is_dry=flags.dry_run, on=flags.on)
         if done is None:
             return stop.exit_code
         ANSWER.read = lambda: {**answer_model(done.run), **asdict(to_result(done))}
@@ -104,7 +104,7 @@ def roll_back(words: list[str]) -> int:
     return FINISHED
 
 
-def describe_promotion(done: Promotion) -> list[tuple[str, str]]:
+def describe_promotion(done: PromotionOutcome) -> list[tuple[str, str]]:
     """Returns the last lines of the command."""
     name, decision = done.name, done.decision
     if done.version is None:
@@ -124,7 +124,7 @@ def describe_promotion(done: Promotion) -> list[tuple[str, str]]:
     return [*rows, *marks, ("promoted", end)]
 
 
-def to_result(done: Promotion) -> PromotionResult:
+def to_result(done: PromotionOutcome) -> PromotionResult:
     decision = done.decision
     comparison = None if decision.comparison is None else asdict(decision.comparison)
     conditions = [(each.text, each.holds) for each in decision.conditions]
@@ -155,7 +155,7 @@ def promote_model(
     """
     command = CommandWords(list(overrides), run_id=run_id, trusted=list(trust))
     with contextlib.closing(display_for(io.StringIO(), is_plain=True, is_chief=False)) as display:
-        done = promote(command, display, StopRequest(), name=model, is_dry=dry_run, on=on)
+        done = promote_if_better(command, display, StopRequest(), name=model, is_dry=dry_run, on=on)
     assert done is not None
     return to_result(done)
 

@@ -26,7 +26,7 @@ from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.runs import RunSpec, RunState
 
 #: What decides about a promotion. The module is of a layer above this one, and imported only for a promotion.
-PROMOTE = "scaleflow.commands.promotion:promote"
+PROMOTE = "scaleflow.commands.promotion_steps:promote_if_better"
 
 #: Why a run's model is not promoted, although it could be later.
 NOT_RECORDED = "the run is not recorded completely"

@@ -103,7 +103,7 @@ class ChampionRegistry:
         self._tag(version, DECISION, json.dumps(decision))
         self.client.set_registered_model_alias(self.name, CHALLENGER, version)
 
-    def promote(self, version: str, before: str | None, decision: Mapping[str, Any]) -> bool:
+    def move_champion(self, version: str, before: str | None, decision: Mapping[str, Any]) -> bool:
         """Makes a version the champion, if the champion is still `before`. Returns whether it is."""
         with self._exclude_all():
             if self.find_champion() != before:

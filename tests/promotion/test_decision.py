@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from omegaconf import OmegaConf
 
-from scaleflow.commands.promotion import compare_models
+from scaleflow.commands.promotion_steps import compare_models
 from scaleflow.config.compose import check_job
 from scaleflow.errors import ConfigError
 from scaleflow.evaluation.comparison import PairedScores

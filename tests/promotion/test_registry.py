@@ -49,7 +49,7 @@ class Store:
         """Carries out the decision about a model; returns its version."""
         from types import SimpleNamespace
 
-        from scaleflow.commands.promotion import Promotion, carry_out
+        from scaleflow.commands.promotion_steps import PromotionOutcome, carry_out_decision
         from scaleflow.promotion.decision import Condition, Decision
         from scaleflow.tracking.model_uris import ModelReference
 
@@ -61,9 +61,9 @@ class Store:
         )
         run = SimpleNamespace(model=ModelReference(run_id, model.model_id))
         decision = Decision([Condition("it is fine" if is_good else "it is too slow", is_good)], smoke={"ms": 1.0})
-        found = Promotion(run, "house", before, None, decision)  # type: ignore[arg-type]
+        found = PromotionOutcome(run, "house", before, None, decision)  # type: ignore[arg-type]
         with tempfile.TemporaryDirectory() as folder:
-            done = carry_out(self.open_registry(), tracker, found, Path(folder))  # type: ignore[arg-type]
+            done = carry_out_decision(self.open_registry(), tracker, found, Path(folder))  # type: ignore[arg-type]
         return None if done is None else done.version
 
     def list_models(self) -> list[Any]:

@@ -92,7 +92,7 @@ ALREADY = "it is the champion already"
 
 
 @dataclass(frozen=True)
-class Promotion:
+class PromotionOutcome:
     """What came of a promotion.
 
     Attributes:
@@ -119,7 +119,7 @@ def open_registry(name: str, overrides: Sequence[str]) -> ChampionRegistry:
     return tracker.open_registry(name)
 
 
-def promote(
+def promote_if_better(
     words: CommandWords,
     display: Display,
     stop: StopRequest,
@@ -127,7 +127,7 @@ def promote(
     name: str | None = None,
     is_dry: bool = False,
     on: str | None = None,
-) -> Promotion | None:
+) -> PromotionOutcome | None:
     """Promotes a tracked model if every condition holds; None if a signal has stopped the command.
 
     Args:
@@ -154,7 +154,7 @@ def promote(
             candidate = Candidate(
                 words, plan, run, name=name, on=on or "", folder=Path(folder), display=display, stop=stop
             )
-            return candidate.promote(is_dry)
+            return candidate.decide(is_dry)
         except Stopped:
             return None
 
@@ -212,7 +212,7 @@ class Candidate:
     def options(self) -> PromotionOptions:
         return self.plan.promotion
 
-    def promote(self, is_dry: bool) -> Promotion:
+    def decide(self, is_dry: bool) -> PromotionOutcome:
         """Decides and, unless it is a dry run, carries the decision out; the alias moves last."""
         registry = self.tracker.open_registry(self.name)
         learned = read_learned_state(self.logged / "data")
@@ -230,7 +230,7 @@ class Candidate:
                         registry.remove_challenger(champion)
                         self.tracker.set_tags({DECISION: f"{self.name}, version {champion}: champion"})
                     decision = Decision([Condition(ALREADY, True)])
-                    return Promotion(self.run, self.name, champion, version=champion, decision=decision)
+                    return PromotionOutcome(self.run, self.name, champion, version=champion, decision=decision)
                 predictions = predictions or self.read_predictions()
                 other, is_seen = self.predict_with(champion, predictions[0])
                 is_seen, on = predictions[1] | is_seen, Path(self.on).name
@@ -242,11 +242,11 @@ class Candidate:
             )
             self.check_stop()
             decision = Decision([*conditions, *floors, *smoke.conditions], comparison, smoke.values)
-            found = Promotion(self.run, self.name, champion, version=None, decision=decision)
+            found = PromotionOutcome(self.run, self.name, champion, version=None, decision=decision)
             if is_dry:
                 return found
             self.display.begin_phase("recording the decision in MLflow")
-            if (done := carry_out(registry, self.tracker, found, self.folder)) is not None:
+            if (done := carry_out_decision(registry, self.tracker, found, self.folder)) is not None:
                 return done
         raise RunError(
             f"--model {self.name}: other commands have changed the champion {TRIES} times meanwhile; try again"
@@ -350,7 +350,9 @@ class Candidate:
         return load_predictions(RunFolder(folder).evaluation / PREDICTIONS)
 
 
-def carry_out(registry: ChampionRegistry, tracker: MlflowTracker, found: Promotion, folder: Path) -> Promotion | None:
+def carry_out_decision(
+    registry: ChampionRegistry, tracker: MlflowTracker, found: PromotionOutcome, folder: Path
+) -> PromotionOutcome | None:
     """Makes the candidate a version, records the decision, and moves an alias; returns what came of it.
 
     The alias `champion` moves in one request, when the page and the version's tag are there. A command that is killed
@@ -370,7 +372,7 @@ def carry_out(registry: ChampionRegistry, tracker: MlflowTracker, found: Promoti
     record = make_record(decision, str(run.model.model_id), found.champion)
     if not decision.is_promoted:
         registry.keep_challenger(version, record)
-    elif not registry.promote(version, found.champion, record):
+    elif not registry.move_champion(version, found.champion, record):
         return None
     reasons = "; ".join(decision.reasons)
     end = f"challenger: {reasons}" if reasons else "champion"
