@@ -262,7 +262,9 @@ def test_the_code_that_travels_with_a_model_needs_no_scaleflow() -> None:
     for name in SOURCES:
         if package_of(name) == "serving":
             used = {each for each in imported(name) if each.startswith("scaleflow")}
-            assert used <= {f"scaleflow.serving.{name}" for name in ("answers", "cells", "layers", "reasons")}
+            assert used <= {
+                f"scaleflow.serving.{name}" for name in ("prediction_columns", "cells", "layers", "reasons")
+            }
 
 
 #: Packages of which all modules are private, though their names do not say so.

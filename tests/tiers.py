@@ -23,7 +23,7 @@ QUICK: Mapping[str, Sequence[str]] = {
     "objective/test_metrics.py::test_metrics_on_two_replicas_are_keras_s_of_the_whole": ["classification"],
     "optimizer/test_fine_tuning.py::test_averages_resume_bit_for_bit": ["float32"],
     "optimizer/test_fine_tuning.py::test_rate_factors_and_averages_are_the_same_on_every_strategy": ["mirrored"],
-    "strategy/test_pipeline.py::test_float32_equals_one_device": ["mlp"],
+    "strategy/test_pipeline_parallelism.py::test_float32_equals_one_device": ["mlp"],
     "strategy/test_remat.py::test_losses_and_states_are_the_same": ["accumulated"],
     "strategy/test_structures.py::test_processes_give_the_losses_and_metrics_of_one_device": [
         "multi_worker-everything-more0"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scaleflow.interfaces import Outputs, OutputStructure, name_leaves
-from scaleflow.serving.answers import MOST_PROBABILITIES
+from scaleflow.serving.prediction_columns import MOST_PROBABILITIES
 
 #: The most examples that are kept, and the most memory that their values take. Of more, a fixed sample is kept.
 MOST_EXAMPLES, MOST_BYTES = 1_000_000, 192 << 20
@@ -64,7 +64,7 @@ class PredictionCollector:
 
         Args:
             places: of the examples in the split, [b] int64.
-            values: what is kept of them, [b, ...] by name: `OUTPUT/NAME`, as `make_columns` takes it, or `weight`.
+            values: what is kept of them, [b, ...] by name: `OUTPUT/NAME`, as `make_kept_columns` takes it, or `weight`.
                 `OUTPUT/losses` and `OUTPUT/counted` [b, positions] are summed over all examples.
         """
         kept = dict(values)

@@ -41,7 +41,7 @@ from scaleflow.evaluation.resampling import Figure, Resamples
 from scaleflow.interfaces import Outputs
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.quantiles import average_pinball_losses
-from scaleflow.serving.answers import bound_values, find_sets
+from scaleflow.serving.prediction_columns import bound_values, find_sets
 
 #: The colours, which a page and a file of one chart share.
 STYLE = """

@@ -23,13 +23,13 @@ from scaleflow.evaluation.collector import EXAMPLE, ROWS_AT_ONCE, WEIGHT, Predic
 from scaleflow.evaluation.resampling import Resamples, Units, number_blocks
 from scaleflow.interfaces import Outputs, OutputStructure, name_leaves
 from scaleflow.interfaces.learned_state import parse_leaves
-from scaleflow.serving.answers import divide_columns, make_logit_columns, make_prediction_columns
+from scaleflow.serving.prediction_columns import divide_columns, make_logit_columns, make_prediction_columns
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class OutputColumns:
+class PredictionColumns:
     """The columns that the outputs of a model become.
 
     Attributes:
@@ -43,7 +43,7 @@ class OutputColumns:
     has_logits: bool = False
 
     def convert(self, values: dict[str, Array]) -> dict[str, Any]:
-        """Converts outputs [rows, ...] by name to columns by name, as `serving/answers.py` says."""
+        """Converts outputs [rows, ...] by name to columns by name, as `serving/prediction_columns.py` says."""
         values = {name: np.asarray(each, self.outputs[name].dtype) for name, each in values.items()}
         columns = make_prediction_columns(self.outputs, values, self.has_all)
         if self.has_logits:
@@ -199,14 +199,14 @@ def convert_arrays(outputs: Mapping[str, Outputs], arrays: Mapping[str, Array]) 
     columns = {EXAMPLE: to_column(arrays[EXAMPLE])}
     for name, described in outputs.items():
         own = {key.removeprefix(f"{name}/"): values for key, values in arrays.items() if key.startswith(f"{name}/")}
-        made = make_columns(described, own)
+        made = make_kept_columns(described, own)
         columns |= {name_column(name, column): values for column, values in made.items()}
     if WEIGHT in arrays:
         columns[WEIGHT] = to_column(arrays[WEIGHT])
     return pyarrow.table(columns)
 
 
-def make_columns(described: Outputs, values: Mapping[str, Array]) -> dict[str, Any]:
+def make_kept_columns(described: Outputs, values: Mapping[str, Array]) -> dict[str, Any]:
     """Returns the columns of one output.
 
     Args:
@@ -224,7 +224,7 @@ def make_columns(described: Outputs, values: Mapping[str, Array]) -> dict[str, A
             is_ignored = (values["target"] == described.ignore).reshape(len(targets), -1).T
             pairs = zip(columns.items(), is_ignored, strict=True)
             columns = {name: mask_values(each, missing) for (name, each), missing in pairs}
-        return {**columns, **OutputColumns({"": described}).convert({"": values["output"]})}
+        return {**columns, **PredictionColumns({"": described}).convert({"": values["output"]})}
     targets = values["target"].reshape(-1).astype(np.int64)
     is_ignored = np.zeros(len(targets), bool) if described.ignore is None else targets == described.ignore
     targets = np.where(is_ignored, 0, targets)
@@ -237,7 +237,7 @@ def make_columns(described: Outputs, values: Mapping[str, Array]) -> dict[str, A
         predicted = {"prediction": name_classes(values["prediction"]), "probability": to_column(values["probability"])}
         chance, rank = values["target_probability"], values["target_rank"]
     else:
-        predicted = OutputColumns({"": described}).convert({"": values["output"]})
+        predicted = PredictionColumns({"": described}).convert({"": values["output"]})
         chances = np.stack([each for name, each in predicted.items() if name.startswith("probability_")], axis=1)
         chance = chances[np.arange(len(targets)), targets]
         rank = 1 + (chances > chance[:, None]).sum(axis=1)

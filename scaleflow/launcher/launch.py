@@ -49,7 +49,7 @@ from scaleflow.interfaces.secret_masking import (
 from scaleflow.interfaces.trials import BatchSearch, RateTest, Trial
 from scaleflow.launcher.answer import ANSWER, FINISHED, REFUSED, print_refusal, to_printable
 from scaleflow.launcher.display import Display, display_for
-from scaleflow.launcher.messages import notify
+from scaleflow.launcher.notifications import notify
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, make_plan, note_copies, prepare_run
 from scaleflow.launcher.processes.local_host import InlineRun, LocalHost
 from scaleflow.launcher.processes.server_start import start_fork_server

@@ -42,7 +42,7 @@ from scaleflow.interfaces import (
 )
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.model.layers import label_leaves, make_inputs
-from scaleflow.serving.answers import bound_values, is_one_of_several, quote_classes, take_prediction
+from scaleflow.serving.prediction_columns import bound_values, is_one_of_several, quote_classes, take_prediction
 
 
 @dataclass(frozen=True)

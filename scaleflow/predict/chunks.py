@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow
 
 from scaleflow.errors import ConfigError
-from scaleflow.evaluation.predictions import OutputColumns
+from scaleflow.evaluation.predictions import PredictionColumns
 from scaleflow.interfaces.sampling import Sampling
 from scaleflow.predict.bad_rows import Problem, RowReport
 from scaleflow.predict.language_model import LanguageModel
@@ -49,7 +49,7 @@ class RowModel(Protocol):
 PROMPT = "prompt"
 
 
-class TextColumns(OutputColumns):
+class TextColumns(PredictionColumns):
     """The column that generated texts become."""
 
     def convert(self, values: Mapping[str, Array]) -> dict[str, Any]:
@@ -120,7 +120,7 @@ CHUNK_ROWS, CHUNK_BATCHES = 16_384, 16
 
 
 @dataclass(frozen=True)
-class Task:
+class PredictionTask:
     """What is predicted.
 
     Attributes:
@@ -135,7 +135,7 @@ class Task:
     source: RowSource
     form: InputForm
     keep: Sequence[str]
-    predicted: OutputColumns
+    predicted: PredictionColumns
     schema: Any
     shard_rows: int | None
 
@@ -144,7 +144,7 @@ class Task:
         """The columns that are read."""
         return list(dict.fromkeys([*(name for names in self.form.columns.values() for name in names), *self.keep]))
 
-    def list_new_columns(self) -> list[str]:
+    def list_columns_unknown_to_run(self) -> list[str]:
         """Returns the columns that the table of the run did not have; none if its columns are not known."""
         reading = self.form.state.reading
         unused = to_words(reading.get("unused"))
@@ -166,7 +166,7 @@ class Chunk:
     inputs: dict[str, Array]
     is_good: Array
 
-    def predict(self, task: Task, model: RowModel, report: RowReport) -> tuple[Any, int]:
+    def predict(self, task: PredictionTask, model: RowModel, report: RowReport) -> tuple[Any, int]:
         """Returns the rows of the output, and the number of predictions. Raises RunError if the model fails."""
         places, is_good = np.flatnonzero(self.is_good), self.is_good
         if not len(places):
@@ -189,16 +189,16 @@ def find_failed(values: Array) -> Array:
     return np.isnan(values) if values.dtype.kind == "f" else np.array([each is None for each in values])
 
 
-def read_chunks(task: Task, model: RowModel, report: RowReport, skip: int) -> Iterator[Chunk]:
+def read_chunks(task: PredictionTask, model: RowModel, report: RowReport, skip: int) -> Iterator[Chunk]:
     """Yields all rows but the first ones, converted for the model. Raises RunError for bad rows, unless the report
     counts them.
     """
-    from scaleflow.predict.compute import convert_rows
+    from scaleflow.predict.compute import convert_to_inputs
 
     largest = model.batch_size * max(1, min(CHUNK_BATCHES, CHUNK_ROWS // model.batch_size))
     batches = task.source.read(task.read, largest, skip)
     for rows in divide_rows(batches, largest, task.shard_rows):
-        inputs, is_good = convert_rows(model.inputs, task.form, rows, report, model.decode)
+        inputs, is_good = convert_to_inputs(model.inputs, task.form, rows, report, model.decode)
         report.add_inputs(inputs)
         yield Chunk(rows, inputs, is_good)
 
@@ -212,7 +212,9 @@ def read_ahead(items: Iterator[T]) -> Iterator[T]:
             yield item
 
 
-def make_rows(task: Task, rows: RowBatch, is_good: Array, predicted: Mapping[str, Any], report: RowReport) -> Any:
+def make_rows(
+    task: PredictionTask, rows: RowBatch, is_good: Array, predicted: Mapping[str, Any], report: RowReport
+) -> Any:
     """Returns the kept columns and the predictions of some rows, as a table.
 
     Bad rows are left out, or have empty predictions.

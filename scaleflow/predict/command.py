@@ -67,9 +67,9 @@ from scaleflow.predict.language_model import (
 from scaleflow.runs.run import Run, locate_run
 
 if TYPE_CHECKING:
-    from scaleflow.evaluation.predictions import OutputColumns
+    from scaleflow.evaluation.predictions import PredictionColumns
     from scaleflow.predict.bad_rows import RowReport
-    from scaleflow.predict.chunks import PromptModel, RowModel, Task
+    from scaleflow.predict.chunks import PredictionTask, PromptModel, RowModel
     from scaleflow.predict.compute import DistributedModel
     from scaleflow.predict.output import Output
     from scaleflow.predict.reading import InputForm, RowSource
@@ -222,7 +222,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
             with show_progress(display, task.source.rows) as advance:
                 rows, bad = write_predictions(task, model, output, first, report, advance, stop.is_set)
             seconds = time.monotonic() - began
-    new = task.list_new_columns()
+    new = task.list_columns_unknown_to_run()
     counts = {"there before": skipped, "new columns": new, **report.to_counts(bad)}
     ANSWER.read = lambda: {**answer_model(run), "output": str(output.path), "rows": rows, "counts": counts}
     if stop.is_set():
@@ -259,13 +259,15 @@ def make_prediction_plan(typed: argparse.Namespace) -> Plan:
     return make_one_process_plan(compose_config(typed.overrides), "predictions")
 
 
-def make_task(typed: argparse.Namespace, state: LearnedState, output: Output, more: Mapping[str, Any]) -> Task:
+def make_task(
+    typed: argparse.Namespace, state: LearnedState, output: Output, more: Mapping[str, Any]
+) -> PredictionTask:
     """Opens the table and checks that the model can take it. Raises ConfigError if it cannot.
 
     `more` is what the model returns besides its outputs, arrays of no rows by name.
     """
 
-    from scaleflow.evaluation.predictions import OutputColumns
+    from scaleflow.evaluation.predictions import PredictionColumns
     from scaleflow.predict.inputs import open_input
     from scaleflow.predict.reading import InputForm, match_columns
     from scaleflow.predict.reasons import ExtendedColumns, make_explainer
@@ -277,7 +279,7 @@ def make_task(typed: argparse.Namespace, state: LearnedState, output: Output, mo
     outputs = {name: drop_unfit_names(each) for name, each in name_leaves(state.outputs).items()}
     if typed.logits and all(each.kind in ("regression", None) for each in outputs.values()):
         raise ConfigError("--logits: this model predicts values, and has no logits; leave it out")
-    predicted = OutputColumns(outputs, typed.probabilities, typed.logits)
+    predicted = PredictionColumns(outputs, typed.probabilities, typed.logits)
     if typed.explain:
         more = {**more, **make_explainer(state, predicted).make_empty()}
     if more:
@@ -285,7 +287,7 @@ def make_task(typed: argparse.Namespace, state: LearnedState, output: Output, mo
     return complete_task(typed, source, InputForm(state, columns), predicted, output)
 
 
-def make_text_task(typed: argparse.Namespace, state: LearnedState, output: Output) -> Task:
+def make_text_task(typed: argparse.Namespace, state: LearnedState, output: Output) -> PredictionTask:
     """Opens the prompts of a language model: text files, or a table. Raises ConfigError if there are none."""
     from scaleflow.predict.chunks import TextColumns, choose_prompt_column
     from scaleflow.predict.inputs import open_table, open_text_files
@@ -301,12 +303,12 @@ def make_text_task(typed: argparse.Namespace, state: LearnedState, output: Outpu
 
 
 def complete_task(
-    typed: argparse.Namespace, source: RowSource, form: InputForm, predicted: OutputColumns, output: Output
-) -> Task:
+    typed: argparse.Namespace, source: RowSource, form: InputForm, predicted: PredictionColumns, output: Output
+) -> PredictionTask:
     """Adds the columns that are kept, and the schema of the output. Raises ConfigError if they cannot be written."""
     import pyarrow
 
-    from scaleflow.predict.chunks import Task
+    from scaleflow.predict.chunks import PredictionTask
     from scaleflow.predict.output import check_schema
 
     names = source.schema.names
@@ -317,7 +319,7 @@ def complete_task(
     kept = pyarrow.schema([pyarrow.field(name, plain_type(source.schema.field(name).type)) for name in keep])
     schema = check_schema(output, kept, predicted.make_schema())
     shard_rows = (typed.shard_rows or SHARD_ROWS) if output.is_folder else None
-    return Task(source, form, keep, predicted, schema, shard_rows)
+    return PredictionTask(source, form, keep, predicted, schema, shard_rows)
 
 
 def split_names(text: str) -> list[str]:
@@ -331,7 +333,7 @@ def plain_type(type_: Any) -> Any:
     return type_.value_type if types.is_dictionary(type_) else type_
 
 
-def describe_task(typed: argparse.Namespace, run: Run, task: Task) -> dict[str, Any]:
+def describe_task(typed: argparse.Namespace, run: Run, task: PredictionTask) -> dict[str, Any]:
     """Returns what has to be the same when a folder of shards is continued."""
     is_stored = is_store_address(typed.input)
     known = (
@@ -404,7 +406,7 @@ def load_predictor(
 
 
 def write_predictions(
-    task: Task,
+    task: PredictionTask,
     model: RowModel,
     output: Output,
     first: int,

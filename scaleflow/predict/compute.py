@@ -152,7 +152,7 @@ def join_replicas(values: Any) -> Array:
 # ---------------------------------------------------------------------------------------------
 
 
-class OutputColumn(NamedTuple):
+class InputColumn(NamedTuple):
     """The values of a column, [rows, values of a row], and in which rows some are missing: [rows] bool."""
 
     name: str
@@ -160,7 +160,7 @@ class OutputColumn(NamedTuple):
     is_missing: Array
 
 
-def convert_rows(
+def convert_to_inputs(
     specs: Mapping[str, tf.TensorSpec], form: InputForm, rows: RowBatch, report: RowReport, decode: Decode | None = None
 ) -> tuple[dict[str, Array], Array]:
     """Converts rows to the inputs of a model, and reports what is not as in training.
@@ -181,7 +181,7 @@ def convert_rows(
     is_malformed = np.zeros(len(rows.table), bool)
     is_malformed[[place - rows.first for place in rows.faults]] = True
     problems = [Problem("fields", is_malformed, lambda row: rows.faults[rows.first + row])]
-    found: dict[str, list[OutputColumn]] = {}
+    found: dict[str, list[InputColumn]] = {}
     for name, spec in specs.items():
         columns = {column: rows.table[column] for column in form.columns[name]}
         if is_picture(next(iter(columns.values())).type):
@@ -205,7 +205,7 @@ def convert_rows(
     return joined if is_good.all() else {name: values[is_good] for name, values in joined.items()}, is_good
 
 
-def join_columns(columns: Sequence[OutputColumn], spec: tf.TensorSpec) -> Array:
+def join_columns(columns: Sequence[InputColumn], spec: tf.TensorSpec) -> Array:
     """Returns the values of an input, [rows, *shape]."""
     values = [column.values for column in columns]
     joined = values[0] if len(values) == 1 else np.concatenate(values, axis=1)
@@ -214,7 +214,7 @@ def join_columns(columns: Sequence[OutputColumn], spec: tf.TensorSpec) -> Array:
 
 def read_pictures(
     spec: tf.TensorSpec, name: str, column: Any, decode: Decode | None, is_malformed: Array, problems: list[Problem]
-) -> OutputColumn:
+) -> InputColumn:
     """Decodes the pictures of an input; appends those that cannot be read to `problems`. They are zeros."""
     assert decode is not None
     if types.is_struct(column.type):  # as the library datasets keeps pictures
@@ -241,12 +241,12 @@ def read_pictures(
     problems.append(Problem("picture", is_bad, lambda row: "it is no whole JPEG, PNG, BMP or GIF"))
     blank = np.zeros(spec.shape[1:], spec.dtype.as_numpy_dtype)
     values = np.stack([blank if each is None else each for each in decoded])
-    return OutputColumn(name, values.reshape(len(values), -1), np.zeros(len(values), bool))
+    return InputColumn(name, values.reshape(len(values), -1), np.zeros(len(values), bool))
 
 
 def convert_column(
     spec: tf.TensorSpec, name: str, column: Any, form: CellForm, can_miss: bool, problems: list[Problem]
-) -> OutputColumn:
+) -> InputColumn:
     """Converts a column of an input, and appends the problems of its rows to `problems`."""
     count, size = len(column), math.prod(spec.shape[1:]) if is_list(column.type) else 1
     is_whole, flat = np.ones(count, bool), column
@@ -273,7 +273,7 @@ def convert_column(
         return whole
 
     problems.append(Problem(name, np.any(widen(is_bad), axis=1), explain))
-    return OutputColumn(name, widen(converted), np.any(widen(absent), axis=1))
+    return InputColumn(name, widen(converted), np.any(widen(absent), axis=1))
 
 
 def find_missing(values: Array, kind: str | None) -> Array:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import ConfigError
-from scaleflow.evaluation.predictions import OutputColumns, spread, to_column
+from scaleflow.evaluation.predictions import PredictionColumns, spread, to_column
 from scaleflow.interfaces import LearnedState, name_leaves
 from scaleflow.interfaces.formatting import format_number, join_first
 from scaleflow.predict.reading import Array
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_COLUMNS = 1000
 
 
-def make_explainer(state: LearnedState, predicted: OutputColumns) -> Explainer:
+def make_explainer(state: LearnedState, predicted: PredictionColumns) -> Explainer:
     """Makes what explains the predictions of a model. Raises ConfigError if that is not possible."""
     inputs = {name: (tuple(each.shape), each.dtype) for name, each in name_leaves(state.inputs).items()}
     try:
@@ -30,7 +30,7 @@ def make_explainer(state: LearnedState, predicted: OutputColumns) -> Explainer:
 
 
 @dataclass(frozen=True)
-class ExtendedColumns(OutputColumns):
+class ExtendedColumns(PredictionColumns):
     """The columns of predictions, and further ones: reasons, the outputs of a layer.
 
     Attributes:

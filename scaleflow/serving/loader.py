@@ -16,9 +16,9 @@ import pandas as pd
 import tensorflow as tf
 from mlflow.exceptions import MlflowException
 
-from scaleflow.serving.answers import make_prediction_columns, make_probability_columns
 from scaleflow.serving.cells import CellForm, fit_numbers, gather_cells, read_forms, write_cell
 from scaleflow.serving.layers import choose_layer, compute_layer
+from scaleflow.serving.prediction_columns import make_prediction_columns, make_probability_columns
 from scaleflow.serving.reasons import LAYER, Explainer
 
 #: What the inference parameter `output` may be, besides `LAYER` and the name of a layer.

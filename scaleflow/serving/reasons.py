@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scaleflow.serving.answers import compute_probabilities, is_one_of_several, take_prediction
 from scaleflow.serving.cells import decode_text
+from scaleflow.serving.prediction_columns import compute_probabilities, is_one_of_several, take_prediction
 
 if TYPE_CHECKING:
     from scaleflow.interfaces import Outputs

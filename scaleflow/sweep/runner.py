@@ -33,7 +33,7 @@ from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.display import Display, JobDisplay
 from scaleflow.launcher.executor import Portion, Work, run_side_by_side
 from scaleflow.launcher.launch import launch_run
-from scaleflow.launcher.messages import notify
+from scaleflow.launcher.notifications import notify
 from scaleflow.launcher.prepare import note_copies
 from scaleflow.launcher.processes.server_start import start_fork_server
 from scaleflow.launcher.processes.stop import PartStop, StopRequest, catch_stop_signals
@@ -42,6 +42,7 @@ from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.folder_use import SWEEP_DIR, check_writable, create_folder, refuse_others, remove_created
 from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.state import is_finished
+from scaleflow.sweep.changes import CHANGED, SweepInputs, describe_changes
 from scaleflow.sweep.composer import (
     JobCallbacks,
     JobComposer,
@@ -51,7 +52,6 @@ from scaleflow.sweep.composer import (
     find_swept_keys,
     make_return,
 )
-from scaleflow.sweep.inputs import CHANGED, SweepInputs, describe_changes
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, find_common_leaves, read_job_state
 from scaleflow.sweep.parent_run import ParentRun, describe_jobs
 from scaleflow.sweep.ranking import RepeatedJob, choose_mode

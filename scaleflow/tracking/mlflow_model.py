@@ -33,7 +33,7 @@ from mlflow.types.schema import Array as ArrayType
 
 from scaleflow.compat.mlflow import write_environment, write_input_example
 from scaleflow.interfaces import LearnedState, name_leaves
-from scaleflow.serving.answers import make_prediction_columns
+from scaleflow.serving.prediction_columns import make_prediction_columns
 
 #: The package whose modules travel in the model, and the packages that these need beside TensorFlow and Keras.
 SERVING, NEEDED = "scaleflow.serving", ("mlflow-skinny", "numpy", "pandas", "pyarrow")

@@ -25,7 +25,7 @@ from scaleflow.interfaces.config import Best
 from scaleflow.interfaces.events import Emit, Note, PhaseBegan
 from scaleflow.runs import RunFolder, RunSpec
 from scaleflow.runs.learned_state import write_learned_state
-from scaleflow.worker.answers import AnswerRules
+from scaleflow.worker.answer_rules import AnswerRules
 from scaleflow.worker.augmented_sheet import write_sheet
 from scaleflow.worker.balance import balance_classes
 from scaleflow.worker.baseline_data import write_baseline_data

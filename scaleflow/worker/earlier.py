@@ -144,7 +144,7 @@ def check_levels(outputs: OutputStructure, levels: Sequence[float]) -> None:
     import numpy as np
 
     from scaleflow.evaluation.collector import choose_form
-    from scaleflow.serving.answers import make_prediction_columns
+    from scaleflow.serving.prediction_columns import make_prediction_columns
 
     if isinstance(outputs, Mapping):
         raise ConfigError(

@@ -128,8 +128,8 @@ def score_outputs(described: Outputs, target: Array, outputs: Array) -> Array:
     """
     import numpy as np
 
-    from scaleflow.evaluation.answers import compute_losses
-    from scaleflow.serving.answers import take_prediction
+    from scaleflow.evaluation.calibration import compute_losses
+    from scaleflow.serving.prediction_columns import take_prediction
 
     outputs = take_prediction(described, outputs.astype(np.float64))
     flat, wanted = outputs.reshape(len(target), -1), target.reshape(len(target), -1)
@@ -196,7 +196,7 @@ def explain_mistakes(
 
     from scaleflow.evaluation.collector import EXAMPLE, choose_form
     from scaleflow.evaluation.outputs import analyse_output
-    from scaleflow.serving.answers import compute_probabilities
+    from scaleflow.serving.prediction_columns import compute_probabilities
     from scaleflow.serving.reasons import GRID
 
     name, described = next(iter(name_leaves(kept.outputs).items()))

@@ -18,7 +18,7 @@ from scaleflow.evaluation import collector as collector_module
 from scaleflow.evaluation.collector import PredictionCollector, choose_form, draw_sample
 from scaleflow.evaluation.predictions import (
     METADATA,
-    OutputColumns,
+    PredictionColumns,
     Predictions,
     load_predictions,
     make_predictions_table,
@@ -215,7 +215,7 @@ def test_batches_come_in_any_order_and_from_several_processes() -> None:
     first.merge(PredictionCollector(CLASSES, 12).to_bytes())
     table = make_predictions_table(CLASSES, one)
     assert make_predictions_table(CLASSES, first) == table
-    predicted = OutputColumns({"": CLASSES}).convert({"": draw_batch(0, 4)["/output"]})
+    predicted = PredictionColumns({"": CLASSES}).convert({"": draw_batch(0, 4)["/output"]})
     assert table["prediction"].to_pylist()[:4] == predicted["prediction"].to_pylist()
     assert table["target"].to_pylist()[:4] == [CLASSES.names[n] for n in draw_batch(0, 4)["/target"]]  # type: ignore[index]
 

@@ -124,7 +124,7 @@ def test_targets_without_quantiles_are_refused(outputs: Any, reason: str) -> Non
 
 
 def test_close_levels_have_columns_of_their_own() -> None:
-    from scaleflow.serving.answers import make_prediction_columns
+    from scaleflow.serving.prediction_columns import make_prediction_columns
 
     described = Outputs("regression", (1,), levels=(0.07, 0.101, 0.1014, 0.5))
     found = make_prediction_columns({"": described}, {"": np.array([[[1.0, 2, 3, 4]]])})

@@ -20,7 +20,7 @@ def converted(cases: list[tuple[Any, str, tuple[int, ...], Any, str | None, bool
     from scaleflow.errors import RunError
     from scaleflow.interfaces import Inputs, LearnedPreprocessing, LearnedState, Outputs
     from scaleflow.predict.bad_rows import RowReport
-    from scaleflow.predict.compute import convert_rows
+    from scaleflow.predict.compute import convert_to_inputs
     from scaleflow.predict.reading import InputForm, RowBatch
 
     found: list[Any] = []
@@ -34,7 +34,7 @@ def converted(cases: list[tuple[Any, str, tuple[int, ...], Any, str | None, bool
         for on_bad in ("raise", "skip"):
             try:
                 report = RowReport(on_bad, lambda place: f"a.csv, row {place + 1}", state)
-                arrays, is_good = convert_rows(specs, InputForm(state, {"x": ["x"]}), rows, report)
+                arrays, is_good = convert_to_inputs(specs, InputForm(state, {"x": ["x"]}), rows, report)
                 results.append((arrays["x"].dtype.name, arrays["x"].tolist(), is_good.tolist()))
             except RunError as error:
                 results.append(str(error))

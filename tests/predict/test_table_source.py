@@ -15,10 +15,10 @@ from pyarrow import feather, parquet
 
 from scaleflow.dataset.tables import files as table_files
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.evaluation.predictions import OutputColumns
+from scaleflow.evaluation.predictions import PredictionColumns
 from scaleflow.interfaces import Inputs, LearnedPreprocessing, LearnedState, Outputs
 from scaleflow.predict.bad_rows import Problem, RowReport
-from scaleflow.predict.chunks import Chunk, Task
+from scaleflow.predict.chunks import Chunk, PredictionTask
 from scaleflow.predict.inputs import open_table
 from scaleflow.predict.output import MANIFEST, open_output
 from scaleflow.predict.reading import InputForm, RowBatch, divide_rows, match_columns
@@ -238,7 +238,7 @@ def test_outputs_become_columns_by_their_kind() -> None:
         "other": Outputs(None, (2,)),  # type: ignore[arg-type]
     }
     logits = np.log(np.array([[0.2, 0.7, 0.1], [0.5, 0.25, 0.25]], np.float32))
-    found = OutputColumns(outputs).convert(
+    found = PredictionColumns(outputs).convert(
         {
             "kind": logits,
             "sold": np.array([[0.0], [-1000.0]], np.float32),
@@ -259,14 +259,14 @@ def test_outputs_become_columns_by_their_kind() -> None:
     assert plain["price_prediction"] == [5.0, 6.0]
     assert plain["map_prediction"] == [[[1], [1]], [[0], [0]]]
     assert plain["other_output_1"] == [1.0, 1.0]
-    assert OutputColumns(outputs).make_schema().names == list(found)
+    assert PredictionColumns(outputs).make_schema().names == list(found)
 
 
 def test_many_classes_get_columns_only_if_the_user_asks() -> None:
     outputs = {"": Outputs("classification", (30,))}
     values = {"": np.zeros((1, 30), np.float32)}
-    assert list(OutputColumns(outputs).convert(values)) == ["prediction", "probability"]
-    assert "probability_29" in OutputColumns(outputs, has_all=True).convert(values)
+    assert list(PredictionColumns(outputs).convert(values)) == ["prediction", "probability"]
+    assert "probability_29" in PredictionColumns(outputs, has_all=True).convert(values)
 
 
 def test_a_folder_takes_one_command_at_a_time(tmp_path: Path) -> None:
@@ -384,13 +384,13 @@ class NanModel:
 
 def test_a_row_for_which_the_model_computes_nan_is_bad(tmp_path: Path) -> None:
     numbers, is_good = [1.0, None, -2.0, 3.0], np.array([True, False, True, True])
-    predicted = OutputColumns({"": Outputs("regression", (1,))})
+    predicted = PredictionColumns({"": Outputs("regression", (1,))})
     schema = pyarrow.schema([("x", pyarrow.float64()), *predicted.make_schema()])
     source = open_table(write(tmp_path / "a.parquet"))
     source = replace(source, name=lambda place: f"row {place}")
-    task = Task(source, InputForm(STATE, {"x": ["x"]}), ["x"], predicted, schema, None)
+    task = PredictionTask(source, InputForm(STATE, {"x": ["x"]}), ["x"], predicted, schema, None)
     own = InputForm(replace(STATE, reading={"target": ["x"], "unused": ["word"]}), {"x": ["x"]})
-    assert (task.list_new_columns(), replace(task, form=own).list_new_columns()) == ([], [])
+    assert (task.list_columns_unknown_to_run(), replace(task, form=own).list_columns_unknown_to_run()) == ([], [])
     rows = RowBatch(4, pyarrow.table({"x": numbers}))
     chunk = Chunk(rows, {"x": np.array([1.0, -2.0, 3.0], np.float32)}, is_good)
     model: Any = NanModel()

@@ -27,7 +27,7 @@ from scaleflow.interfaces.events import (
 )
 from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.display import Display
-from scaleflow.launcher.messages import notify_meanwhile
+from scaleflow.launcher.notifications import notify_meanwhile
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.launcher.processes.worker_process import EndReason
 from scaleflow.launcher.recording.recorder import Recorder

@@ -79,9 +79,9 @@ class AnswerRules:
 
 def check_answers(options: EvaluationOptions, described: Outputs, rows: int) -> None:
     """Raises ConfigError if the outputs do not have the answers that `evaluation` asks for."""
-    from scaleflow.evaluation.answers import count_needed
+    from scaleflow.evaluation.calibration import count_needed
     from scaleflow.evaluation.collector import choose_form
-    from scaleflow.serving.answers import MOST_PROBABILITIES
+    from scaleflow.serving.prediction_columns import MOST_PROBABILITIES
 
     has = f"the dataset has {described.kind} targets" + (f" {described.shape}" if described.shape else "")
     is_class = described.is_one_class and described.ignore is None
@@ -112,7 +112,7 @@ def learn_from(options: EvaluationOptions, described: Outputs, contents: list[by
     """
     import numpy as np
 
-    from scaleflow.evaluation.answers import find_margins
+    from scaleflow.evaluation.calibration import find_margins
 
     parts = [dict(np.load(io.BytesIO(content))) for content in contents if content]
     values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -130,7 +130,7 @@ def learn_from(options: EvaluationOptions, described: Outputs, contents: list[by
 
 def find_shortage(level: float, weights: Array) -> str:
     """Returns why rows with weights are too few for a level; empty if they are enough."""
-    from scaleflow.evaluation.answers import count_needed
+    from scaleflow.evaluation.calibration import count_needed
     from scaleflow.evaluation.resampling import count_effective
 
     count, needed = round(count_effective(weights), 6), count_needed(level)
@@ -145,8 +145,8 @@ def learn_classes(
     """Returns the outputs with the calibration, the threshold and that of sets, and notes about them."""
     import numpy as np
 
-    from scaleflow.evaluation.answers import FEWEST, find_set_threshold, fit_calibration
-    from scaleflow.serving.answers import compute_probabilities
+    from scaleflow.evaluation.calibration import FEWEST, find_set_threshold, fit_calibration
+    from scaleflow.serving.prediction_columns import compute_probabilities
 
     is_binary = described.kind == "binary"
     logits = values["/output"].astype(np.float64)
@@ -186,7 +186,7 @@ def learn_classes(
 def learn_threshold(
     options: EvaluationOptions, described: Outputs, target: Array, chance: Array, weights: Array
 ) -> tuple[Outputs, str]:
-    from scaleflow.evaluation.answers import choose_threshold
+    from scaleflow.evaluation.calibration import choose_threshold
 
     assert not isinstance(options.threshold, float)
     threshold, reached = choose_threshold(target, chance, weights, options.threshold)

@@ -14,7 +14,7 @@ from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.runs import EventReader, RunFolder
 from scaleflow.runs.identity import record_parts
 from scaleflow.sweep import plots, runner
-from scaleflow.sweep.inputs import SweepInputs, list_input_changes
+from scaleflow.sweep.changes import SweepInputs, list_input_changes
 from scaleflow.sweep.ledger import Ledger, LedgerEntry
 from tests.sweep.fake_runs import FakeLaunch, Outcome
 

@@ -173,7 +173,7 @@ def test_two_replicas_learn_the_same_answers(
 
 
 def check(options: EvaluationOptions, outputs: Outputs, rows: int) -> None:
-    from scaleflow.worker.answers import check_answers
+    from scaleflow.worker.answer_rules import check_answers
 
     check_answers(options, outputs, rows)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scaleflow.launcher.display import Display
-from scaleflow.launcher.messages import notify, post
+from scaleflow.launcher.notifications import notify, post
 from tests.conftest import Command
 
 FAST = ("model.units=[4]", "training.max_steps=2", "dataset.limit=64", "evaluation=none", "hardware=cpu")

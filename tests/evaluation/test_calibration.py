@@ -10,7 +10,7 @@ from scipy.stats import binom, norm
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, precision_score, recall_score
 
-from scaleflow.evaluation.answers import (
+from scaleflow.evaluation.calibration import (
     choose_threshold,
     count_needed,
     find_margins,
@@ -18,7 +18,7 @@ from scaleflow.evaluation.answers import (
     fit_calibration,
 )
 from scaleflow.interfaces.config import ThresholdGoal
-from scaleflow.serving.answers import make_prediction_columns
+from scaleflow.serving.prediction_columns import make_prediction_columns
 from tests.evaluation.made import CLASSES, PRICE, TWO
 
 Array = np.ndarray[Any, Any]
