@@ -44,7 +44,7 @@ from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Status, Tracking
 from scaleflow.interfaces.formatting import Readable, list_metric_rows
-from scaleflow.launcher.answer import ANSWER, FINISHED, REFUSED, raise_interruption
+from scaleflow.launcher.command_exit import ANSWER, FINISHED, REFUSED, raise_interruption
 from scaleflow.launcher.launch import describe_outcome, launch_run
 from scaleflow.launcher.objects import add_options, place_file, plan_data_file, plan_model_file, use_function
 from scaleflow.launcher.prepare import RunCommand, prepare_run

@@ -19,7 +19,7 @@ from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.secret_masking import register_resolver
-from scaleflow.launcher.answer import ANSWER, FINISHED
+from scaleflow.launcher.command_exit import ANSWER, FINISHED
 from scaleflow.launcher.display import Display
 from scaleflow.sweep.ranking import find_best_job
 from scaleflow.sweep.sweep_report import choose_results, make_loading_row

@@ -39,7 +39,7 @@ from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.events import DataChecked
-from scaleflow.launcher.answer import ANSWER, FAILED, FINISHED, to_printable
+from scaleflow.launcher.command_exit import ANSWER, FAILED, FINISHED, to_printable
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.runs import DataCheckSpec, RunSpec

@@ -31,7 +31,7 @@ from scaleflow.errors import ConfigError, RunDeleted, RunMissing
 from scaleflow.interfaces import Tracker
 from scaleflow.interfaces.formatting import SECONDS, format_duration, join_first
 from scaleflow.interfaces.secret_masking import register_resolver
-from scaleflow.launcher.answer import ANSWER, FAILED
+from scaleflow.launcher.command_exit import ANSWER, FAILED
 from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.folder import FolderBusy

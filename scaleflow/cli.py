@@ -39,7 +39,7 @@ from scaleflow.interfaces.secret_masking import (
     register_resolver,
     remember_secrets,
 )
-from scaleflow.launcher.answer import FAILED, JSON
+from scaleflow.launcher.command_exit import FAILED, JSON
 from scaleflow.launcher.display import end_greeting
 from scaleflow.runs.folder_use import FolderRefused
 

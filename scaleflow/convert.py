@@ -40,7 +40,7 @@ from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.export.formats import check_formats
 from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.answer import ANSWER, FAILED, FINISHED
+from scaleflow.launcher.command_exit import ANSWER, FAILED, FINISHED
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.run_end import describe_formats

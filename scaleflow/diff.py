@@ -27,7 +27,7 @@ from scaleflow.comparison.results import MetricDifference
 from scaleflow.config.compose import CommandWords
 from scaleflow.interfaces import Tracking, name_command
 from scaleflow.interfaces.events import MetricsLogged
-from scaleflow.launcher.answer import ANSWER
+from scaleflow.launcher.command_exit import ANSWER
 from scaleflow.launcher.display import display_for
 from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.runs import RunFolder

@@ -49,7 +49,7 @@ from scaleflow.interfaces import Dataset
 from scaleflow.interfaces.events import DatasetDescribed, EvaluationReady, Event, MetricsLogged, StepsProfiled
 from scaleflow.interfaces.formatting import format_with_interval
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.answer import ANSWER, FAILED, FINISHED, write_error
+from scaleflow.launcher.command_exit import ANSWER, FAILED, FINISHED, write_error
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.profiler import analyze_window

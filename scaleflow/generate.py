@@ -30,7 +30,7 @@ from scaleflow.config.compose import CommandWords
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.sampling import Sampling
-from scaleflow.launcher.answer import ANSWER, FINISHED
+from scaleflow.launcher.command_exit import ANSWER, FINISHED
 from scaleflow.launcher.display import IMPORTING, Display, display_for
 from scaleflow.predict.command import hide_errors, make_prediction_plan
 from scaleflow.predict.language_model import (

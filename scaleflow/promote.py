@@ -39,7 +39,7 @@ from scaleflow.config.compose import CommandWords
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.formatting import Readable
-from scaleflow.launcher.answer import ANSWER, FINISHED, NOT_PROMOTED
+from scaleflow.launcher.command_exit import ANSWER, FINISHED, NOT_PROMOTED
 from scaleflow.launcher.display import display_for
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 

@@ -33,7 +33,7 @@ from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_comm
 from scaleflow.config.compose import CommandWords, ComposedConfig
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.events import TagsSet
-from scaleflow.launcher.answer import ANSWER, FAILED, to_printable
+from scaleflow.launcher.command_exit import ANSWER, FAILED, to_printable
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.prepare import RunCommand, make_plan
 from scaleflow.launcher.recording.recovery import repair_quietly

@@ -15,7 +15,7 @@ from pathlib import Path
 from scaleflow.__main__ import entry
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.interfaces.secret_masking import register_resolver
-from scaleflow.launcher.answer import ANSWER, print_refusal
+from scaleflow.launcher.command_exit import ANSWER, print_refusal
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.recording.recovery import SyncResult, SyncStatus, repair
 from scaleflow.runs import RunFolder

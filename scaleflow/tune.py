@@ -28,7 +28,7 @@ from scaleflow.config.compose import CommandWords, Folders, compose_config, to_f
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import BY_SIZE
-from scaleflow.launcher.answer import FAILED, FINISHED
+from scaleflow.launcher.command_exit import FAILED, FINISHED
 from scaleflow.refit import launch_refit
 
 #: The keys of a model that are sizes of its layers, and that count its layers.

@@ -32,7 +32,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, NoReturn, TextIO
 
-from scaleflow.launcher.processes.server_start import inherit_environment
+from scaleflow.launcher.processes.server_start import make_process_environment
 from scaleflow.launcher.processes.worker_process import ForkedProcess
 
 ROOT = Path(__file__).parent.parent
@@ -65,7 +65,7 @@ def run_server() -> Iterator[str]:
                 stdin=listener.fileno(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**inherit_environment(), "CUDA_VISIBLE_DEVICES": "-1", "OPENBLAS_NUM_THREADS": "1"},
+                env={**make_process_environment(), "CUDA_VISIBLE_DEVICES": "-1", "OPENBLAS_NUM_THREADS": "1"},
                 pass_fds=[theirs],
                 process_group=0,
             )

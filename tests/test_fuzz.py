@@ -18,7 +18,7 @@ from scaleflow import cli
 from scaleflow.config import compose
 from scaleflow.interfaces import Plan
 from scaleflow.launcher import launch
-from scaleflow.launcher.answer import to_printable
+from scaleflow.launcher.command_exit import to_printable
 from tests.conftest import Command
 
 REAL_CASES = 21

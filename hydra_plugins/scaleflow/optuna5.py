@@ -30,7 +30,7 @@ from scaleflow.errors import NothingCanRun, read_reason
 from scaleflow.interfaces.events import Event, MetricsLogged
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.answer import write_error
+from scaleflow.launcher.command_exit import write_error
 
 if TYPE_CHECKING:
     import optuna

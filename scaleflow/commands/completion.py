@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from scaleflow.commands.table import COMMANDS, Command
 from scaleflow.compat.hydra import make_flag_parser
-from scaleflow.launcher.answer import JSON
+from scaleflow.launcher.command_exit import JSON
 
 #: The environment variable with the line that a shell completes.
 LINE = "COMP_LINE"

@@ -15,7 +15,7 @@ from scaleflow.errors import ConfigError, RunError, find_similar, read_reason
 from scaleflow.interfaces import name_command
 from scaleflow.interfaces.formatting import GENERATOR, to_json
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.answer import (
+from scaleflow.launcher.command_exit import (
     ANSWER,
     FAILED,
     INTERRUPTED,

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.compat.hydra import read_return, skip_mode
 from scaleflow.interfaces.collector import pause_collector
-from scaleflow.launcher.answer import ANSWER
+from scaleflow.launcher.command_exit import ANSWER
 from scaleflow.launcher.display import greet
 from scaleflow.runs.folder_use import remove_created
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from scaleflow.commands.frame import explain_exit, print_answer
 from scaleflow.compat.python import run_exit_functions
-from scaleflow.launcher.answer import JSON, TERMINATED
+from scaleflow.launcher.command_exit import JSON, TERMINATED
 from scaleflow.launcher.processes.handover import report_exit
 
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from scaleflow.config.parse import suggest
 from scaleflow.config.synonyms import OTHER_COMMANDS, simplify
 from scaleflow.errors import ConfigError
-from scaleflow.launcher.answer import JSON
+from scaleflow.launcher.command_exit import JSON
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from scaleflow.config.words import quote_override, split_overrides
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Tracking, name_command
 from scaleflow.interfaces.events import Event, FaultReported, Note, PhaseBegan, RunEnded, RunRefused
-from scaleflow.launcher.answer import to_printable
+from scaleflow.launcher.command_exit import to_printable
 from scaleflow.launcher.display import IMPORTING, Display
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.processes.server_start import start_fork_server

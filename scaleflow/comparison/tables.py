@@ -12,7 +12,7 @@ from rich.text import Text
 
 from scaleflow.comparison.results import NOT_KNOWN, MetricDifference, Reproduction, describe_verdict
 from scaleflow.interfaces.formatting import GENERATOR, format_number
-from scaleflow.launcher.answer import to_printable
+from scaleflow.launcher.command_exit import to_printable
 from scaleflow.runs.identity import CATEGORIES, COMMIT, Difference
 
 #: A value is cut after so many letters, and a list in the terminal after so many rows.

@@ -40,9 +40,9 @@ from scaleflow.doctor import machine
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.answer import ANSWER
+from scaleflow.launcher.command_exit import ANSWER
 from scaleflow.launcher.prepare import make_plan
-from scaleflow.launcher.processes.server_start import inherit_environment
+from scaleflow.launcher.processes.server_start import make_process_environment
 from scaleflow.launcher.processes.worker_process import describe_exit
 from scaleflow.tracking.uri import PROBE_SECONDS, resolve_store
 
@@ -270,7 +270,7 @@ def start_tensorflow_probe() -> Iterator[subprocess.Popen[str]]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=inherit_environment(),
+        env=make_process_environment(),
         text=True,
         errors="replace",
         process_group=0,  # keeps Ctrl-C from the child

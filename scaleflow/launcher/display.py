@@ -26,7 +26,7 @@ from scaleflow.interfaces.events import (
     Waiting,
 )
 from scaleflow.interfaces.formatting import format_elapsed
-from scaleflow.launcher.answer import write_error
+from scaleflow.launcher.command_exit import write_error
 from scaleflow.launcher.lines import (
     fit_columns,
     format_row,

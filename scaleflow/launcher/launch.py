@@ -47,7 +47,7 @@ from scaleflow.interfaces.secret_masking import (
     remember_secrets,
 )
 from scaleflow.interfaces.trials import BatchSearch, RateTest, Trial
-from scaleflow.launcher.answer import ANSWER, FINISHED, REFUSED, print_refusal, to_printable
+from scaleflow.launcher.command_exit import ANSWER, FINISHED, REFUSED, print_refusal, to_printable
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.notifications import notify
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, make_plan, note_copies, prepare_run

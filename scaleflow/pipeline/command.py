@@ -35,7 +35,7 @@ from scaleflow.config.words import split_overrides
 from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Target, Tracking
-from scaleflow.launcher.answer import ANSWER, FINISHED, raise_interruption
+from scaleflow.launcher.command_exit import ANSWER, FINISHED, raise_interruption
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.pipeline.decisions import (

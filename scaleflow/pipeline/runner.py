@@ -24,7 +24,7 @@ from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Status, Tracking
 from scaleflow.interfaces.formatting import format_csv
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.answer import FAILED, FINISHED, JSON
+from scaleflow.launcher.command_exit import FAILED, FINISHED, JSON
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.executor import Portion, Work, run_side_by_side
 from scaleflow.launcher.prepare import STAGE_TAGS
@@ -277,7 +277,7 @@ class PipelineRunner:
         if command.name == "train" and RunState.read(folder).is_ready:
             return [*config_dir_flags(dirs), make_override("resume", folder)]
         words = make_words(command, values, folder, dirs)
-        if "trust" in command.flags and (made := self._decider.find_run_folder(str(values["run"]))):
+        if "trust" in command.flags and (made := self._decider.find_made_folder(str(values["run"]))):
             config: Any = OmegaConf.to_container(OmegaConf.load(RunFolder(made).config), resolve=False)
             words += [word for module in list_own_modules(config) for word in ("--trust", module)]
         return words

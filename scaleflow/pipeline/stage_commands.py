@@ -9,7 +9,7 @@ from typing import Any
 from scaleflow.config.compose import config_dir_flags
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
-from scaleflow.launcher.answer import FINISHED, NOT_PROMOTED
+from scaleflow.launcher.command_exit import FINISHED, NOT_PROMOTED
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.run import Run
 from scaleflow.sweep.ledger import Ledger, select_swept

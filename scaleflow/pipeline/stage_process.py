@@ -17,7 +17,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it imports, Ctrl-C ends it without a traceback
     from scaleflow.__main__ import entry
     from scaleflow.interfaces.parent_process import end_with_parent
-    from scaleflow.launcher.answer import TERMINATED
+    from scaleflow.launcher.command_exit import TERMINATED
 
     parent, *words = sys.argv[1:]
     end_with_parent(signal.SIGTERM)
@@ -40,7 +40,7 @@ def call_function(words: list[str]) -> int:
     from hydra.utils import get_object
 
     from scaleflow.errors import ConfigError, RunError
-    from scaleflow.launcher.answer import FINISHED
+    from scaleflow.launcher.command_exit import FINISHED
     from scaleflow.runs.folder import replace_text
 
     target, arguments, result, *config_dirs = words

@@ -13,7 +13,7 @@ from pyarrow import compute
 from scaleflow.data_checks.drift import HINT, DataFinding, DriftCounter, expand_input, to_texts_array
 from scaleflow.errors import RunError
 from scaleflow.interfaces import LearnedState, name_leaves
-from scaleflow.launcher.answer import to_printable
+from scaleflow.launcher.command_exit import to_printable
 
 #: The most rows of a chunk that are compared.
 MOST_ROWS = 2048

@@ -54,7 +54,7 @@ from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import LearnedState, Plan, Tracking, name_leaves
 from scaleflow.interfaces.events import Event, Note
 from scaleflow.interfaces.sampling import Sampling
-from scaleflow.launcher.answer import ANSWER, FINISHED, write_error
+from scaleflow.launcher.command_exit import ANSWER, FINISHED, write_error
 from scaleflow.launcher.display import IMPORTING, BarDisplay, Display, display_for
 from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.predict.language_model import (

@@ -18,7 +18,7 @@ from scaleflow.config.targets import bind_metrics
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EvaluationOptions, Plan, Status
-from scaleflow.launcher.answer import FAILED, REFUSED, TERMINATED
+from scaleflow.launcher.command_exit import FAILED, REFUSED, TERMINATED
 from scaleflow.launcher.launch import describe_outcome
 from scaleflow.launcher.prepare import read_stage_tags
 from scaleflow.launcher.recording.description import (

@@ -29,7 +29,7 @@ from scaleflow.interfaces import Plan, Status, Sweep, parse_duration
 from scaleflow.interfaces.events import Event, RunReady
 from scaleflow.interfaces.formatting import format_duration, join_first
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
-from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
+from scaleflow.launcher.command_exit import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.display import Display, JobDisplay
 from scaleflow.launcher.executor import Portion, Work, run_side_by_side
 from scaleflow.launcher.launch import launch_run

@@ -18,7 +18,7 @@ from typing import Any
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.errors import RunError
 from scaleflow.interfaces.formatting import format_duration
-from scaleflow.launcher.answer import ANSWER
+from scaleflow.launcher.command_exit import ANSWER
 from scaleflow.launcher.processes.handover import (
     NotWarm,
     ServerFiles,

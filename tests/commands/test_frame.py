@@ -15,7 +15,7 @@ from scaleflow.commands.frame import run_command
 from scaleflow.commands.hydra_task import MAY_SET_MODE
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces.events import MetricsLogged, RunEnded, RunReady
-from scaleflow.launcher.answer import ANSWER
+from scaleflow.launcher.command_exit import ANSWER
 from scaleflow.predict import command as predict
 from scaleflow.runs import EventWriter, RunFolder
 from scaleflow.sweep.ledger import Ledger

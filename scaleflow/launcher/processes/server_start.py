@@ -75,7 +75,7 @@ def start_fork_server(
                 stdin=listener.fileno(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=inherit_environment(),
+                env=make_process_environment(),
                 pass_fds=[ours],
                 process_group=0,
             )
@@ -99,7 +99,7 @@ class WarmFork:
     def __init__(self, files: ServerFiles, listener: socket.socket, log: IO[bytes], alive: int) -> None:
         descriptors = [listener.fileno(), log.fileno(), log.fileno(), alive]
         self._connection, self._pid = request_process(
-            files, descriptors, module=FORK_SERVER_MODULE, environment=inherit_environment()
+            files, descriptors, module=FORK_SERVER_MODULE, environment=make_process_environment()
         )
 
     def kill(self) -> None:
@@ -140,7 +140,7 @@ def is_server_reachable(address: str) -> bool:
         return connection.connect_ex(address) == 0
 
 
-def inherit_environment() -> dict[str, str]:
+def make_process_environment() -> dict[str, str]:
     """Returns the launcher's environment, with Keras on TensorFlow (whatever keras.json says) and unbuffered logs.
 
     It has no TF_CONFIG, which would make a strategy of one process wait for others.

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from scaleflow.errors import WorkerDied
 from scaleflow.interfaces.events import FaultReported, RunRefused
-from scaleflow.launcher.processes.server_start import KILL_SECONDS, SERVER_LOG, inherit_environment
+from scaleflow.launcher.processes.server_start import KILL_SECONDS, SERVER_LOG, make_process_environment
 from scaleflow.runs import EventReader, RunSpec
 
 #: The variables with the sizes of TensorFlow's thread pools. The config's sizes win over them.
@@ -311,7 +311,7 @@ class WorkerProcess(RunProcess):
         self._process = self._start()
 
     def _start(self) -> ForkedProcess:
-        environment = {**inherit_environment(), **self._environment}
+        environment = {**make_process_environment(), **self._environment}
         process = ForkedProcess(self._server, self.spec.log, environment, watch=self._watch)
         process.send(self.spec.to_line(environment))
         return process

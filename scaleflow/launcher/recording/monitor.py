@@ -25,7 +25,7 @@ from scaleflow.interfaces.events import (
     RunRefused,
     SystemMetrics,
 )
-from scaleflow.launcher.answer import FAILED, FINISHED, REFUSED
+from scaleflow.launcher.command_exit import FAILED, FINISHED, REFUSED
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.notifications import notify_meanwhile
 from scaleflow.launcher.processes.stop import StopRequest

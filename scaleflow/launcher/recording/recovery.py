@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.interfaces import Tracker, Tracking, name_command
 from scaleflow.interfaces.events import RunEnded, RunReady
-from scaleflow.launcher.answer import write_error
+from scaleflow.launcher.command_exit import write_error
 from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
