@@ -25,7 +25,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from scaleflow.__main__ import entry
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.config.compose import CONF
-from scaleflow.config.parse import suggest, type_hints
+from scaleflow.config.parse import type_hints
+from scaleflow.config.unknown_keys import suggest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plan, Split, Target
 
@@ -67,7 +68,7 @@ def describe_config(group: str | None = None) -> dict[str, Any]:
         schema = describe_section(group, groups[group])
         schema["properties"]["defaults"] = True
     else:
-        raise ConfigError(f"{group}: there is no such group{suggest(group, groups, '')} ({', '.join(groups)})")
+        raise ConfigError(f"{group}: there is no such group{suggest(group, groups)} ({', '.join(groups)})")
     return {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
 
 

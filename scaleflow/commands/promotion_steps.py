@@ -26,7 +26,7 @@ from scaleflow.evaluation.resampling import Figure
 from scaleflow.interfaces import LearnedState, Plan, PromotionOptions, name_leaves
 from scaleflow.interfaces.events import Note
 from scaleflow.launcher.display import Display
-from scaleflow.launcher.processes.stop import StopRequest
+from scaleflow.launcher.processes.stop import Stopped, StopRequest
 from scaleflow.promotion.decision import (
     LONGEST,
     SLICE,
@@ -105,10 +105,6 @@ class PromotionOutcome:
     champion: str | None
     version: str | None
     decision: Decision
-
-
-class Stopped(Exception):
-    """A signal has asked for the end of the command."""
 
 
 def open_registry(name: str, overrides: Sequence[str]) -> ChampionRegistry:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from scaleflow.config.parse import suggest
 from scaleflow.config.synonyms import OTHER_COMMANDS, simplify
+from scaleflow.config.unknown_keys import suggest
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.command_exit import JSON
 

@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from scaleflow.config.compose import CommandWords
-from scaleflow.config.parse import suggest
+from scaleflow.config.unknown_keys import suggest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.formatting import join_first
@@ -40,7 +40,7 @@ def parse_despite(text: str) -> tuple[str, ...]:
     words = tuple(filter(None, (word.strip() for word in text.split(","))))
     for word in words:
         if word not in CATEGORIES:
-            raise ConfigError(f"--despite {word}: expected {', '.join(CATEGORIES)}{suggest(word, CATEGORIES, '')}")
+            raise ConfigError(f"--despite {word}: expected {', '.join(CATEGORIES)}{suggest(word, CATEGORIES)}")
     return words
 
 

@@ -32,8 +32,14 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from scaleflow.compat.hydra import Callbacks, make_flag_parser
-from scaleflow.config.parse import EMPTY_MAPPINGS, every_key, format_value, unknown_key_error, unknown_option_error
-from scaleflow.config.synonyms import ABSENT, DEVICES, close_brackets, simplify, translate_key
+from scaleflow.config.parse import every_key, format_value
+from scaleflow.config.synonyms import close_brackets, translate_key
+from scaleflow.config.unknown_keys import (
+    EMPTY_MAPPINGS,
+    unknown_key_error,
+    unknown_option_error,
+    unknown_typed_key_error,
+)
 from scaleflow.config.words import make_override, prepare_words, quote_override, quote_value
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Split, name_command
@@ -229,42 +235,7 @@ def check_overrides(words: CommandWords) -> None:
                 continue
             known = known or list_keys_for(find_choices(typed, groups), search, in_all=not words.is_sweep)
             if key not in known:
-                raise explain_unknown_key(override, known, groups, loader)
-
-
-def explain_unknown_key(override: Override, known: Sequence[str], groups: Sequence[str], loader: Any) -> ConfigError:
-    """Returns the error for an override of a key that does not exist, with what to type."""
-    key, value = override.key_or_group, mask_override(override.input_line or "").partition("=")[2]
-    error = str(unknown_key_error(key, [*known, *groups]))
-    text, is_similar, similar = error.partition("; did you mean ")
-    parent, _, leaf = key.rpartition(".")
-    absent = ABSENT.get(key) or (ABSENT.get(simplify(leaf)) if parent in ("", "dataset", "objective") else None)
-    if absent:
-        return ConfigError(f"{key}: there is no such key: {absent}")
-    is_misspelled = similar.rstrip("?").rpartition(".")[0] == parent and bool(parent)
-    is_leaf = bool(is_similar) and similar.rstrip("?").endswith(f".{leaf}")
-    is_device = simplify(leaf) in DEVICES
-    meant = translate_key(key, value)
-    if parent == "evaluation" or (is_misspelled and not is_device and not meant.startswith(f"'{parent}.")):
-        meant = ""
-    is_other_form = meant.count("=") > 1 or meant.startswith(("'", "strategy=", "hydra."))
-    if is_other_form or (meant and not is_leaf and meant.partition("=")[0] in [*known, *groups]):
-        return ConfigError(f"{key}: there is no such key; type {meant}")
-    if is_similar:
-        return ConfigError(f"{text}; did you mean {similar.rstrip('?')}={value}?")
-    return ConfigError(f"{error}{describe_other_options(key, groups, loader)}")
-
-
-def describe_other_options(key: str, groups: Sequence[str], loader: Any) -> str:
-    """Returns which options of a group have a key that the chosen ones lack; "" if none has."""
-    group, _, leaf = key.rpartition(".")
-    for name in [group] if group in groups else groups:
-        options = loader.get_group_options(name, ObjectType.CONFIG)
-        configs = {option: loader.repository.load_config(f"{name}/{option}").config for option in options}
-        having = [option for option, config in configs.items() if leaf in config.keys()]  # noqa: SIM118  (also ???)
-        if having and leaf:
-            return f"; {name}.{leaf} is a key of {name}={', '.join(having)}"
-    return ""
+                raise unknown_typed_key_error(override, known, groups, loader)
 
 
 def override_key(override: str) -> str:

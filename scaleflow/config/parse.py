@@ -6,35 +6,15 @@ Each error names the key, the value and what would work.
 import dataclasses
 import functools
 import re
-import shlex
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from scaleflow.config.synonyms import translate_option
-from scaleflow.errors import ConfigError, find_similar
+from scaleflow.config.unknown_keys import unknown_key_error
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plateau, Split, Target
 from scaleflow.interfaces.secret_masking import mask_secrets
-
-#: Keys that are null by default, and otherwise a mapping.
-EMPTY_MAPPINGS = (
-    "dataset.augment",
-    "dataset.balance",
-    "model.freeze",
-    "model.lora",
-    "objective.loss",
-    "objective.loss_weights",
-    "objective.class_weight",
-    "optimizer.plateau",
-    "optimizer.rate_factors",
-    "training.early_stopping",
-    "training.step",
-    "promotion.at_least",
-    "checkpoint.best",
-    "tracking.tags",
-)
 
 #: The patience of `training.early_stopping=auto`. On 17 public tables, four seeds each, `model=tabular` would have
 #: missed the best of 64 epochs twice, by 0.3 % of its loss at most, and have saved a third of all epochs.
@@ -236,45 +216,3 @@ def every_key(config: Any, prefix: str = "") -> list[str]:
     if not isinstance(config, Mapping):
         return []
     return [key for name in config for key in (f"{prefix}{name}", *every_key(config[name], f"{prefix}{name}."))]
-
-
-def unknown_key_error(key: str, known: Iterable[str]) -> ConfigError:
-    """Returns the error for a key that does not exist; suggests the most similar known key."""
-    known = list(known)
-    parent, _, leaf = key.rpartition(".")
-    if parent in EMPTY_MAPPINGS and parent in known:
-        return ConfigError(f"{key}: {parent} is null; write '{parent}={{{leaf}: ...}}'")
-    return ConfigError(f"{key}: there is no such key" + suggest(key, known, "; --cfg job lists all keys"))
-
-
-def unknown_option_error(group: str, option: str, available: Sequence[str]) -> ConfigError:
-    """Returns the error for an option that does not exist; lists the available ones."""
-    meant = translate_option(group, option) or find_own_option(group, option)
-    hint = f"; type {meant}" if meant else f"{suggest(option, available, '')} ({', '.join(available)})"
-    return ConfigError(f"{group}={option}: there is no such option{hint}")
-
-
-def find_own_option(group: str, option: str) -> str:
-    """Returns what to type for an option of the user's that is in a folder here; "" if there is none."""
-    base, name = Path(), option.removesuffix(".yaml")
-    if re.fullmatch(r"[\w-]+", name):
-        for found in (*base.glob(f"{group}/{name}.yaml"), *base.glob(f"*/{group}/{name}.yaml")):
-            return f"--config-dir {shlex.quote(str(found.parents[1]))} {group}={name}"
-    if option.endswith(".py") and Path(option).is_file():
-        line = f"_target_: {Path(option).stem}.FUNCTION"
-        return f"--config-dir DIR {group}=NAME, where DIR/{group}/NAME.yaml has the line {line}"
-    return ""
-
-
-def suggest(word: str, known: Iterable[str], otherwise: str) -> str:
-    """Returns `; did you mean X?` for the most similar known word, first among keys with the same parent.
-
-    For a word without a parent, a key of that name in a group comes first.
-    """
-    words = list(known)
-    parent, dot, leaf = word.rpartition(".")
-    siblings = {k.rpartition(".")[2]: k for k in words if k.rpartition(".")[0] == parent}
-    leaves = {k.rpartition(".")[2]: k for k in reversed(words) if k.count(".") == 1}
-    similar = leaves.get(word) or siblings.get(find_similar(leaf, siblings) or "")
-    similar = similar or (find_similar(word, words, 0.85) if dot else leaves.get(find_similar(word, leaves, 0.8) or ""))
-    return f"; did you mean {similar}?" if similar else otherwise

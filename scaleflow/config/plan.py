@@ -23,9 +23,10 @@ from scaleflow.cluster.tasks import count_synchronous_workers
 from scaleflow.config.device_rules import DEVICE_RULES
 from scaleflow.config.evaluation_rules import EVALUATION_RULES
 from scaleflow.config.optimizer_rules import OPTIMIZER_RULES
-from scaleflow.config.parse import MAX_INT, format_value, parse_section, parse_value, type_hints, unknown_key_error
+from scaleflow.config.parse import MAX_INT, format_value, parse_section, parse_value, type_hints
 from scaleflow.config.training_rules import TRAINING_RULES, is_fit_mirrored
 from scaleflow.config.trust import check_trusted_targets
+from scaleflow.config.unknown_keys import unknown_key_error
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address, split_address
 from scaleflow.interfaces import BY_SIZE, Batching, Cluster, Plan, Rule, Strategy, Target, Training, name_command

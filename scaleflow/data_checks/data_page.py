@@ -58,13 +58,14 @@ def make_data_page(
     more = f"<p>{hidden:,} more columns are in the table only.</p>" if hidden > 0 else ""
     by_class = pick_target(train)
     caption = "by class" if by_class is not None else "by split" if len(samples) > 1 else ""
+    splits = [{"split": name, "examples": each.examples, "looked_at": len(each)} for name, each in samples.items()]
     sheets = "".join(make_sheet(name, each) for name, each in pictures.items())
     return make_page(
         title,
         about,
         [
             compose_section("Findings", *list_by_level(findings)),
-            compose_section("Splits", make_table([count_split(*each) for each in samples.items()])),
+            compose_section("Splits", make_table(splits)),
             compose_section("Targets", make_charts(draw_targets(samples))),
             compose_section("Columns", make_table([describe_row(*each) for each in schema["columns"].items()])),
             compose_section(f"Distributions {caption}".strip(), make_charts(draw_columns(samples, by_class)), more),
@@ -93,10 +94,6 @@ def pick_target(sample: SplitSample) -> str | None:
         if values.dtype == object and len(set(values.tolist())) <= MOST_CLASSES:
             return name
     return None
-
-
-def count_split(name: str, sample: SplitSample) -> dict[str, Any]:
-    return {"split": name, "examples": sample.examples, "looked_at": len(sample)}
 
 
 def describe_row(name: str, column: Mapping[str, Any]) -> dict[str, Any]:

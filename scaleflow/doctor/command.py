@@ -38,7 +38,7 @@ from scaleflow.commands.frame import CommandParser, run_command
 from scaleflow.config.compose import compose_config
 from scaleflow.doctor import machine
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Plan, Tracking
+from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.command_exit import ANSWER
 from scaleflow.launcher.prepare import make_plan
@@ -346,18 +346,13 @@ def locate_tpu() -> tuple[str | None, str | None]:
 def resolve_auto(answer: Report) -> dict[str, Any]:
     """Returns what `strategy=auto hardware=auto precision=mixed` resolve to here, or why they are refused."""
     try:
-        plan = default_plan()
+        plan = make_plan(compose_config(()), look_outside=False)  # `check_store` contacts the store
     except ConfigError as refusal:
         return {"strategy": None, "hardware": None, "mixed": None, "refusal": mask_secrets(str(refusal))}
     kind = "TPU" if plan.hardware.name == "tpu" else answer.get("kind")
     strategy = plan.strategy.name if not plan.strategy.is_auto else answer.get("strategy")
     mixed = answer.get("mixed", {}).get(kind)
     return {"strategy": strategy, "hardware": kind.lower() if kind else None, "mixed": mixed, "refusal": None}
-
-
-def default_plan() -> Plan:
-    """Returns the plan of `python -m scaleflow`. Does not contact the store, which the report checks separately."""
-    return make_plan(compose_config(()), look_outside=False)
 
 
 def check_store() -> dict[str, Any]:

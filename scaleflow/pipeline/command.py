@@ -30,7 +30,7 @@ from typing import Any
 
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.config.compose import Folders, list_own_folders, to_folders
-from scaleflow.config.parse import suggest
+from scaleflow.config.unknown_keys import suggest
 from scaleflow.config.words import split_overrides
 from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError
@@ -144,7 +144,7 @@ def check_function(target: str, arguments: Any, config_dirs: Sequence[str] = ())
     if name not in functions:
         if re.search(rf"\b{re.escape(name)}\b", found[0].read_text()):  # it is imported or assigned there
             return
-        raise ConfigError(f"target: {target}: {found[0].name} has no function {name}{suggest(name, functions, '')}")
+        raise ConfigError(f"target: {target}: {found[0].name} has no function {name}{suggest(name, functions)}")
     if isinstance(arguments, Mapping):
         check_parameters(target, functions[name].args, arguments)
 
@@ -156,7 +156,7 @@ def check_parameters(target: str, taken: ast.arguments, arguments: Mapping[str, 
         for each in arguments:
             if each not in names:
                 raise ConfigError(
-                    f"arguments: {each}: {target} has no such parameter{suggest(each, names, '')} ({', '.join(names)})"
+                    f"arguments: {each}: {target} has no such parameter{suggest(each, names)} ({', '.join(names)})"
                 )
     optional = len(taken.defaults)
     needed = [each.arg for each in taken.args[: len(taken.args) - optional]]

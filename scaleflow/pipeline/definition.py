@@ -24,7 +24,7 @@ from scaleflow.config.compose import (
     open_hydra,
     shorten_error,
 )
-from scaleflow.config.parse import suggest
+from scaleflow.config.unknown_keys import suggest
 from scaleflow.config.words import make_override, parse_typed_value
 from scaleflow.errors import ConfigError
 from scaleflow.pipeline.references import (
@@ -133,7 +133,7 @@ class DeclaredPipeline:
         members = group_members(self.stages)
         unknown = [name for name in names if name not in self.stages and name not in members]
         if unknown:
-            hint = suggest(unknown[0], [*self.stages, *members], "")
+            hint = suggest(unknown[0], [*self.stages, *members])
             raise ConfigError(f"{flag} {unknown[0]}: there is no such stage{hint} ({', '.join(self.stages)})")
         return [each for name in names for each in ([name] if name in self.stages else members[name])]
 
@@ -225,7 +225,7 @@ def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
     files = find_pipeline_files(name, config_dirs)
     if not files and name not in (known := list_options(config_dirs).get(GROUP, [])):  # it reads many files
         raise ConfigError(
-            f"{name}: there is no such pipeline{suggest(name, known, '')} ({', '.join(known)}); it is a file "
+            f"{name}: there is no such pipeline{suggest(name, known)} ({', '.join(known)}); it is a file "
             f"{GROUP}/NAME.yaml in the folder of --config-dir"
         )
     if len(files) > 1:
@@ -273,13 +273,13 @@ def read_stages(key: str, section: Any, values: Mapping[str, Any], line: str) ->
         raise ConfigError(f"expected {{command: COMMAND, ...}}, one of {', '.join(STAGE_COMMANDS)}")
     command = STAGE_COMMANDS.get(section["command"])
     if command is None:
-        hint = suggest(section["command"], STAGE_COMMANDS, "")
+        hint = suggest(section["command"], STAGE_COMMANDS)
         raise ConfigError(
             f"command: {section['command']}: is no command of a stage{hint} ({', '.join(STAGE_COMMANDS)})"
         )
     for each in section:
         if each not in command.keys:
-            hint = suggest(str(each), command.keys, "")
+            hint = suggest(str(each), command.keys)
             raise ConfigError(f"{each}: is no key of {command.name}{hint} ({', '.join(command.keys)})")
     for each in command.required:
         if section.get(each) is None:
@@ -369,7 +369,7 @@ def apply_words(pipeline: DeclaredPipeline, words: Sequence[str]) -> DeclaredPip
             continue
         if not equals or key.partition(".")[0] not in pipeline.values:
             known = [*stages, *members, *pipeline.values]
-            hint = suggest(key.partition(".")[0], known, "")
+            hint = suggest(key.partition(".")[0], known)
             raise ConfigError(
                 f"{word}: expected STAGE.KEY=VALUE{', or KEY=VALUE of the file' if pipeline.values else ''}{hint} "
                 f"({', '.join(known)})"
@@ -387,7 +387,7 @@ def order_stages(pipeline: DeclaredPipeline) -> DeclaredPipeline:
         found = needs[name] = set[str]()
         for each in stage.after:
             if each not in pipeline.stages and each not in members:
-                hint = suggest(each, [*pipeline.stages, *members], "")
+                hint = suggest(each, [*pipeline.stages, *members])
                 raise ConfigError(f"{stage.line}: after: {each}: there is no such stage{hint}")
             found |= {each} if each in pipeline.stages else set(members[each])
 

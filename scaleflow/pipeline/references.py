@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow.config.compose import shorten_error
-from scaleflow.config.parse import suggest
+from scaleflow.config.unknown_keys import suggest
 from scaleflow.errors import ConfigError
 from scaleflow.pipeline.stage_commands import BEST_OUTPUTS, STAGE_COMMANDS
 
@@ -72,7 +72,7 @@ def split_reference(
     if not lengths:
         if members := groups.get(parts[0]):
             raise ConfigError(f"{shown}: {parts[0]} is made of {', '.join(members)}; name one of them")
-        hint = suggest(parts[0], [*commands, *groups], "")
+        hint = suggest(parts[0], [*commands, *groups])
         raise ConfigError(f"{shown}: there is no stage {parts[0]}{hint} ({', '.join(commands)})")
     name, rest = ".".join(parts[: lengths[0]]), parts[lengths[0] :]
     command = STAGE_COMMANDS[commands[name]]
@@ -80,7 +80,7 @@ def split_reference(
     for depth, key in enumerate(rest[:2]):
         if key not in known:
             where = ".".join([name, *rest[:depth]])
-            raise ConfigError(f"{shown}: {where} has no output {key}{suggest(key, known, '')} ({', '.join(known)})")
+            raise ConfigError(f"{shown}: {where} has no output {key}{suggest(key, known)} ({', '.join(known)})")
         if key in ("metrics", "result"):
             tail = rest[depth + 1 :]
             return name, [*rest[: depth + 1], *(tail if key == "result" else filter(None, [".".join(tail)]))]
@@ -101,7 +101,7 @@ def select_output(outputs: Mapping[str, Any], stage: str, path: Sequence[str]) -
         if not isinstance(value, Mapping) or key not in value:
             names = [name for name in value if not str(name).startswith(RARE)] if isinstance(value, Mapping) else []
             have = f" ({', '.join(map(str, names))})" if names else ""
-            hint = suggest(key, map(str, value), "") if isinstance(value, Mapping) else ""
+            hint = suggest(key, map(str, value)) if isinstance(value, Mapping) else ""
             raise ConfigError(f"{'.'.join([stage, *path[:depth]])} has no {key}{hint}{have}")
         value = value[key]
     if value is None:

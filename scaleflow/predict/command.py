@@ -56,7 +56,7 @@ from scaleflow.interfaces.events import Event, Note
 from scaleflow.interfaces.sampling import Sampling
 from scaleflow.launcher.command_exit import ANSWER, FINISHED, write_error
 from scaleflow.launcher.display import IMPORTING, BarDisplay, Display, display_for
-from scaleflow.launcher.processes.stop import catch_stop_signals
+from scaleflow.launcher.processes.stop import Stopped, catch_stop_signals
 from scaleflow.predict.language_model import (
     add_sampling_flags,
     explain_no_language_model,
@@ -424,13 +424,13 @@ def write_predictions(
     shard_rows = task.shard_rows or sys.maxsize
     read = read_ahead(read_chunks(task, model, report, first * shard_rows))
     shards = itertools.groupby(read, key=lambda chunk: chunk.rows.first // shard_rows)
-    with contextlib.suppress(Interrupted):
+    with contextlib.suppress(Stopped):
         advance(first * shard_rows)
         for number, chunks in shards:
             with output.open_shard(number, task.schema) as writer:
                 for chunk in chunks:
                     if must_stop():
-                        raise Interrupted
+                        raise Stopped
                     table, predictions = chunk.predict(task, model, report)
                     writer.write_table(table)
                     rows, good = rows + len(chunk.is_good), good + predictions
@@ -439,10 +439,6 @@ def write_predictions(
             with output.open_shard(0, task.schema):
                 pass
     return rows, rows - good
-
-
-class Interrupted(Exception):
-    """A signal has asked for the end."""
 
 
 @contextlib.contextmanager

@@ -38,12 +38,8 @@ def read_sampling(typed: argparse.Namespace) -> Sampling | None:
     given = {each.name: getattr(typed, each.name) for each in fields(Sampling)}
     given = {name: value for name, value in given.items() if value is not None}
     sampling = Sampling(**given)
-    sampling.check(name_flag)
+    sampling.check(lambda name: f"--{name.replace('_', '-')} ")
     return sampling if given else None
-
-
-def name_flag(name: str) -> str:
-    return f"--{name.replace('_', '-')} "
 
 
 def is_language_model(state: LearnedState | None) -> bool:

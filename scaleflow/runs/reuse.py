@@ -34,15 +34,7 @@ from scaleflow.config.compose import (
     parse_config_dirs,
     shorten_error,
 )
-from scaleflow.config.parse import (
-    every_key,
-    flatten_config,
-    format_value,
-    parse_section,
-    suggest,
-    unknown_key_error,
-    unknown_option_error,
-)
+from scaleflow.config.parse import every_key, flatten_config, format_value, parse_section
 from scaleflow.config.trust import (
     KEY_INTERPOLATION,
     check_trusted_targets,
@@ -51,6 +43,7 @@ from scaleflow.config.trust import (
     list_own_targets,
     unresolvable_error,
 )
+from scaleflow.config.unknown_keys import suggest, unknown_key_error, unknown_option_error
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import BY_SIZE, Tracking, name_command
@@ -388,7 +381,7 @@ def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: P
         if section in CHANGEABLE or (section == "training" and rest in LENGTH_KEYS):
             continue
         if key not in known and any(f"{word}.".startswith(f"{key}.") for word in typed):
-            raise ConfigError(f"{key}: the run's config has no such key{suggest(key, known, '')}")
+            raise ConfigError(f"{key}: the run's config has no such key{suggest(key, known)}")
         if key.startswith(TRAINED):
             raise ConfigError(
                 f"{key}={format_value(now)}: the run was begun with {key}={format_value(before)}; what is trained is "

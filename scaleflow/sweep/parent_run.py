@@ -33,7 +33,7 @@ from scaleflow.launcher.recording.description import (
 from scaleflow.launcher.recording.recorder import CommandRun
 from scaleflow.runs import RunFolder
 from scaleflow.runs.provenance.collect import LaunchFacts
-from scaleflow.runs.provenance.tags import write_run_tags
+from scaleflow.runs.provenance.tags import make_run_tags, write_run_tags
 from scaleflow.sweep.ledger import Ledger, is_under
 from scaleflow.sweep.ranking import RepeatedJob
 from scaleflow.sweep.sweep_report import MARKDOWN, MAX_ROWS, SweepReport, format_cells
@@ -217,7 +217,7 @@ class ParentRun(CommandRun):
         self.plan = plan
         own_config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = keep_hydra_values(OmegaConf.to_container(own_config, resolve=False), plan.config)
-        write_run_tags(self.files.path, facts.make_run_tags() | read_stage_tags())
+        write_run_tags(self.files.path, make_run_tags(facts.read_git(), facts.packages) | read_stage_tags())
         swept = ", ".join(ledger.swept)
         params = {key: value for key, value in plan.choices.items() if not is_under(key, ledger.swept)}
         params |= {key: str(value) for key, value in ledger.base.items() if key not in params}

@@ -11,7 +11,6 @@ import pytest
 import scaleflow
 from scaleflow.cluster.network import free_ports
 from scaleflow.config.compose import ComposedConfig, compose_config
-from scaleflow.config.parse import unknown_option_error
 from scaleflow.config.plan import (
     check_micro_batches,
     find_batch_multiple,
@@ -20,6 +19,7 @@ from scaleflow.config.plan import (
     parse_sections,
     set_values,
 )
+from scaleflow.config.unknown_keys import unknown_option_error
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plan, Strategy, Target, Training
 from scaleflow.interfaces.trials import RateTest

@@ -31,7 +31,14 @@ from scaleflow.runs.provenance.record import (
     write_data_state,
     write_launch_state,
 )
-from scaleflow.runs.provenance.tags import command_line, find_script, make_git_tags, read_run_tags, write_run_tags
+from scaleflow.runs.provenance.tags import (
+    command_line,
+    find_script,
+    make_git_tags,
+    make_run_tags,
+    read_run_tags,
+    write_run_tags,
+)
 
 OWN = (
     *("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "-c", "init.defaultBranch=trunk"),
@@ -236,8 +243,9 @@ def test_a_script_is_the_source(words: list[str], script: str | None) -> None:
 
 
 def test_tags_are_kept_once_with_what_is_added(repository: Path) -> None:
+    facts = LaunchFacts()
     assert read_run_tags(repository) == {}
-    write_run_tags(repository, LaunchFacts().make_run_tags() | {"scaleflow.rerun_of": "abc"})
+    write_run_tags(repository, make_run_tags(facts.read_git(), facts.packages) | {"scaleflow.rerun_of": "abc"})
     kept = read_run_tags(repository)
     assert kept["scaleflow.rerun_of"] == "abc"
     assert kept["scaleflow.version.python"] == sys.version.split()[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
@@ -375,7 +375,8 @@ def fingerprint_split(split: str, examples: Rows, outputs: OutputStructure | Non
             digest.update(f"{name} {dtype_name(values)} {values.shape}".encode())
             update_digest(digest, values)
         specs = specs or [
-            {name: describe_values(each) for name, each in name_leaves(part).items()} for part in parts[:2]
+            {name: (dtype_name(each), list(each.shape[1:])) for name, each in name_leaves(part).items()}
+            for part in parts[:2]
         ]
     contents = [values for values in examples.records if not are_paths(values)]
     covers = ALL_RECORDS if contents and len(contents) == len(examples.records) else covers
@@ -388,10 +389,6 @@ def fingerprint_split(split: str, examples: Rows, outputs: OutputStructure | Non
 def are_paths(values: Array) -> bool:
     """Returns whether texts are paths of files, whose names do not count: the folder of the data can be moved."""
     return dtype_name(values) == "string" and values.size > 0 and os.path.isfile(values.flat[0])  # noqa: PTH113
-
-
-def describe_values(values: Array) -> tuple[str, Sequence[int]]:
-    return dtype_name(values), list(values.shape[1:])
 
 
 def dtype_name(values: Array) -> str:

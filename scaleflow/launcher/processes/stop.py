@@ -42,6 +42,10 @@ class StopRequest:
         return 128 + (self.signal or signal.SIGTERM)
 
 
+class Stopped(Exception):
+    """A signal has asked for the end of the command."""
+
+
 class PartStop(StopRequest):
     """Requests the end of a part of what a command does: together with all of it, or alone."""
 

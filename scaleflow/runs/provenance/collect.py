@@ -69,9 +69,6 @@ class LaunchFacts:
                 self._changes[code] = GitChanges() if state is None else collect_changes(state)
             return self._changes[code]
 
-    def make_run_tags(self, code: object = None) -> dict[str, str]:
-        return make_run_tags(self.read_git(code), self.packages)
-
 
 def record_provenance(spec: RunSpec, facts: LaunchFacts) -> None:
     """Writes the tags, the packages and the record into the folder of a run that begins or resumes.
@@ -83,7 +80,7 @@ def record_provenance(spec: RunSpec, facts: LaunchFacts) -> None:
     code = find_code(plan.config, plan.search)
     key = tuple((name, file.digest, file.path) for name, file in code.items())
     git, packages = facts.read_git(key), facts.packages
-    write_run_tags(spec.folder, facts.make_run_tags(key) | dict(spec.tags))
+    write_run_tags(spec.folder, make_run_tags(git, packages) | dict(spec.tags))
     versions = {"python": facts.machine["python"], **{each.name: each.version for each in packages.values()}}
     files.environment.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()))
     changes = facts.read_changes(key, git) if plan.tracking.code else GitChanges()
