@@ -34,12 +34,7 @@ from yaml import MarkedYAMLError, YAMLError
 from scaleflow.compat.hydra import Callbacks, make_flag_parser
 from scaleflow.config.parse import every_key, format_value
 from scaleflow.config.synonyms import close_brackets, translate_key
-from scaleflow.config.unknown_keys import (
-    EMPTY_MAPPINGS,
-    unknown_key_error,
-    unknown_option_error,
-    unknown_typed_key_error,
-)
+from scaleflow.config.unknown_keys import EMPTY_MAPPINGS, unknown_key_error, unknown_option_error, unknown_word_error
 from scaleflow.config.words import make_override, prepare_words, quote_override, quote_value
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Split, name_command
@@ -235,7 +230,7 @@ def check_overrides(words: CommandWords) -> None:
                 continue
             known = known or list_keys_for(find_choices(typed, groups), search, in_all=not words.is_sweep)
             if key not in known:
-                raise unknown_typed_key_error(override, known, groups, loader)
+                raise unknown_word_error(override, known, groups, loader)
 
 
 def override_key(override: str) -> str:

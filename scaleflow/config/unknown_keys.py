@@ -43,9 +43,7 @@ def unknown_key_error(key: str, known: Iterable[str]) -> ConfigError:
     return ConfigError(f"{key}: there is no such key{suggest(key, known, '; --cfg job lists all keys')}")
 
 
-def unknown_typed_key_error(
-    override: Override, known: Sequence[str], groups: Sequence[str], loader: Any
-) -> ConfigError:
+def unknown_word_error(override: Override, known: Sequence[str], groups: Sequence[str], loader: Any) -> ConfigError:
     """Returns the error for an override of a key that does not exist, with what to type."""
     key, value = override.key_or_group, mask_override(override.input_line or "").partition("=")[2]
     parent, _, leaf = key.rpartition(".")

@@ -135,11 +135,6 @@ class Chart:
             )
         return self
 
-    def add_note(self, x: float, y: float, words: str) -> Chart:
-        """Adds a text that begins at a point."""
-        self._text(self._x(x), self._y(y), words, "start")
-        return self
-
     def to_svg(self) -> str:
         return wrap_svg(self.title, *self._size, self._parts)
 

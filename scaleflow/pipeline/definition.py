@@ -101,7 +101,7 @@ class DeclaredPipeline:
         if stage.command.composes:
             values["overrides"] = [*self.overrides, *(values.get("overrides") or [])]
         with name_line(stage.line):
-            resolved = resolve_values(values, self._make_root(stage), self.split_reference, read)
+            resolved = resolve_values(values, {**self.values, **stage.variables}, self.split_reference, read)
             if "overrides" in resolved:
                 words = zip(values["overrides"], resolved["overrides"], strict=True)
                 resolved["overrides"] = check_override_words(flatten_list([quote_result(*each) for each in words]))
@@ -117,11 +117,10 @@ class DeclaredPipeline:
     def resolve_condition(self, stage: Stage, read: ReadOutput) -> list[Any]:
         """Returns the values that a stage's condition compares. Raises ConfigError if one cannot be resolved."""
         values = {"when": stage.condition.interpolations if stage.condition else []}
-        resolved: list[Any] = resolve_values(values, self._make_root(stage), self.split_reference, read)["when"]
+        resolved: list[Any] = resolve_values(values, {**self.values, **stage.variables}, self.split_reference, read)[
+            "when"
+        ]
         return resolved
-
-    def _make_root(self, stage: Stage) -> dict[str, Any]:
-        return {**self.values, **stage.variables}
 
     def split_reference(self, path: str) -> tuple[str, list[str]]:
         """Returns the stage and the output that a reference names. Raises ConfigError if there is none."""
