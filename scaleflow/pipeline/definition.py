@@ -117,9 +117,8 @@ class DeclaredPipeline:
     def resolve_condition(self, stage: Stage, read: ReadOutput) -> list[Any]:
         """Returns the values that a stage's condition compares. Raises ConfigError if one cannot be resolved."""
         values = {"when": stage.condition.interpolations if stage.condition else []}
-        resolved: list[Any] = resolve_values(values, {**self.values, **stage.variables}, self.split_reference, read)[
-            "when"
-        ]
+        root = {**self.values, **stage.variables}
+        resolved: list[Any] = resolve_values(values, root, self.split_reference, read)["when"]
         return resolved
 
     def split_reference(self, path: str) -> tuple[str, list[str]]:
