@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.measure import Benchmark, Results, Row, WrongResultError, check_store, environment, row, say
-from scaleflow.cluster.tasks import environments
+from scaleflow.cluster.tasks import make_tf_config_environments
 from tests.cluster import engine
 from tests.cluster.machines import machines
 
@@ -54,7 +54,7 @@ def local(folder: Path) -> float:
 def by_tf_config(folder: Path) -> float:
     """Two launchers on loopback, started at once."""
     words = arguments("tf_config", folder)
-    return took([words] * WORKERS, environments({"worker": WORKERS}), folder, "tf_config")
+    return took([words] * WORKERS, make_tf_config_environments({"worker": WORKERS}), folder, "tf_config")
 
 
 def by_slurm(folder: Path) -> float:

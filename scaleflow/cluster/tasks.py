@@ -11,7 +11,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 
 
-def environments(roles: Mapping[str, int]) -> list[Mapping[str, str]]:
+def make_tf_config_environments(roles: Mapping[str, int]) -> list[Mapping[str, str]]:
     """Returns the environment variables of each process on this machine: TF_CONFIG, unless there is only one."""
     count = sum(roles.values())
     if count == 1:

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from scaleflow.cluster.network import port_is_free
-from scaleflow.cluster.tasks import environments, make_tf_config, make_tf_configs
+from scaleflow.cluster.tasks import make_tf_config, make_tf_config_environments, make_tf_configs
 from scaleflow.cluster.tf_config import parse_tf_config
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import TaskInfo
@@ -73,7 +73,7 @@ def test_impossible_options_are_refused(text: str | None, words: str) -> None:
 
 
 def test_local_workers_are_told_of_each_other() -> None:
-    told = [parse_tf_config(environment["TF_CONFIG"]) for environment in environments({"worker": 3})]
+    told = [parse_tf_config(environment["TF_CONFIG"]) for environment in make_tf_config_environments({"worker": 3})]
     assert [place.worker for place in told] == [0, 1, 2]
     assert len({place.peers for place in told}) == 1
     assert len(set(told[0].peers)) == 3
@@ -81,7 +81,7 @@ def test_local_workers_are_told_of_each_other() -> None:
 
 
 def test_a_single_worker_is_told_of_nobody() -> None:
-    assert environments({"worker": 1}) == [{}]
+    assert make_tf_config_environments({"worker": 1}) == [{}]
 
 
 def test_a_port_in_use_is_not_free() -> None:

@@ -238,7 +238,7 @@ def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_thread")
-def test_a_stage_is_a_line_with_its_duration_when_it_has_ended(log: Log, clock: Clock) -> None:
+def test_a_phase_is_a_line_with_its_duration_when_it_has_ended(log: Log, clock: Clock) -> None:
     display, new_lines = log
     display.begin_phase("importing TensorFlow", since=clock.now - 1)
     clock.now += 2.1
@@ -256,7 +256,7 @@ def test_a_stage_is_a_line_with_its_duration_when_it_has_ended(log: Log, clock: 
 
 
 @pytest.mark.usefixtures("no_thread")
-def test_a_workers_stages_are_measured_by_its_own_clock(log: Log, clock: Clock) -> None:
+def test_a_workers_phases_are_measured_by_its_own_clock(log: Log, clock: Clock) -> None:
     """They may be read late and together, and the clock of its machine may be wrong."""
     display, new_lines = log
     display.begin_phase("importing TensorFlow")
@@ -268,7 +268,7 @@ def test_a_workers_stages_are_measured_by_its_own_clock(log: Log, clock: Clock) 
 
 
 @pytest.mark.usefixtures("no_thread")
-def test_a_stage_in_which_the_run_fails_or_is_refused_has_no_line(log: Log, clock: Clock) -> None:
+def test_a_phase_in_which_the_run_fails_or_is_refused_has_no_line(log: Log, clock: Clock) -> None:
     display, new_lines = log
     for end in (RunRefused("no such column"), RunEnded("FAILED", "OSError")):
         display.show_event(PhaseBegan("reading house.csv"))
@@ -305,7 +305,7 @@ def test_a_log_says_what_goes_on_with_growing_pauses(log: Log, clock: Clock) -> 
 
 
 @pytest.mark.usefixtures("no_thread")
-def test_a_stage_of_a_day_fills_no_log(log: Log, clock: Clock) -> None:
+def test_a_phase_of_a_day_fills_no_log(log: Log, clock: Clock) -> None:
     display, new_lines = log
     display.begin_phase("reading house.csv")
     for _ in range(24 * 360):
@@ -315,7 +315,7 @@ def test_a_stage_of_a_day_fills_no_log(log: Log, clock: Clock) -> None:
 
 
 @pytest.mark.usefixtures("no_thread")
-def test_a_stage_that_has_just_begun_may_end_at_once(clock: Clock) -> None:
+def test_a_phase_that_has_just_begun_may_end_at_once(clock: Clock) -> None:
     stream = io.StringIO()
     display = JobDisplay(stream, 3)
     display.begin_phase("reading")
@@ -397,7 +397,7 @@ def test_with_a_debugger_in_the_terminal_no_thread_prints() -> None:
 
 
 @pytest.mark.usefixtures("no_thread")
-def test_workers_other_than_the_chief_show_no_stages(clock: Clock) -> None:
+def test_workers_other_than_the_chief_show_no_phases(clock: Clock) -> None:
     stream = io.StringIO()
     display = display_for(stream, is_chief=False)
     display.begin_phase("importing TensorFlow")
@@ -407,7 +407,7 @@ def test_workers_other_than_the_chief_show_no_stages(clock: Clock) -> None:
 
 
 @pytest.mark.usefixtures("no_thread")
-def test_a_job_of_a_sweep_shows_a_stage_only_if_it_takes_long(clock: Clock) -> None:
+def test_a_job_of_a_sweep_shows_a_phase_only_if_it_takes_long(clock: Clock) -> None:
     stream = io.StringIO()
     display = JobDisplay(stream, 3)
     display.begin_phase("reading house.csv")
@@ -480,7 +480,7 @@ def test_the_bar_is_gone_and_the_cursor_back_at_the_end() -> None:
 
 
 @pytest.mark.usefixtures("colours")
-def test_a_spinner_shows_the_stage_and_leaves_a_line() -> None:
+def test_a_spinner_shows_the_phase_and_leaves_a_line() -> None:
     stream = Terminal()
     display = BarDisplay(stream)
     display.show_event(PhaseBegan("reading [1].csv", time=1000))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from scaleflow.cluster.gpus import gpu_environments, visible_gpus
-from scaleflow.cluster.tasks import count_processes, environments
+from scaleflow.cluster.tasks import count_processes, make_tf_config_environments
 from scaleflow.cluster.tf_config import TF_CONFIG
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.events import Event, RunEnded, RunReady, RunRefused
@@ -78,7 +78,7 @@ def make_worker_specs(spec: RunSpec) -> tuple[list[RunSpec], list[Mapping[str, s
     roles, options = count_processes(plan), plan.hardware
     count = sum(roles.values())
     gpus = visible_gpus(spec.environment) if count > 1 and options.name not in ("cpu", "tpu") else []
-    variables = zip(environments(roles), gpu_environments(roles, options, gpus), strict=True)
+    variables = zip(make_tf_config_environments(roles), gpu_environments(roles, options, gpus), strict=True)
     specs = [replace(spec, worker=number) for number in range(count)]
     return specs, [{**spec.environment, **peers, **devices} for peers, devices in variables]
 
