@@ -148,10 +148,6 @@ STRATEGIES: Mapping[str, Judge] = {
 }
 
 
-def judge_float32(machine: MachineFacts) -> Verdict:
-    return dtype_failure("float32", machine) or Verdict(True, "works on every device")
-
-
 def judge_mixed_float16(machine: MachineFacts) -> Verdict:
     on_tpu = "; refused on the TPU" if machine.tpu and not machine.no_tpu else ""
     on_cpu = f"correct, but slow on a CPU; precision=mixed selects bfloat16{on_tpu}"
@@ -195,7 +191,7 @@ def dtype_failure(dtype: str, machine: MachineFacts) -> Verdict | None:
 
 
 PRECISIONS: Mapping[str, Judge] = {
-    "float32": judge_float32,
+    "float32": lambda machine: dtype_failure("float32", machine) or Verdict(True, "works on every device"),
     "mixed": judge_mixed,
     "mixed_float16": judge_mixed_float16,
     "mixed_bfloat16": judge_mixed_bfloat16,

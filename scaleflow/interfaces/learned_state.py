@@ -21,6 +21,9 @@ MOVED_MODULES = {
     "scaleflow.dataset.text": "scaleflow.dataset.reading.text",
 }
 
+#: The module that a record names for the one of today, so that earlier versions read it, too.
+RECORDED_MODULES = {"scaleflow.dataset.batches.preprocessing": "scaleflow.dataset.pipeline.preprocessing"}
+
 #: A message names at most this many new words or classes.
 NAMED = 5
 
@@ -76,7 +79,10 @@ class LearnedState:
             "format": FORMAT,
             "inputs": [{"name": name, **asdict(each)} for name, each in name_leaves(self.inputs).items()],
             "outputs": [{"name": name, **asdict(each)} for name, each in name_leaves(self.outputs).items()],
-            "preprocessing": {name: asdict(each) for name, each in self.preprocessing.items()},
+            "preprocessing": {
+                name: {**asdict(each), "path": replace_module(each.path, RECORDED_MODULES)}
+                for name, each in self.preprocessing.items()
+            },
             "source": self.source,
             "reading": dict(self.reading),
             "splits": {name: dict(each) for name, each in self.splits.items()},
@@ -95,7 +101,10 @@ class LearnedState:
             return cls(
                 parse_leaves(record["inputs"], Inputs),
                 parse_leaves(record["outputs"], Outputs),
-                {name: parse_preprocessing(each) for name, each in record["preprocessing"].items()},
+                {
+                    name: LearnedPreprocessing(**{**each, "path": replace_module(each["path"], MOVED_MODULES)})
+                    for name, each in record["preprocessing"].items()
+                },
                 record["source"],
                 record["reading"],
                 record["splits"],
@@ -154,10 +163,10 @@ class EarlierState:
         return self.state.reading if self.state.source == name_class(source) else {}
 
 
-def parse_preprocessing(record: Mapping[str, Any]) -> LearnedPreprocessing:
-    """Parses one preprocessing of a record, and names the module that its class is in today."""
-    module, _, name = record["path"].rpartition(".")
-    return LearnedPreprocessing(**{**record, "path": f"{MOVED_MODULES.get(module, module)}.{name}"})
+def replace_module(path: str, modules: Mapping[str, str]) -> str:
+    """Returns the dotted name of a class with its module replaced, if there is another one for it."""
+    module, _, name = path.rpartition(".")
+    return f"{modules.get(module, module)}.{name}"
 
 
 def extend_classes(outputs: Outputs, found: Iterable[str]) -> Outputs:

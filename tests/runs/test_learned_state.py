@@ -17,7 +17,7 @@ from scaleflow.interfaces import (
     name_class,
     to_plain,
 )
-from scaleflow.interfaces.learned_state import MOVED_MODULES
+from scaleflow.interfaces.learned_state import MOVED_MODULES, RECORDED_MODULES
 from scaleflow.runs.learned_state import read_learned_state, to_files, write_learned_state
 
 SINGLE = LearnedState(Inputs((3,), scale=1 / 255), Outputs("regression", (1,), scaling=(1.5, 0.1)))
@@ -102,3 +102,10 @@ def test_preprocessing_classes_of_earlier_records_are_found_where_they_are_today
         found = LearnedState.from_json(record).preprocessing["words/title"]
         assert found.path == f"{module}.Some"
         assert find_spec(module) is not None
+
+
+def test_a_record_keeps_the_module_that_earlier_versions_know() -> None:
+    record = SEVERAL.to_json()
+    for written in RECORDED_MODULES.values():
+        record["preprocessing"]["words/title"]["path"] = f"{written}.Some"
+        assert LearnedState.from_json(record).to_json() == record

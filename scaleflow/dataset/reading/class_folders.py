@@ -16,7 +16,7 @@ from scaleflow.dataset.reading.division import Division, is_by_target, read_path
 from scaleflow.dataset.reading.files import (
     class_names,
     describe_unused,
-    draw_test_examples,
+    draw_rows,
     find_data_dir,
     find_split_folders,
     has_suffix,
@@ -169,7 +169,8 @@ def draw_test_files(whole: LabeledFiles, division: Division) -> dict[str, Labele
     is_test = np.zeros(len(whole.labels), bool)
     for label in np.unique(whole.labels):
         of_class = np.flatnonzero(whole.labels == label)
-        is_test[of_class[draw_test_examples(len(of_class), division.test, division.seed)]] = True
+        drawn = draw_rows(len(of_class), division.test, (division.seed, 0x7E57), len(of_class))
+        is_test[of_class[drawn]] = True
     if not is_test.any():
         raise ConfigError(
             f"dataset.test={division.test:g}: leaves no file to test on; use a larger fraction, or 0 for no test split"

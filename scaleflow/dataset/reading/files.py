@@ -215,11 +215,6 @@ def list_splits(files: Mapping[str, Sequence[str]], test: float) -> tuple[str, .
     return tuple(files) if ALL not in files else ("train", "test") if test else ("train",)
 
 
-def draw_test_examples(count: int, fraction: float, seed: int) -> np.ndarray[Any, Any]:
-    """Returns which examples form the test split: [count] bool."""
-    return draw_rows(count, fraction, (seed, 0x7E57), count)
-
-
 def draw_rows(
     count: int, fraction: float, seeds: Sequence[int], together: int = DRAWN_TOGETHER
 ) -> np.ndarray[Any, Any]:
