@@ -256,7 +256,7 @@ def normalize_config(config: Any, dirs: Sequence[str | Path]) -> ComposedConfig:
         resolved.pop("hydra", None)
     folders = [str(Path(each).absolute()) for each in dirs]
     choices = {**infer_choices(resolved), **read_app_choices()}
-    return ComposedConfig(resolved, choices, [*user_module_folders(), *folders], default_folder())
+    return ComposedConfig(resolved, choices, [*user_module_folders(), *folders], folder=default_folder())
 
 
 def infer_choices(config: DictConfig) -> dict[str, str]:
@@ -392,7 +392,7 @@ def read_sweep(folder: Path, status: Status) -> SweepResult:
     run = Run(folder)
     jobs = tuple(read_job(folder, entry) for entry in Ledger.load(RunFolder(folder)).entries)
     best = next((job for job in jobs if str(job.number) == run.state.tags.get(BEST)), None)
-    return SweepResult(status, run.run_id, folder, jobs, best)
+    return SweepResult(status, run.run_id, folder, jobs=jobs, best=best)
 
 
 def read_job(folder: Path, entry: LedgerEntry) -> JobResult:

@@ -131,7 +131,7 @@ def find_runs(roots: Sequence[Path], least_age: float, only_checkpoints: bool) -
     """Returns the runs in some folders, the largest first, with what may be done with each."""
     folders = list(dict.fromkeys(folder for root in roots for folder in find_run_folders(root)))
     store = StoreCheck()
-    runs = {folder: describe_folder(folder, least_age, only_checkpoints, store) for folder in folders}
+    runs = {folder: describe_folder(folder, least_age, only_checkpoints, store=store) for folder in folders}
     stores = {sqlite_file(str(RunFolder(folder).read_record().get("uri"))) for folder in folders} - {None}
     for folder, run in runs.items():
         if any(file is not None and file.is_relative_to(folder) for file in stores):
@@ -151,7 +151,7 @@ def describe_folder(folder: Path, least_age: float, only_checkpoints: bool, stor
     own, others = list_deletable(files, only_checkpoints)
     size = sum(measure(path) for path in own)
     age = time.time() - state.time / 1000
-    run = FoundRun(folder, state.status, "", size, age)
+    run = FoundRun(folder, state.status, "", bytes=size, age=age)
     if is_locked(files):
         run.state = "running"
     elif not state.is_ready:

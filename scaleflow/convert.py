@@ -97,11 +97,11 @@ def convert_tracked_model(words: CommandWords, display: Display, stop: StopReque
     with tempfile.TemporaryDirectory(prefix="scaleflow-convert-") as folder:
         exported = download_exported(run.tracker, run.model, Path(folder))
         spec = RunSpec(plan, Path(folder), time.time())
-        formats = export_formats(spec, exported, display.show_event, stop.is_set)
+        formats = export_formats(spec, exported, display.show_event, should_stop=stop.is_set)
         if not stop.is_set():
             display.begin_phase("recording the formats in MLflow")
             try:
-                log_formats(run.tracker, run.model, formats, make_format_table(formats))
+                log_formats(run.tracker, run.model, formats, table=make_format_table(formats))
             except Exception as error:  # a store may raise anything
                 raise RunError(f"the formats could not be recorded: {mask_secrets(read_reason(error))}") from error
     return Conversion(run, formats)

@@ -123,7 +123,7 @@ def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -
         events = supervise_worker(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop, display)
         if stop.is_set():
             return stop.exit_code
-        return record_evaluation(run, events, display, is_new)
+        return record_evaluation(run, events, display, is_new=is_new)
 
 
 def has_new_data(tracked: Mapping[str, Any], config: Mapping[str, Any], typed: Collection[str]) -> bool:

@@ -103,7 +103,7 @@ def generate_text(
         ConfigError: if there is no such run, it is no language model, the prompt is empty or has words that the run
             does not know, or a value is out of its range.
     """
-    sampling = Sampling(tokens, temperature, top_k, top_p, seed)
+    sampling = Sampling(tokens, temperature, top_k, top_p=top_p, seed=seed)
     sampling.check()
     overrides = [] if uri is None else [make_override("tracking.uri", uri)]
     typed = argparse.Namespace(run_id=str(run_id), overrides=overrides, prompt=prompt)

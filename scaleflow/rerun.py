@@ -112,7 +112,7 @@ class ExactRerun:
         for line in exact.describe_categories(differences, list_unknown(self._run.states[0])):
             display.print_line(to_printable(line))
         can_check_out = self._checkout is None and self._run.states[0].code.is_kept
-        exact.refuse_differences(self._run, differences, self.despite, can_check_out)
+        exact.refuse_differences(self._run, differences, self.despite, can_check_out=can_check_out)
         return composed
 
     def judge(self, folder: Path) -> int:

@@ -211,7 +211,7 @@ def check_dataset(source: Source, limit: int = 64, options: Dataset | None = Non
             refuse_not_finite(name, x, y)
             first = first or (x, y)
     assert first is not None
-    return Checked(splits.counts(), splits.inputs, source.outputs, first)
+    return Checked(splits.counts(), splits.inputs, source.outputs, batch=first)
 
 
 def refuse_not_finite(split: str, *batch: Any) -> None:
@@ -251,7 +251,7 @@ def check_model(
 
     source = Tiny(inputs, outputs)
     name = getattr(factory, "__name__", "the factory")
-    check_arguments(Target("model", name, arguments), factory, 2, dict(arguments))
+    check_arguments(Target("model", name, arguments), factory, 2, arguments=dict(arguments))
     net: keras.Model = model.make_model(functools.partial(factory, **arguments), source.inputs, source.outputs)
     batch = made_up(source.inputs, BATCH)
     with tf.GradientTape() as tape:
@@ -265,7 +265,7 @@ def check_model(
         raise ConfigError(f"model: {', '.join(unused)} of {name} have no influence on its output")
     with tempfile.TemporaryDirectory() as folder:
         policy = keras.config.dtype_policy().name
-        model.write_model(net, source.inputs, source.outputs, batch, policy, Path(folder, "model"))
+        model.write_model(net, source.inputs, source.outputs, batch=batch, policy=policy, folder=Path(folder, "model"))
     return net
 
 
@@ -304,7 +304,7 @@ def check_step(
             f"training.step: {step.__name__} is a class; test it with one_step('training.step={{_target_: ...}}')"
         )
     name = getattr(step, "__name__", "the step")
-    check_arguments(Target("training.step", name, arguments), step, 3, dict(arguments))
+    check_arguments(Target("training.step", name, arguments), step, 3, arguments=dict(arguments))
     source = Tiny(inputs, outputs, BATCH)
     make = factory or functools.partial(build, units=[])
     net = model.make_model(make, source.inputs, source.outputs, has_step=True)

@@ -137,7 +137,7 @@ class OptunaSweeper(Sweeper):
         OmegaConf.save(self._config, folder / "multirun.yaml")
         mask_sweep_config(folder / "multirun.yaml")
         study = self._study(folder)
-        self._search(study, space, fixed, folder)
+        self._search(study, space, fixed, folder=folder)
         return self._best(study, folder)
 
     def _study(self, folder: Path) -> optuna.Study:
@@ -362,7 +362,7 @@ def choose_direction(typed: str | None, config: DictConfig) -> str:
 
     metric, mode = (OmegaConf.select(config, f"sweep.{key}") for key in ("metric", "mode"))
     if typed is None:
-        chosen = choose_mode(metric, str(mode), None, ()) if isinstance(metric, str) else "min"
+        chosen = choose_mode(metric, str(mode), None, runs=()) if isinstance(metric, str) else "min"
         if chosen is None:
             raise HydraException(
                 f"sweep.metric={metric}: scaleflow does not know whether larger values are better; set "

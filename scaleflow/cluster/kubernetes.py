@@ -80,7 +80,7 @@ def make_pod_config(environment: Mapping[str, str], servers: int, port: int) -> 
     index, pods = (read_number(environment, name) for name in (INDEX, PODS))
     if index >= pods:
         raise ConfigError(f"{INDEX}={index}: expected 0 to {pods - 1}, since {PODS}={pods}; {MANIFEST_HINT}")
-    check_enough(PODS, pods, servers, "use a Job of {least} pods or more")
+    check_enough(PODS, pods, servers, instead="use a Job of {least} pods or more")
     job = environment[JOB]
     return make_tf_config(index, [f"{job}-{pod_index}.{job}:{port}" for pod_index in range(pods)], servers)
 
@@ -111,7 +111,7 @@ def manifest(
     elif folder is not None:
         words = [*words, f'hydra.run.dir="{folder}"']
     command = pod_command(words, folder if cluster.volume else None)
-    documents = [service(cluster), job(cluster, pods, command, grace_seconds)]
+    documents = [service(cluster), job(cluster, pods, command, grace_seconds=grace_seconds)]
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -313,31 +313,31 @@ ENGINE = ClusterEngine(
             ("checkpoint.max_seconds", "cluster"),
             lambda p: p.checkpoint.max_seconds is not None,
             "a pod that stops at this limit looks preempted, and Kubernetes starts it again at once",
-            "set activeDeadlineSeconds in the Job, and leave it null",
+            instead="set activeDeadlineSeconds in the Job, and leave it null",
         ),
         Rule(
             ("cluster.image", "cluster"),
             lambda p: lacks_key(p, "image"),
             "a pod needs an image with Python, scaleflow and your code",
-            "set cluster.image=REGISTRY/IMAGE:TAG",
+            instead="set cluster.image=REGISTRY/IMAGE:TAG",
         ),
         Rule(
             ("cluster.volume", "checkpoint"),
             lambda p: lacks_key(p, "volume") and p.checkpoint.name != "none",
             "without a volume the run's folder, with its checkpoints, is deleted with the pod",
-            "set cluster.volume to a PersistentVolumeClaim that all pods can write to, or use checkpoint=none",
+            instead="set cluster.volume to a PersistentVolumeClaim that all pods can write to, or use checkpoint=none",
         ),
         Rule(
             ("cluster.volume", "strategy"),
             lambda p: lacks_key(p, "volume") and p.strategy.has_coordinator,
             "the pods of servers read in the run's folder whether the coordinator has finished",
-            "set cluster.volume to a PersistentVolumeClaim that all pods can write to",
+            instead="set cluster.volume to a PersistentVolumeClaim that all pods can write to",
         ),
         Rule(
             ("tracking.uri", "cluster.env_from", "cluster"),
             lambda p: lacks_key(p, "env_from") and not p.tracking.uri and p.tracking.name != "none",
             "the store would be a file in the first pod, which is deleted with the pod",
-            "set tracking.uri to a server, or cluster.env_from to a Secret with MLFLOW_TRACKING_URI, or use "
+            instead="set tracking.uri to a server, or cluster.env_from to a Secret with MLFLOW_TRACKING_URI, or use "
             "tracking=none",
         ),
     ),

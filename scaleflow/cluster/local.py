@@ -14,7 +14,7 @@ ENGINE = ClusterEngine(
             ("cluster.workers", "cluster"),
             lambda p: (p.cluster.workers or 1) > MAX_LOCAL_WORKERS,
             f"one machine runs at most {MAX_LOCAL_WORKERS} workers",
-            "use cluster=ray, slurm or kubernetes for more",
+            instead="use cluster=ray, slurm or kubernetes for more",
         ),
     ),
 )

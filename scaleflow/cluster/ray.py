@@ -313,19 +313,19 @@ ENGINE = ClusterEngine(
             ("cluster.min_workers", "cluster.workers"),
             lambda p: (ray_options(p).min_workers or 0) > (p.cluster.workers or 2),
             "the run would start with fewer workers than the minimum",
-            "use more cluster.workers, or a smaller cluster.min_workers",
+            instead="use more cluster.workers, or a smaller cluster.min_workers",
         ),
         Rule(
             ("cluster.min_workers", "strategy"),
             lambda p: ray_options(p).min_workers is not None and not p.strategy.has_several_processes,
             "this strategy runs in one process",
-            "use strategy=multi_worker or parameter_server, or leave it null",
+            instead="use strategy=multi_worker or parameter_server, or leave it null",
         ),
         Rule(
             ("debug.inline", "cluster"),
             lambda p: p.debug.inline,
             "Ray can run the process on a machine without the debugger's terminal",
-            "use cluster=local",
+            instead="use cluster=local",
         ),
     ),
 )

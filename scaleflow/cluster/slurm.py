@@ -53,7 +53,7 @@ def make_task_config(environment: Mapping[str, str], servers: int) -> str:
             f"({DISTRIBUTION}={order}, {TASKS_PER_NODE}={environment[TASKS_PER_NODE]}, task {task} on machine {node}); "
             "use srun --distribution=block"
         )
-    check_enough(COUNT, count, servers, "use srun --ntasks={least} or more")
+    check_enough(COUNT, count, servers, instead="use srun --ntasks={least} or more")
     hosts, ports = expand_node_list(environment[NODES]), choose_ports(environment, max(per_node))
     peers = [f"{hosts[node]}:{ports[place]}" for node, place in places]
     return make_tf_config(task, peers, servers)
@@ -156,6 +156,6 @@ ENGINE = ClusterEngine(
         " ".join(filter(None, ("scaleflow", plan.tracking.run_name))),
         tasks,
         [shlex.quote(word) for word in (sys.executable, "-m", "scaleflow", *words)],
-        folder,
+        folder=folder,
     ),
 )

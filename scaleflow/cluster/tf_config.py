@@ -49,9 +49,9 @@ def parse_tf_config(text: str | None) -> TaskInfo:
         raise ConfigError(f"TF_CONFIG: cluster.chief={format_json(peers['chief'])}: expected one address")
     addresses = tuple(itertools.chain(*peers.values()))
     if task.get("type") == EVALUATOR:
-        return TaskInfo(0, addresses, len(peers["ps"]), "here")
+        return TaskInfo(0, addresses, len(peers["ps"]), evaluator="here")
     return TaskInfo(
-        task_index(cluster, task), addresses, len(peers["ps"]), "elsewhere" if EVALUATOR in cluster else None
+        task_index(cluster, task), addresses, len(peers["ps"]), evaluator="elsewhere" if EVALUATOR in cluster else None
     )
 
 
@@ -111,7 +111,7 @@ ENGINE = ClusterEngine(
             ("strategy", "cluster"),
             lambda p: p.strategy.has_coordinator and not (p.task and p.task.servers),
             "TF_CONFIG names no parameter servers (ps)",
-            "add a chief, worker and ps, or use strategy=multi_worker",
+            instead="add a chief, worker and ps, or use strategy=multi_worker",
         ),
     ),
 )

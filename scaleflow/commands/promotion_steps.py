@@ -144,7 +144,7 @@ def promote_if_better(
     if on is None:
         plan = make_evaluation_plan(run.reuse_config(words, SECTIONS), run.store)
     else:
-        plan = make_plan_on(on, run, words, SECTIONS)
+        plan = make_plan_on(on, run, words, sections=SECTIONS)
     with tempfile.TemporaryDirectory(prefix="scaleflow-promote-") as folder:
         try:
             candidate = Candidate(
@@ -242,7 +242,7 @@ class Candidate:
             if is_dry:
                 return found
             self.display.begin_phase("recording the decision in MLflow")
-            if (done := carry_out_decision(registry, self.tracker, found, self.folder)) is not None:
+            if (done := carry_out_decision(registry, self.tracker, found, folder=self.folder)) is not None:
                 return done
         raise RunError(
             f"--model {self.name}: other commands have changed the champion {TRIES} times meanwhile; try again"
@@ -271,7 +271,7 @@ class Candidate:
                 shown = ", ".join(sorted(name for name in known if name.startswith(("test/", SLICE)))[:20])
                 raise ConfigError(f"promotion.at_least: the run has no {key}; it has {shown or 'none'}")
             value, metric = known[key]
-            found.append(check_floor(key, value, floor, guess_mode(f"/{metric}") == "min"))
+            found.append(check_floor(key, value, floor, is_error=guess_mode(f"/{metric}") == "min"))
         return found
 
     def read_slices(self) -> dict[str, tuple[float, str]]:

@@ -60,7 +60,7 @@ def check_out(run: Run, folder: Path) -> Checkout:
         folder.mkdir(parents=True, exist_ok=True)
         mark.write_text(name)
     masked: list[str] = []
-    folders = dict.fromkeys(restore_modules(run, folder.resolve(), is_earlier, masked))
+    folders = dict.fromkeys(restore_modules(run, folder.resolve(), is_earlier, masked=masked))
     if masked:
         notes.append(
             f"secrets are masked in {', '.join(masked)}; if they are needed, complete them and repeat the command"

@@ -98,7 +98,7 @@ class PairedPredictions:
         `metric` is its name without the split, and `values` are what the runs reported.
         """
         output, _, name = metric.rpartition("/")
-        pairs = [list_values(each, output, name, rows) for each, rows in self._runs]
+        pairs = [list_values(each, output, name, rows=rows) for each, rows in self._runs]
         for candidates in zip(*pairs, strict=False):
             computed = [each.compute() for each in candidates]
             if np.allclose(computed, values, rtol=SAME, atol=SAME):

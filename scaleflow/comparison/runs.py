@@ -45,15 +45,15 @@ def compare_loaded(first: Run, second: Run) -> Comparison:
         first.label,
         second.label,
         {each.name: (each.before, each.now) for each in compare(before, now, ("settings",))},
-        code,
-        {each.name: text for each in code if (text := diff_module(each.name, first, second))},
-        [each for each in launch if each.category == "packages"],
-        [*list_value_changes("data", describe_data_of(before.data), describe_data_of(now.data)),
+        code=code,
+        code_diff={each.name: text for each in code if (text := diff_module(each.name, first, second))},
+        packages=[each for each in launch if each.category == "packages"],
+        data=[*list_value_changes("data", describe_data_of(before.data), describe_data_of(now.data)),
          *compare_files(name_files(before), name_files(now))],
-        [each for each in launch if each.category == "machine"],
-        compare_metrics(first, second),
-        judge_runs(first, second),
-        {name: each for name, each in unknown.items() if each},
+        machine=[each for each in launch if each.category == "machine"],
+        results=compare_metrics(first, second),
+        verdict=judge_runs(first, second),
+        unknown={name: each for name, each in unknown.items() if each},
     )  # fmt: skip
 
 

@@ -109,7 +109,7 @@ def render(comparison: Comparison, most: int | None) -> Iterator[RenderableType]
     head.add_row("second", Text(to_printable(comparison.second), overflow="fold"))
     yield head
     rows = [[key, shorten(before), shorten(now)] for key, (before, now) in comparison.config.items()]
-    yield from make_section("config", ["key", "first", "second"], rows, most)
+    yield from make_section("config", ["key", "first", "second"], rows, most=most)
     for category in CATEGORIES:
         differences: Sequence[Difference] = getattr(comparison, category)
         missing = [name for name, each in comparison.unknown.items() if category in each]
@@ -117,15 +117,15 @@ def render(comparison: Comparison, most: int | None) -> Iterator[RenderableType]
             yield Text(f"\n{category}: {NOT_KNOWN}; the {' and the '.join(missing)} run has no record of it")
         elif category == "code":
             rows = [[each.name, describe_change(each)] for each in differences]
-            yield from make_section(category, ["file", "what"], rows, most)
+            yield from make_section(category, ["file", "what"], rows, most=most)
             for text in comparison.code_diff.values():
                 yield color_diff(text.splitlines(), most and MOST_LINES)
         else:
             rows = [[each.name, shorten(each.before), shorten(each.now)] for each in differences]
-            yield from make_section(category, ["what", "first", "second"], rows, most)
+            yield from make_section(category, ["what", "first", "second"], rows, most=most)
     metrics = [each for each in comparison.results if not each.name.startswith("perf/") or each.name in SHOWN_SPEED]
     rows = [render_metric(each) for each in (metrics if most else comparison.results)]
-    yield from make_section("results", ["metric", "first", "second", "difference", "more than noise"], rows, most)
+    yield from make_section("results", ["metric", "first", "second", "difference", "more than noise"], rows, most=most)
     yield Text(f"\nreproduced: {describe_verdict(comparison.verdict)}")
 
 

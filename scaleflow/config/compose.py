@@ -230,7 +230,7 @@ def check_overrides(words: CommandWords) -> None:
                 continue
             known = known or list_keys_for(find_choices(typed, groups), search, in_all=not words.is_sweep)
             if key not in known:
-                raise unknown_word_error(override, known, groups, loader)
+                raise unknown_word_error(override, known, groups, loader=loader)
 
 
 def override_key(override: str) -> str:
@@ -360,7 +360,7 @@ def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] =
     check_single_run(config)
     with open_dict(config):
         del config["hydra"]
-    return ComposedConfig(config, choices, list_own_folders(config_dirs), folder, words)
+    return ComposedConfig(config, choices, list_own_folders(config_dirs), folder=folder, words=words)
 
 
 def compose_sweep(words: CommandWords) -> tuple[HydraContext, DictConfig]:

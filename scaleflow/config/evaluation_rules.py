@@ -38,7 +38,7 @@ OBSTACLES: Sequence[tuple[str, Callable[[Plan], bool], str, str]] = (
 
 def make_rule(key: str, obstacle: tuple[str, Callable[[Plan], bool], str, str]) -> Rule:
     other, applies, why, advice = obstacle
-    return Rule((key, other), lambda p: key in p.evaluation.learned and applies(p), why, advice + ADVICE[key])
+    return Rule((key, other), lambda p: key in p.evaluation.learned and applies(p), why, instead=advice + ADVICE[key])
 
 
 #: Functions that a name alone may be, in a config that somebody else may have written.
@@ -55,13 +55,13 @@ EVALUATION_RULES: Sequence[Rule] = (
         ("evaluation.metrics",),
         has_unknown_metric,
         "a name alone is that of a metric of scikit-learn, such as sklearn.metrics.cohen_kappa_score",
-        "write a function of yours as {_target_: my_code.cost}",
+        instead="write a function of yours as {_target_: my_code.cost}",
     ),
     Rule(
         ("evaluation.threshold",),
         lambda p: isinstance(p.evaluation.threshold, ThresholdGoal) and not p.evaluation.threshold.is_one,
         "a threshold has one goal",
-        "give one of {recall: 0.9}, {precision: 0.8} and {cost: [5, 1]}, of a miss and of a false alarm",
+        instead="give one of {recall: 0.9}, {precision: 0.8} and {cost: [5, 1]}, of a miss and of a false alarm",
     ),
     *(make_rule(key, obstacle) for key in ADVICE for obstacle in OBSTACLES),
 )

@@ -45,7 +45,7 @@ def parse_section(cls: type[T], section: object, key: str) -> T:
     values: dict[str, Any] = {"target": parse_target(others, key)} if has_target else {}
     for name, value in section.items():
         if name in known:
-            values[name] = parse_value(value, hints[name], f"{key}.{name}", known[name].metadata)
+            values[name] = parse_value(value, hints[name], f"{key}.{name}", limits=known[name].metadata)
     return cls(**values)
 
 

@@ -51,7 +51,7 @@ def find_version_rules(find_version: Callable[[str], str] = version) -> tuple[Ru
         if to_series(installed) < least:
             name = f"{package.capitalize()} {'.'.join(map(str, least))}"
             reason = f"this needs {name} or newer, and {installed} is installed"
-            rules.append(Rule((key,), is_needed, reason, f"{instead}, or install {name}"))
+            rules.append(Rule((key,), is_needed, reason, instead=f"{instead}, or install {name}"))
     return tuple(rules)
 
 
@@ -103,13 +103,13 @@ def make_key_rules(*engines: ClusterEngine) -> Sequence[Rule]:
             ("cluster.cpus", "cluster.gpus", "cluster"),
             lambda p: not find_engine(p.cluster).assigns_resources and bool(p.cluster.cpus or p.cluster.gpus),
             f"only {' and '.join(map(str.capitalize, assigning))} assign cores and GPUs to processes",
-            f"use hardware.devices and hardware.intra_op_threads, or cluster={' or '.join(assigning)}",
+            instead=f"use hardware.devices and hardware.intra_op_threads, or cluster={' or '.join(assigning)}",
         ),
         Rule(
             ("cluster.submit", "cluster"),
             lambda p: p.cluster.submit is not None and find_engine(p.cluster).render_job is None,
             f"scripts can be written only for {' and '.join(map(str.capitalize, submitting))}",
-            f"use cluster={' or '.join(submitting)}, or leave it null",
+            instead=f"use cluster={' or '.join(submitting)}, or leave it null",
         ),
     )
 
@@ -122,7 +122,7 @@ def make_key_rule(engine: ClusterEngine) -> Rule:
         (*(f"cluster.{key}" for key in shown), "cluster"),
         lambda p: has_foreign_keys(p, engine),
         f"{named}these keys are only for {engine.place}",
-        f"use cluster={engine.name}, or remove them",
+        instead=f"use cluster={engine.name}, or remove them",
     )
 
 
@@ -157,11 +157,11 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
     sections = {key: value for key, value in config.items() if key not in parsed}
     plan = Plan(
         **parsed,
-        seed=parse_value(sections.pop("seed", 0), int, "seed", {"at_least": 0, "at_most": MAX_INT}),
+        seed=parse_value(sections.pop("seed", 0), int, "seed", limits={"at_least": 0, "at_most": MAX_INT}),
         choices=choices,
         config=config,
         search=search,
-        resume=parse_value(sections.pop("resume", None), str | None, "resume", {}),
+        resume=parse_value(sections.pop("resume", None), str | None, "resume", limits={}),
         resume_data=parse_value(sections.pop("resume_data", "same"), Literal["same", "changed"], "resume_data", {}),
         resume_code=parse_value(sections.pop("resume_code", "same"), Literal["same", "changed"], "resume_code", {}),
         trusted_modules=parse_value(sections.pop("trusted_modules", None), list[str] | None, "trusted_modules", {}),
@@ -207,7 +207,7 @@ def select_cluster_keys(section: Any) -> tuple[type[Cluster], Any]:
     """
     given, engines = section if isinstance(section, Mapping) else {}, list_engines()
     names: Any = tuple(engines)
-    own = engines[parse_value(given.get("name", Cluster.name), Literal[names], "cluster.name", {})]
+    own = engines[parse_value(given.get("name", Cluster.name), Literal[names], "cluster.name", limits={})]
     foreign = {key for engine in engines.values() for key in engine.own_keys if key not in own.own_keys}
     return own.section, {key: value for key, value in given.items() if key not in foreign} if given else section
 
@@ -271,7 +271,7 @@ def check_optimizer_arguments(target: Target) -> None:
     if re.match(r"(tensorflow\.)?keras\.optimizers\.|scaleflow\.", target.path):
         for pattern, hint, limits in OPTIMIZER_ARGUMENTS:
             for name in filter(re.compile(pattern).fullmatch, target.arguments):
-                parse_value(target.arguments[name], hint, f"optimizer.{name}", limits)
+                parse_value(target.arguments[name], hint, f"optimizer.{name}", limits=limits)
 
 
 def find_batch_multiple(plan: Plan) -> int:

@@ -31,7 +31,7 @@ def bind_target(target: Target, given: int = 0, offered: Collection[str] = ()) -
             f"{target.key}._target_={target.path}: this is a {type(loaded).__name__}, expected a class or a function"
         )
     arguments = {name: build_nested(target, name, value) for name, value in target.arguments.items()}
-    check_arguments(target, loaded, given, arguments, offered)
+    check_arguments(target, loaded, given, arguments=arguments, offered=offered)
     return functools.partial(loaded, **to_floats(loaded, arguments))
 
 

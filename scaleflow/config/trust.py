@@ -175,10 +175,10 @@ def check_values(config: Any, own: Collection[str], trusted: Sequence[str], key:
                     f"{key}.{name}={format_value(value)}: is rejected, because it comes from a tracked run and "
                     f"can choose code to run; type {key}=... instead"
                 )
-            check_values(value, own, trusted, f"{key}.{name}" if key else str(name))
+            check_values(value, own, trusted, key=f"{key}.{name}" if key else str(name))
     elif isinstance(config, list | tuple):
         for index, value in enumerate(config):
-            check_values(value, own, trusted, f"{key}.{index}")
+            check_values(value, own, trusted, key=f"{key}.{index}")
     elif isinstance(config, str | bytes | PurePath):  # YAML has tags for all of them
         check_trusted_text(key, os.fsdecode(config), trusted)
 

@@ -163,7 +163,7 @@ def draw_column(name: str, kind: ColumnKind, groups: Mapping[str, Array]) -> Ite
         for group, values in known.items()
     }
     ticks = [(place, format_number(low + place * (edges[-1] - low))) for place in (0.0, 0.5, 1.0)]
-    yield Drawing("", name, draw_strips(name, heights, ticks), kind.measure)
+    yield Drawing("", name, draw_strips(name, heights, ticks), caption=kind.measure)
 
 
 def draw_strips(
@@ -182,7 +182,7 @@ def draw_strips(
     for row, (name, heights) in enumerate(groups.items()):
         bottom = (row + 1) * HEIGHT
         step = width / len(heights)
-        parts.append(text(LEFT - 8, bottom - 8, shorten_name(name)[:18], "end"))
+        parts.append(text(LEFT - 8, bottom - 8, shorten_name(name)[:18], anchor="end"))
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{LEFT + width}" y1="{bottom}" y2="{bottom}"/>')
         for n, share in enumerate(heights):
             size = float(share) / top * (HEIGHT - 6)
@@ -192,9 +192,9 @@ def draw_strips(
     for place, label in ticks:
         x = LEFT + place * width
         if is_turned:
-            turned = text(0, 0, label, "end", "faint")
+            turned = text(0, 0, label, anchor="end", kind="faint")
             parts.append(f'<g transform="translate({x + 4:.1f} {end + 12}) rotate(-35)">{turned}</g>')
         else:
-            parts.append(text(x, end + 16, label, "middle", "faint"))
+            parts.append(text(x, end + 16, label, anchor="middle", kind="faint"))
     below = 20 + 4 * max(len(label) for _, label in ticks) if is_turned else 24
-    return wrap_svg(title, WIDTH, end + below, parts)
+    return wrap_svg(title, WIDTH, end + below, parts=parts)

@@ -218,12 +218,12 @@ class DriftCounter:
             if not total:
                 continue
             if name in self._unseen:
-                yield describe_unseen(name, self._unseen[name], total, known)
+                yield describe_unseen(name, self._unseen[name], total, known=known)
             missing = self._missing[name] / total
             is_more = missing > known["missing"] + MORE_MISSING or (
                 not known["missing"] and missing > SHARE and self._missing[name] >= FEWEST
             )
-            if is_more and exceeds_chance(known["missing"], self._rows, missing, total):
+            if is_more and exceeds_chance(known["missing"], self._rows, now=missing, total=total):
                 text = f"{name}: {missing:.1%} of the values are missing, {known['missing']:.1%} in training"
                 yield DataFinding("missing", DRIFT, text, "10 % more than in training, or above 1 % of none", [name])
             yield from self._find_shift(name, known)
@@ -237,7 +237,7 @@ class DriftCounter:
         if index > limit:
             text = f"{name}: its distribution has changed (population stability index {index:.2f})"
             because = f"an index above {limit:.2f}{', since there are few rows' if limit > STABILITY else ''}"
-            yield DataFinding("drift", DRIFT, text, because, [name])
+            yield DataFinding("drift", DRIFT, text, because=because, columns=[name])
         outside, total = self._outside[name], self._total[name]
         if "counts" in known and outside > max(FEWEST, SHARE * total, limit_by_chance(sum(known["counts"]), total)):
             low, high = self._ends[name]
@@ -246,7 +246,7 @@ class DriftCounter:
                 f"{name}: {outside:,} values are outside of {seen}: from {format_number(low)} to {format_number(high)}"
             )
             because = "more than 1 % of the values, and more than chance gives"
-            yield DataFinding("range", DRIFT, text, because, [name])
+            yield DataFinding("range", DRIFT, text, because=because, columns=[name])
 
 
 def exceeds_chance(before: float, rows: float, now: float, total: int) -> bool:
@@ -274,7 +274,7 @@ def describe_unseen(name: str, unseen: Counter[str], total: int, known: Mapping[
     rows = max(1, sum(counts))
     expected = total * counts.count(1) / rows
     is_much = unseen.total() > max(SHARE * total, FEWEST + 2 * expected + ERRORS * math.sqrt(expected))
-    level = DRIFT if is_much and exceeds_chance(0.0, rows, unseen.total() / total, total) else HINT
+    level = DRIFT if is_much and exceeds_chance(0.0, rows, now=unseen.total() / total, total=total) else HINT
     return DataFinding("unseen", level, text, "a category that training did not have; drift above 1 %", [name])
 
 
@@ -308,14 +308,14 @@ def compare_columns(schema: Mapping[str, Any], kinds: Mapping[str, ColumnKind]) 
     """
     known = schema.get("columns", {})
     for name in sorted(known.keys() - kinds.keys()):
-        yield DataFinding("column", FAULT, f"{name}: the column is missing", "training had it", [name])
+        yield DataFinding("column", FAULT, f"{name}: the column is missing", because="training had it", columns=[name])
     for name in sorted(kinds.keys() - known.keys()):
-        yield DataFinding("column", HINT, f"{name}: a new column", "training did not have it", [name])
+        yield DataFinding("column", HINT, f"{name}: a new column", because="training did not have it", columns=[name])
     for name in sorted(known.keys() & kinds.keys()):
         before, now = KINDS[known[name]["kind"]], kinds[name]
         if any((before is kind) != (now is kind) for kind in (NUMBER, DATE)):
             text = f"{name}: is {now.name}, and was {before.name} in training"
-            yield DataFinding("type", FAULT, text, "another type", [name])
+            yield DataFinding("type", FAULT, text, because="another type", columns=[name])
 
 
 def compare_sample(schema: Mapping[str, Any], sample: SplitSample, label: str = "") -> list[DataFinding]:
@@ -325,7 +325,7 @@ def compare_sample(schema: Mapping[str, Any], sample: SplitSample, label: str = 
     for name, values in {**sample.columns, **targets}.items():
         counter.add(name, values)
     found = [*compare_columns(schema, sample.kinds), *counter.find()]
-    return [DataFinding(f.rule, f.level, f"{label}{f.text}", f.because, f.columns) for f in found]
+    return [DataFinding(f.rule, f.level, f"{label}{f.text}", because=f.because, columns=f.columns) for f in found]
 
 
 def select_level(findings: Collection[DataFinding], level: str) -> list[DataFinding]:

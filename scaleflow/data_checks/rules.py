@@ -69,7 +69,7 @@ def find_constant(sample: SplitSample) -> Iterator[DataFinding]:
             found.append(name)
     if found:
         text = f"the same value in every row: {join_first(found, MOST_NAMED)}"
-        yield DataFinding("constant column", FAULT, text, "one distinct value", found)
+        yield DataFinding("constant column", FAULT, text, because="one distinct value", columns=found)
 
 
 def find_copies(sample: SplitSample) -> Iterator[DataFinding]:
@@ -89,7 +89,7 @@ def find_mostly_missing(sample: SplitSample) -> Iterator[DataFinding]:
         share = float(is_absent(values).mean())
         if share > MOSTLY_MISSING:
             text = f"{name}: {share:.0%} of the values are missing"
-            yield DataFinding("mostly missing", FAULT, text, "more than half", [name])
+            yield DataFinding("mostly missing", FAULT, text, because="more than half", columns=[name])
 
 
 def find_ids(sample: SplitSample) -> Iterator[DataFinding]:
@@ -98,7 +98,7 @@ def find_ids(sample: SplitSample) -> Iterator[DataFinding]:
         if is_id(values, sample.examples):
             first = values[0] if values.dtype == object else f"{values[0]:g}"
             text = f"{name}: a different value in each row, such as {first}; drop it"
-            yield DataFinding("id column", FAULT, text, "all values differ", [name])
+            yield DataFinding("id column", FAULT, text, because="all values differ", columns=[name])
 
 
 def is_id(values: Array, examples: int) -> bool:
@@ -126,7 +126,7 @@ def find_leaks(sample: SplitSample) -> Iterator[DataFinding]:
                 told = f"the target {target}".strip()
                 text = f"{name} alone tells {told}: {figure}, a constant {constant:.4g}"
                 because = f"it leaves at most {LEFT_BY_LEAK[is_class]:.0%} of the errors of a constant"
-                yield DataFinding("leak", FAULT, text, because, [name])
+                yield DataFinding("leak", FAULT, text, because=because, columns=[name])
 
 
 def find_class_faults(sample: SplitSample) -> Iterator[DataFinding]:
@@ -143,7 +143,7 @@ def find_class_faults(sample: SplitSample) -> Iterator[DataFinding]:
         (top, most), *_ = counts.most_common(1) or [("", 0)]
         if total and most / total > NEAR_CONSTANT:
             text = f"{label}: {most / total:.1%} of the examples are {top}"
-            yield DataFinding("near-constant target", FAULT, text, "a class of more than 95 %", [label])
+            yield DataFinding("near-constant target", FAULT, text, because="a class of more than 95 %", columns=[label])
         rare = [
             f"{name} ({round(count * scale):,})"
             for name, count in counts.items()
@@ -164,7 +164,7 @@ def find_outliers(sample: SplitSample) -> Iterator[DataFinding]:
         if 0 < count <= max(1, SENTINEL * len(numbers)):
             worst = numbers[is_far][np.abs(numbers[is_far] - np.median(numbers)).argmax()]
             text = f"{name}: {count:,} of {len(numbers):,} values are far from all others, such as {worst:.6g}"
-            yield DataFinding("outliers", HINT, text, "15 interquartile ranges from the median", [name])
+            yield DataFinding("outliers", HINT, text, because="15 interquartile ranges from the median", columns=[name])
 
 
 def find_far(numbers: Array) -> Array:
@@ -207,7 +207,7 @@ def find_correlated(sample: SplitSample) -> Iterator[DataFinding]:
         if not np.array_equal(matrix[a], matrix[b]):
             pair = [spread[a], spread[b]]
             text = f"{pair[0]} and {pair[1]} have a correlation of {related[a, b]:.2f}"
-            yield DataFinding("correlated columns", HINT, text, "above 0.9", pair)
+            yield DataFinding("correlated columns", HINT, text, because="above 0.9", columns=pair)
 
 
 def find_variants(sample: SplitSample) -> Iterator[DataFinding]:
@@ -221,7 +221,7 @@ def find_variants(sample: SplitSample) -> Iterator[DataFinding]:
         twice = next((sorted(each) for each in forms.values() if len(each) > 1), None)
         if twice:
             text = f"{name}: {' and '.join(map(repr, twice[:3]))} differ in case or spaces only"
-            yield DataFinding("variants", HINT, text, "equal without case and spaces", [name])
+            yield DataFinding("variants", HINT, text, because="equal without case and spaces", columns=[name])
 
 
 def find_empty_texts(sample: SplitSample) -> Iterator[DataFinding]:
@@ -229,7 +229,7 @@ def find_empty_texts(sample: SplitSample) -> Iterator[DataFinding]:
         share = float(np.mean([not text.strip() for text in values]))
         if EMPTY < share <= MOSTLY_MISSING:
             text = f"{name}: {share:.1%} of the texts are empty"
-            yield DataFinding("empty texts", HINT, text, "more than 0.5 %", [name])
+            yield DataFinding("empty texts", HINT, text, because="more than 0.5 %", columns=[name])
 
 
 def find_unknown_words(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
@@ -316,8 +316,8 @@ def find_duplicates(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
     repeats = len(own) - len(np.unique(own))
     if repeats >= WITHIN * len(own) and repeats > allow_for(chance * len(own) ** 2 / 2):
         text = f"{repeats:,} of the {len(own):,} {what} of {names[0]} repeat others"
-        yield DataFinding("duplicates", HINT, text, "at least 2 %")
-    yield from find_contradictions(splits, names, (groups, chance), what)
+        yield DataFinding("duplicates", HINT, text, because="at least 2 %")
+    yield from find_contradictions(splits, names, (groups, chance), what=what)
 
 
 def find_contradictions(
@@ -336,7 +336,7 @@ def find_contradictions(
         if count >= max(2, 0.002 * len(groups)) and count > 2 * allow_for(chance * len(groups) ** 2 / 2):
             example = sorted(set(np.concatenate(answers)[groups == twice[0]].tolist()))
             text = f"{count:,} {what} are equal to one of another class, such as {' and '.join(example[:2])}"
-            yield DataFinding("contradicting labels", FAULT, text, "equal examples of different classes")
+            yield DataFinding("contradicting labels", FAULT, text, because="equal examples of different classes")
 
 
 def is_telling(sample: SplitSample) -> bool:
@@ -389,7 +389,7 @@ def find_blank(pictures: list[Array]) -> Iterator[DataFinding]:
     total = sum(map(len, pictures))
     if count >= max(1, 0.001 * total):
         text = f"{count:,} of {total:,} pictures have one colour only"
-        yield DataFinding("blank pictures", FAULT, text, "pixels that hardly differ, 0.1 %")
+        yield DataFinding("blank pictures", FAULT, text, because="pixels that hardly differ, 0.1 %")
 
 
 def measure_contrast(pictures: Array) -> Array:

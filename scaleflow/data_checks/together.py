@@ -98,11 +98,11 @@ def find_groups(
     limit, found = NormalDist().inv_cdf(1 - CHANCE / (len(candidates) * len(inputs))), {}
     for name, codes in candidates.items():
         a, b = pair_rows(codes)
-        alike = measure_alike(values, a, b, limit)
+        alike = measure_alike(values, a, b, limit=limit)
         is_copy = np.array([each in numbers and are_copies(numbers[each], codes) for each in inputs])
         if not is_copy.any() or (is_code(sample.find(name)) and alike[~is_copy].sum() >= WHOLE * (~is_copy).sum() > 0):
             weights = np.where([name == each for each in inputs], 0, alike)
-            found[name] = measure_gain(codes, np.append(a, b), values, weights, targets)
+            found[name] = measure_gain(codes, np.append(a, b), values, weights=weights, targets=targets)
     name = max(found, key=lambda each: found[each], default="")
     if found.get(name, 0.0) >= GAIN and is_on_both_sides(name, splits):
         counts = np.bincount(candidates[name] + 1)[1:].astype(float)
@@ -113,7 +113,7 @@ def find_groups(
             f"{name.removesuffix('s')}s: dataset.split='{rule}'"
         )
         because = f"without them, similar rows tell the target worse, by {found[name]:.0%} of the error of a guess"
-        yield DataFinding("groups", FAULT, text, because, [name])
+        yield DataFinding("groups", FAULT, text, because=because, columns=[name])
 
 
 def has_groups(codes: Array) -> bool:
@@ -248,4 +248,4 @@ def find_time_drift(sample: SplitSample) -> Iterator[DataFinding]:
             f"later rows: dataset.split='{{by: time, column: {name}}}'"
         )
         because = "the latest fifth has a population stability index above 0.2, and above chance"
-        yield DataFinding("time drift", DRIFT, text, because, [name, *found[name]])
+        yield DataFinding("time drift", DRIFT, text, because=because, columns=[name, *found[name]])

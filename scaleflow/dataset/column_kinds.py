@@ -113,14 +113,14 @@ class ColumnKind:
         return {"kind": self.name, **self.summarise(values[values != ""]), "missing": missing}
 
 
-PICTURE = ColumnKind("picture", are_pictures, summarise_arrays, average_values, "mean brightness")
-ARRAY = ColumnKind("array", lambda _, values: values.ndim > 1, summarise_arrays, average_values, "mean")
+PICTURE = ColumnKind("picture", are_pictures, summarise_arrays, reduce=average_values, measure="mean brightness")
+ARRAY = ColumnKind("array", lambda _, values: values.ndim > 1, summarise_arrays, reduce=average_values, measure="mean")
 NUMBER = ColumnKind(
-    "number", are_numbers, summarise_numbers, lambda values: values.astype(np.float64), plural="numbers"
+    "number", are_numbers, summarise_numbers, reduce=lambda values: values.astype(np.float64), plural="numbers"
 )
 CATEGORY = ColumnKind("category", has_few_words, count_categories, plural="categories")
 DATE = ColumnKind("date", lambda *_: False, find_ends, plural="dates")
-TEXT = ColumnKind("text", lambda *_: True, summarise_texts, count_letters, "characters", "texts")
+TEXT = ColumnKind("text", lambda *_: True, summarise_texts, reduce=count_letters, measure="characters", plural="texts")
 
 #: All kinds by name, in the order in which they are asked for values of which no source says a kind.
 KINDS = {each.name: each for each in (PICTURE, ARRAY, NUMBER, CATEGORY, DATE, TEXT)}

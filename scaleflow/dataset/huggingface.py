@@ -92,7 +92,7 @@ class HuggingFace:
         text = Text(vocabulary, tokens, standardize)
         self._division, self._streams = Division(split or Split("random"), test, split_seed), streaming
         self._divide = functools.cache(self._draw_splits)
-        self._label, self._splits = open_splits(data_dir, name, config, self._streams)
+        self._label, self._splits = open_splits(data_dir, name, config, streams=self._streams)
         if "train" not in self._splits:
             raise ConfigError(f"{self._label}: has the splits {', '.join(self._splits)}, expected train among them")
         names = [input] if isinstance(input, str) else list(input)
@@ -108,13 +108,13 @@ class HuggingFace:
         self._columns = {each: self._describe(each, features[each]) for each in names}
         self._target, self._weights = target, weights
         if weights is not None:
-            check_weights_name(weights, names, target, "dataset.input")
+            check_weights_name(weights, names, target, key="dataset.input")
             shape, dtype = shape_of(features[weights])
             if shape or not str(dtype).startswith(("int", "uint", "float")):
                 raise ConfigError(f"dataset.weights={weights}: is {features[weights]}, expected a number for each row")
         self._is_single = isinstance(input, str)
         self.outputs, self._classes = self._describe_target(
-            kind, target, features[target], None if earlier is None else earlier.find_outputs()
+            kind, target, features[target], known=None if earlier is None else earlier.find_outputs()
         )
         specs = [tf.TensorSpec(column.shape, column.stored) for column in self._columns.values()]
         specs += [tf.TensorSpec(self.outputs.target_shape, self.outputs.target_dtype)]
@@ -228,7 +228,7 @@ class HuggingFace:
         import datasets
 
         if isinstance(feature, datasets.Image):
-            return ColumnForm(Inputs(self._image_shape, "uint8", scale=1 / 255), "string", (), self._image)
+            return ColumnForm(Inputs(self._image_shape, "uint8", scale=1 / 255), "string", (), decode=self._image)
         shape, dtype = shape_of(feature)
         if dtype in ("string", "large_string") and not shape:
             return ColumnForm(Inputs((), "string"), "string", ())

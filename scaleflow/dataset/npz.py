@@ -70,7 +70,7 @@ class Npz:
         arrays, rule = open_arrays(data_dir), split or Split("random")
         names = [*to_name_list(inputs), *to_name_list(targets), *to_name_list(weights or [])]
         keys = find_keys(rule)
-        parts = find_parts(data_dir, arrays, names, [*keys.values()])
+        parts = find_parts(data_dir, arrays, names, keys=[*keys.values()])
 
         def of_all(name: str) -> dict[str, Array]:
             return {split: part[name] for split, part in parts.items()}
@@ -87,7 +87,7 @@ class Npz:
         self.outputs = map_leaves(describe_target, self._names[1])
         single = self.outputs if isinstance(targets, str) else None
         self._splits = divide_parts(
-            parts, Division(rule, test, split_seed), lambda part: read_part_keys(part, rule, targets, single)
+            parts, Division(rule, test, split_seed), lambda part: read_part_keys(part, rule, targets, outputs=single)
         )
 
     @property
@@ -112,7 +112,7 @@ class Npz:
             map_leaves(take_input, inputs, self.inputs),
             map_leaves(take_target, targets, self.outputs),
             None if self._weights is None else np.asarray(take(self._weights)),
-            None if chosen is None else np.flatnonzero(chosen),
+            rows=None if chosen is None else np.flatnonzero(chosen),
             **vars(keys if chosen is None else keys.select(chosen)),
         )
 
@@ -166,7 +166,7 @@ def open_arrays(data_dir: Any, key: str = "dataset.data_dir") -> dict[str, Array
     path = expand_data_dir(data_dir)
     with open_archive(data_dir, key) as archive:
         return {
-            info.filename.removesuffix(".npy"): open_member(path, archive, info, key)
+            info.filename.removesuffix(".npy"): open_member(path, archive, info, key=key)
             for info in archive.infolist()
             if info.filename.endswith(".npy")
         }
@@ -226,7 +226,7 @@ def find_parts(data_dir: Any, arrays: Part, names: Sequence[str], keys: Sequence
     The arrays `keys`, by which examples are divided, may be of texts or dates.
     """
     endings = find_endings(data_dir, list(arrays), [*names, *keys])
-    return {split: find_arrays(data_dir, arrays, names, ending, keys) for split, ending in endings.items()}
+    return {split: find_arrays(data_dir, arrays, names, ending=ending, keys=keys) for split, ending in endings.items()}
 
 
 def find_endings(data_dir: Any, available: Sequence[str], names: Sequence[str]) -> dict[str, str]:

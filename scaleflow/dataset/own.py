@@ -90,7 +90,7 @@ def make_source(
         inputs = first.describe_inputs()
     counts = lengths or {}
     streams = {name: each.make_stream(inputs, outputs, counts.get(name)) for name, each in made.items()}
-    return OwnSource(inputs, outputs, streams, preprocessing)
+    return OwnSource(inputs, outputs, streams, preprocessing=preprocessing)
 
 
 class MapExamples:
@@ -301,8 +301,8 @@ def example_specs(inputs: InputStructure, outputs: OutputStructure, parts: int) 
         return tf.TensorSpec(shape, dtype, f"its {label_leaf(what, name)}")
 
     specs = (
-        map_named(lambda name, each: spec("input", name, each.shape, each.dtype), inputs),
-        map_named(lambda name, each: spec("target", name, each.target_shape, each.target_dtype), outputs),
+        map_named(lambda name, each: spec("input", name, each.shape, dtype=each.dtype), inputs),
+        map_named(lambda name, each: spec("target", name, each.target_shape, dtype=each.target_dtype), outputs),
         tf.TensorSpec((), tf.float32, "its weight"),
     )
     return specs[:parts]

@@ -119,19 +119,19 @@ class SegmentationFolder:
         records = tf.data.Dataset.from_tensor_slices(
             tuple(tf.constant(pairs[order, side], tf.string) for side in range(2))
         )
-        return Stream(records, len(pairs), self._decode, name_pair, **vars(keys.select(order)))
+        return Stream(records, len(pairs), self._decode, name=name_pair, **vars(keys.select(order)))
 
     def _decode(self, image_path: tf.Tensor, mask_path: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         height, width, channels = self.inputs.shape
         encoded = tf.io.read_file(image_path)
-        image = decode_image(encoded, channels, lambda shape: largest_ratio(shape, height, width, self._resize))
+        image = decode_image(encoded, channels, lambda shape: largest_ratio(shape, height, width, resize=self._resize))
         mask = self._decode_mask(tf.io.read_file(mask_path))
         sizes = tf.ensure_shape(image_size(encoded, image), [2]), tf.shape(mask)[:2]
         (image_height, image_width), (mask_height, mask_width) = map(tf.unstack, sizes)
         message = ["the image is", image_height, "x", image_width, "pixels, its mask", mask_height, "x", mask_width]
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(tf.equal(*sizes)), message)]):
-            mask = resize_image(mask, height, width, self._resize, scale_mask, IGNORED)
-        image = resize_image(image, height, width, self._resize)
+            mask = resize_image(mask, height, width, resize=self._resize, scale=scale_mask, fill=IGNORED)
+        image = resize_image(image, height, width, resize=self._resize)
         return tf.ensure_shape(image, self.inputs.shape), tf.ensure_shape(mask[..., 0], (height, width))
 
     def _decode_mask(self, encoded: tf.Tensor) -> tf.Tensor:

@@ -131,7 +131,7 @@ class Table:
         check_embedding(tokens, embed)
         self._division, self._earlier = Division(split or Split("random"), test, split_seed), earlier
         self._target, self._weights = target, weights
-        form = CsvForm(delimiter, tuple(header or ()), encoding, tuple(missing or ()))
+        form = CsvForm(delimiter, tuple(header or ()), encoding, missing=tuple(missing or ()))
         self._divided: dict[str, tuple[Mapping[str, Array], DivisionKeys]] = {}
         self.learned_cache = LearnedCache(cache_dir, data_dir)
         self._files = open_tables(data_dir, form, self.learned_cache)
@@ -146,19 +146,19 @@ class Table:
         words = find_categories(self._past.get("columns", {}), earlier)
         self._read = partial(TableRows, self._files, used, form.missing, learn_on, words=words, weights=weights)
         rows = self._read("train" if "train" in self._files.by_split else ALL)
-        types = self._learn_types(rows, names, given, told)
+        types = self._learn_types(rows, names, given, told=told)
         self._kinds, useless = divide_useless(types.found, target)
         self._missing_words = types.missing_words
         self.unlabelled: dict[str, str] = {}  # by split, a text on the rows that `load` leaves out
         self.outputs: Outputs = parse_leaves([{"name": "", **types.outputs}], Outputs)
-        self.reading = self._describe_reading(form, names, useless, types)
+        self.reading = self._describe_reading(form, names, useless, types=types)
         self.inputs = {name: describe_input_column(each) for name, each in self._kinds.items()}
         self.preprocessing = {
             name: make_preprocessing(name, each, embed, vocabulary, tokens, standardize, most_values)
             for name, each in self._kinds.items()
         }
         self._rows = {rows.group: rows.describe(target, self._kinds, self.outputs)}
-        self.notes = tuple(self._describe(rows, types, useless, told))
+        self.notes = tuple(self._describe(rows, types, useless, told=told))
 
     def _choose_inputs(self, data_dir: str, told: ColumnOptions) -> tuple[list[str], dict[str, str]]:
         """Returns the names of the inputs, and what options say that columns are taken for, by name.
@@ -177,7 +177,7 @@ class Table:
                 raise ConfigError(f"dataset.target={self._target}: is an input of the earlier run; name another column")
             find_columns([self._target], self._files.names, "dataset.target")
             find_columns([*filter(None, [self._weights])], self._files.names, "dataset.weights")
-            check_weights_name(self._weights, known, self._target, "the inputs of the earlier run")
+            check_weights_name(self._weights, known, self._target, key="the inputs of the earlier run")
             return list(known), dict(known)
         roles = find_keys(self._division.rule, self._weights)
         names = choose_columns(self._files.names, self._target, told.columns, told.drop, told.by_kind, roles)
@@ -213,12 +213,12 @@ class Table:
             check_column_types(sample, {name: each for name, each in given.items() if name not in known})
             outputs = describe_known_target(sample, target, told.kind, told.most_values, told.scale_target, earlier)
             is_trained = self._divide(rows, outputs)[0]["train"][rows.sampled]
-            outputs = find_limits(outputs, sample.columns[target], is_trained, earlier)
+            outputs = find_limits(outputs, sample.columns[target], is_trained, earlier=earlier)
             check_weights_column(sample, self._weights)
             taken = {**known, **given}
             free = [name for name in names if name not in taken and told.columns is None]
-            taken |= find_useless(sample, free, self._files.names[0], rows.sampled)
-            found = {name: taken.get(name) or choose_kind(sample, name, told, name in free) for name in names}
+            taken |= find_useless(sample, free, self._files.names[0], rows=rows.sampled)
+            found = {name: taken.get(name) or choose_kind(sample, name, told, is_free=name in free) for name in names}
             inferred = [
                 each for each in sought if format_ == "csv" and each not in given and found.get(each) in EXPECTED
             ]
@@ -247,7 +247,7 @@ class Table:
         self, rows: TableRows, types: TableTypes, useless: Mapping[str, str], told: ColumnOptions
     ) -> Iterator[str]:
         """Yields the notes: what columns are taken for, and what may surprise."""
-        yield describe_columns(self._kinds, self._target, self.outputs.kind, self._weights)
+        yield describe_columns(self._kinds, self._target, self.outputs.kind, weights=self._weights)
         yield from describe_forms({name: each for name, each in types.forms.items() if name in types.sought})
         yield from rows.describe_sample()
         unused = self.reading["unused"]
@@ -342,7 +342,7 @@ class TableRows:
         """
         files = self._files
         form = [files.form, str(files.used), files.partitions, self._columns, self._missing, self._learn_on]
-        return files.cache.recall(what, files.by_split[self.group], [form, options], learn)
+        return files.cache.recall(what, files.by_split[self.group], [form, options], learn=learn)
 
     @cached_property
     def raw_columns(self) -> Mapping[str, Any]:
@@ -392,7 +392,7 @@ class TableRows:
             return find_targets(blocks)
 
         form = [files.form, str(files.used.field(target)), files.partitions, self._missing]
-        absent, classes = files.cache.recall("rows", files.by_split[self.group], form, learn)
+        absent, classes = files.cache.recall("rows", files.by_split[self.group], form, learn=learn)
         found = np.ones(self._firsts[-1], bool)
         found[absent] = False
         return found, classes
@@ -513,7 +513,7 @@ class TableRows:
         return replace(keys, strata=strata)
 
     def _read_columns(self, block: int, rows: int | None, numbers: Sequence[str] = ()) -> dict[str, Any]:
-        table = self._files.read(self.blocks[block], self._columns, rows, numbers)
+        table = self._files.read(self.blocks[block], self._columns, rows, numbers=numbers)
         clean = {name: clean_column(table[name], self._missing) for name in self._columns}
         return {name: apply_form(column, self.forms.get(name)) for name, column in clean.items()}
 

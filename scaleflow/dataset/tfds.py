@@ -121,7 +121,7 @@ class Tfds:
         def name(file: bytes, row: int, serialized: bytes) -> str:
             return f"{file.decode()}, example {row}"
 
-        return Stream(read_files(parts), info.num_examples, self._decoder(), name)
+        return Stream(read_files(parts), info.num_examples, self._decoder(), name=name)
 
     def _decoder(self) -> Callable[..., Any]:
         import tensorflow_datasets as tfds

@@ -92,7 +92,7 @@ class TFRecord:
                     f"{key}={name}: there is no such feature; dataset.features has {', '.join(self._features)}"
                 )
         if weights is not None:
-            check_weights_name(weights, [input], target, "dataset.input")
+            check_weights_name(weights, [input], target, key="dataset.input")
             found = self._features[weights]
             if found.dtype == "string" or math.prod(found.shape) != 1 or features[weights].get("kind") == "padded":
                 raise ConfigError(f"dataset.weights={weights}: expected a feature that is one number in each record")
@@ -104,7 +104,7 @@ class TFRecord:
         self.inputs = Inputs(input_feature.shape, input_feature.dtype, parse_scale(scale, input_feature))
         is_picture = features[input].get("kind") == "image"
         self.decoders = {"": input_feature.finish} if is_picture else {}
-        self.outputs = describe_feature_outputs(kind, classes, names or (), self._features[target])
+        self.outputs = describe_feature_outputs(kind, classes, names or (), feature=self._features[target])
         self._files = find_files(data_dir, RECORD_SUFFIXES)
         self._find_counts = functools.cache(lambda group: self._recall_counts(self._files[group]))
         self._divide = functools.cache(self._draw_splits)
@@ -123,12 +123,12 @@ class TFRecord:
         records, length = self._records(files, counts), counts.total
         has_keys = bool(find_keys(division.rule)) or is_by_target(division.rule)
         if group == ALL and not has_keys:
-            records, length = divide_records(records, length, split, division.test, division.seed)
+            records, length = divide_records(records, length, split, test=division.test, seed=division.seed)
 
         def name(file: Any, place: Any, record: Any) -> str:
             return f"{files[int(file)]}, record {int(place) if place >= 0 else -1 - int(place)}"
 
-        stream = Stream(records, length, self._decode, name, counts.faults)
+        stream = Stream(records, length, self._decode, name=name, faults=counts.faults)
         if not has_keys:
             return stream
         masks, keys = self._divide(group)
@@ -199,7 +199,7 @@ class TFRecord:
 
         checked = {name: self._features[name].stored for name in self._used[1:]}
         options = [self._compression, self._target, self._weights, checked, self.outputs]
-        intact, broken, faults = self.learned_cache.recall("records", files, options, learn)
+        intact, broken, faults = self.learned_cache.recall("records", files, options, learn=learn)
         return FileCounts(intact, frozenset(broken), tuple(faults))
 
     def _count(self, files: Sequence[str]) -> FileCounts:
@@ -304,11 +304,11 @@ def make_image_feature(
     size: images.ImageSize, resize: images.Resize = "stretch", channels: images.Channels = 3
 ) -> Feature:
     decode = images.make_image_decoder(size, resize, channels)
-    return Feature(tf.io.FixedLenFeature([], tf.string), decode, (*size, channels), "uint8")
+    return Feature(tf.io.FixedLenFeature([], tf.string), decode, (*size, channels), dtype="uint8")
 
 
 def make_fixed_feature(shape: Shape = (), dtype: Literal["int64", "float32", "string"] = "float32") -> Feature:
-    return Feature(tf.io.FixedLenFeature(tuple(shape), dtype), tf.identity, tuple(shape), dtype)
+    return Feature(tf.io.FixedLenFeature(tuple(shape), dtype), tf.identity, tuple(shape), dtype=dtype)
 
 
 def make_padded_feature(shape: Shape = (), dtype: Literal["int64", "float32"] = "float32") -> Feature:
@@ -316,14 +316,14 @@ def make_padded_feature(shape: Shape = (), dtype: Literal["int64", "float32"] = 
         values = found.values[: shape[0]]
         return tf.ensure_shape(tf.pad(values, [[0, shape[0] - tf.size(values)]]), shape)
 
-    return Feature(tf.io.VarLenFeature(dtype), finish, tuple(shape), dtype)
+    return Feature(tf.io.VarLenFeature(dtype), finish, tuple(shape), dtype=dtype)
 
 
 def make_raw_feature(shape: Shape = (), dtype: RawType = "uint8") -> Feature:
     def finish(found: tf.Tensor) -> tf.Tensor:
         return tf.reshape(tf.io.decode_raw(found, dtype), shape)
 
-    return Feature(tf.io.FixedLenFeature([], tf.string), finish, tuple(shape), dtype)
+    return Feature(tf.io.FixedLenFeature([], tf.string), finish, tuple(shape), dtype=dtype)
 
 
 #: How a feature is made from the other keys of its specification, by its kind.

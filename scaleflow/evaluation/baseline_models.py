@@ -72,7 +72,7 @@ def fit_baselines(data: BaselineData, outputs: dict[str, Array] | None = None) -
     models = make_models(data.classes > 0)  # before the limit, which knows the libraries that are loaded
     with threadpool_limits(1):
         found = [
-            (name, score_baseline(model, data, name, {} if outputs is None else outputs))
+            (name, score_baseline(model, data, name, outputs={} if outputs is None else outputs))
             for name, model in models.items()
         ]
     values = {f"{name}/{key}": value for name, each in found for key, value in each.items() if np.isfinite(value)}

@@ -88,7 +88,7 @@ class PairedScores:
 
     def resample(self, count: int, **options: Any) -> Resamples:
         """Returns resamples of the examples, with options of `Resamples`."""
-        return Resamples(len(self.scores), count, self.weights, self.units, **options)
+        return Resamples(len(self.scores), count, self.weights, units=self.units, **options)
 
     def measure_gain(self, confidence: float) -> Figure:
         """Returns the mean gain of two or more examples with its interval, by the paired bootstrap."""
@@ -110,7 +110,7 @@ def pair_scores(model: Predictions, other: Predictions) -> list[PairedScores]:
         has_classes = kinds <= {"class", "best"}
         if len(kinds) > 1 and not has_classes:
             raise ConfigError("the models have other outputs")
-        theirs = None if has_classes else analyse_output(other, name, known[name], 0)
+        theirs = None if has_classes else analyse_output(other, name, known[name], resample_count=0)
         its_rows = np.arange(len(other.table)) if theirs is None else theirs.rows
         pair = model.column(EXAMPLE)[own.rows], other.column(EXAMPLE)[its_rows]
         examples, mine, its = np.intersect1d(*pair, assume_unique=True, return_indices=True)
@@ -140,11 +140,11 @@ def compare_predictions(model: Predictions, other: Predictions, count: int = 100
                 pair.metric,
                 pair.is_error,
                 len(pair.scores),
-                resamples.mean(pair.scores),
-                resamples.mean(pair.scores - pair.others),
-                int((pair.gains > 0).sum()),
-                int((pair.gains < 0).sum()),
-                pair.units.describe() if pair.units else "",
+                value=resamples.mean(pair.scores),
+                difference=resamples.mean(pair.scores - pair.others),
+                better=int((pair.gains > 0).sum()),
+                worse=int((pair.gains < 0).sum()),
+                over=pair.units.describe() if pair.units else "",
             )
         )
     return found

@@ -81,11 +81,11 @@ def read_classes(predictions: Predictions, output: str, described: Outputs) -> C
         names,
         rows,
         target[rows],
-        predicted[rows],
-        confidence[rows],
-        column("target_probability", output)[rows].astype(np.float64),
-        column("target_rank", output)[rows].astype(np.int64),
-        chances,
+        predicted=predicted[rows],
+        confidence=confidence[rows],
+        of_target=column("target_probability", output)[rows].astype(np.float64),
+        rank=column("target_rank", output)[rows].astype(np.int64),
+        chances=chances,
     )
 
 
@@ -117,9 +117,9 @@ def measure_classes(data: Classes, resamples: Resamples) -> tuple[dict[str, Figu
     }
     figures |= {f"top_{k}_accuracy": resamples.mean(data.rank <= k) for k in (3, 5) if count > 2 * k}
     figures["calibration_error"] = measure_calibration(data.confidence, data.is_correct, resamples)
-    rows = make_class_rows(data.names, exact, drawn, resamples)
+    rows = make_class_rows(data.names, exact, drawn, resamples=resamples)
     if data.chances is not None:
-        figures |= rank_all_classes(data, data.chances, resamples, rows)
+        figures |= rank_all_classes(data, data.chances, resamples, rows=rows)
     return figures, rows
 
 
@@ -220,7 +220,7 @@ def rank_scores(scores: Array, is_positive: Array, resamples: Resamples) -> Rank
     else:
         steps = min(len(thresholds), MOST_STEPS)
         step = np.searchsorted(-thresholds, -scores) * steps // max(1, len(thresholds))
-        sums = (resamples.sum_classes(step, steps, is_kind, most) for is_kind in (is_positive, ~is_positive))
+        sums = (resamples.sum_classes(step, steps, is_kind, most=most) for is_kind in (is_positive, ~is_positive))
         drawn = areas(*(np.cumsum(each, axis=1, dtype=np.float64) for each in sums))
     auc, precision = (resamples.figure(float(v[0]), each, is_rate=True) for v, each in zip(values, drawn, strict=True))
     true, false = (each[0] for each in curve)
@@ -446,7 +446,7 @@ def measure_labels(
         "exact_match": resamples.mean(is_right.all(axis=1)),
         "macro_f1": resamples.figure(float(f1.mean()), drawn_f1.mean(axis=1), is_rate=True),
     }
-    rows = make_class_rows(names, exact, drawn, resamples)
+    rows = make_class_rows(names, exact, drawn, resamples=resamples)
     for n, row in enumerate(rows):
         ranking = rank_scores(chances[:, n], target[:, n], resamples)
         row |= {"roc_auc": ranking.auc, "average_precision": ranking.average_precision}
@@ -482,7 +482,7 @@ def measure_positions(
     with np.errstate(invalid="ignore"):
         means = [np.nanmean(each, axis=-1) for each in overlaps]
     figures["mean_iou"] = resamples.figure(float(means[0]), means[1], is_rate=True)
-    return figures, make_class_rows(names, exact, drawn, resamples, overlap_classes)
+    return figures, make_class_rows(names, exact, drawn, resamples=resamples, rate=overlap_classes)
 
 
 def overlap_classes(true: Array, predicted: Array, both: Array) -> dict[str, Array]:

@@ -156,7 +156,7 @@ def draw_lines(title: str, lines: Mapping[str, Points], unit: str) -> Drawing | 
     if any(len(points) < 2 for points in known.values()):
         return None
     x, y = ([point[axis] for points in known.values() for point in points] for axis in (0, 1))
-    chart = Chart(title, (min(x), max(x)), (min(y), max(y)), (unit, title))
+    chart = Chart(title, (min(x), max(x)), (min(y), max(y)), labels=(unit, title))
     texts = []
     for kind, (name, points) in zip(("line", "line other"), known.items(), strict=False):
         chart.add_line([x for x, _ in points], [y for _, y in points], kind)
@@ -164,7 +164,7 @@ def draw_lines(title: str, lines: Mapping[str, Points], unit: str) -> Drawing | 
             dashes = ", dashed" if kind != "line" else ""
             texts.append(f"{name}{dashes}: {format_number(points[-1][1])} at the end")
     caption = "; ".join(texts).capitalize()
-    return Drawing(f"curve_{title.replace(' ', '_').replace('/', '_')}", title, chart.to_svg(), caption)
+    return Drawing(f"curve_{title.replace(' ', '_').replace('/', '_')}", title, chart.to_svg(), caption=caption)
 
 
 #: Pixels of the side of a picture in the contact sheet, and pictures of a row of it.
@@ -338,10 +338,10 @@ def make_report(
     """
     context = context or KnownOfRun()
     analyses = [
-        analyse_output(predictions, name, described, options.intervals, options.miss_cost)
+        analyse_output(predictions, name, described, resample_count=options.intervals, miss_cost=options.miss_cost)
         for name, described in name_leaves(predictions.outputs).items()
     ]
-    own, missing = add_own_figures(predictions, analyses, metrics or {}, options.seconds)
+    own, missing = add_own_figures(predictions, analyses, metrics or {}, seconds=options.seconds)
     read = np.arange(min(len(predictions.table), MOST_READ))
     columns = reader.read_columns(predictions.column(EXAMPLE)[read])
     sliced = [*map(name_decided, analyses), *filter(None, map(of_coverage, analyses))]
@@ -352,7 +352,7 @@ def make_report(
     findings = [
         *missing,
         *judge_units(predictions.units),
-        *find_all(analyses, slices, context, bool(options.calibrate)),
+        *find_all(analyses, slices, context, is_calibrated=bool(options.calibrate)),
     ]
     curves = draw_learning_curves(context.curves, context.curve_unit)
     figures = {name_metric(each.name, name): figure for each in analyses for name, figure in each.figures.items()}
@@ -390,7 +390,7 @@ def make_report(
         for name in figures
         if name.endswith(("_at_threshold", "coverage", "set_size", "pinball")) and name not in own
     ]
-    return ModelReport(figures, findings, [Path(name) for name in contents], own)
+    return ModelReport(figures, findings, [Path(name) for name in contents], own=own)
 
 
 def add_own_figures(
@@ -399,7 +399,7 @@ def add_own_figures(
     """Adds the user's metrics to the figures; returns their names, and a finding for each that is missing."""
     outputs, own, missing = name_leaves(predictions.outputs), list[str](), list[Finding]()
     for each in analyses if metrics else ():
-        found, faults = measure_own(predictions, each.name, outputs[each.name], metrics, seconds)
+        found, faults = measure_own(predictions, each.name, outputs[each.name], metrics=metrics, seconds=seconds)
         faults |= dict.fromkeys(found.keys() & each.figures.keys(), "the report has a figure of this name; use another")
         added = {name: figure for name, figure in found.items() if name not in faults}
         each.figures.update(added)
@@ -462,7 +462,7 @@ def show_importance(columns: Sequence[Mapping[str, Any]]) -> str:
     if not shown:
         return ""
     limit = max(1e-9, *(row["importance"].high for row in shown), *(row["importance"].value for row in shown))
-    bars = draw_rates("importance", [row["column"] for row in shown], [row["importance"] for row in shown], limit)
+    bars = draw_rates("importance", [row["column"] for row in shown], [row["importance"] for row in shown], limit=limit)
     rows = [{"column": row["column"], "alone": row.get("alone"), "used": not row["is_useless"]} for row in columns]
     measure = shown[0]["measure"]
     about = f"How much the {measure} grows if a column is shuffled; and how good a model of that column alone is."

@@ -92,12 +92,12 @@ class Chart:
         self._parts: list[str] = []
         bottom, right = size[1] - BOTTOM, size[0] - RIGHT
         for tick in choose_ticks(*self._ends[0]):
-            self._text(self._x(tick), bottom + 16, format_number(tick), "middle", "faint")
+            self._text(self._x(tick), bottom + 16, format_number(tick), anchor="middle", kind="faint")
         for tick in choose_ticks(*self._ends[1]):
             at = self._y(tick)
             self._parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
-            self._text(LEFT - 6, at + 4, format_number(tick), "end", "faint")
-        self._text((LEFT + right) / 2, size[1] - 8, labels[0], "middle")
+            self._text(LEFT - 6, at + 4, format_number(tick), anchor="end", kind="faint")
+        self._text((LEFT + right) / 2, size[1] - 8, labels[0], anchor="middle")
         self._parts.append(f'<g transform="rotate(-90)">{text(-(TOP + bottom) / 2, 13, labels[1], "middle")}</g>')
 
     def _x(self, value: Any) -> Any:
@@ -109,7 +109,7 @@ class Chart:
         return self._size[1] - BOTTOM - (value - low) / (high - low) * (self._size[1] - TOP - BOTTOM)
 
     def _text(self, x: float, y: float, words: str, anchor: str, kind: str = "") -> None:
-        self._parts.append(text(x, y, words, anchor, kind))
+        self._parts.append(text(x, y, words, anchor=anchor, kind=kind))
 
     def add_line(self, x: Sequence[float] | Array, y: Sequence[float] | Array, kind: str = "line") -> Chart:
         """Adds a line; `kind` is its style: `line`, `line other` or `rule`."""
@@ -147,14 +147,14 @@ def draw_rates(title: str, names: Sequence[str], values: Sequence[Any], limit: f
     for n, (name, figure) in enumerate(zip(names, values, strict=True)):
         top = TOP + n * step
         value = 0.0 if math.isnan(figure.value) else min(max(figure.value, 0.0), limit)
-        parts.append(text(left - 8, top + 13, shorten_name(name), "end"))
+        parts.append(text(left - 8, top + 13, shorten_name(name), anchor="end"))
         parts.append(f'<rect class="rest" x="{left}" y="{top + 3}" width="{value * scale:.1f}" height="13"/>')
         if not math.isnan(figure.low):
             ends = [left + min(max(end, 0.0), limit) * scale for end in (figure.low, figure.high)]
             parts.append(f'<path class="whisker" d="M{ends[0]:.1f} {top + 9.5}H{ends[1]:.1f}"/>')
             parts += [f'<path class="whisker" d="M{end:.1f} {top + 6}v7"/>' for end in ends]
-        parts.append(text(width - 58, top + 13, format_number(figure.value), "start"))
-    return wrap_svg(title, width, 2 * TOP + len(names) * step, parts)
+        parts.append(text(width - 58, top + 13, format_number(figure.value), anchor="start"))
+    return wrap_svg(title, width, 2 * TOP + len(names) * step, parts=parts)
 
 
 def draw_confusion_matrix(title: str, counts: Array, names: Sequence[str]) -> str:
@@ -180,16 +180,16 @@ def draw_confusion_matrix(title: str, counts: Array, names: Sequence[str]) -> st
         if is_numbered:
             style = ' style="fill:#fff"' if share > 0.55 else ""
             words = format_number(value) if value < 1e4 else f"{value:.0e}"
-            parts.append(text(x + cell / 2, y + cell / 2 + 4, words, "middle", more=style))
+            parts.append(text(x + cell / 2, y + cell / 2 + 4, words, anchor="middle", more=style))
     for n, name in enumerate(names):
         middle = left + (n + 0.5) * cell + size / 3
         style = f' style="font-size:{size}px"'
-        parts.append(text(left - 6, middle, shorten_name(name), "end", more=style))
-        turned = text(-(left - 6), middle, shorten_name(name), "start", more=style)
+        parts.append(text(left - 6, middle, shorten_name(name), anchor="end", more=style))
+        turned = text(-(left - 6), middle, shorten_name(name), anchor="start", more=style)
         parts.append(f'<g transform="rotate(-90)">{turned}</g>')
-    parts.append(f'<g transform="rotate(-90)">{text(-(left + side) / 2, 12, "true class", "middle")}</g>')
-    parts.append(text((left + side) / 2, 12, "predicted class", "middle"))
-    return wrap_svg(title, side + RIGHT, side + RIGHT, parts)
+    parts.append(f'<g transform="rotate(-90)">{text(-(left + side) / 2, 12, "true class", anchor="middle")}</g>')
+    parts.append(text((left + side) / 2, 12, "predicted class", anchor="middle"))
+    return wrap_svg(title, side + RIGHT, side + RIGHT, parts=parts)
 
 
 def text(x: float, y: float, words: str, anchor: str, kind: str = "", more: str = "") -> str:
@@ -287,10 +287,10 @@ def analyse_output(
     form = choose_form(described)
     if form in ("class", "best"):
         data = read_classes(predictions, output, described)
-        return analyse_classes(output, described, data, resample, miss_cost)
+        return analyse_classes(output, described, data, resample=resample, miss_cost=miss_cost)
     if form == "positions":
-        return analyse_positions(predictions, output, described, resample)
-    return analyse_vectors(predictions, output, described, resample)
+        return analyse_positions(predictions, output, described, resample=resample)
+    return analyse_vectors(predictions, output, described, resample=resample)
 
 
 Resample = Callable[[Array], Resamples]
@@ -321,17 +321,17 @@ def analyse_classes(
     if len(data.names) <= 200:
         matrix = draw_confusion_matrix("confusion matrix", counts, data.names)
         drawings.append(
-            Drawing("confusion_matrix", "Confusion matrix", matrix, "The shade is the share of the true class.")
+            Drawing("confusion_matrix", "Confusion matrix", matrix, caption="The shade is the share of the true class.")
         )
     drawings += [draw_reliability(data, weights, figures["calibration_error"])]
     if len(data.names) == 2 and data.chances is not None:
         ranking = rank_scores(data.chances[:, 1], data.target == 1, resamples)
         positives = float(weights[data.target == 1].sum())
         others = float(weights.sum()) - positives
-        facts["thresholds"] = name_thresholds(ranking, positives, others, miss_cost, threshold)
+        facts["thresholds"] = name_thresholds(ranking, positives, others, miss_cost=miss_cost, chosen=threshold)
         facts["positives"] = float((data.target == 1).sum())
         facts["positive"] = data.names[1]
-        drawings += draw_ranking(ranking, figures, facts["thresholds"], data.names[1])
+        drawings += draw_ranking(ranking, figures, facts["thresholds"], name=data.names[1])
     else:
         drawings.append(draw_weakest(rows, "f1", "F1 of each class"))
     worst = np.flatnonzero(~data.is_correct)
@@ -340,15 +340,15 @@ def analyse_classes(
         output,
         figures,
         rows,
-        drawings,
-        data.rows,
-        data.is_correct.astype(np.float64),
-        "accuracy",
-        False,
-        worst,
-        find_label_errors(calibrated),
-        {"class": np.array(data.names, object)[data.target]},
-        facts,
+        drawings=drawings,
+        rows=data.rows,
+        scores=data.is_correct.astype(np.float64),
+        measure="accuracy",
+        is_error=False,
+        worst=worst,
+        suspects=find_label_errors(calibrated),
+        groups={"class": np.array(data.names, object)[data.target]},
+        facts=facts,
     )
 
 
@@ -359,7 +359,7 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
     rows, target, prediction, chances = read_vectors(predictions, output, described)
     resamples = resample(rows)
     if chances is not None:
-        figures, classes = measure_labels(names, target > 0.5, prediction > 0.5, chances, resamples)
+        figures, classes = measure_labels(names, target > 0.5, prediction > 0.5, chances=chances, resamples=resamples)
         is_right = (target > 0.5) == (prediction > 0.5)
         scores = is_right.mean(axis=1)
         drawings = [draw_weakest(classes, "f1", "F1 of each label")]
@@ -367,7 +367,7 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
         worst = np.flatnonzero(scores < 1)
         worst = worst[np.argsort(-losses[worst], kind="stable")]
         return OutputAnalysis(output, figures, classes, drawings, rows, scores, "accuracy", False, worst)
-    figures, classes = measure_values(names, target, prediction, resamples)
+    figures, classes = measure_values(names, target, prediction, resamples=resamples)
     is_covered = np.array([], bool)
     if ends := list(bound_values(described, np.zeros((1, *described.model_shape)))):
         bounds = [read_number_columns(predictions, output, described, "prediction", f"_{end}")[rows] for end in ends]
@@ -381,7 +381,7 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
     drawings = []
     for n, name in enumerate(names[:4]):
         errors = prediction[:, n] - target[:, n]
-        drawings += draw_errors(prediction[:, n], errors, "" if count == 1 else name, resamples.weights)
+        drawings += draw_errors(prediction[:, n], errors, "" if count == 1 else name, weights=resamples.weights)
     quantiles = find_error_quantiles(scores, resamples.weights)
     groups = {"target": target[:, 0]} if count == 1 else {}
     measure = "mae" if count == 1 else "error in standard deviations"
@@ -426,7 +426,7 @@ def analyse_positions(predictions: Predictions, output: str, described: Outputs,
     names = described.names or tuple(map(str, range(described.shape[-1])))
     is_sequence = described.kind == "classification" and len(described.shape) == 2
     resamples = resample(rows)
-    figures, classes = measure_positions(columns, names, is_sequence, resamples)
+    figures, classes = measure_positions(columns, names, is_sequence, resamples=resamples)
     drawings = []
     if classes:
         drawings.append(draw_weakest(classes, "iou", "Intersection over union of each class"))
@@ -437,7 +437,7 @@ def analyse_positions(predictions: Predictions, output: str, described: Outputs,
     is_error = main == "mean_error"
     scores = columns[main]
     title = "Mean error of the examples" if is_error else "Share of correct positions of the examples"
-    drawings.append(draw_histogram("examples", title, scores, title.lower(), resamples.weights))
+    drawings.append(draw_histogram("examples", title, scores, label=title.lower(), weights=resamples.weights))
     worst = np.argsort(-scores if is_error else scores, kind="stable")
     if is_sequence:
         worst = np.argsort(-columns["loss"], kind="stable")
@@ -467,12 +467,12 @@ def list_confused(counts: Array, names: Sequence[str], most: int = 10) -> list[d
 
 def draw_reliability(data: Classes, weights: Array, error: Figure) -> Drawing:
     total, sure, right = sum_bins(data.confidence, data.is_correct, weights)
-    chart = Chart("reliability", (0, 1), (0, 1), ("probability of the prediction", "share that is right"))
+    chart = Chart("reliability", (0, 1), (0, 1), labels=("probability of the prediction", "share that is right"))
     chart.add_bars(np.linspace(0, 1, BINS + 1), divide_or(right, total)).add_line([0, 1], [0, 1], "rule")
     is_used = total > 0
     chart.add_points((sure[is_used] / total[is_used]), (right[is_used] / total[is_used]))
     caption = f"On the dashed line, probabilities are right. Expected calibration error {format_number(error.value)}."
-    return Drawing("reliability", "Reliability", chart.to_svg(), caption)
+    return Drawing("reliability", "Reliability", chart.to_svg(), caption=caption)
 
 
 def draw_ranking(
@@ -481,17 +481,17 @@ def draw_ranking(
     """Draws the ROC and the precision-recall curve of the class `name`, with the thresholds on the second one."""
     keep = np.unique(np.linspace(0, len(ranking.thresholds) - 1, 200).astype(int))
     false, true, precision = (each[keep] for each in (ranking.false_rate, ranking.true_rate, ranking.precision))
-    roc = Chart("ROC", (0, 1), (0, 1), ("false positive rate", "true positive rate"))
+    roc = Chart("ROC", (0, 1), (0, 1), labels=("false positive rate", "true positive rate"))
     roc.add_line([0, *false], [0, *true]).add_line([0, 1], [0, 1], "rule")
-    curve = Chart("precision and recall", (0, 1), (0, 1), ("recall", "precision")).add_line(true, precision)
+    curve = Chart("precision and recall", (0, 1), (0, 1), labels=("recall", "precision")).add_line(true, precision)
     points = np.array([[row["recall"], row["precision"]] for row in thresholds])
     curve.add_points(points[:, 0], points[:, 1])
     area = f"Area {format_number(figures['roc_auc'].value)}."
     texts = "; ".join(f"{row['threshold']} {format_number(row['probability'])}" for row in thresholds)
     other = f"Average precision {format_number(figures['average_precision'].value)}. Thresholds for {name}: {texts}."
     return [
-        Drawing("roc", "ROC curve", roc.to_svg(), area),
-        Drawing("precision_recall", "Precision and recall", curve.to_svg(), other),
+        Drawing("roc", "ROC curve", roc.to_svg(), caption=area),
+        Drawing("precision_recall", "Precision and recall", curve.to_svg(), caption=other),
     ]
 
 
@@ -501,7 +501,7 @@ def draw_weakest(rows: Sequence[Mapping[str, Any]], figure: str, title: str) -> 
     chosen = sorted(known, key=lambda row: float(row[figure].value))[:MOST_BARS]
     svg = draw_rates(title, [row["class"] for row in chosen], [row[figure] for row in chosen])
     more = f"The weakest {len(chosen)} of {len(known)}. " if len(known) > len(chosen) else ""
-    return Drawing(f"{figure}_of_classes", title, svg, f"{more}Lines are 95 % intervals.")
+    return Drawing(f"{figure}_of_classes", title, svg, caption=f"{more}Lines are 95 % intervals.")
 
 
 def draw_errors(prediction: Array, errors: Array, name: str, weights: Array) -> list[Drawing]:
@@ -518,7 +518,7 @@ def draw_errors(prediction: Array, errors: Array, name: str, weights: Array) -> 
 def draw_histogram(name: str, title: str, values: Array, label: str, weights: Array) -> Drawing:
     low, high = np.quantile(values, (0.005, 0.995)) if len(values) > 1000 else (values.min(), values.max())
     heights, edges = np.histogram(np.clip(values, low, high), HISTOGRAM_BARS, weights=weights)
-    chart = Chart(title, (float(edges[0]), float(edges[-1])), (0, float(heights.max())), (label, "examples"))
+    chart = Chart(title, (float(edges[0]), float(edges[-1])), (0, float(heights.max())), labels=(label, "examples"))
     return Drawing(name, title, chart.add_bars(edges, heights).to_svg())
 
 

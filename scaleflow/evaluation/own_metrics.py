@@ -64,8 +64,8 @@ def measure_own(
     faults: dict[str, str] = {}
     for name, function in metrics.items():
         try:
-            compute = bind_examples(function, target, predicted, chances, own)
-            figures[name] = find_interval(compute, len(rows), resamples, seconds)
+            compute = bind_examples(function, target, predicted, chances=chances, weights=own)
+            figures[name] = find_interval(compute, len(rows), resamples, seconds=seconds)
         except (Exception, SystemExit) as error:  # the user's code may raise anything
             faults[name] = read_reason(error)
     return figures, faults

@@ -143,7 +143,7 @@ class Predictions:
     def resample(self, count: int, rows: Array) -> Resamples:
         """Returns resamples of some rows of the table."""
         weights = self.weights()
-        return Resamples(len(rows), count, None if weights is None else weights[rows], find_units((self, rows)))
+        return Resamples(len(rows), count, None if weights is None else weights[rows], units=find_units((self, rows)))
 
 
 def find_units(*tables: tuple[Predictions, Array]) -> Units | None:

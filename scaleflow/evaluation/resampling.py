@@ -181,11 +181,11 @@ class Resamples:
         """
         finish = finish or (lambda mean: mean)
         value = float(finish(np.average(values, weights=self.weights))) if len(values) else math.nan
-        return self.figure(value, finish(self.draw(values) / self.totals), values.dtype == bool, is_error)
+        return self.figure(value, finish(self.draw(values) / self.totals), values.dtype == bool, is_error=is_error)
 
     def figure(self, value: float, resampled: Array, is_rate: bool = False, is_error: bool = False) -> Figure:
         """Returns a value with the interval of what the draws give, [1 + resamples]."""
-        return self.figures(np.array([value]), resampled[:, None], is_rate, is_error)[0]
+        return self.figures(np.array([value]), resampled[:, None], is_rate, is_error=is_error)[0]
 
     def figures(self, values: Array, resampled: Array, is_rate: bool = False, is_error: bool = False) -> list[Figure]:
         """Returns values [n] with the intervals of what the draws give, [1 + resamples, n].

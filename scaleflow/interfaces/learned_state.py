@@ -105,13 +105,13 @@ class LearnedState:
                     name: LearnedPreprocessing(**{**each, "path": replace_module(each["path"], MOVED_MODULES)})
                     for name, each in record["preprocessing"].items()
                 },
-                record["source"],
-                record["reading"],
-                record["splits"],
-                tuple(record.get("pictures", ())),
-                record.get("schema", {}),
-                record.get("sizes", {}),
-                record.get("split", {}),
+                source=record["source"],
+                reading=record["reading"],
+                splits=record["splits"],
+                pictures=tuple(record.get("pictures", ())),
+                schema=record.get("schema", {}),
+                sizes=record.get("sizes", {}),
+                split=record.get("split", {}),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"it is not a record of scaleflow ({error})") from error

@@ -236,7 +236,7 @@ class Display:
         """Prints the summary of the run: aligned rows of (label, value)."""
         column = max(len(label) for label, _ in rows) + 2
         for label, value in rows:
-            self._print_lines(format_row(label, value, column, self._room))
+            self._print_lines(format_row(label, value, column, width=self._room))
 
     def close(self) -> None:
         """Ends the thread, the current phase and the bar. The display can be used again."""

@@ -253,7 +253,7 @@ def launch_run(
     """
     spec = run.spec
     if spec.trial is None and (trial := choose_trial(spec.plan)) is not None:
-        return launch_after_search(run, trial, refuse, stop)
+        return launch_after_search(run, trial, refuse, stop=stop)
     remember_secrets([*find_environment_secrets(), *find_secrets(run.composed.raw, spec.plan.config)])
     display = display or display_for(is_plain=spec.plan.debug.inline, is_chief=spec.records)
     display.begin_phase("reading the config", since=spec.started)
@@ -276,8 +276,8 @@ def launch_run(
         recorder = make_recorder(spec, run.resume_number > 0, adopts and not run.resume_number, collector.join)
         with catch_stop_signals() if stop is None else contextlib.nullcontext(stop) as stop:
             digesting = threading.Thread(target=digest_data, args=(spec,), daemon=True)
-            monitor = RunMonitor(spec, recorder, display, stop, on_event, [collector, digesting])
-            return supervise_run(monitor, collector, run.resume_number > 0, refuse or display.print_error)
+            monitor = RunMonitor(spec, recorder, display, stop=stop, on_event=on_event, helpers=[collector, digesting])
+            return supervise_run(monitor, collector, run.resume_number > 0, refuse=refuse or display.print_error)
 
 
 def launch_after_search(
@@ -327,7 +327,7 @@ def supervise_run(
         finish_run(monitor)
         if spec.records and spec.trial is None and not (spec.parent and code == FINISHED):
             answer = {"exit_code": code, **describe_outcome(spec.folder)}
-            notify(spec.plan.tracking.notify, monitor.state.name, answer, monitor.display)
+            notify(spec.plan.tracking.notify, monitor.state.name, answer, display=monitor.display)
         return code
     message, folder = str(mask_secrets(str(monitor.refusal))), os.path.relpath(spec.folder)
     if (step := monitor.state.step) and spec.trial is None:

@@ -134,7 +134,7 @@ def make_spec(plan: Plan, folder: Path, command: RunCommand, earlier: Sequence[s
         plan,
         folder.absolute(),
         command.started,
-        worker,
+        worker=worker,
         label=label,
         tags={**command.tags, **read_stage_tags()},
         trial=command.trial,
@@ -191,7 +191,7 @@ def prepare_resume(command: RunCommand, named: str) -> PreparedRun:
         )
     typed = [override for override in composed.words.parsed if override.key_or_group != "resume"]
     saved = load_saved_config(files.path, config)
-    resumed = make_resumed_config(saved, config, [str(each.key_or_group) for each in typed], state, files)
+    resumed = make_resumed_config(saved, config, [str(each.key_or_group) for each in typed], state=state, files=files)
     is_finished = state.last_status == "FINISHED" and not is_longer(saved, resumed, state)
     had_checkpoints = state.checkpoint is not None and resumed["checkpoint"].get("folder") is None
     has_checkpoints = any(files.checkpoints.glob("step-*"))
@@ -204,12 +204,12 @@ def prepare_resume(command: RunCommand, named: str) -> PreparedRun:
     choices |= {o.key_or_group: composed.choices[o.key_or_group] for o in typed if o.key_or_group in composed.choices}
     search = list(dict.fromkeys((*composed.search, *state.ready.search)))
     changes = CommandWords([str(override.input_line).removeprefix("++") for override in typed])
-    composed = ComposedConfig(resumed, choices, search, files.path, changes)
+    composed = ComposedConfig(resumed, choices, search, folder=files.path, words=changes)
     plan = make_plan(composed)
     if not is_finished:
         refuse_changed_code(plan, files)
     is_saved = is_store_address(plan.checkpoint.folder) and state.checkpoint is not None
-    spec = make_spec(plan, files.path, command, read_overrides(files))
+    spec = make_spec(plan, files.path, command, earlier=read_overrides(files))
     return PreparedRun(spec, composed, 1 + files.count_resumes(), is_finished, is_saved or has_checkpoints)
 
 

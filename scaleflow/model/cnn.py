@@ -39,9 +39,9 @@ def build(
     check_images(inputs, filters, padding)
     raw, x = entry(inputs)
     for count in to_list(filters):
-        x = add_rectified(x, keras.layers.Conv2D, count, batch_norm, kernel_size=3, padding=padding)
+        x = add_rectified(x, keras.layers.Conv2D, count, batch_norm=batch_norm, kernel_size=3, padding=padding)
         x = keras.layers.MaxPooling2D()(x)
-    x = hidden(keras.layers.Flatten()(x), units, dropout, batch_norm)
+    x = hidden(keras.layers.Flatten()(x), units, dropout, batch_norm=batch_norm)
     return keras.Model(raw, head(x, outputs), name="cnn")
 
 

@@ -297,8 +297,8 @@ def write_model(
             whole.save(folder / KERAS_FILE)
         write_saved_model(whole, Parts(model, layers, inputs, policy), outputs, folder / SAVED_MODEL, raw.decoders)
         with tf.device("CPU:0") if on_host else contextlib.nullcontext():
-            outputs_of = check_export(whole, batch, TOLERANCE[policy], folder)
-    write_example(inputs, batch, folder, raw.decoders)
+            outputs_of = check_export(whole, batch, TOLERANCE[policy], folder=folder)
+    write_example(inputs, batch, folder, pictures=raw.decoders)
     write_arrays(folder / ANSWERS, {name or SINGLE: values[:2] for name, values in outputs_of.items()})
     signature = {
         "arguments": label_leaves(inputs),  # of the SavedModel's signatures, by the name of the input
@@ -389,7 +389,7 @@ def write_saved_model(
     archive = keras.export.ExportArchive()
     archive.track(model)
     specs = make_input_specs(parts.inputs)
-    compute = add_parts(archive, model, parts, specs)
+    compute = add_parts(archive, model, parts, specs=specs)
     serve: Callable[[Any], Any] = compute
     if decoders:
         specs = make_input_specs(map_named(lambda name, each: PICTURE if name in decoders else each, parts.inputs))

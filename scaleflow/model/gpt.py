@@ -200,7 +200,7 @@ def generate_tokens(
     for _ in range(sampling.tokens):
         if len(recent) > window:
             recent = recent[-(window - window // 2) :]
-        token = choose_token(predict(recent), sampling, draw, unused)
+        token = choose_token(predict(recent), sampling, draw, unused=unused)
         recent.append(token)
         yield token
 
@@ -259,7 +259,7 @@ def build(
     positions = keras.layers.Embedding(inputs.shape[0], width, embeddings_initializer=small(), name="positions")
     x = apply_dropout(words + positions(make_positions(tokens)), dropout)
     for number in range(1, blocks + 1):
-        x = build_decoder_block(x, f"block{number}", heads, units or 4 * width, dropout)
+        x = build_decoder_block(x, f"block{number}", heads, units=units or 4 * width, rate=dropout)
     x = keras.layers.LayerNormalization(epsilon=1e-5, name="norm")(x)
     logits = keras.layers.Dense(outputs.shape[-1], dtype="float32", kernel_initializer=small(), name="outputs")(x)
     return keras.Model(raw, logits, name="gpt")
@@ -313,4 +313,4 @@ def generate(
     is_gpt = isinstance(model, keras.Model) and count_blocks(model)
     predict: NextToken = CachedGpt(model, window) if is_gpt else WholeWindow(model, window)
     sampling = Sampling(tokens=length, temperature=temperature, seed=seed)
-    return [*prompt, *generate_tokens(predict, prompt, window, sampling)]
+    return [*prompt, *generate_tokens(predict, prompt, window, sampling=sampling)]

@@ -203,7 +203,7 @@ def hidden(
 ) -> keras.KerasTensor:
     """Adds dense layers with ReLU, each followed by dropout if its rate is above 0."""
     for width in to_list(units):
-        x = add_rectified(x, keras.layers.Dense, width, batch_norm)
+        x = add_rectified(x, keras.layers.Dense, width, batch_norm=batch_norm)
         if dropout:
             x = keras.layers.Dropout(dropout)(x)
     return x

@@ -97,7 +97,7 @@ def make_model(
         ) from error
     check_outputs(returned, needed)
     if any(each.scaling or each.logit_shift or each.levels for each in name_leaves(outputs).values()):
-        return scale_outputs(model, model_inputs, returned, outputs)
+        return scale_outputs(model, model_inputs, returned, outputs=outputs)
     if any(tensor.dtype != "float32" for tensor in name_leaves(returned).values()):
         model = keras.Model(model_inputs, map_named(cast_to_float32, returned), name=model.name)
     return model

@@ -30,5 +30,5 @@ def build(
     """
     check_numbers(inputs, "mlp")
     raw, x = entry(inputs)
-    x = hidden(flatten(x), units, dropout, batch_norm)
+    x = hidden(flatten(x), units, dropout, batch_norm=batch_norm)
     return keras.Model(raw, head(x, outputs), name="mlp")

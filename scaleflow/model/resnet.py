@@ -75,7 +75,7 @@ def check_resnet(inputs: Inputs, depth: Any, weights: Any) -> None:
 
 def build_small(x: Any, blocks: int) -> Any:
     """Adds the CIFAR-10 network without its dense layer: [b, height, width, channels] -> [b, 64]."""
-    x = keras.layers.ReLU()(convolve(x, FILTERS[0], 1, "first"))
+    x = keras.layers.ReLU()(convolve(x, FILTERS[0], 1, name="first"))
     for stage, filters in enumerate(FILTERS, 1):
         for number in range(1, blocks + 1):
             x = build_residual_block(x, filters, 2 if stage > 1 and number == 1 else 1, f"stage{stage}_block{number}")
@@ -84,8 +84,8 @@ def build_small(x: Any, blocks: int) -> Any:
 
 def build_residual_block(x: Any, filters: int, stride: int, name: str) -> Any:
     """Adds two convolutions and the shortcut around them."""
-    y = keras.layers.ReLU()(convolve(x, filters, stride, f"{name}_1"))
-    y = convolve(y, filters, 1, f"{name}_2")
+    y = keras.layers.ReLU()(convolve(x, filters, stride, name=f"{name}_1"))
+    y = convolve(y, filters, 1, name=f"{name}_2")
     return keras.layers.ReLU()(y + make_shortcut(x, filters, stride))
 
 

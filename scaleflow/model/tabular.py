@@ -228,7 +228,7 @@ def build(
     def add_head(name: str, each: Outputs) -> keras.KerasTensor:
         count, label = math.prod(each.shape), labelled[name]
         # one value last would make its bias a column, whose sum LiteRT does not have
-        values = add_layer(x, "bkd,kdc->bck", (count, members), f"{label}_values", dtype="float32")
+        values = add_layer(x, "bkd,kdc->bck", (count, members), name=f"{label}_values", dtype="float32")
         values = values if count == 1 else keras.layers.Permute((2, 1), dtype="float32")(values)
         if each.levels:
             each_member = order_levels(values, each.levels, label)
@@ -363,8 +363,8 @@ def embed_by_bins(x: Any, quantiles: Array) -> Any:
     least[0], most[-1] = -1, 2  # beyond the range that was seen the line goes on for a while
     shares = (ops.expand_dims(x, -2) - low.astype(np.float32)) * slopes
     shares = ops.minimum(ops.maximum(shares, least), most)
-    bent = embed_each(shares, "f", "e", BIN_FEATURES, "piecewise", uniform(BINS**-0.5))
-    straight = embed_each(x, "", "e", BIN_FEATURES, "straight", uniform(1.0), uniform(1.0))
+    bent = embed_each(shares, "f", "e", count=BIN_FEATURES, name="piecewise", kernel=uniform(BINS**-0.5))
+    straight = embed_each(x, "", "e", count=BIN_FEATURES, name="straight", kernel=uniform(1.0), bias=uniform(1.0))
     return bent + straight
 
 

@@ -47,7 +47,7 @@ def build(
         x + keras.layers.Embedding(inputs.shape[0], width, name="positions")(make_positions(tokens)), dropout
     )
     for number in range(1, blocks + 1):
-        x = build_encoder_block(x, mask, f"block{number}", heads, units, dropout)
+        x = build_encoder_block(x, mask, f"block{number}", heads=heads, units=units, rate=dropout)
     return keras.Model(raw, head(average(x, tokens), outputs), name="transformer")
 
 

@@ -66,5 +66,5 @@ def check_pixels(inputs: Inputs, outputs: Outputs, levels: Sequence[int]) -> Non
 def convolve_twice(x: Any, count: int, normalizes: bool) -> Any:
     """Adds two convolutions."""
     for _ in range(2):
-        x = add_rectified(x, keras.layers.Conv2D, count, normalizes, kernel_size=3, padding="same")
+        x = add_rectified(x, keras.layers.Conv2D, count, batch_norm=normalizes, kernel_size=3, padding="same")
     return x

@@ -50,7 +50,7 @@ def find_segments(model: keras.Model, label: Callable[[str], str]) -> dict[str, 
     taken = graph[0][0] if isinstance(graph[0], list | tuple) else graph[0]
     names = {id(tensor): label(name) for name, tensor in name_leaves(taken).items()}
     found: dict[str, Segments] = {}
-    walk(functional, [((names[id(each)], count_features(each)),) for each in functional.inputs], "", found)
+    walk(functional, [((names[id(each)], count_features(each)),) for each in functional.inputs], "", found=found)
     return found
 
 
@@ -61,7 +61,7 @@ def walk(graph: Any, given: list[Segments], prefix: str, found: dict[str, Segmen
         operation, taken = node.operation, [known[id(each)] for each in node.input_tensors]
         inner = find_functional(operation)
         if inner is not None and len(inner.inputs) == len(taken):
-            results = walk(inner, taken, f"{prefix}{operation.name}/", found)
+            results = walk(inner, taken, f"{prefix}{operation.name}/", found=found)
         else:
             found.setdefault(prefix + operation.name, tuple(each for part in taken for each in part))
             results = [pass_on(node, taken, each) for each in node.outputs]
@@ -226,7 +226,7 @@ def copy_columns(
         columns: as `match_classes` returns it.
     """
     if new_outputs.kind == "regression":
-        return rescale(value, is_bias, old_outputs, new_outputs)
+        return rescale(value, is_bias, old=old_outputs, new=new_outputs)
     if new_outputs.kind == "binary":
         return value
     if old_outputs.kind == "binary":
@@ -319,7 +319,7 @@ class WeightMapping:
         row = axes[0][0]
         rows = 1 if row is None else old[0].shape[row]
         moves = [(0, 0, rows)] if is_same else match_rows(taken or (), takes or ())
-        return self._map(name, layer, old, axes, moves, convert)
+        return self._map(name, layer, old, axes=axes, moves=moves, convert=convert)
 
     def _map(
         self,

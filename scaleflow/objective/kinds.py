@@ -181,7 +181,7 @@ def defaults_for(described: Outputs) -> Defaults:
     """Returns the loss and the metrics for `Outputs.kind`."""
 
     def mean(name: str, value: Loss, finish: Callable[[float], float] = float) -> Measure:
-        return mean_measure(name, with_counted(described, value), described.ignore is not None, finish)
+        return mean_measure(name, with_counted(described, value), described.ignore is not None, finish=finish)
 
     if described.kind == "regression":
         columns = described.shape[-1] if described.shape else 1
@@ -190,7 +190,7 @@ def defaults_for(described: Outputs) -> Defaults:
             squared_error if described.levels is None else make_pinball_loss(described.levels),
             (mean("mae", absolute_error), mean("rmse", squared_error, math.sqrt)),
             (r2_measure("r2", targets, outputs, columns, described.scaling[0] if described.scaling else 0.0),),
-            {"mae": "min", "rmse": "min", "r2": "max"},
+            modes={"mae": "min", "rmse": "min", "r2": "max"},
         )
     modes: dict[str, Literal["min", "max"]] = {"accuracy": "max", "exact_match": "max", "balanced_accuracy": "max"}
     if described.kind == "multi_label":
@@ -203,7 +203,7 @@ def defaults_for(described: Outputs) -> Defaults:
         return Defaults(loss, (mean("accuracy", accuracy),), modes=modes)
     decide = decide_classes(described)
     balanced = balanced_accuracy_measure("balanced_accuracy", decide, count)
-    return Defaults(loss, (mean("accuracy", accuracy),), (balanced,), modes, count, decide)
+    return Defaults(loss, (mean("accuracy", accuracy),), (balanced,), modes=modes, classes=count, decide=decide)
 
 
 def with_counted(described: Outputs, value: Loss) -> Values:

@@ -196,8 +196,8 @@ def choose_loss(
         return smooth_labels(described, defaults.loss, smoothing) if smoothing else defaults.loss
     assert loader is not None
     named = loader.locate(target)
-    loss = make_loss(described, target, named, smoothing, loader)
-    check_loss(described, target, named, loss, has_class_weights)
+    loss = make_loss(described, target, named, smoothing=smoothing, loader=loader)
+    check_loss(described, target, named, loss=loss, has_class_weights=has_class_weights)
     return loss
 
 
@@ -218,7 +218,7 @@ def make_loss(described: Outputs, target: Target, named: Any, smoothing: float, 
     """Makes the loss that a target names, with targets and outputs in the form that it takes."""
     keras_name = find_keras_name(named)
     check_loss_kind(described, target, keras_name)
-    target = complete_arguments(target, named, smoothing, described.kind != "regression")
+    target = complete_arguments(target, named, smoothing, has_classes=described.kind != "regression")
     made = loader.make(target)
     call: Callable[..., Any] = made.call if isinstance(made, keras.losses.Loss) else made
     if not callable(call):

@@ -206,7 +206,7 @@ def find_loss(described: Outputs, loss: Target | str | None, key: str) -> Target
     focal = FOCAL.get(described.kind, "BinaryFocalCrossentropy")
     found = focal if name.lower() == "focal" else find_keras_class(keras.losses, keras.losses.Loss, name)
     if found is None:
-        raise unknown_name(f"{key}={name}", keras.losses, keras.losses.Loss, name, ["focal"])
+        raise unknown_name(f"{key}={name}", keras.losses, keras.losses.Loss, name=name, known=["focal"])
     return Target(key, f"keras.losses.{found}", typed=name)
 
 
@@ -241,7 +241,7 @@ def find_metric(described: Outputs, name: str, key: str) -> Target:
         return Target(key, f"keras.metrics.{found}", typed=name)
     else:
         known = [*named, *(["top5"] if described.kind == "classification" else [])]
-        raise unknown_name(f"{key}={name}", keras.metrics, keras.metrics.Metric, name, known)
+        raise unknown_name(f"{key}={name}", keras.metrics, keras.metrics.Metric, name=name, known=known)
     return Target(key, path, {**arguments, "name": short}, typed=name)
 
 
@@ -301,10 +301,10 @@ def make_objective(
         smoothing = 0.0 if described.kind == "regression" else options.label_smoothing
         dot = "." if name else ""
         target = find_loss(described, losses.get(name), f"objective.loss{dot}{name}")
-        parts = make_output_objective(described, target, smoothing, weights, loader)
+        parts = make_output_objective(described, target, smoothing, weights=weights, loader=loader)
         if metrics.get(name) == []:
             return drop_metrics(parts)
-        targets = find_metrics(described, parts, metrics.get(name, ()), f"objective.metrics{dot}{name}")
+        targets = find_metrics(described, parts, metrics.get(name, ()), key=f"objective.metrics{dot}{name}")
         return measure_medians(add_metrics(parts, described, targets, loader, is_weighted), described)
 
     if isinstance(outputs, Outputs):
@@ -339,7 +339,7 @@ def make_output_objective(
         minimised,
         parts.measures,
         parts.evaluation_measures,
-        None if minimised is plain else plain,
+        reported_loss=None if minimised is plain else plain,
         modes={"loss": "min", **parts.modes},
         classes=parts.classes,
         decide=parts.decide,
@@ -354,7 +354,7 @@ def example_loss(described: Outputs, loss: Loss, weights: Sequence[float] | None
         valid = replace_ignored(targets, counted)
         values = loss(valid, outputs)
         if weights is not None:
-            factors = weigh_classes(described, list(weights), valid, outputs)
+            factors = weigh_classes(described, list(weights), valid, outputs=outputs)
             values *= (
                 tf.reshape(factors, tf.shape(values)) if values.shape.rank > 1 or factors.shape.rank > 1 else factors
             )
@@ -409,7 +409,7 @@ def add_metrics(
     if not targets:
         return parts
     assert loader is not None
-    made = [make_measure(described, target, loader, is_weighted) for target in targets]
+    made = [make_measure(described, target, loader, is_weighted=is_weighted) for target in targets]
     own = [name for measure, _ in made for name in measure.names]
     for name, count in Counter([*own, *RESERVED]).items():
         if count > 1:
@@ -456,7 +456,7 @@ def join_outputs(named: Mapping[str, Objective], factors: Mapping[str, float]) -
         add_losses({name: part.loss for name, part in named.items()}),
         measures,
         [m for name, part in named.items() for m in select_all(name, part.evaluation_measures)],
-        add_losses(reported) if has_class_weights else None,
+        reported_loss=add_losses(reported) if has_class_weights else None,
         modes={"loss": "min", **modes},
         replaced={f"{name}/{key}" for name, part in named.items() for key in part.replaced},
     )

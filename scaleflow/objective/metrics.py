@@ -73,7 +73,7 @@ def make_measure(
     start = f"{target.describe()}: "
     named = loader.locate(target)
     keras_name = find_keras_name(named)
-    check_metric_kind(described, start, named, keras_name)
+    check_metric_kind(described, start, named, keras_name=keras_name)
     if takes(named, "num_classes") and "num_classes" not in target.arguments:
         count = 2 if described.kind == "binary" else described.shape[-1] if described.shape else 1
         target = add_arguments(target, {"num_classes": count})
@@ -83,23 +83,23 @@ def make_measure(
     if described.kind == "regression" and keras_name is not None and takes(named, "dtype"):
         target = add_arguments(target, {"dtype": "float64", **target.arguments})
     metric = loader.make(target)
-    check_metric(described, start, metric, keras_name)
-    rows = MetricRows(described, metric, keras_name, has_logits(metric), is_weighted)
+    check_metric(described, start, metric, keras_name=keras_name)
+    rows = MetricRows(described, metric, keras_name, from_logits=has_logits(metric), is_weighted=is_weighted)
     try:
         state = State(metric, *rows.draw(sum(TRIED)))
-        check_sums(start, state, rows, is_weighted)
+        check_sums(start, state, rows, is_weighted=is_weighted)
     except ConfigError:
         raise
     except Exception as error:  # a user's class may raise anything
         form = f"{described.kind} targets and outputs of shape (n, {rows.columns})"
         raise ConfigError(f"{start}fails on {form}: {read_reason(error)}") from error
-    names = name_results(described, start, choose_name(target, metric, start), state.results)
+    names = name_results(described, start, choose_name(target, metric, start), results=state.results)
     mode = find_mode(metric, keras_name)
 
     def sums(targets: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         return state.add_up(*rows(targets, outputs, weights))
 
-    return Measure(names, sums, state.finish, state.size), {} if mode is None else dict.fromkeys(names, mode)
+    return Measure(names, sums, state.finish, size=state.size), {} if mode is None else dict.fromkeys(names, mode)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -418,7 +418,7 @@ def update_by_rows(optimizer: keras.optimizers.Optimizer) -> None:
 
     def update_step(update_all: Update, gradient: Any, variable: Any, learning_rate: Any) -> None:
         if isinstance(gradient, tf.IndexedSlices):
-            update_rows(optimizer, gradient, variable, tf.cast(learning_rate, variable.dtype))
+            update_rows(optimizer, gradient, variable, rate=tf.cast(learning_rate, variable.dtype))
         else:
             update_all(gradient, variable, learning_rate)
 

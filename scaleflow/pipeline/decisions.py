@@ -399,9 +399,9 @@ class Decider:
         record = self.ledger.records.get(stage.name)
         why = self._find_reason(stage, record, key)
         if not why:
-            return StageDecision(REUSE, "", key, values)
+            return StageDecision(REUSE, "", key, values=values)
         if not self.is_wanted(stage.name):
-            return StageDecision(LEAVE, f"--only leaves it out ({why})", key, values)
+            return StageDecision(LEAVE, f"--only leaves it out ({why})", key, values=values)
         is_begun = record is not None and record.status != "FINISHED" and record.key == key
         continues = is_begun and not self._is_forced(stage, record)
         return StageDecision(RUN, why, key, values=values, continues=continues)
@@ -434,7 +434,7 @@ class Decider:
         elif stage.command.takes_run:
             run = self.stored.fix_aliases(str(values["run"]))
             composition = self.composer.compose(stage, values.get("overrides", []), run, self.find_made_folder(run))
-        key = make_key(stage, values, composition, self.pipeline.config_dirs)
+        key = make_key(stage, values, composition, config_dirs=self.pipeline.config_dirs)
         settings = {name: self.stored.fix_aliases(text) for name, text in key["settings"].items()}
         return {**key, "settings": settings}
 

@@ -101,7 +101,7 @@ class DeclaredPipeline:
         if stage.command.composes:
             values["overrides"] = [*self.overrides, *(values.get("overrides") or [])]
         with name_line(stage.line):
-            resolved = resolve_values(values, {**self.values, **stage.variables}, self.split_reference, read)
+            resolved = resolve_values(values, {**self.values, **stage.variables}, self.split_reference, read=read)
             if "overrides" in resolved:
                 words = zip(values["overrides"], resolved["overrides"], strict=True)
                 resolved["overrides"] = check_override_words(flatten_list([quote_result(*each) for each in words]))
@@ -118,7 +118,7 @@ class DeclaredPipeline:
         """Returns the values that a stage's condition compares. Raises ConfigError if one cannot be resolved."""
         values = {"when": stage.condition.interpolations if stage.condition else []}
         root = {**self.values, **stage.variables}
-        resolved: list[Any] = resolve_values(values, root, self.split_reference, read)["when"]
+        resolved: list[Any] = resolve_values(values, root, self.split_reference, read=read)["when"]
         return resolved
 
     def split_reference(self, path: str) -> tuple[str, list[str]]:
@@ -210,7 +210,7 @@ def load_pipeline(name: str, config_dirs: Sequence[str], words: Sequence[str] = 
     for key, section in sections.items():
         line = f"{lines.find('stages', str(key))}: stage {key}"
         with name_line(line):
-            stages |= read_stages(str(key), section, values, line)
+            stages |= read_stages(str(key), section, values, line=line)
     dirs = tuple(str(Path(each).absolute()) for each in config_dirs)
     pipeline = DeclaredPipeline(name, dirs, text, overrides=overrides, values=values, stages=stages, needs={})
     return order_stages(apply_words(pipeline, words))
@@ -347,7 +347,7 @@ def resolve_now(key: str, value: Any, values: Mapping[str, Any]) -> Any:
     def refuse(path: str) -> tuple[str, list[str]]:
         raise ConfigError(f"{key}: ${{stages.{path}}}: the stages must be known before any of them has run")
 
-    return resolve_values({key: value}, values, refuse, lambda *_: None)[key]
+    return resolve_values({key: value}, values, refuse, read=lambda *_: None)[key]
 
 
 def apply_words(pipeline: DeclaredPipeline, words: Sequence[str]) -> DeclaredPipeline:

@@ -174,7 +174,7 @@ def write_stages(stages: Iterable[StageProgress], ledger: PipelineLedger, config
         known |= {"why": decision.why, **decision.values}
         if decision.action in (REUSE, RUN):
             folder = ledger.find_folder(each.name, record.attempt)
-            words = make_words(command, decision.values, folder, config_dirs)
+            words = make_words(command, decision.values, folder, config_dirs=config_dirs)
             known |= {"line": shlex.join(["scaleflow", *words]), "outputs": drop_rare(record.outputs)}
             known |= {"seconds": round((record.ended or record.began) - record.began, 1)}
             known |= {"made_of": {part: dict(those) for part, those in record.key.items() if part != "settings"}}

@@ -264,7 +264,7 @@ class PipelineRunner:
         environment = {**portion, STAGE_TAGS: json.dumps(tags)}
         run = None
         if not each.stage.command.has_own_run:
-            run = self._open_stage_run(each.name, words, folder, tags)
+            run = self._open_stage_run(each.name, words, folder, tags=tags)
             environment[STAGE_BEGAN] = str(run.began)
             if self._tracking.uri is not None:  # where it finds the runs of the stages before it
                 environment["MLFLOW_TRACKING_URI"] = self._tracking.uri
@@ -276,7 +276,7 @@ class PipelineRunner:
         dirs, command, values = self._pipeline.config_dirs, each.stage.command, each.decision.values
         if command.name == "train" and RunState.read(folder).is_ready:
             return [*config_dir_flags(dirs), make_override("resume", folder)]
-        words = make_words(command, values, folder, dirs)
+        words = make_words(command, values, folder, config_dirs=dirs)
         if "trust" in command.flags and (made := self._decider.find_made_folder(str(values["run"]))):
             config: Any = OmegaConf.to_container(OmegaConf.load(RunFolder(made).config), resolve=False)
             words += [word for module in list_own_modules(config) for word in ("--trust", module)]
@@ -295,13 +295,13 @@ class PipelineRunner:
     ) -> None:
         """Runs the process of a stage to its end; `run` is that of a stage whose command records none."""
         folder = self._ledger.find_folder(each.name, each.record.attempt)
-        with StageProcess(each.name, words, folder, environment) as process:
+        with StageProcess(each.name, words, folder, environment=environment) as process:
             with self._lock:
                 each.record.process = process.identity
                 self._ledger.save()
             code = process.wait(self._display, self._stop_of_stages)
         with self._lock:
-            self._finish_stage(each, code, process.answer, folder)
+            self._finish_stage(each, code, process.answer, folder=folder)
             if run is not None:
                 self._end_stage_run(each, run, folder)
             self._ledger.save()
@@ -314,7 +314,7 @@ class PipelineRunner:
         if code in stage.command.good:
             record.status = "FINISHED"
             try:
-                record.outputs = read_outputs(stage.command, answer, values, folder)
+                record.outputs = read_outputs(stage.command, answer, values, folder=folder)
                 if stage.command.name == "python":
                     record.files = find_named_files(values, record.outputs)
                 if stage.command.has_own_run:
@@ -332,7 +332,7 @@ class PipelineRunner:
         record, stage = each.record, each.stage
         outputs = record.outputs if record.status == "FINISHED" else {}
         links = {f"scaleflow.{key}": str(outputs[key]) for key in ("run_id", "model") if outputs.get(key)}
-        words = make_words(stage.command, each.decision.values, folder, self._pipeline.config_dirs)
+        words = make_words(stage.command, each.decision.values, folder, config_dirs=self._pipeline.config_dirs)
         text = record.reason or summarize_outputs(stage, outputs)
         command = shlex.join(["scaleflow", *words])
         text = describe_stage_run(stage.name, record.status, text, outputs=outputs, command=command)

@@ -170,7 +170,7 @@ class Chunk:
         """Returns the rows of the output, and the number of predictions. Raises RunError if the model fails."""
         places, is_good = np.flatnonzero(self.is_good), self.is_good
         if not len(places):
-            return make_rows(task, self.rows, is_good, task.predicted.make_empty(), report), 0
+            return make_rows(task, self.rows, is_good, predicted=task.predicted.make_empty(), report=report), 0
         outputs = model.predict(self.inputs, lambda row: task.source.name(self.rows.first + int(places[row])))
         failed = [find_failed(values).reshape(len(places), -1) for values in outputs.values()]
         is_failed = np.any([each.any(axis=1) for each in failed], axis=0)
@@ -198,7 +198,7 @@ def read_chunks(task: PredictionTask, model: RowModel, report: RowReport, skip: 
     largest = model.batch_size * max(1, min(CHUNK_BATCHES, CHUNK_ROWS // model.batch_size))
     batches = task.source.read(task.read, largest, skip)
     for rows in divide_rows(batches, largest, task.shard_rows):
-        inputs, is_good = convert_to_inputs(model.inputs, task.form, rows, report, model.decode)
+        inputs, is_good = convert_to_inputs(model.inputs, task.form, rows, report=report, decode=model.decode)
         report.add_inputs(inputs)
         yield Chunk(rows, inputs, is_good)
 

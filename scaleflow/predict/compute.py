@@ -200,7 +200,7 @@ def convert_to_inputs(
             report.add_missing(part.name, int((part.is_missing & is_good).sum()), form.filled.get(name))
             if name in form.categories:
                 words, known = part.values[is_good].ravel(), form.cells[name].known
-                report.add_categories(part.name, words, known, name in form.many_words)
+                report.add_categories(part.name, words, known, has_rare=name in form.many_words)
     joined = {name: join_columns(parts, specs[name]) for name, parts in found.items()}
     return joined if is_good.all() else {name: values[is_good] for name, values in joined.items()}, is_good
 

@@ -81,8 +81,8 @@ def open_input(path: str, delimiter: str | None, state: LearnedState, selected: 
     if records:
         return open_records(path, records, state)
     if arrays:
-        return open_npz(path, arrays, state, selected)
-    return open_table(path, delimiter, state.reading, [name for name in name_leaves(state.inputs) if name])
+        return open_npz(path, arrays, state, selected=selected)
+    return open_table(path, delimiter, state.reading, inputs=[name for name in name_leaves(state.inputs) if name])
 
 
 def list_input_files(path: str) -> Sequence[str]:
@@ -127,7 +127,7 @@ def open_table(
         form = CsvForm(delimiter or (usual if usual != "," else None), to_words(reading.get("header")) or (), encoding)
     elif delimiter is not None:
         raise ConfigError(f"--delimiter {delimiter}: {files[0]} is no CSV file; leave it out")
-    table = prepare_tables({ALL: [*files]}, path, form, LearnedCache(None, path), "--input")
+    table = prepare_tables({ALL: [*files]}, path, form, cache=LearnedCache(None, path), key="--input")
     if table.csv.header:
         table.csv = replace(table.csv, header=find_header(table, inputs, to_word(reading.get("target"))))
     table.name_columns([table.read_schema(file) for file in files])
@@ -135,7 +135,7 @@ def open_table(
     counts = {file: table.count_rows(file) for file in files}
     rows = None if None in counts.values() else sum(filter(None, counts.values()))
     found = FileRows(counts, partial(read_file_rows, table))
-    return RowSource(files, table.used, found.read, found.name, rows, delimiter=table.csv.delimiter)
+    return RowSource(files, table.used, found.read, name=found.name, rows=rows, delimiter=table.csv.delimiter)
 
 
 def read_file_rows(
@@ -272,12 +272,12 @@ def open_records(path: str, files: Sequence[str], state: LearnedState) -> RowSou
     def read(file: str, columns: Sequence[str], at_once: int) -> Iterator[tuple[Any, dict[int, str]]]:
         from scaleflow.dataset.tfrecord import read_inputs
 
-        for values in read_inputs(file, name, features[name], compression, at_once):
+        for values in read_inputs(file, name, features[name], compression=compression, at_once=at_once):
             column = pyarrow.array(values.tolist()) if values.dtype == object else to_column(values)
             yield pyarrow.table({name: column}), {}
 
     rows = FileRows(dict.fromkeys(files), read)
-    return RowSource(files, pyarrow.schema([(name, type_)]), rows.read, rows.name, values=(name,))
+    return RowSource(files, pyarrow.schema([(name, type_)]), rows.read, name=rows.name, values=(name,))
 
 
 def open_saved_dataset(path: str, reading: Mapping[str, Any]) -> RowSource:

@@ -134,7 +134,7 @@ def open_output(text: str, overwrites: bool, resumes: bool) -> Output:
         raise ConfigError(f"--output {text}: there is no folder {path.parent}; create it first")
     if not os.access(path if path.is_dir() else path.parent, os.W_OK):
         raise ConfigError(f"--output {text}: {path.parent} cannot be written to")
-    check_modes(path, is_folder, overwrites, resumes)
+    check_modes(path, is_folder, overwrites, resumes=resumes)
     return Output(path, is_folder)
 
 

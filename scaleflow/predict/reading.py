@@ -167,7 +167,7 @@ def match_columns(state: LearnedState, schema: Any, selected: Sequence[str]) -> 
                 f"{format_columns(schema.names)}"
             )
         for name, described in inputs.items():
-            check_type(name, schema.field(name).type, described, name in state.pictures)
+            check_type(name, schema.field(name).type, described, takes_pictures=name in state.pictures)
         return {name: [name] for name in inputs}
     if missing := [name for name in selected if name not in schema.names]:
         raise ConfigError(
@@ -179,7 +179,7 @@ def match_columns(state: LearnedState, schema: Any, selected: Sequence[str]) -> 
     count = math.prod(described.shape)
     first = schema.field(columns[0]).type if len(columns) == 1 else None
     if first is not None and (is_list(first) or (takes_pictures and is_picture(first))):
-        check_type(columns[0], first, described, takes_pictures)
+        check_type(columns[0], first, described, takes_pictures=takes_pictures)
     elif len(columns) == count:
         for name in columns:
             check_type(name, schema.field(name).type, Inputs((), described.dtype))

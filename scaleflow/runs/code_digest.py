@@ -54,8 +54,8 @@ def find_code(config: Mapping[str, Any], search: Sequence[str]) -> dict[str, Cod
             if found := find_source(module, search):
                 path, folder = found
                 status = path.stat()
-                digest, names = read_source(path, module, status.st_mtime_ns, status.st_size)
-                files[path.relative_to(folder).as_posix()] = CodeFile(digest, path, folder, names)
+                digest, names = read_source(path, module, status.st_mtime_ns, size=status.st_size)
+                files[path.relative_to(folder).as_posix()] = CodeFile(digest, path, folder, imports=names)
                 waiting += names
     return dict(sorted(files.items()))
 

@@ -104,13 +104,13 @@ def compare_code(before: Provenance, now: Provenance) -> Iterator[Difference]:
             is_same = first.version == second.version and old[0] == new[0]
             yield Difference("code", name, old[1][:SHOWN] or None, new[1][:SHOWN] or None, matters=not is_same)
     if first.commit != second.commit:
-        yield Difference("code", COMMIT, first.commit[:SHOWN], second.commit[:SHOWN], matters=False)
+        yield Difference("code", COMMIT, before=first.commit[:SHOWN], now=second.commit[:SHOWN], matters=False)
     elif first.is_kept and second.is_kept:
         modules = {module[2] for module in (*first.modules.values(), *second.modules.values())}
         for path in sorted({*first.changed, *second.changed} - modules):
             states = [each.changed.get(path, AS_COMMITTED).rpartition(":")[2][:SHOWN] for each in (first, second)]
             if states[0] != states[1]:
-                yield Difference("code", path, states[0], states[1], matters=False)
+                yield Difference("code", path, before=states[0], now=states[1], matters=False)
 
 
 def compare_packages(before: Provenance, now: Provenance) -> Iterator[Difference]:
@@ -132,14 +132,14 @@ def compare_files(before: Provenance, now: Provenance) -> Iterator[Difference]:
     for path in sorted({*old, *new}):
         covers, digests = zip(*(each.get(path, "").partition(":")[::2] for each in (old, new)), strict=True)
         if path not in old or path not in new or (digests[0] != digests[1] and covers[0] == covers[1]):
-            yield Difference("data", path, digests[0][:SHOWN] or None, digests[1][:SHOWN] or None)
+            yield Difference("data", path, before=digests[0][:SHOWN] or None, now=digests[1][:SHOWN] or None)
 
 
 def compare_data(before: Provenance, now: Provenance) -> list[Difference]:
     """Returns the differences in the files of the data and in its splits. The folder of the files does not count."""
     splits = list_split_changes(before.data.get("splits", {}), now.data.get("splits", before.data.get("splits", {})))
     files = compare_files(name_files(before), name_files(now))
-    return [*files, *(Difference("data", text, "", "") for text in splits)]
+    return [*files, *(Difference("data", text, before="", now="") for text in splits)]
 
 
 def name_files(state: Provenance) -> Provenance:
@@ -152,7 +152,7 @@ def name_files(state: Provenance) -> Provenance:
 
 def list_value_changes(category: str, before: Mapping[str, str], now: Mapping[str, str]) -> list[Difference]:
     names = (name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name))
-    return [Difference(category, name, before.get(name), now.get(name)) for name in names]
+    return [Difference(category, name, before=before.get(name), now=now.get(name)) for name in names]
 
 
 #: By part, what compares it.

@@ -91,7 +91,7 @@ def reuse_config(
     clear_keys(raw, sorted(words.keys))
     if sections is not None:
         params = {key: value for key, value in params.items() if key != "promotion"}  # it is of runs, and takes a model
-    base = compose_base(params, groups, words, options)
+    base = compose_base(params, groups, words, options=options)
     default = to_container(base.config)
     tracked, local_keys = resolve_separately(raw, default)
     local_keys |= {*groups, *(key for key in default if key not in tracked)}
@@ -109,7 +109,7 @@ def reuse_config(
     flagged_modules = [name for name in words.trusted if "/" not in name]
     reused.trusted_modules = list(dict.fromkeys([*flagged_modules, *(typed_modules or ())]))
     reused.resume = None
-    check_code(to_container(reused), reused.trusted_modules, words, base.search)
+    check_code(to_container(reused), reused.trusted_modules, words, search=base.search)
     restore_secrets(reused, default, local_keys)
     config = to_container(reused)
     check_values(config, local_keys | {"trusted_modules"}, words.trusted)
@@ -468,7 +468,7 @@ def make_resumed_config(
     for section, key in (("training", "batch_size"), ("optimizer", "learning_rate")):
         if config[section].get(key) == "auto":  # the run keeps the one that was found when it began
             config[section][key] = saved[section][key]
-    check_changes(saved, config, keys, files.path)
+    check_changes(saved, config, keys, folder=files.path)
     check_length(config, keys, state)
     for each in (saved, config):
         keep_sizes(each, state.params)

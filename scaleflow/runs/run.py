@@ -289,7 +289,7 @@ class Run:
 
         Raises ConfigError, naming the key that is wrong or not trusted.
         """
-        return reuse_config(self.config, self.params, words, sections)
+        return reuse_config(self.config, self.params, words, sections=sections)
 
 
 def select_computed(params: Mapping[str, str]) -> dict[str, str]:

@@ -101,7 +101,7 @@ class SavedModel:
         """Returns an input, read as in training; a picture is the bytes of its file."""
         if name in self._pictures:
             return tf.constant([to_picture(each) for each in read_values(given).ravel()], tf.string)
-        return to_tensor(spec, given, name, self._cells.get(name, PLAIN))
+        return to_tensor(spec, given, name, form=self._cells.get(name, PLAIN))
 
     def _answer(self, values: Any, output: str) -> pd.DataFrame:
         """Returns predictions or probabilities; the cells of a column with a value for each position are arrays."""
@@ -227,7 +227,7 @@ def nest(specs: Any, tensors: dict[str, tf.Tensor], name: str = "") -> Any:
 def to_tensor(spec: tf.TensorSpec, given: Any, name: str, form: CellForm = PLAIN) -> tf.Tensor:
     """Converts an array, lists, a column or a table to a tensor [batch, ...]. `name` is that of the input."""
     size, rows, dtype = math.prod(spec.shape[1:]), len(given), np.dtype(spec.dtype.as_numpy_dtype)
-    values = flatten_cells(read_values(given), rows, size, name)
+    values = flatten_cells(read_values(given), rows, size, name=name)
     if values.dtype.kind in "biuf" and dtype.kind != "O":
         converted, is_bad, expected = fit_numbers(values, np.zeros(len(values), bool), dtype)
     else:

@@ -236,7 +236,7 @@ def build_graph(model: keras.Model) -> Graph:
         )
     numbers = itertools.count()
     source = next(numbers)
-    calls, outputs = list_calls(model, TensorRef(source), "", numbers)
+    calls, outputs = list_calls(model, TensorRef(source), "", numbers=numbers)
     sinks = keras.tree.pack_sequence_as(functional.output, [ref.number for ref in outputs])
     return Graph(calls, source, sinks)
 
@@ -255,10 +255,10 @@ def list_calls(
     entries = [TensorRef(next(numbers)) for _ in graph.inputs]
     standardize = functools.partial(private.standardize_inputs, model, graph)
     entry_numbers = tuple(ref.number for ref in entries)
-    calls = [Call(prefix, standardize, ((given,), {}), entry_numbers, measure_tensors(graph.inputs))]
+    calls = [Call(prefix, standardize, ((given,), {}), outputs=entry_numbers, sizes=measure_tensors(graph.inputs))]
     refs = dict(zip(map(id, graph.inputs), entries, strict=True))
     for node in private.list_nodes(graph):
-        node_calls, outputs = list_node_calls(node, refs, prefix, numbers)
+        node_calls, outputs = list_node_calls(node, refs, prefix, numbers=numbers)
         calls += node_calls
         refs.update(zip(map(id, node.outputs), outputs, strict=True))
     return calls, [refs[id(tensor)] for tensor in graph.outputs]
@@ -275,7 +275,7 @@ def list_node_calls(
     )
     extra_arguments = [name for name, value in named.items() if value is not None and name != "training"]
     if private.find_plain_graph(layer) is not None and len(args) == 1 and not extra_arguments:
-        return list_calls(layer, args[0], f"{prefix}{layer.name}/", numbers)
+        return list_calls(layer, args[0], f"{prefix}{layer.name}/", numbers=numbers)
     outputs = [TensorRef(next(numbers)) for _ in node.outputs]
     numbers_of_outputs = tuple(ref.number for ref in outputs)
     positions = count_positions(layer, node.input_tensors, node.outputs)

@@ -148,7 +148,7 @@ def divide_model(
     Raises ConfigError if the model cannot be divided like that.
     """
     graph = build_graph(model)
-    stages = divide_graph(graph, options.stages, options.cuts, examples)
+    stages = divide_graph(graph, options.stages, options.cuts, examples=examples)
     replicas = [devices[first : first + options.stages] for first in range(0, len(devices), options.stages)]
     move_variables(stages, replicas[0])
     notes = [describe_model_stages(stages, replicas)]
@@ -261,7 +261,7 @@ class StagedForwardBackward:
                     )
             sums.append({})
             for state in states[first:]:
-                self._backward_micro_batch(state, devices, scope, sums[-1])
+                self._backward_micro_batch(state, devices, scope, sums=sums[-1])
         with tf.device(self._last):
             loss = tf.add_n([state.loss for state in states])
             added = [each for state in states for each in state.own_losses]

@@ -260,7 +260,7 @@ class Segment:
 
         weights = {id(v): v for call in self.calls for v in call.variables if v.trainable}
         given = {number: values[number] for number in self.inputs}
-        outputs, losses = recompute(run_again, given, list(weights.values()), str(self))
+        outputs, losses = recompute(run_again, given, list(weights.values()), label=str(self))
         values.update(zip(self.outputs, outputs, strict=True))
         return losses
 
@@ -341,7 +341,7 @@ def call_again(layer: keras.Layer, plain_call: Callable[..., Any], *args: Any, *
     if not private.is_training(layer):
         return plain_call(*args, **named)
     outputs, losses = recompute(
-        lambda given: plain_call(*given[0], **given[1]), (args, named), layer.trainable_variables, layer.name
+        lambda given: plain_call(*given[0], **given[1]), (args, named), layer.trainable_variables, label=layer.name
     )
     layer.add_loss(losses)
     return outputs
@@ -395,7 +395,7 @@ def choose_segments(
         not is_plain[pair] and not (keeps_last and pair[1] == last) for pair in zip(starts, ends, strict=True)
     ]
     return [
-        make_segment(calls, sinks, start, end, is_recomputed)
+        make_segment(calls, sinks, start, end=end, is_recomputed=is_recomputed)
         for start, end, is_recomputed in zip(starts, ends, recomputed, strict=True)
     ]
 
@@ -460,4 +460,4 @@ def make_segment(calls: Sequence[Call], sinks: set[int], start: int, end: int, i
     made = {number for call in own for number in call.outputs}
     taken = {number for call in own for number in call.inputs}
     wanted = sinks | {number for call in calls[end:] for number in call.inputs}
-    return Segment(own, sorted(taken - made), sorted(made & wanted), is_recomputed)
+    return Segment(own, sorted(taken - made), sorted(made & wanted), is_recomputed=is_recomputed)

@@ -80,7 +80,7 @@ class Ledger:
             content = json.loads(path.read_text())
             names = LedgerEntry.__dataclass_fields__  # an earlier version has others, too
             jobs = [{key: each for key, each in job.items() if key in names} for job in content["jobs"]]
-            return cls(files, content["base"], content["swept"], [LedgerEntry(**job) for job in jobs])
+            return cls(files, content["base"], content["swept"], entries=[LedgerEntry(**job) for job in jobs])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"hydra.sweep.dir={files.path}: its {path.name} can't be read: {error}; choose another folder"

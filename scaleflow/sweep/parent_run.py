@@ -161,7 +161,7 @@ def describe_sweep(report: SweepReport, folder: Path) -> str:
     rest = join_parts([list_reasons(report), describe_command(RunFolder(folder))])
     cells = format_cells(report.rows[:MAX_ROWS], report.shown)
     room = LONGEST - len(head) - len(rest) - 4
-    table = format_long_table(cells, room, f"{{:,}} more rows are in {MARKDOWN}.", len(report.rows))
+    table = format_long_table(cells, room, f"{{:,}} more rows are in {MARKDOWN}.", total=len(report.rows))
     return "\n\n".join(filter(None, (head, table, rest)))
 
 

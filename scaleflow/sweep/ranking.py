@@ -262,7 +262,7 @@ def find_best_job(parent: str, options: Tracking | None = None) -> BestJob:
         check_sweep_tags(parent, tags)
         (entry,) = (each for each in Ledger.load(RunFolder(folder)).entries if str(each.number) == tags[BEST])
         run = Run((folder / entry.folder).absolute())
-        return BestJob(run, tags, run.state.model_metrics, entry.overrides)
+        return BestJob(run, tags, run.state.model_metrics, overrides=entry.overrides)
     if folder.is_dir() or not RUN_OR_MODEL.fullmatch(parent) or parent.startswith("models:/"):
         raise ConfigError(f"{parent}: expected the folder of a sweep, or the id of its run in MLflow")
     tracker, model, sweep = open_best_job(parent.removeprefix("runs:/"), options or Tracking())

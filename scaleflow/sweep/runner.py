@@ -293,7 +293,7 @@ class SweepRunner:
         if job.is_pruned and status == "KILLED":
             status = "PRUNED"
         self._record_status(job, status, state.error if status != "FINISHED" else "")
-        self._callbacks.end(job.request, self._folder / job.entry.folder, status, job.entry.reason)
+        self._callbacks.end(job.request, self._folder / job.entry.folder, status, reason=job.entry.reason)
 
     def _launch_job(self, job: SweepJob, portion: Portion) -> int:
         """Runs a job with a portion of this machine. Returns the exit code of its command."""

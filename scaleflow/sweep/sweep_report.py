@@ -368,7 +368,7 @@ class SweepReport:
 
         def show_table(cells: list[list[str]], styles: Sequence[str | None]) -> None:
             left = [name for name in cells[0] if name in TEXT_COLUMNS or name in self.choices]
-            head, rows = lay_out_table(cells, left, width, LESS_IMPORTANT)
+            head, rows = lay_out_table(cells, left, width, less=LESS_IMPORTANT)
             for lines, style in zip([head, *rows], ["bold", *styles], strict=True):
                 if lines:
                     console.print("\n".join(lines), style=style, markup=False, soft_wrap=True)

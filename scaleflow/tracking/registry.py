@@ -96,7 +96,7 @@ class ChampionRegistry:
     def add_version(self, run_id: str, model_id: str) -> str:
         """Makes a logged model a version, unless it is one, and returns it. No alias moves."""
         with self._exclude_here():
-            return register_model(self.client, self.name, None, run_id, model_id)
+            return register_model(self.client, self.name, None, run_id=run_id, model_id=model_id)
 
     def keep_challenger(self, version: str, decision: Mapping[str, Any]) -> None:
         """Records that a version does not become the champion."""

@@ -371,7 +371,7 @@ class MlflowTracker(Tracker):
     def _register_model(self, model_id: str) -> None:
         name = self.options.register_as
         if name is not None:
-            self._version = register_model(self._client, name, self.options.alias, self._run, model_id)
+            self._version = register_model(self._client, name, self.options.alias, run_id=self._run, model_id=model_id)
 
     def _upload(self, exported: Path, model_id: str) -> None:
         """Uploads a model's files one by one. After a failure, a repeated call skips the files already sent."""

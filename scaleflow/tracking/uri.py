@@ -43,7 +43,7 @@ def resolve_store(tracking: Tracking) -> Tracking:
             f"{origin}={uri}: a store in memory would be lost at the end of the command; use sqlite:///mlflow.db"
         )
     if file := sqlite_file(uri):
-        uri = absolute_sqlite(file, uri, origin, tracking.offline)
+        uri = absolute_sqlite(file, uri, origin, offline=tracking.offline)
     elif scheme in ("http", "https"):
         if not tracking.offline:
             probe_server(uri, origin)

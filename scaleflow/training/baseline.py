@@ -171,7 +171,7 @@ def baselines(
         kept = {name: value for name, value in values.items() if name not in replaced}
         if objective is not None and options.metrics:
             constant = map_outputs(make_constant, outputs, splits["train"], weights.get("train"), splits[split])
-            measured = measure_outputs(objective, splits[split], constant, weights.get(split))
+            measured = measure_outputs(objective, splits[split], constant, weights=weights.get(split))
             kept = {name: value for name, value in measured.items() if name.rpartition("/")[2] != "loss"} | kept
         found[split] = kept
     names = {"validation": "baseline", "test": "baseline/test" if "validation" in splits else "baseline"}
@@ -225,7 +225,7 @@ def split_baseline(
     for output, described in outputs.items():
         loss = options.loss.get(output) if isinstance(options.loss, Mapping) else options.loss
         part = {name: targets[output] for name, targets in splits.items()}
-        values = split_baseline(described, replace(options, loss=loss), part, split, weights)
+        values = split_baseline(described, replace(options, loss=loss), part, split=split, weights=weights)
         found |= {f"{output}/{name}": value for name, value in values.items()}
         total += factors.get(output, 1.0) * values.get("loss", np.nan)
     return {**found, "loss": total}
@@ -249,5 +249,5 @@ def measure_outputs(objective: Objective, targets: Any, outputs: Any, weights: A
         examples, found, weight = tf.nest.map_structure(
             lambda array, part=part: tf.constant(array[part]), (targets, outputs, each_weight.astype(np.float32))
         )
-        total += sums.compute(examples, found, None, tf.ones_like(weight), weight).numpy()
+        total += sums.compute(examples, found, None, mask=tf.ones_like(weight), weights=weight).numpy()
     return dict(sums.means(total, count))

@@ -233,7 +233,7 @@ class Evaluation:
                 return new
 
             start = self._strategy.run(self._zero_sums)
-            carried = repeat_in_graph(batch, tf.constant(0, tf.int64), steps, start, overlaps=self.overlaps)
+            carried = repeat_in_graph(batch, tf.constant(0, tf.int64), steps, state=start, overlaps=self.overlaps)
             return tuple(self._strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None) for each in carried)
 
         return evaluate
@@ -264,10 +264,10 @@ class Evaluation:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         first = tf.constant(0, tf.int64)
         with tf.name_scope(READ_SCOPE):
-            inputs, targets, mask, *own = feed.micro_batch(fetched, first, step, replica, first)
+            inputs, targets, mask, *own = feed.micro_batch(fetched, first, step, replica=replica, index=first)
         outputs = self._report(self._forward(inputs), True)
-        new_counts = tuple(count + self._count_confusion(targets, outputs, mask, count.dtype) for count in counts)
-        new_sums = self._metric_sums.compute(targets, outputs, None, mask, own[0] if own else mask)
+        new_counts = tuple(count + self._count_confusion(targets, outputs, mask, dtype=count.dtype) for count in counts)
+        new_sums = self._metric_sums.compute(targets, outputs, None, mask=mask, weights=own[0] if own else mask)
         kept: dict[str, tf.Tensor] = {}
         if (keeper := self._keepers.get(id(feed))) is not None:
             kept = {**keeper.reduce(targets, outputs), "mask": mask, "replica": tf.convert_to_tensor(replica)}

@@ -107,15 +107,15 @@ class FitEngine(Engine):
         begun = host.first
         if not begun:
             self._restored = {}  # the sums of an epoch that is over
-        if begun and not self._fit(feed, host, host.epoch + 1, begun):
+        if begun and not self._fit(feed, host, host.epoch + 1, begun=begun):
             return
         if host.epoch < host.epochs:
-            self._fit(feed, host, host.epochs, 0)
+            self._fit(feed, host, host.epochs, begun=0)
 
     def _fit(self, feed: Feed, host: Host, epochs: int, begun: int) -> bool:
         """Calls `fit` from step `begun` of the host's epoch up to epoch `epochs`; returns whether to go on."""
         assert self._fitted is not None, "training was not traced"
-        report = FitCallback(self, feed, host, begun)
+        report = FitCallback(self, feed, host, begun=begun)
         if not host.steps_left:  # only the epoch's validation is left
             self._restored = {}
             host.begin_epoch(host.epoch)
@@ -218,7 +218,7 @@ class FitModel(keras.Model):  # type: ignore[misc]  # keras has no types
         loss, count = tf.reduce_sum(self._loss_of(y, y_pred) * weights), counts[0]
         extra = sum_own_losses(self.losses, tf.distribute.get_strategy().num_replicas_in_sync)
         extra = None if extra is None else extra * count
-        self._sums.update_state(y, self._report(y_pred, False), loss, mask, weights, extra)
+        self._sums.update_state(y, self._report(y_pred, False), loss, mask=mask, weights=weights, extra=extra)
         return (loss if extra is None else loss + extra) / count
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:

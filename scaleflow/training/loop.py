@@ -101,8 +101,8 @@ class Loop(Engine):
             while steps := host.next_steps():
                 begin = time.perf_counter()
                 with host.trace_call() as self._is_alone:
-                    means = self.train(feed, opened, epoch, host.first, steps, host.step)
-                host.end_call(steps, means, time.perf_counter() - begin, waited)
+                    means = self.train(feed, opened, epoch, first=host.first, steps=steps, done=host.step)
+                host.end_call(steps, means, seconds=time.perf_counter() - begin, waited=waited)
                 waited = 0.0
             if not host.end_epoch():
                 return
@@ -145,7 +145,7 @@ class Loop(Engine):
 
         Raises NotFinite if the loss of a step was NaN or Inf.
         """
-        sums, bad = self._take(feed, opened, epoch, first, steps)
+        sums, bad = self._take(feed, opened, epoch, first=first, steps=steps)
         if bad != NEVER:
             raise NotFinite(done + bad - first + 1)
         self.last_loss = self._metric_sums.compute_mean_loss(sums)
@@ -213,7 +213,7 @@ class Loop(Engine):
 
             ahead = self.strategy.run(self._batch, args=(feed, opened, epoch, first)) if feed.ahead else ()
             state = *self.strategy.run(self._zero_state), ahead
-            return self._end_call(*repeat_in_graph(update, first, steps, state))
+            return self._end_call(*repeat_in_graph(update, first, steps, state=state))
 
         return call
 
@@ -231,7 +231,7 @@ class Loop(Engine):
         """Reads a micro-batch of a step in a replica, (inputs, targets, mask)."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         with tf.name_scope(READ_SCOPE):
-            return feed.micro_batch(fetched, epoch, step, replica, tf.convert_to_tensor(index, tf.int64))
+            return feed.micro_batch(fetched, epoch, step, replica=replica, index=tf.convert_to_tensor(index, tf.int64))
 
     def _step(
         self,
@@ -250,11 +250,11 @@ class Loop(Engine):
 
         The norm of the gradients is computed in the last step before `end` only, so that it takes no time.
         """
-        next_batch = self._batch(feed, fetched, epoch, step + 1) if reads_ahead else ()
+        next_batch = self._batch(feed, fetched, epoch, step=step + 1) if reads_ahead else ()
         weight = 1.0 / tf.cast(self._count_valid(feed, step), tf.float32)
         is_last = tf.equal(step + 1, end)
         read = (lambda: ahead) if ahead else functools.partial(self._batch, feed, fetched, epoch, step)
-        step_sums, loss, norm = self._update(feed, read, weight, is_last)
+        step_sums, loss, norm = self._update(feed, read, weight, is_last=is_last)
         bad = tf.where(tf.math.is_finite(loss), tf.constant(NEVER, tf.int64), step)
         return sums + tf.cast(step_sums, sums.dtype), tf.minimum(first_bad, bad), norm, next_batch
 
@@ -355,7 +355,7 @@ class Loop(Engine):
         weights = own[0] if own else mask
         parts = feed.batching.accumulate * feed.batching.replicas
         loss, extra, outputs, gradients = self.passes.backward(
-            (inputs, targets), weights * weight, parts, self._scale_loss
+            (inputs, targets), weights * weight, parts, scale=self._scale_loss
         )
         extra = None if extra is None else extra / weight
         reported = self.objective.report(outputs, False)
@@ -386,7 +386,7 @@ class Loop(Engine):
 def repeat_in_loop(add: Callable[..., Any], count: int, sums: tf.Tensor, gradients: list[tf.Tensor]) -> Any:
     """Sums `count` micro-batches in a loop of the graph, one at a time, to hold only one in memory."""
     zero = tf.constant(0, tf.int64)
-    return repeat_in_graph(add, zero, tf.constant(count, tf.int64), (sums, gradients))
+    return repeat_in_graph(add, zero, tf.constant(count, tf.int64), state=(sums, gradients))
 
 
 def unroll(add: Callable[..., Any], count: int, sums: tf.Tensor, gradients: list[tf.Tensor]) -> Any:
@@ -441,16 +441,16 @@ class XlaLoop(Loop):
         def update(step: tf.Tensor, *state: Any) -> Any:
             return self._step(listed, False, arrays, epoch, step, first + steps, *state)
 
-        sums, first_bad, norm, _ = repeat_in_graph(update, first, steps, (*self._zero_state(), ()))
+        sums, first_bad, norm, _ = repeat_in_graph(update, first, steps, state=(*self._zero_state(), ()))
         return sums, first_bad, norm
 
     def _take(self, feed: Feed, opened: Any, epoch: int, first: int, steps: int) -> tuple[np.ndarray[Any, Any], int]:
         if self.xla.mode != "loop" or self._is_alone:
-            return super()._take(feed, opened, epoch, first, steps)
+            return super()._take(feed, opened, epoch, first=first, steps=steps)
         sums, bad, last = np.zeros(self._metric_sums.size), NEVER, first + steps
         while first < last and bad == NEVER:
             count = min(last - first, most_steps(feed))
-            more, bad = super()._take(feed, opened, epoch, first, count)
+            more, bad = super()._take(feed, opened, epoch, first=first, steps=count)
             sums, first = sums + more, first + count
         return sums, bad
 

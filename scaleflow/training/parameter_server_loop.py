@@ -53,7 +53,7 @@ class ParameterServerLoop(Loop):
 
     def _trace_training(self, feed: Feed) -> None:
         # Workers compile what they run, so this schedules a call of 0 steps.
-        self._schedule(cast(CoordinatedFeed, feed), feed.open(0, 0), 0, 0, 0)
+        self._schedule(cast(CoordinatedFeed, feed), feed.open(0, 0), 0, first=0, steps=0)
         self._coordinator.join()
 
     def evaluate(self, feed: Feed) -> Mapping[str, float]:

@@ -161,7 +161,7 @@ def compute_length(options: Training, feed: Feed, surplus: int = 0) -> Length:
     assert options.epochs != BY_SIZE, "the worker fills it in"
     total = options.epochs * per_epoch + surplus
     total = min(total, options.max_steps or total)
-    return Length(math.ceil((total - surplus) / per_epoch), per_epoch, total, surplus)
+    return Length(math.ceil((total - surplus) / per_epoch), per_epoch, total, surplus=surplus)
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Session:
         share = 1 + (0 if feeds.test is None else feeds.test.examples) / judged
         self._time = TimeLimit(parse_duration(options.max_seconds), sync, share)
         self._checkpointing = checkpointing or Checkpointing()
-        self._callbacks = Callbacks(callbacks, engine, self.epochs, self.steps_per_epoch)
+        self._callbacks = Callbacks(callbacks, engine, self.epochs, steps=self.steps_per_epoch)
         self._tracing = CallTracing(tracer)
         self._stopped = False
         self._own_values: dict[str, float] = {}  # of callbacks and user code, by name
@@ -249,14 +249,14 @@ class Session:
         self._checkpointing.wait()
         self._call_callbacks("train_end", to_keras_logs(self._log.values))
         if self._stopped:
-            return SessionResult(self._updates, True, self._updates, {})
+            return SessionResult(self._updates, True, self._updates, test={})
         model_step = self._restore_best() if self._checkpointing.ends_as_best else self._updates
         before_test()
         if self._feeds.test is not None:
             self._log.emit(PhaseBegan("evaluating the test split"))
         test = self._log.evaluate("test", self._feeds.test, model_step)
         train = {name: value for name, value in self._log.values.items() if name.startswith("train/")}
-        return SessionResult(self._updates, False, model_step, test, train)
+        return SessionResult(self._updates, False, model_step, test=test, train=train)
 
     def finish_checkpoints(self) -> None:
         """Waits until the checkpoints are where they are kept; before the end of the run is reported."""
@@ -425,7 +425,7 @@ class Session:
         }
 
     def _save(self, is_best: bool = False, is_due: bool = True) -> None:
-        self._checkpointing.save((self.epoch, self.step), self.snapshot, is_best, is_due)
+        self._checkpointing.save((self.epoch, self.step), self.snapshot, is_best, is_due=is_due)
 
     # The Host interface, documented there ----------------------------------------------------
 
@@ -532,7 +532,7 @@ class Session:
             self._length = replace(self._length, epochs=self.epoch + 1, total=self.step)
         is_last = first + steps == self._length.steps_per_epoch or self.step == self._length.total
         self._tracing.end_call(seconds, is_last, self._log.usual_ms)
-        values = self._log.report_call(self._updates, means, self._rollbacks.count, is_last)
+        values = self._log.report_call(self._updates, means, self._rollbacks.count, is_last=is_last)
         self._call_callbacks("train_batch_end", first + steps - 1, to_keras_logs(values))
         if self._checkpointing.count_call(self.step, agreed) and not self._stopped:
             self._save()
@@ -547,7 +547,7 @@ class Session:
         validation = self._feeds.validation if is_judged else None
         with self._time.time_validation():
             values = {**self._log.values, **self._log.evaluate("val", validation, self._updates)}
-        self._log.emit(EpochEnded(done, self.epochs, self._updates, values))
+        self._log.emit(EpochEnded(done, self.epochs, self._updates, values=values))
         self._call_callbacks("epoch_end", self.epoch, to_keras_logs(values))
         self._log.report_histograms(done, self._updates)
         is_best = is_judged and self._judge(values, f"epoch {done}")

@@ -125,7 +125,7 @@ class CustomUpdateLoop(Loop):
         weights = own[0] if own else mask
         loss, outputs = self._own_update(self.model, (inputs, targets), weights * weight)
         _, total = self._sum_over_replicas([], loss)
-        sums = self._metric_sums.compute(targets, outputs, loss / weight, mask, weights)
+        sums = self._metric_sums.compute(targets, outputs, loss / weight, mask=mask, weights=weights)
         return sums, total, tf.constant(float("nan"))
 
 

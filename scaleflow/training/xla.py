@@ -183,7 +183,7 @@ def choose_xla(
     setting = plan.hardware.xla
     if setting is False:
         return XlaChoice("none", "hardware.xla=false")
-    obstacle = find_obstacle(plan, runtime, model, feed, keeps_rows)
+    obstacle = find_obstacle(plan, runtime, model, feed=feed, keeps_rows=keeps_rows)
     if setting == "auto" and obstacle is None and is_short(steps, model.count_params()):
         return XlaChoice("none", f"compiling takes longer than it saves in {steps:,} steps of this model")
     if obstacle is None:

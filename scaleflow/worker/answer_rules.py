@@ -118,7 +118,7 @@ def learn_from(options: EvaluationOptions, described: Outputs, contents: list[by
     values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     weights = values["weight"].astype(np.float64) if "weight" in values else np.ones(len(values["example"]))
     if options.interval is None:
-        return learn_classes(options, described, values, weights)
+        return learn_classes(options, described, values, weights=weights)
     if why := find_shortage(options.interval, weights):
         return described, [f"evaluation.interval: there are no intervals, as {why}"]
     errors = (values["/output"] - values["/target"]).reshape(len(weights), -1)
@@ -169,7 +169,7 @@ def learn_classes(
     chances = compute_probabilities(described, logits.reshape(values["/output"].shape))
     assert chances is not None
     if not isinstance(options.threshold, float) and not is_rare:
-        described, note = learn_threshold(options, described, target, chances[:, 1], weights)
+        described, note = learn_threshold(options, described, target, chance=chances[:, 1], weights=weights)
         notes.append(note)
     if options.sets is not None and (why := find_shortage(options.sets, weights)):
         notes.append(f"evaluation.sets: there are no sets, as {why}")
@@ -189,7 +189,7 @@ def learn_threshold(
     from scaleflow.evaluation.calibration import choose_threshold
 
     assert not isinstance(options.threshold, float)
-    threshold, reached = choose_threshold(target, chance, weights, options.threshold)
+    threshold, reached = choose_threshold(target, chance, weights, goal=options.threshold)
     second = described.names[1] if described.names else "1"
     used = "0.5 is used" if threshold is None else f"{second} from {threshold:.3g} on"
     note = f"evaluation.threshold: {used}, as {len(target):,} validation rows say ({reached})"

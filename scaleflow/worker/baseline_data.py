@@ -123,7 +123,7 @@ def measure_kept_outputs(files: RunFolder, objective: Objective) -> dict[str, fl
     if others[0].shape[1] == 1:
         targets = targets.astype(np.float32)[:, None]
     found = {
-        name: training.measure_outputs(objective, targets, each, weights)
+        name: training.measure_outputs(objective, targets, each, weights=weights)
         for name, each in zip(FITTED, others, strict=True)
     }
     return {

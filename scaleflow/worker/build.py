@@ -228,7 +228,7 @@ def build_training(
     Raises ConfigError if something in the plan cannot work.
     """
     startup_timer = startup_timer or StartupTimer(time.time())
-    return build_engine(plan, prepare_data(plan, emit, startup_timer, resumed), emit, startup_timer)
+    return build_engine(plan, prepare_data(plan, emit, startup_timer, resumed=resumed), emit, startup_timer)
 
 
 @pause_collector()
@@ -242,38 +242,38 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
     runtime, source = data.runtime, data.source
     check_batch_size(plan.training, runtime.batching, len(data.splits.train))
     if plan.evaluator != "here":  # it does not train, and its batch is not the run's
-        dataset.check_shards(plan.dataset, plan.training, data.splits.train, runtime.batching.global_size)
+        dataset.check_shards(plan.dataset, plan.training, data.splits.train, global_size=runtime.batching.global_size)
     splits = apply_debug_subset(data.splits, plan, runtime)
     balance = balance_classes(plan, splits)
-    feeds = make_feeds(splits, runtime, plan, None if balance is None else balance.order)
+    feeds = make_feeds(splits, runtime, plan, order=None if balance is None else balance.order)
     outputs = source.outputs if balance is None else balance.outputs
     startup_timer.end_part("data")
 
     emit(PhaseBegan("building the model"))
     length = training.compute_length(plan.training, feeds.train)
     model.check_preset_words(plan.model.target, source.inputs, getattr(source, "reading", None) or {})
-    goal = make_run_objective(plan, replace(splits, outputs=outputs), runtime, emit)
+    goal = make_run_objective(plan, replace(splits, outputs=outputs), runtime, emit=emit)
     goal = objective.refuse_probabilities(goal, splits.outputs)
     plan = choose_monitored(plan, goal, feeds)
-    make_model = make_model_maker(plan, splits.inputs, outputs, emit, data.changes)
-    maker = EngineMaker(plan, runtime, outputs, goal, length, feeds.train, splits.folds)
+    make_model = make_model_maker(plan, splits.inputs, outputs, emit=emit, changes=data.changes)
+    maker = EngineMaker(plan, runtime, outputs, goal=goal, length=length, feed=feeds.train, folds=splits.folds)
     engine, division_notes = maker.make(make_model)
     if plan.optimizer.watched is not None:
         engine.plateau = training.PlateauRate(plan.optimizer, goal.modes)
     if plan.hardware.xla is True:
         training.check_xla(engine.model, splits.inputs, runtime.strategy)
-    kept = keep_outputs(plan, runtime, engine, feeds, source, splits, emit)
+    kept = keep_outputs(plan, runtime, engine, feeds=feeds, source=source, splits=splits, emit=emit)
     check_metric_names({} if kept is None else kept.metrics, goal)
-    answers = find_answers(plan, engine, feeds, source, kept)
+    answers = find_answers(plan, engine, feeds, source=source, kept=kept)
     startup_timer.end_part("build")
     trace_step(engine, feeds, emit)
     startup_timer.end_part("trace")
-    doubts = find_weight_doubts(plan, engine.model, length, runtime.batching)
+    doubts = find_weight_doubts(plan, engine.model, length, batching=runtime.batching)
     doubts |= {} if balance is None else {"balance": balance.text}
     warnings = (*division_notes, *find_build_warnings(plan, runtime, engine, splits, length), *doubts.values())
     for note in filter(None, warnings):
         emit(Note(note))
-    resolved = {**list_build_values(plan, runtime, engine, splits, length), **sizes}
+    resolved = {**list_build_values(plan, runtime, engine, splits=splits, length=length), **sizes}
     metadata = collect_metadata(plan, source.outputs, splits, engine.model, goal) if is_chief(plan) else None
     sizes_known = {
         name: plan.model.target.arguments.get(name, size) for name, size in choose_model_sizes(plan, data).items()
@@ -282,10 +282,10 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         resolved,
         dict(splits.counts()),
         metadata,
-        list_profile_facts(resolved, splits) | {"shards": plan.dataset.shards},
-        compute_peak(plan, runtime),
-        complete_record(data.splits.learned, metadata, sizes_known),
-        doubts,
+        profile=list_profile_facts(resolved, splits) | {"shards": plan.dataset.shards},
+        peak_flops=compute_peak(plan, runtime),
+        learned=complete_record(data.splits.learned, metadata, sizes_known),
+        doubts=doubts,
     )
     words = {name: each.learned for name, each in facts.learned.preprocessing.items()}
     keeps = bool(plan.objective.metrics) and plan.objective.levels is None
@@ -293,9 +293,9 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
         plan,
         runtime.strategy,
         engine,
-        feeds,
-        source.outputs,
-        make_export(engine, runtime, source, splits, facts.learned),
+        feeds=feeds,
+        outputs=source.outputs,
+        export=make_export(engine, runtime, source, splits=splits, learned=facts.learned),
         callbacks=[training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()],
         explain=functools.partial(dataset.explain_read_error, splits=splits.by_name()),
         write_baseline_data=functools.partial(
@@ -334,7 +334,7 @@ def choose_monitored(plan: Plan, goal: Objective, feeds: Feeds) -> Plan:
         "optimizer.plateau": plan.optimizer.watched,
     }
     for key, monitor in monitors.items():
-        training.check_monitor(key, monitor, goal, validates, bool(plan.training.callbacks))
+        training.check_monitor(key, monitor, goal, validates=validates, has_callbacks=bool(plan.training.callbacks))
     return plan
 
 
@@ -388,9 +388,9 @@ def make_export(
             model.calibrate_outputs(trained, splits.inputs, learned.outputs),
             source.inputs,
             learned.outputs,
-            splits.sample,
-            runtime.policy,
-            folder,
+            batch=splits.sample,
+            policy=runtime.policy,
+            folder=folder,
             on_host=runtime.is_divided,
             raw=model.RawInputs(splits.preprocessing_layers, getattr(source, "decoders", {})),
         )
@@ -409,7 +409,7 @@ def find_answers(
         return None
     if isinstance(source.outputs, Mapping):
         raise ConfigError(f"{keys[0]}: is for one output, and the dataset has {len(source.outputs)}; leave it out")
-    return AnswerRules(plan, engine, feeds, source.outputs, kept)
+    return AnswerRules(plan, engine, feeds, outputs=source.outputs, kept=kept)
 
 
 def keep_outputs(
@@ -421,7 +421,7 @@ def keep_outputs(
     if runtime.strategy_name == "tpu":
         emit(Note("strategy=tpu: predictions are not kept, and there is no report of them; evaluate the model later"))
         return None
-    kept = choose_kept_split(feeds, splits, source, plan)
+    kept = choose_kept_split(feeds, splits, source, plan=plan)
     if kept is not None:
         engine.keep_outputs(kept.feed, kept.keeper)
     return kept

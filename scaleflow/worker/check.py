@@ -58,10 +58,10 @@ def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
     )
     source = open_source(plan)
     splits = dataset.prepare_splits(source, options, plan.seed, emit=listen, preprocesses=False)
-    samples = sample_splits(name, source, splits, spec.examples)
+    samples = sample_splits(name, source, splits, examples=spec.examples)
     emit(PhaseBegan(f"looking at {name}"))
     keys = {split: DivisionKeys.of(each) for split, each in splits.raw.items()}
-    together = find_together(samples, sum(map(len, splits.raw.values())), plan.dataset.split, keys)
+    together = find_together(samples, sum(map(len, splits.raw.values())), plan.dataset.split, keys=keys)
     among = () if spec.schema is not None else together
     findings = sort_findings([*among, *left_out, *find_in_samples(samples, spec.schema)])
     looked = ", ".join(f"{len(each):,} of {each.examples:,} examples of {split}" for split, each in samples.items())
@@ -76,7 +76,7 @@ def sample_splits(name: str, source: Source, splits: Splits, examples: int) -> d
     samples = {}
     for split, each in splits.raw.items():
         try:
-            samples[split] = sample_split(source, each, splits.sample, (examples, MOST_VALUES), reads_all=True)
+            samples[split] = sample_split(source, each, splits.sample, most=(examples, MOST_VALUES), reads_all=True)
         except (ValueError, AttributeError) as error:
             raise ConfigError(
                 f"dataset={name}: examples of the split {split!r} cannot be put side by side, as scaleflow check does "
@@ -95,7 +95,7 @@ def judge_left_out(note: str, option: str, unlabelled: str) -> DataFinding:
     is_allowed = option == "skip" or (option == "auto" and note.startswith(unlabelled))
     text = note.partition("left out")[2].removeprefix(":").strip()
     because = f"dataset.on_bad_example={option} {'allows it' if is_allowed else 'leaves none out'}"
-    return DataFinding("unreadable", HINT if is_allowed else FAULT, text, because)
+    return DataFinding("unreadable", HINT if is_allowed else FAULT, text, because=because)
 
 
 def find_in_samples(samples: Mapping[str, SplitSample], schema: Mapping[str, Any] | None) -> list[DataFinding]:

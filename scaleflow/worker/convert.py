@@ -178,9 +178,9 @@ def convert_to_formats(plan: Plan, spec: ConversionSpec, emit: Emit) -> None:
     if spec.is_trial:
         proof = read_example_proof(exported, parts, state)
     else:
-        proof = read_split(plan, state, runtime, parts, emit)
+        proof = read_split(plan, state, runtime, parts=parts, emit=emit)
     reference = {} if proof.evaluate is None else proof.evaluate(parts.serve)
-    converter = Converter(plan, exported, parts, state, proof, reference)
+    converter = Converter(plan, exported, parts, state=state, proof=proof, reference=reference)
     with tempfile.TemporaryDirectory(prefix="scaleflow-portable-") as folder:
         portable = parts.write(Path(folder))
         for name in spec.formats:
@@ -257,7 +257,7 @@ class Converter:
     def _measure(self, form: ExportFormat, runtime: RuntimeProcess) -> dict[str, float]:
         outputs = {} if self.state is None else name_leaves(self.state.outputs)
         scalings: Any = {self.parts.outputs[name]: outputs[name].scaling for name in self.parts.wide}
-        comparison = RuntimeComparison(self.parts, form, runtime, scalings)
+        comparison = RuntimeComparison(self.parts, form, runtime, scalings=scalings)
         if self.proof.evaluate is None:
             comparison.compare(self.parts.nest_raw({name: tf.constant(x) for name, x in self.proof.sample.items()}))
             metrics = {}
@@ -375,7 +375,7 @@ def read_example_proof(exported: Path, parts: SavedParts, state: LearnedState | 
         decoded = parts.decode_pictures(map_leaves(tf.constant, pictures.get("", pictures)))
         named |= {name: each.numpy() for name, each in name_leaves(decoded).items()}
     named = {name: each.astype(object) if each.dtype.kind == "U" else each for name, each in named.items()}
-    return Proof("", len(next(iter(named.values()))), named, named)
+    return Proof("", len(next(iter(named.values()))), named, calibration=named)
 
 
 def read_split(plan: Plan, state: LearnedState | None, runtime: Runtime, parts: SavedParts, emit: Emit) -> Proof:

@@ -145,7 +145,7 @@ class EngineMaker:
         facts = runtime.strategy_name, runtime.kind, runtime.policy
         compiled = len(plan.model.freeze) if isinstance(plan.model.freeze, dict) else 1  # each phase is compiled anew
         choice = training.choose_xla(
-            plan, facts, net, self.feed, keeps_rows=passes.keeps_rows, steps=self.length.total // compiled
+            plan, facts, net, feed=self.feed, keeps_rows=passes.keeps_rows, steps=self.length.total // compiled
         )
         options = plan.training.clip_norm, plan.hardware.xla is True
         make = training.XlaLoop if choice.mode == "loop" else training.Loop
@@ -194,8 +194,8 @@ class EngineMaker:
                 self.runtime.strategy,
                 served,
                 model_optimizer,
-                goal,
-                self.plan.training.clip_norm,
+                objective=goal,
+                clip_norm=self.plan.training.clip_norm,
                 passes=training.TapeForwardBackward(
                     trained,
                     self._choose_step(goal),
@@ -290,7 +290,7 @@ class EngineMaker:
 
         schedule, size = self.plan.optimizer.schedule, self.runtime.batching.global_size
         own = bind_target(schedule) if isinstance(schedule, Target) else None
-        return optimizer.make_learning_rate(options, size, self.length.total, own)
+        return optimizer.make_learning_rate(options, size, self.length.total, given=own)
 
     def _make_optimizer_maker(self, net: keras.Model) -> MakeOptimizer:
         """Returns the function for user training steps that makes optimizers. These sum gradients over the replicas."""

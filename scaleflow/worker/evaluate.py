@@ -77,16 +77,16 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     emit(PhaseBegan(f"reading {describe_data_name(plan)}"))
     earlier = find_record(spec, emit)
     rule = plan.dataset.split
-    plan, source, splits, is_whole = open_evaluation_splits(plan, spec, earlier, runtime, emit)
+    plan, source, splits, is_whole = open_evaluation_splits(plan, spec, earlier, runtime=runtime, emit=emit)
     split, examples = (ALL, splits.train) if is_whole else choose_split(splits.by_name(), spec.split)
     data = describe_data(plan, source.outputs, splits)
     read_as = "train" if is_whole else split
     described = data.splits[read_as]
     if earlier is not None and not is_whole and not spec.is_new:
-        emit_change(split, earlier, described, emit)
-    tell_comparison(plan, earlier, source, splits.raw[read_as], splits.sample, emit)
+        emit_change(split, earlier, described, emit=emit)
+    tell_comparison(plan, earlier, source, examples=splits.raw[read_as], few=splits.sample, emit=emit)
     emit(PhaseBegan("loading the model"))
-    model = open_model(plan, spec, source, runtime)
+    model = open_model(plan, spec, source, runtime=runtime)
     if spec.trained is not None:
         from scaleflow.worker.trained_rows import write_seen
 
@@ -94,12 +94,12 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         write_seen(splits.raw[read_as], plan, spec.trained, earlier, runtime, files.seen, emit)
     batching = make_evaluation_batching(runtime.batching, runtime.kind)
     feed = dataset.make_feed(examples, batching, runtime.strategy, threads=plan.dataset.threads)
-    goal = make_goal(plan, spec, source, splits, earlier)
+    goal = make_goal(plan, spec, source, splits=splits, earlier=earlier)
     evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
     kept = None
     if plan.evaluation.name != "none":
         outputs = source.outputs if earlier is None else earlier.take_answers(source.outputs)
-        kept = make_kept_split(split, feed, splits.raw[read_as], source, plan)
+        kept = make_kept_split(split, feed, splits.raw[read_as], source=source, plan=plan)
         kept = replace(kept, rule=rule, outputs=outputs)
         evaluate.keep_outputs(feed, kept.keeper)
     emit(PhaseBegan("evaluating all examples" if is_whole else f"evaluating the {split} split"))
@@ -113,17 +113,17 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
             raise dataset.explain_read_error(error, splits=splits.by_name()) from error
     counted = objective.count_as_wrong(values, plan.objective.loss_weights or {})
     emit(MetricsLogged(0, counted))
-    report_confusion(evaluate, {"test": feed}, source.outputs, files, emit)
+    report_confusion(evaluate, {"test": feed}, source.outputs, files=files, emit=emit)
     if kept is not None:
         predictions = keep_predictions(kept, files.evaluation, runtime.worker_sync, 0, {split: described}, emit)
         if predictions is not None:
             title = f"{spec.origin} on {describe_data_name(plan)}"
             report = ReportThread(predictions, kept, plan.evaluation, None, files.evaluation, title)
             known = {name: value for name, value in values.items() if counted.get(name) == value}
-            report.finish(0, known, "", emit)  # the report has no examples of unknown classes
+            report.finish(0, known, "", emit=emit)  # the report has no examples of unknown classes
     if plan.profiler.windows:
         facts = {**runtime.to_values(), "input": find_example_location(examples), "memory": training.measure_peaks()}
-        tracer = StepTracer(plan.profiler, files.profile, "worker-0", emit, lambda: facts)
+        tracer = StepTracer(plan.profiler, files.profile, "worker-0", emit=emit, facts=lambda: facts)
         evaluate.profile(feed, tracer)
 
 
@@ -144,7 +144,7 @@ def open_model(plan: Plan, spec: EvaluationSpec, source: Source, runtime: Runtim
     """Loads the model on the devices. Raises ConfigError if it cannot be loaded, or does not accept the dataset."""
     with runtime.strategy.scope():
         model = load_model(spec, plan.trusted_modules or ())
-        check_dataset_fits(model, source, plan, spec)
+        check_dataset_fits(model, source, plan, spec=spec)
         if spec.precision:
             set_precision(model, runtime.policy)
     return model
@@ -280,7 +280,7 @@ def check_dataset_fits(model: keras.Model, source: Source, plan: Plan, spec: Eva
             f"{describe_keys(inputs_of)}"
         )
     for key, inputs in given.items():
-        check_input_fits(f"{name}: has {label_leaf('inputs', key)} of", taken[key], inputs, spec)
+        check_input_fits(f"{name}: has {label_leaf('inputs', key)} of", taken[key], inputs, spec=spec)
     returned, needed = name_leaves(outputs_of), name_leaves(source.outputs)
     if set(returned) != set(needed):
         raise ConfigError(

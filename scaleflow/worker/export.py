@@ -161,7 +161,7 @@ def make_conversion_plan(plan: Plan) -> Plan:
 def report_formats(spec: RunSpec, step: int, emit: Emit, should_stop: Callable[[], bool]) -> None:
     """Exports the formats of the trained model, reports them and their metrics, and writes their table."""
     try:
-        formats = export_formats(spec, spec.files.model, emit, should_stop)
+        formats = export_formats(spec, spec.files.model, emit, should_stop=should_stop)
     except ConfigError as error:  # the data is gone; the trained model stays
         formats = [FormatExported(name, "", error=str(error)) for name in spec.plan.export.formats or ()]
     for each in formats:

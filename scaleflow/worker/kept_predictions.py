@@ -214,7 +214,7 @@ def choose_kept_split(feeds: Feeds, splits: Splits, source: Source, plan: Plan) 
     feed = feeds.validation if name == "validation" else feeds.test
     if feed is None or name not in splits.raw:
         return None
-    kept = make_kept_split(name, feed, splits.raw[name], source, plan)
+    kept = make_kept_split(name, feed, splits.raw[name], source=source, plan=plan)
     return replace(kept, reader=replace(kept.reader, transforms=splits.transforms, has_folds=splits.folds > 0))
 
 

@@ -129,7 +129,7 @@ def report_changes(spec: RunSpec, data: DatasetDescribed, data_changes: str, emi
     if data_changes:
         report_change("resume_data", data_changes, emit)
         emit(data)
-        write_data_files(spec.plan, spec.files, data, emit)
+        write_data_files(spec.plan, spec.files, data, emit=emit)
     if code_changes := list_code_changes(spec.plan, spec.files, spec.files.count_resumes()):
         report_change("resume_code", shorten_list(code_changes), emit)
 
@@ -178,12 +178,12 @@ def collect_metadata(
         notes.append(f"no baseline: the dataset's targets are known only after its examples are read{advice}")
     else:
         targets, weights = ({name: each[i] for name, each in known.items()} for i in range(2))
-        baseline = training.baselines(outputs, targets, plan.objective, weights, objective)
+        baseline = training.baselines(outputs, targets, plan.objective, weights=weights, objective=objective)
     data = describe_data(plan, outputs, splits)
     notes += filter(None, [describe_seen_rows(plan, splits.learned, data.splits)])
     lines: list[str] = []
     model.summary(line_length=SUMMARY_WIDTH, expand_nested=True, print_fn=lambda text, **more: lines.append(text))
-    return RunMetadata(data, "\n".join(lines), baseline, notes)
+    return RunMetadata(data, "\n".join(lines), baseline, notes=notes)
 
 
 def describe_data(plan: Plan, outputs: OutputStructure, splits: Splits) -> DatasetDescribed:
@@ -199,7 +199,7 @@ def describe_data(plan: Plan, outputs: OutputStructure, splits: Splits) -> Datas
         for split, fingerprint in splits.fingerprints.items()
     }
     kinds, names = (map_leaves(pick, outputs) for pick in (lambda each: each.kind, lambda each: list(each.names or ())))
-    return DatasetDescribed(describe_name(plan), describe_source(plan), kinds, names, fingerprints)
+    return DatasetDescribed(describe_name(plan), describe_source(plan), kinds, classes=names, splits=fingerprints)
 
 
 def to_description(spec: tuple[str, Sequence[int]]) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def measure_columns(
     for _ in range(REPEATS):
         for column, (key, place) in columns.items():
             if time.monotonic() < deadline:
-                losses[column].append(whole - score(permute(inputs, key, place, random.permutation(len(target)))))
+                losses[column].append(whole - score(permute(inputs, key, place, order=random.permutation(len(target)))))
     resamples, is_class = predictions.resample(200, used), described.is_one_class
     weights = resamples.weights
     measure, constant_loss = measure_constant(described, target, weights)
@@ -114,7 +114,7 @@ def measure_columns(
             values, flat = name_leaves(raw)[key], target.reshape(len(target))
             answers = flat.astype(np.int64) if is_class else flat.astype(np.float64)
             values = values if place is None else values[:, place]
-            row["alone"], constant = score_column(values, answers, is_class, weights)
+            row["alone"], constant = score_column(values, answers, is_class, weights=weights)
             gain = row["alone"] - constant if is_class else constant - row["alone"]
             row["tells"] = bool(gain > max(0.01 if is_class else 0.0, 0.03 * abs(constant)))
         found.append(row)
@@ -204,7 +204,7 @@ def explain_mistakes(
     key = next((n for n, each in inputs.items() if has_pixels(each) or each.dtype == "string"), None)
     if key is None or choose_form(described) not in ("class", "best"):
         return {}
-    analysis = analyse_output(predictions, name, described, 0)
+    analysis = analyse_output(predictions, name, described, resample_count=0)
     examples = np.sort(predictions.column(EXAMPLE)[analysis.rows[analysis.worst[:most]]])
     raw = kept.reader.read_examples(examples)[0] if len(examples) else {}
     deadline, found = time.monotonic() + seconds, {}
@@ -301,7 +301,7 @@ class ReportThread:
             return
         for path in self._report.files:
             emit(ArtifactWritten(str(self._folder / path), str(Path(self._folder.name) / path.parent)))
-        emit_intervals(self._report, step, metrics, prefix, emit)
+        emit_intervals(self._report, step, metrics, prefix=prefix, emit=emit)
 
 
 class LoadCheck(threading.Thread):
@@ -333,7 +333,7 @@ def begin_report(
         return None
     facts = setup.facts
     predictions = keep_predictions(
-        setup.kept, spec.files.evaluation, worker_sync, spec.worker, facts.learned.splits, emit
+        setup.kept, spec.files.evaluation, worker_sync, worker=spec.worker, described=facts.learned.splits, emit=emit
     )
     if predictions is None:
         return None
@@ -342,7 +342,7 @@ def begin_report(
     baseline = {} if facts.metadata is None else facts.metadata.baseline
     prefix = f"{BASELINE}test/" if any(name.startswith(f"{BASELINE}test/") for name in baseline) else BASELINE
     options = spec.plan.evaluation
-    columns, mattered = ask_model(setup, predictions, options, emit)
+    columns, mattered = ask_model(setup, predictions, options, emit=emit)
     context = KnownOfRun(
         train={name.removeprefix("train/"): value for name, value in result.train.items()},
         baseline={k.removeprefix(prefix): v for k, v in baseline.items() if k.startswith(prefix)},
@@ -356,10 +356,10 @@ def begin_report(
         predictions,
         setup.kept,
         options,
-        context,
-        spec.files.evaluation,
-        title,
-        lambda: read_curves(spec.files.events),
+        context=context,
+        folder=spec.files.evaluation,
+        title=title,
+        read_curves=lambda: read_curves(spec.files.events),
     )
 
 

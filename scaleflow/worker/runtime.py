@@ -90,7 +90,7 @@ def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
     known = {"strategy.name": name, "hardware.name": devices.kind.lower(), "precision.name": policy}
     warnings = check_rules(set_values(plan, known))
     with guard_rendezvous(plan, emit):
-        tf_strategy, strategy_note = strategy.create_strategy(name, devices.names, plan.strategy, devices.tpu)
+        tf_strategy, strategy_note = strategy.create_strategy(name, devices.names, plan.strategy, tpu=devices.tpu)
         worker_sync = training.WorkerSync(tf_strategy, count_synchronous_workers(plan), bool)
         if not worker_sync.is_same(digest_plan(plan)):
             worker_sync.leave()

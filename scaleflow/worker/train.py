@@ -80,18 +80,18 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
         emit = wrap_emit(spec, emit) if spec.trial is None else emit
         startup_timer = make_startup_timer(spec)
         if spec.trial is not None:
-            trial = make_trial(spec, emit, should_stop, startup_timer)
-            report_ready(spec, trial.setup, 0, emit)
+            trial = make_trial(spec, emit, should_stop, startup_timer=startup_timer)
+            report_ready(spec, trial.setup, 0, emit=emit)
             return run_trial(spec, trial, emit)
         check_object_store(spec, emit)
-        setup = build_training(spec.plan, emit, startup_timer, spec.folder if spec.is_resumed else None)
+        setup = build_training(spec.plan, emit, startup_timer, resumed=spec.folder if spec.is_resumed else None)
         spec = replace(spec, plan=setup.plan)
         if spec.plan.evaluator == "here":
-            return evaluate_checkpoints(spec, setup, emit, should_stop)
-        try_formats(spec, setup, emit, should_stop)
+            return evaluate_checkpoints(spec, setup, emit, should_stop=should_stop)
+        try_formats(spec, setup, emit, should_stop=should_stop)
         worker_sync = make_worker_sync(spec, setup, should_stop)
         data_changes = check_resumed_data(spec, setup, worker_sync)
-        session = begin_training(spec, setup, worker_sync, emit, startup_timer)
+        session = begin_training(spec, setup, worker_sync, emit=emit, startup_timer=startup_timer)
         write_baselines(spec, setup)
     except ConfigError as refusal:
         emit(RunRefused(str(refusal)))
@@ -102,17 +102,17 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
         # A process that lost a peer does not know why the peer ended: the launcher does, if the peer refused the run.
         emit(FaultReported(message, lost_peer=True) if is_loss_of_peer(error) else RunRefused(message, keep=True))
         return False
-    report_ready(spec, setup, session.step, emit)
+    report_ready(spec, setup, session.step, emit=emit)
     if data_changes is not None and spec.records and setup.facts.metadata is not None:
-        report_changes(spec, setup.facts.metadata.data, data_changes, emit)
+        report_changes(spec, setup.facts.metadata.data, data_changes, emit=emit)
     if spec.plan.debug.placement:
         where = "above" if spec.plan.debug.inline else f"in {spec.log}"
         emit(Note(f"debug.placement: the device of each operation is {where}, as 'MatMul: (MatMul): /job:...'"))
     import_ahead(setup)
     try:
-        train_and_export(spec, setup, session, worker_sync, emit, should_stop)
+        train_and_export(spec, setup, session, worker_sync=worker_sync, emit=emit, should_stop=should_stop)
     except Exception as error:
-        report_failure(spec, setup.explain(error), emit, setup)
+        report_failure(spec, setup.explain(error), emit, setup=setup)
         finish_failed(session, error)
         return False
     return True
@@ -121,7 +121,7 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
 def do_other_work(spec: RunSpec, emit: Emit) -> None:
     """Does the work of a command that evaluates or converts a trained model, or looks at data."""
     if isinstance(spec.evaluation, EvaluationSpec):
-        evaluate_model(spec.plan, spec.evaluation, spec.files, emit)
+        evaluate_model(spec.plan, spec.evaluation, spec.files, emit=emit)
     elif isinstance(spec.evaluation, DataCheckSpec):
         from scaleflow.worker.check import look_at_dataset
 
@@ -135,7 +135,7 @@ def do_other_work(spec: RunSpec, emit: Emit) -> None:
 
 def evaluate_checkpoints(spec: RunSpec, setup: TrainingSetup, emit: Emit, should_stop: Callable[[], bool]) -> bool:
     """Does the work of an evaluator's process, which trains nothing."""
-    report_ready(spec, setup, 0, emit)
+    report_ready(spec, setup, 0, emit=emit)
     status = run_evaluator(setup, Path(spec.checkpoints), emit, should_stop, is_chief_gone(spec.plan))
     emit(RunEnded(status, "" if status == "FINISHED" else "stopped"))
     return True
@@ -156,7 +156,7 @@ def run_trial(spec: RunSpec, trial: RateTrial | BatchSizeTrial, emit: Emit) -> b
         with user_metrics(lambda name, value: None):  # user code may log during training
             trial.run()
     except Exception as error:
-        report_failure(spec, trial.setup.explain(error), emit, trial.setup)
+        report_failure(spec, trial.setup.explain(error), emit, setup=trial.setup)
         return False
     return True
 
@@ -184,7 +184,7 @@ def make_worker_sync(spec: RunSpec, setup: TrainingSetup, should_stop: Callable[
         return should_stop() or (limit is not None and time.time() - spec.started > limit)
 
     return training.WorkerSync(
-        setup.strategy, count_synchronous_workers(spec.plan), must_stop, lambda: time.time() - spec.started
+        setup.strategy, count_synchronous_workers(spec.plan), must_stop, read_seconds=lambda: time.time() - spec.started
     )
 
 
@@ -279,8 +279,8 @@ def begin_training(
             validation=None if spec.plan.evaluator else setup.feeds.validation,
             may_have_changed=spec.plan.resume_data == "changed",
         ),
-        training.MetricsLog(setup.engine, emit, startup_timer, setup.facts.peak_flops, histogram_epochs),
-        worker_sync,
+        log=training.MetricsLog(setup.engine, emit, startup_timer, setup.facts.peak_flops, histogram_epochs),
+        sync=worker_sync,
         checkpointing=training.Checkpointing(
             None if options.name == "none" else manager,
             options.sought,
@@ -380,7 +380,7 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
     )
     if is_first_report(spec, setup) and setup.facts.metadata is not None:
         report_metadata(setup.facts.metadata, spec.files, emit)
-        write_data_files(plan, spec.files, setup.facts.metadata.data, emit)
+        write_data_files(plan, spec.files, setup.facts.metadata.data, emit=emit)
         if changes := explain_other_data(spec, setup.facts.metadata.data.splits):
             emit(Note(f"rerun: the data is not that of the first run: {changes}"))
         report_augmented(spec, setup, emit)
@@ -433,24 +433,24 @@ def train_and_export(
         worker_sync.leave()
         return
     setup = setup.take_answers(spec)
-    report = begin_report(spec, setup, result, worker_sync, emit)
+    report = begin_report(spec, setup, result, worker_sync=worker_sync, emit=emit)
     emit(PhaseBegan("exporting the model"))
     if spec.records:
         evaluated = {"validation": setup.feeds.validation, "test": setup.feeds.test}
-        report_confusion(setup.engine, evaluated, setup.outputs, spec.files, emit)
+        report_confusion(setup.engine, evaluated, setup.outputs, files=spec.files, emit=emit)
     weights = export_model(spec, setup)
     load_check = LoadCheck(spec.files.model) if spec.records else None
     if spec.records and spec.plan.export.formats:
-        report_formats(spec, result.model_step, emit, should_stop)
+        report_formats(spec, result.model_step, emit, should_stop=should_stop)
     if report is not None:
         emit(PhaseBegan("making the report"))
-        report.finish(result.model_step, result.test, report.prefix, emit)
+        report.finish(result.model_step, result.test, report.prefix, emit=emit)
     if load_check is not None:
         load_check.finish(emit)
     emit(ModelExported(str(spec.files.model), result.model_step, weights))
     session.finish_checkpoints()
     if spec.records:
-        report_baselines(spec.files, emit, should_stop, setup.engine.objective)
+        report_baselines(spec.files, emit, should_stop, objective=setup.engine.objective)
     emit(RunEnded("FINISHED"))
     # No worker may end before the chief has finished: it would look like a worker that died.
     worker_sync.leave()

@@ -65,8 +65,8 @@ def make_trial(
 ) -> RateTrial | BatchSizeTrial:
     """Builds a trial. Raises ConfigError if it cannot work."""
     if isinstance(spec.trial, RateTest):
-        return RateTrial(spec, spec.trial, emit, should_stop, startup_timer)
-    return BatchSizeTrial(spec, emit, should_stop, startup_timer)
+        return RateTrial(spec, spec.trial, emit, should_stop=should_stop, startup_timer=startup_timer)
+    return BatchSizeTrial(spec, emit, should_stop, startup_timer=startup_timer)
 
 
 class TrialHost:
@@ -182,7 +182,7 @@ class RateTrial(TrialHost):
         if self._spec.records:
             columns = {"learning_rate": rates, "loss": losses, "smoothed_loss": smooth_losses(losses, test.steps)}
             path.write_text(format_csv(list(columns), zip(*columns.values(), strict=True)))
-        self._emit(SettingFound(test.key, found[0], found[1], str(path)))
+        self._emit(SettingFound(test.key, found[0], found[1], path=str(path)))
         self._emit(RunEnded("FINISHED"))
 
 
@@ -279,7 +279,7 @@ class BatchSizeTrial:
     def _build_engine(self) -> TrainingSetup:
         plan = set_values(self._spec.plan, {"training.batch_size": self._size})
         data = self._data.divide(plan.training)
-        return build_engine(plan, data, self._emit_built, self._timer)
+        return build_engine(plan, data, self._emit_built, startup_timer=self._timer)
 
     def _try(self, size: int, verb: str) -> list[BatchMeasurement]:
         """Measures a size, and reports it; returns nothing if the trial is asked to stop."""
@@ -324,8 +324,8 @@ class BatchSizeTrial:
         if self._stopped:
             return None
         peak, now = self._watch.peak, self._watch.measure()
-        may_double = self._sync.all(fits_twice(self._before, peak, now, available_bytes() / workers))
-        return BatchMeasurement(self._size, rate, may_double, (peak - self._before) / (1 << 20))
+        may_double = self._sync.all(fits_twice(self._before, peak, now, available=available_bytes() / workers))
+        return BatchMeasurement(self._size, rate, may_double, host_mb=(peak - self._before) / (1 << 20))
 
     def _measure(self) -> float | None:
         """Returns the examples per second of an epoch with the current size; None if the trial is asked to stop."""
@@ -366,7 +366,7 @@ class BatchSizeTrial:
             path.write_text(format_csv(("batch_size", "examples_per_second", "host_mb"), sorted(rows)))
         chosen, reason = found
         reason += explain_end(measurements, chosen, self._largest)
-        self._emit(SettingFound(BatchSearch.key, chosen.batch_size, reason, str(path)))
+        self._emit(SettingFound(BatchSearch.key, chosen.batch_size, reason, path=str(path)))
         self._emit(RunEnded("FINISHED"))
 
 

@@ -106,13 +106,13 @@ def augment_feed(
         return feed  # type: ignore[no-any-return]
     mixes = [key for key in MIXTURES if getattr(options, key)]
     image = find_only(options, IMAGE_OPTIONS, "images of shape (height, width, channels)", is_single_image, inputs)
-    text = find_only(options, ("word_dropout",), "texts as numbers of words", is_numbered_text, inputs)
+    text = find_only(options, ("word_dropout",), "texts as numbers of words", fits=is_numbered_text, inputs=inputs)
     for key in mixes:
-        check_mixture(key, options, inputs, outputs)
-    check_changed_values(options, inputs, outputs, image, text)
+        check_mixture(key, options, inputs, outputs=outputs)
+    check_changed_values(options, inputs, outputs, image=image, text=text)
     white = None if image is None else find_range(name_leaves(inputs)[image])
-    changes = Changes(options, image, text, find_masks(options, image, inputs, outputs), white or 1.0)
-    return MixedFeed(feed, changes, seed, outputs) if mixes else AugmentedFeed(changes, seed, feed)
+    changes = Changes(options, image, text, find_masks(options, image, inputs, outputs=outputs), white or 1.0)
+    return MixedFeed(feed, changes, seed, outputs=outputs) if mixes else AugmentedFeed(changes, seed, feed)
 
 
 def check_mixture(option: str, options: Augment, inputs: InputStructure, outputs: OutputStructure) -> None:
@@ -269,14 +269,14 @@ class Changes:
         masks = targets[..., None] if targets.shape.rank == 3 else targets
         masks = self._move(masks, draws, ignore or 0, is_mask=self.masks[name].kind != "regression")
         if self.options.erase and ignore is not None:
-            masks = erase(masks, self.options.erase, draws.of("erase", batch_length(masks)), ignore)
+            masks = erase(masks, self.options.erase, draws.of("erase", batch_length(masks)), fill=ignore)
         return masks[..., 0] if targets.shape.rank == 3 else masks
 
     def _move(self, images: tf.Tensor, draws: Draws, fill: int = 0, is_mask: bool = False) -> tf.Tensor:
         """Moves the pixels of [b, h, w, c]; the same draws move an image and its mask alike."""
         options, length, size = self.options, batch_length(images), images.shape[1:3]
         if options.resized_crop:
-            images = crop_and_resize(images, options.resized_crop, draws.of("resized_crop", length), is_mask)
+            images = crop_and_resize(images, options.resized_crop, draws.of("resized_crop", length), is_mask=is_mask)
         matrices = [
             make(strength, draws.of(key, length), size)
             for key, make in MATRICES.items()
@@ -286,7 +286,7 @@ class Changes:
             images = transform(images, functools.reduce(tf.matmul, matrices), is_mask)
         flips = [draws.of(key, length)[0] < 0.5 if getattr(options, key) else None for key in ("vertical_flip", "flip")]
         shifts = scale_to_integers(draws.of("crop", length), 2 * options.crop + 1) if options.crop else None
-        return shift_and_flip(images, options.crop, shifts, flips, fill)
+        return shift_and_flip(images, options.crop, shifts, flips=flips, fill=fill)
 
 
 class AugmentedFeed:
@@ -315,15 +315,15 @@ class AugmentedFeed:
         self, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, replica: tf.Tensor, index: tf.Tensor
     ) -> tuple[Any, ...]:
         parts = zip(self._feeds, fetched, strict=True)
-        batches = [feed.micro_batch(part, epoch, step, replica, index) for feed, part in parts]
+        batches = [feed.micro_batch(part, epoch, step, replica=replica, index=index) for feed, part in parts]
         first = tf.cast(replica, tf.int64) * self.batching.share + index * self.batching.batch_size
-        return self._change(batches, Draws(self._seed, epoch, step, self.batching.global_size, first))
+        return self._change(batches, Draws(self._seed, epoch, step, size=self.batching.global_size, first=first))
 
     def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
         def change(number: tf.Tensor, batches: Any) -> Any:
             epoch, step = number // steps_per_epoch, number % steps_per_epoch
             first = tf.constant(0, tf.int64)
-            return self._change(batches, Draws(self._seed, epoch, step, self.batching.global_size, first))
+            return self._change(batches, Draws(self._seed, epoch, step, size=self.batching.global_size, first=first))
 
         batches = tf.data.Dataset.zip(tuple(feed.batches(epochs, steps_per_epoch) for feed in self._feeds))
         return prefetch(batches.enumerate().map(change, num_parallel_calls=tf.data.AUTOTUNE))
@@ -342,7 +342,7 @@ class AugmentedFeed:
             for each in halves[: len(self._feeds)]
         ]
         place, first = tf.constant(epoch, tf.int64), tf.constant(0, tf.int64)
-        return self._change(batches, Draws(self._seed, place, first, len(halves[0]), first))[0]
+        return self._change(batches, Draws(self._seed, place, first, size=len(halves[0]), first=first))[0]
 
     def _change(self, batches: Any, draws: Draws) -> tuple[Any, ...]:
         """Augments one batch (inputs, ...) from each feed."""

@@ -285,7 +285,7 @@ def make_blocks(reader: RowReader, keep: Array | None = None, keys: DivisionKeys
     """Makes the stream of all rows, or of those that `keep` says. `keys` are those of the rows in the stream."""
     length = sum(reader.lengths) if keep is None else int(np.count_nonzero(keep))
     given = {"reader": reader, "keep": keep, **vars(keys or DivisionKeys())}
-    blocks = Blocks(tf.data.Dataset.range(length), length, None, None, reader.faults, SLAB, **given)
+    blocks = Blocks(tf.data.Dataset.range(length), length, None, name=None, faults=reader.faults, at_once=SLAB, **given)
 
     def decode(places: tf.Tensor) -> Any:
         order = BlockOrder(blocks, None)
@@ -450,7 +450,7 @@ class BlockOrder:
             order = [order[n] for n in np.random.default_rng([self._seed, epoch]).permutation(len(order))]
         elif self._seed is not None:
             order = shuffle_by_file(order, self._blocks.rows.paths, np.random.default_rng([self._seed, epoch]))
-        pieces = cut_rows(order, self._lengths, self.first, self._end)
+        pieces = cut_rows(order, self._lengths, self.first, end=self._end)
         if self._seed is None or self._shards == 1:
             return pieces
         random = np.random.default_rng([self._seed, epoch, self._shard, 0, 1])  # so that a pool mixes the files

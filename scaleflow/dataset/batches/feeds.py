@@ -124,7 +124,7 @@ def buffer_size(stream: Stream, wanted: int | None) -> int:
 
 def epoch_seed(seed: int, epoch: tf.Tensor | int) -> tf.Tensor:
     """Derives the seed of one epoch for operations that take a single number."""
-    return shuffle_position(tf.constant(0, tf.int64), seed, epoch, 2**31)
+    return shuffle_position(tf.constant(0, tf.int64), seed, epoch, count=2**31)
 
 
 #: A replica's share of a batch up to this size is read while the previous step computes: small steps leave cores
@@ -200,14 +200,14 @@ class ArrayFeed:
     ) -> tuple[Any, ...]:
         size = self.batching.batch_size
         first = step * self.batching.global_size + tf.cast(replica, tf.int64) * self.batching.share + index * size
-        return self._gather(fetched, epoch, first, size)
+        return self._gather(fetched, epoch, first, size=size)
 
     def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
         arrays = self._on_host()
 
         def batch(place: tf.Tensor) -> Any:
             epoch, step = place // steps_per_epoch, place % steps_per_epoch
-            return self._gather(arrays, epoch, step * self.batching.global_size, self.batching.global_size)
+            return self._gather(arrays, epoch, step * self.batching.global_size, size=self.batching.global_size)
 
         dataset = tf.data.Dataset.range(epochs * steps_per_epoch)
         batches = dataset.map(batch, num_parallel_calls=tf.data.AUTOTUNE)
@@ -322,7 +322,7 @@ class SharesFeed:
         def make_dataset(epoch: tf.Tensor, step: tf.Tensor) -> tf.data.Dataset:
             numbers = tf.data.Dataset.range(step * replicas, self.batching.steps(self.examples) * replicas)
             worker_numbers = numbers if is_mine is None else numbers.filter(is_mine)
-            shares = self._read_shares(epoch, step, worker_numbers, context)
+            shares = self._read_shares(epoch, step, worker_numbers, context=context)
             return prefetch(shares).with_options(self._options)
 
         return make_dataset  # type: ignore[no-any-return]
@@ -362,7 +362,7 @@ class HostArrayFeed(SharesFeed, ArrayFeed):
         share = self.batching.share
 
         def share_at(number: tf.Tensor) -> Any:
-            return self._gather(self._arrays, epoch, number * share, share)
+            return self._gather(self._arrays, epoch, number * share, size=share)
 
         return numbers.map(share_at, num_parallel_calls=tf.data.AUTOTUNE)
 
@@ -454,14 +454,14 @@ class StreamFeed(SharesFeed):
         return other
 
     def _make_order(self, seed: int | None) -> Any:
-        return ShuffledOrder(self._stream, seed, self._buffer, self._drawn)
+        return ShuffledOrder(self._stream, seed, self._buffer, drawn=self._drawn)
 
     def _read_shares(
         self, epoch: tf.Tensor, step: tf.Tensor, numbers: tf.data.Dataset, context: tf.distribute.InputContext
     ) -> tf.data.Dataset:
         size, share = self.batching.global_size, self.batching.share
         last = self.batching.steps(self.examples) * size
-        examples = self._order.examples(epoch, step * size, last, worker_positions(share, context))
+        examples = self._order.examples(epoch, step * size, last, is_own=worker_positions(share, context))
         return self._shares(examples, numbers, share)
 
     def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
@@ -505,16 +505,16 @@ class BlockFeed(StreamFeed):
 
     def _make_order(self, seed: int | None) -> list[BlockOrder]:
         """Returns the order of each shard."""
-        return [BlockOrder(self._stream, seed, self._buffer, n, self._shards) for n in range(self._shards)]
+        return [BlockOrder(self._stream, seed, self._buffer, shard=n, shards=self._shards) for n in range(self._shards)]
 
     def _read_shares(
         self, epoch: tf.Tensor, step: tf.Tensor, numbers: tf.data.Dataset, context: tf.distribute.InputContext
     ) -> tf.data.Dataset:
         share, workers, worker = self.batching.share, context.num_input_pipelines, context.input_pipeline_id
-        return self._read_slabs(epoch, step, share, workers, worker)
+        return self._read_slabs(epoch, step, share, workers=workers, worker=worker)
 
     def _read_epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
-        return self._read_slabs(epoch, tf.constant(0, tf.int64), self.batching.global_size, 1, 0)
+        return self._read_slabs(epoch, tf.constant(0, tf.int64), self.batching.global_size, workers=1, worker=0)
 
     def find_places(self, step: int) -> np.ndarray[Any, Any]:
         """Does the work of the function of this name: each shard has some rows, and an equal part of a batch."""

@@ -148,7 +148,7 @@ def move_at_random(strength: float, drawn: tf.Tensor, size: Sequence[int]) -> tf
             [tf.where(has(f"{name}_{axis}"), amount * most, 0.0) for axis, most in (("y", mosts[0]), ("x", mosts[1]))]
             for name, mosts in (("shear", (0.3, 0.3)), ("translate", (0.45 * size[0], 0.45 * size[1])))
         )
-        matrices.append(affine(tf.where(has("rotate"), amount * math.pi / 6, 0.0), 1.0, shears, moves))
+        matrices.append(affine(tf.where(has("rotate"), amount * math.pi / 6, 0.0), 1.0, shears, moves=moves))
     return functools.reduce(tf.matmul, matrices)
 
 

@@ -192,7 +192,7 @@ class MatchedSource(SourceView):
         examples = to_rows(self.source.load(split)).check_targets(self.source.outputs, split)
         for name, match in self._matches.items():
             if match.unknown:
-                refuse_unknown(split, examples, name, match)
+                refuse_unknown(split, examples, name, match=match)
         return cast(Examples, examples.map_targets(self._convert))
 
     def _convert(self, targets: Any) -> Any:

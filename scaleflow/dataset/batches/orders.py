@@ -36,7 +36,7 @@ class Permutation:
 
     def find(self, places: tf.Tensor, seed: int, epoch: tf.Tensor) -> tf.Tensor:
         """Returns the indices of the examples at places of an epoch's order, int64."""
-        return shuffle_position(places, seed, epoch, self._count)
+        return shuffle_position(places, seed, epoch, count=self._count)
 
 
 class ClassOrder(Permutation):
@@ -63,7 +63,7 @@ class ClassOrder(Permutation):
         counts = tf.constant(self._counts, tf.int64)
         count = tf.gather(counts, number)
         within = tf.reshape(places, [-1]) - tf.gather(ends - tf.constant(self._drawn, tf.int64), number)
-        own = shuffle_position(within % count, seed, epoch, count, part=1)
+        own = shuffle_position(within % count, seed, epoch, count=count, part=1)
         found = tf.gather(tf.constant(self._examples), tf.gather(tf.cumsum(counts, exclusive=True), number) + own)
         return tf.reshape(tf.cast(found, tf.int64), tf.shape(places))
 

@@ -320,7 +320,7 @@ class ArrayRows(Arrays, Rows):
 
     def check_targets(self, outputs: OutputStructure, split: str = "") -> ArrayRows:
         for name, each in name_leaves(outputs).items():
-            check_targets(each, split, name, name_leaves(self.targets)[name])
+            check_targets(each, split, name, targets=name_leaves(self.targets)[name])
         return self
 
     def check_cached(self, inputs: InputStructure, split: str) -> None:
@@ -383,7 +383,7 @@ def fingerprint_split(split: str, examples: Rows, outputs: OutputStructure | Non
     for values in contents:
         update_digest(digest, values)
     inputs, targets = (each.get("", each) for each in specs)
-    return Fingerprint(len(examples), digest.hexdigest(), inputs, targets, covers, examples.paths)
+    return Fingerprint(len(examples), digest.hexdigest(), inputs, targets=targets, covers=covers, paths=examples.paths)
 
 
 def are_paths(values: Array) -> bool:

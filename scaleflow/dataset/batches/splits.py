@@ -159,11 +159,11 @@ def prepare_splits(
     workers = workers or SingleProcess()
     if options.split.by == "column" and options.validation is not None and "validation" in source.splits:
         options = replace(options, validation="validation")
-    splits = load_splits(source, options, workers, emit)
-    raw, folds = divide_training(source, options, splits, seed, preprocesses, folds, emit)
-    raw = replace(raw, learned=describe_learned(source, options, raw, look))
+    splits = load_splits(source, options, workers, emit=emit)
+    raw, folds = divide_training(source, options, splits, seed=seed, preprocesses=preprocesses, folds=folds, emit=emit)
+    raw = replace(raw, learned=describe_learned(source, options, raw, look=look))
     preprocessings = choose_preprocessing(source, options) if preprocesses else {}
-    preprocessed = preprocess_splits(preprocessings, raw, workers, earlier, emit)
+    preprocessed = preprocess_splits(preprocessings, raw, workers, earlier=earlier, emit=emit)
     cache_of_source = getattr(source, "learned_cache", None)
     for note in cache_of_source.notes if isinstance(cache_of_source, LearnedCache) else ():
         emit(Note(note))
@@ -180,7 +180,7 @@ def prepare_splits(
                 f"{MEMORY_BYTES >> 20} MiB, or more than a quarter of the free memory"
             )
         )
-    return divide_into_folds(cached, folds, options.split, raw.train) if has_folds else cached
+    return divide_into_folds(cached, folds, options.split, raw=raw.train) if has_folds else cached
 
 
 def load_splits(source: Source, options: Dataset, workers: Workers, emit: Emit) -> dict[str, Rows]:
@@ -189,7 +189,7 @@ def load_splits(source: Source, options: Dataset, workers: Workers, emit: Emit) 
         emit(Note(note))
     names = ["train", *([options.validation_split] if options.validation_split else [])]
     names += ["test"] if "test" in source.splits else []
-    splits = {name: clean_split(source, name, options, workers, emit) for name in dict.fromkeys(names)}
+    splits = {name: clean_split(source, name, options, workers=workers, emit=emit) for name in dict.fromkeys(names)}
     report_unlabelled(source, options, emit)
     if "validation" in source.splits and "validation" not in splits:
         emit(Note("the dataset's split 'validation' is not used; set dataset.validation=validation to use it"))
@@ -207,18 +207,18 @@ def divide_training(
         validation, train, is_drawn = train.select(held_out), train.select(rest), not train.is_random_access
         chosen, folds = None, 0
     else:
-        chosen, folds = choose_validation(options, source.inputs, len(train), folds)
+        chosen, folds = choose_validation(options, source.inputs, len(train), folds=folds)
     if isinstance(chosen, str):
         validation = splits[chosen]
     elif folds:
         validation = train if preprocesses else None  # a model without its folds has seen all of it
     elif chosen:
         keys = find_division_keys(options.split, train, source.outputs)
-        train, validation, is_drawn = hold_out_examples(train, chosen, options.split, keys, seed, emit)
+        train, validation, is_drawn = hold_out_examples(train, chosen, options.split, keys=keys, seed=seed, emit=emit)
     with refuse_unreadable("train", train):
         sample = train.read_first(8)
     check_ids(source.inputs, "train", sample)
-    raw = Splits(train, validation, splits.get("test"), source.inputs, source.outputs, sample)
+    raw = Splits(train, validation, splits.get("test"), inputs=source.inputs, outputs=source.outputs, sample=sample)
     kept = {name: examples for name, examples in raw.by_name().items() if name != "train" or not preprocesses}
     fingerprints = {name: fingerprint_split(name, examples, source.outputs) for name, examples in raw.by_name().items()}
     return replace(raw, fingerprints=fingerprints, is_drawn_as_read=is_drawn, raw=kept), folds
@@ -241,7 +241,7 @@ def describe_learned(
 
 def divide_into_folds(splits: Splits, folds: int, rule: Split, raw: Rows) -> Splits:
     """Makes the training split the validation split, too, with the number of a fold for each example of `raw`."""
-    train = number_folds(splits.train, folds, rule, encode_keys(rule, DivisionKeys.of(raw), len(raw)))
+    train = number_folds(splits.train, folds, rule, keys=encode_keys(rule, DivisionKeys.of(raw), len(raw)))
     test = None if splits.test is None else number_folds(splits.test, 0)
     return replace(splits, train=train, validation=train, test=test, folds=folds)
 
@@ -255,7 +255,7 @@ def clean_split(source: Source, split: str, options: Dataset, workers: Workers, 
     if options.on_bad_example != "skip":
         refuse_faults(split, stream)
     stream = limit_examples(cache_records(split, stream), options.limit).check_targets(source.outputs)
-    return drop_unreadable(split, stream, workers, emit) if options.on_bad_example == "skip" else stream
+    return drop_unreadable(split, stream, workers, emit=emit) if options.on_bad_example == "skip" else stream
 
 
 def report_unlabelled(source: Source, options: Dataset, emit: Emit) -> None:
@@ -299,7 +299,7 @@ def preprocess_splits(
 ) -> Splits:
     if not preprocessings:
         return splits
-    learned = learn_on_chief(preprocessings, splits.train, workers, earlier, emit)
+    learned = learn_on_chief(preprocessings, splits.train, workers, earlier=earlier, emit=emit)
     records = {
         name: LearnedPreprocessing(name_class(each), to_plain(vars(each)), learned[name])
         for name, each in preprocessings.items()
@@ -321,10 +321,10 @@ def cache_splits(splits: Splits, cache: str, workers: Workers) -> Splits:
     blocks = [examples for examples in splits.by_name().values() if isinstance(examples, Blocks) and cache != "file"]
     for reader in {id(each.rows): each.rows for each in blocks}.values():
         same = [each for each in blocks if each.rows is reader]
-        cached |= zip(map(id, same), cache_blocks(same, cache, splits.transforms, workers), strict=True)
+        cached |= zip(map(id, same), cache_blocks(same, cache, splits.transforms, workers=workers), strict=True)
     for name, examples in splits.by_name().items():
         if id(examples) not in cached:
-            cached[id(examples)] = cache_split(name, examples, cache, splits.transforms, workers)
+            cached[id(examples)] = cache_split(name, examples, cache, transforms=splits.transforms, workers=workers)
     validation, test = (
         None if examples is None else cached[id(examples)] for examples in (splits.validation, splits.test)
     )
@@ -384,7 +384,7 @@ def hold_out_examples(
     is_drawn = not examples.is_random_access
     has_keys = any(each is not None for each in vars(keys).values())
     if is_drawn and not has_keys and rule.by in ("auto", "random", "column"):
-        return *hold_out_of_stream(cast(StreamRows, examples), count, fraction, seed, emit), True
+        return *hold_out_of_stream(cast(StreamRows, examples), count, fraction, seed=seed, emit=emit), True
     rest, held_out = hold_out(rule, keys, len(examples), fraction, (seed, 1), examples.drawn_together)
     return examples.select(rest), examples.select(held_out), is_drawn
 
@@ -417,7 +417,7 @@ def repeat_first_batch(splits: Splits, batching: Batching) -> Splits:
     """
     batch = limit_examples(splits.train, batching.global_size)
     if batch.blocks:
-        batch = cache_split("train", batch, "memory", splits.transforms, SingleProcess())
+        batch = cache_split("train", batch, "memory", transforms=splits.transforms, workers=SingleProcess())
     train = batch.repeat(batching.steps(len(splits.train)))
     return replace(splits, train=train, validation=None if splits.validation is None else batch, test=None, raw={})
 

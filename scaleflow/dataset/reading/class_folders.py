@@ -64,7 +64,7 @@ class ClassFolders:
         self._seed, selected = split_seed, classes or ()
         base = find_data_dir(data_dir)
         folders = find_split_folders(base)
-        self.outputs = describe_classes(folders.get("train", base), selected, kind, earlier)
+        self.outputs = describe_classes(folders.get("train", base), selected, kind, earlier=earlier)
         names, unknown = self.outputs.names or (), self.outputs.ignore
         label = partial(label_files, names=names, suffixes=suffixes, is_whole=not selected, unknown=unknown)
         self._files = {
@@ -93,7 +93,7 @@ class ClassFolders:
             return self.read(path), tf.reshape(tf.cast(label, outputs.target_dtype), outputs.target_shape)
 
         keys = vars(files.keys.select(order))
-        return Stream(records, len(paths), decode, lambda path, _: path.decode(errors="replace"), **keys)
+        return Stream(records, len(paths), decode, name=lambda path, _: path.decode(errors="replace"), **keys)
 
     def read(self, path: tf.Tensor) -> tf.Tensor:
         raise NotImplementedError
@@ -169,7 +169,7 @@ def draw_test_files(whole: LabeledFiles, division: Division) -> dict[str, Labele
     is_test = np.zeros(len(whole.labels), bool)
     for label in np.unique(whole.labels):
         of_class = np.flatnonzero(whole.labels == label)
-        drawn = draw_rows(len(of_class), division.test, (division.seed, 0x7E57), len(of_class))
+        drawn = draw_rows(len(of_class), division.test, (division.seed, 0x7E57), together=len(of_class))
         is_test[of_class[drawn]] = True
     if not is_test.any():
         raise ConfigError(

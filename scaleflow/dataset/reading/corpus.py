@@ -62,7 +62,7 @@ def read_rows(path: str, column: str) -> Iterator[str]:
     """Yields a column of texts of JSON lines or of a Parquet file; "" for a missing one."""
     import pyarrow
 
-    files, number, has_text = prepare_tables({ALL: [path]}, path, CsvForm(), LearnedCache(None, path)), 0, False
+    files, number, has_text = prepare_tables({ALL: [path]}, path, CsvForm(), cache=LearnedCache(None, path)), 0, False
     try:
         if files.format == "json":  # other fields may have values of any types
             files.used = pyarrow.schema([(column, pyarrow.string())])

@@ -326,7 +326,7 @@ def hold_out(
     """
     rest: Array | None = None
     if rule.by == "group":
-        held_out = draw_groups(require_keys(rule, keys.groups), keys.strata, fraction, seeds)
+        held_out = draw_groups(require_keys(rule, keys.groups), keys.strata, fraction, seeds=seeds)
     elif rule.by == "hash":
         held_out = spread_hashes(require_keys(rule, keys.groups), seeds) < fraction
     elif rule.by == "time":
@@ -334,12 +334,12 @@ def hold_out(
         start = find_first_time(times, fraction)
         rest, held_out = times < start - parse_gap(rule.gap), times >= start
     elif rule.by in ("auto", "stratum") and keys.strata is not None:
-        held_out = draw_strata(keys.strata, fraction, seeds, least)
+        held_out = draw_strata(keys.strata, fraction, seeds, least=least)
     else:
-        held_out = draw_rows(count, fraction, seeds, together)
+        held_out = draw_rows(count, fraction, seeds, together=together)
     rest = ~held_out if rest is None else rest
     if rule.by in ("stratum", "group", "hash", "time"):
-        refuse_empty(rule, rest, held_out, f"a fraction of {fraction:g}")
+        refuse_empty(rule, rest, held_out, part=f"a fraction of {fraction:g}")
     return rest, held_out
 
 
@@ -461,7 +461,7 @@ def assign_folds(rule: Split, keys: DivisionKeys, count: int, folds: int, seeds:
         firsts = np.quantile(times, np.arange(1, folds + 1) / (folds + 1))
         numbers = (np.searchsorted(firsts, times, side="right") - 1).astype(np.int32)
     elif rule.by == "group":
-        numbers = deal_groups(require_keys(rule, keys.groups), keys.strata, folds, random)
+        numbers = deal_groups(require_keys(rule, keys.groups), keys.strata, folds, random=random)
     else:
         drawn = random.permuted(np.tile(np.arange(folds, dtype=np.int32), (-(-count // folds), 1)), axis=1)
         strata = np.zeros(count, np.int64) if keys.strata is None or rule.by not in ("auto", "stratum") else keys.strata
@@ -478,11 +478,11 @@ def hold_out_fold(rule: Split, keys: DivisionKeys, count: int, fold: int, folds:
     """Returns which rows are left to train on, and which are in a fold, [count] bool. By time, only earlier ones are
     left, without the gap. The folds are the same in every run.
     """
-    held_out = assign_folds(rule, keys, count, folds, (0, 3)) == fold
+    held_out = assign_folds(rule, keys, count, folds=folds, seeds=(0, 3)) == fold
     rest = ~held_out
     if rule.by == "time" and keys.times is not None:
         rest = keys.times < keys.times[held_out].min() - parse_gap(rule.gap)
-    refuse_empty(rule, rest, held_out, f"the fold {fold + 1}/{folds}")
+    refuse_empty(rule, rest, held_out, part=f"the fold {fold + 1}/{folds}")
     return rest, held_out
 
 
@@ -564,7 +564,7 @@ def number_folds(examples: Rows, folds: int, rule: Split = RANDOM, keys: Divisio
     arrays: Any = examples  # training in folds keeps them in memory
     numbers = np.full(len(arrays), -1, np.int32)
     if folds and keys is not None and rule.by in ("group", "hash"):
-        numbers = assign_folds(rule, keys, len(arrays), folds, (0, 2))
+        numbers = assign_folds(rule, keys, len(arrays), folds=folds, seeds=(0, 2))
     elif folds:
         random = np.random.default_rng([0, 2])
         order = random.permutation(len(arrays))

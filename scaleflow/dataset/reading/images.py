@@ -45,8 +45,8 @@ def make_image_decoder(
     height, width = size
 
     def decode(encoded: tf.Tensor) -> tf.Tensor:
-        image = decode_image(encoded, channels, lambda shape: largest_ratio(shape, height, width, resize))
-        return tf.ensure_shape(resize_image(image, height, width, resize), [height, width, channels])
+        image = decode_image(encoded, channels, lambda shape: largest_ratio(shape, height, width, resize=resize))
+        return tf.ensure_shape(resize_image(image, height, width, resize=resize), [height, width, channels])
 
     return decode
 

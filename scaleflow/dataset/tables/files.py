@@ -106,7 +106,7 @@ class TableFiles:
         parsed = str(self.used) if self.format == "json" else column
         found = []
         for path, (blocks, malformed) in zip(
-            paths, self.cache.recall("rows", paths, [self.form, parsed], learn), strict=True
+            paths, self.cache.recall("rows", paths, [self.form, parsed], learn=learn), strict=True
         ):
             self.malformed[path] = malformed
             found += [Block(path, tuple(at) if isinstance(at, list) else at, rows) for at, rows in blocks]
@@ -128,8 +128,8 @@ class TableFiles:
         Those of a CSV file are strings, except `numbers`, which are float64 if all of their values in the block are.
         """
         own = [name for name in columns if name not in self.partitions.get(block.path, {})]
-        table = self._read_columns(block, own or self._own_names(block.path)[:1], rows, numbers)
-        return self._add_partitions(block.path, table, columns, numbers)
+        table = self._read_columns(block, own or self._own_names(block.path)[:1], rows, numbers=numbers)
+        return self._add_partitions(block.path, table, columns, numbers=numbers)
 
     def read_in_order(self, path: str, columns: Sequence[str], at_once: int) -> Iterator[tuple[Any, dict[int, str]]]:
         """Yields columns of a file in pieces, and what is wrong with the malformed rows of each, counted from 0.
@@ -262,7 +262,7 @@ class TableFiles:
             found = [numbers.setdefault(each, len(numbers)) for each in encoded]
             return [list(numbers), found]
 
-        encoded, numbers = self.cache.recall("columns", paths, self.form, learn)
+        encoded, numbers = self.cache.recall("columns", paths, self.form, learn=learn)
         schemas = [ipc.read_schema(pyarrow.py_buffer(base64.b64decode(each))) for each in encoded]
         return [schemas[number] for number in numbers]
 
@@ -451,7 +451,7 @@ def insert_malformed(table: Any, malformed: Mapping[int, str]) -> Any:
 def find_tables(data_dir: Any, form: CsvForm, cache: LearnedCache) -> TableFiles:
     """Finds the files, and checks the options of their format. It opens the first of CSV files."""
     find = find_in_store if is_store_address(data_dir) else find_files
-    return prepare_tables(find(data_dir, tuple(FORMATS)), data_dir, form, cache)
+    return prepare_tables(find(data_dir, tuple(FORMATS)), data_dir, form, cache=cache)
 
 
 def prepare_tables(
@@ -459,7 +459,7 @@ def prepare_tables(
 ) -> TableFiles:
     """Does what `find_tables` does with files that are found."""
     first, *others = paths = [path for paths in by_split.values() for path in paths]
-    files = TableFiles(by_split, find_format(first, key), form, cache, key=key)
+    files = TableFiles(by_split, find_format(first, key), form, cache=cache, key=key)
     for path in others:
         if find_format(path, key) != files.format:
             raise ConfigError(f"{key}: {path} and {first} have different formats; use one of them")

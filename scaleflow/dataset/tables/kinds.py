@@ -60,14 +60,14 @@ def choose_columns(
     dropped = find_columns(drop or (), names, "dataset.drop")
     left = [name for name in names if name not in dropped]
     find_columns([target], names, "dataset.target")
-    find_columns([target], left, "dataset.target", "dataset.drop leaves it out")
+    find_columns([target], left, "dataset.target", problem="dataset.drop leaves it out")
     selected = find_columns(columns or (), names, "dataset.columns")
     for key, name in roles.items():
         find_columns([name], names, key)
     left = [name for name in left if name in selected or name not in roles.values()]
     if target in selected:
         raise ConfigError(f"dataset.columns: {target} is the target, which cannot be an input; remove it")
-    check_weights_name(roles.get("dataset.weights"), selected, target, "dataset.columns")
+    check_weights_name(roles.get("dataset.weights"), selected, target, key="dataset.columns")
     named = [
         *selected,
         *(name for value in kinds.values() for name in (value if isinstance(value, list | tuple) else ())),
@@ -112,7 +112,7 @@ def parse_column_kinds(names: Sequence[str], options: Mapping[str, Any]) -> dict
     for kind, value in options.items():
         key = KEYS[kind]
         check_option(value, Words | None, key)
-        for name in find_columns(value or (), names, key, "is not an input column"):
+        for name in find_columns(value or (), names, key, problem="is not an input column"):
             if name in given:
                 raise ConfigError(f"{key}: {name} is in {KEYS[given[name]]}, too; name it in one of the two")
             given[name] = kind
@@ -181,7 +181,7 @@ class SampleColumns:
         """Returns a column with the type that its values have."""
         column = self.columns[name]
         if self.format == "csv":
-            return infer_type(name, column, self.place, ways)
+            return infer_type(name, column, self.place, ways=ways)
         return infer_dates(column) if self.format == "json" else column
 
 
@@ -419,7 +419,7 @@ def describe_target(rows: SampleColumns, target: str, kind: OneKind, most: int, 
             f"{classes[0]}, and is no number; dataset.decimal and dataset.thousands say how numbers are written, "
             "dataset.kind=classification takes each word for a class"
         )
-    check_class_count(rows, target, classes, most)
+    check_class_count(rows, target, classes, most=most)
     return describe_outputs(kind, len(classes), classes)
 
 
@@ -429,10 +429,10 @@ def describe_known_target(
     """Describes the target as an earlier run learned it, with new classes if it may be extended."""
     known = None if earlier is None else earlier.find_outputs()
     if earlier is None or known is None:
-        return describe_target(rows, target, kind, most, is_scaled)
+        return describe_target(rows, target, kind, most=most, is_scaled=is_scaled)
     is_same = earlier.state.reading.get("target", target) == target and kind in ("auto", known.kind)
     if earlier.extends and not is_same:
-        return describe_target(rows, target, kind, most, is_scaled)
+        return describe_target(rows, target, kind, most=most, is_scaled=is_scaled)
     if not earlier.extends and kind not in ("auto", known.kind):
         raise ConfigError(f"dataset.kind={kind}: the earlier run has the kind {known.kind}; leave it auto")
     if not earlier.extends and known.scaling and not is_scaled:
@@ -442,7 +442,7 @@ def describe_known_target(
     if not earlier.extends:
         return known
     classes = find_classes(rows, target)
-    check_class_count(rows, target, classes, most)
+    check_class_count(rows, target, classes, most=most)
     extended = extend_classes(known, classes)
     if kind == "binary" and extended.kind != kind:
         raise ConfigError(

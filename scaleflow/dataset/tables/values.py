@@ -218,7 +218,7 @@ def find_forms(
         if found:
             form = next((form for form in found[0] if form[0] in points), found[0][0])
             forms[name] = {"decimal": form[0], "thousands": form[1]}
-        elif day := find_date_form(name, texts[name], columns[name], dates):
+        elif day := find_date_form(name, texts[name], columns[name], given=dates):
             forms[name] = {"dates": day}
     for name, column in plain.items() if "." in (thousands, *("." for point in points if points == {","})) else ():
         is_grouped = compute.match_substring_regex(column, GROUPED)

@@ -233,7 +233,7 @@ class RayHost:
             )
         if available == count_workers(plan):
             return spec
-        resized = resize_plan(plan, available, least, RunState.read(spec.folder).params)
+        resized = resize_plan(plan, available, least, params=RunState.read(spec.folder).params)
         self._monitor.display.print_line(
             f"continues with {count_workers(resized)} worker(s) instead of {count_workers(plan)}"
         )
@@ -268,7 +268,7 @@ def start_processes(spec: RunSpec, group: Any, cleanup: contextlib.ExitStack) ->
     try:
         for number, (actor, config, location) in enumerate(zip(actors, configs, locations, strict=True)):
             environment: Mapping[str, str] = {**spec.environment, **limits, **config}
-            processes.append(RayProcess(replace(spec, worker=number), actor, environment, location.host))
+            processes.append(RayProcess(replace(spec, worker=number), actor, environment, host=location.host))
             if number >= STARTS_AT_ONCE:
                 processes[number - STARTS_AT_ONCE].await_start()
         for process in processes[-STARTS_AT_ONCE:]:

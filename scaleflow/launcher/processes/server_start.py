@@ -116,7 +116,7 @@ def fork_warm(listener: socket.socket, log: IO[bytes], alive: int) -> WarmFork |
     """Asks the warm server for a fork server. Returns None if there is none, and says why if one is wanted."""
     try:
         files = find_warm_server()
-        return None if files is None else WarmFork(files, listener, log, alive)
+        return None if files is None else WarmFork(files, listener, log, alive=alive)
     except (NotWarm, OSError) as why:
         Client.has_failed = True
         print(f"scaleflow: the warm server is not used: {why}", file=sys.stderr)

@@ -369,7 +369,7 @@ def start_workers(
     temporary = tempfile.TemporaryDirectory(prefix="scaleflow-", ignore_cleanup_errors=True)
     try:
         for spec, environment in zip(jobs, environments, strict=True):
-            workers.append(WorkerProcess(spec, {"TMPDIR": temporary.name, **environment}, server, watch))
+            workers.append(WorkerProcess(spec, {"TMPDIR": temporary.name, **environment}, server, watch=watch))
         yield workers
     finally:
         for worker in workers:

@@ -119,7 +119,7 @@ class RunMonitor:
             if isinstance(event, RunReady) and self.spec.records:
                 begin_baselines(self.spec.files)
             if isinstance(event, Restarted) and self.spec.records:
-                notify_meanwhile(self.spec.plan.tracking.notify, self.state.name, event.reason, self.display)
+                notify_meanwhile(self.spec.plan.tracking.notify, self.state.name, event.reason, display=self.display)
 
     def _show_outage(self) -> None:
         """Shows once that the store takes nothing, and once that it does again, also for several jobs of a sweep."""

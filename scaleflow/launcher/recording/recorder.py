@@ -265,7 +265,7 @@ class CommandRun:
         milliseconds = int((time.time() if began is None else began) * 1000)
         self.began = self.began or milliseconds
         folder, resumed = None if parent is None else str(parent), 0 if is_resumed else None
-        self.emit(RunReady(name, tags, params, milliseconds, parent=folder, resumed=resumed))
+        self.emit(RunReady(name, tags, params, began=milliseconds, parent=folder, resumed=resumed))
         self.recorder.start()
 
     def emit(self, event: Event) -> None:

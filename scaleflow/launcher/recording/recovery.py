@@ -64,10 +64,10 @@ def repair(folder: Path, uri: str | None = None, tries: int = MAX_ATTEMPTS, agai
         with files.lock_recording(seconds=0), files.lock_writing(), files.track_files():
             was_open = finalize_run(folder)
             state = RunState.read(folder)
-            status = SyncStatus(folder, "no run", state.status, was_open)
+            status = SyncStatus(folder, "no run", state.status, was_open=was_open)
             if not state.is_ready:
                 return status
-            return record_missing(status, uri, tries, state.ready if again else None)
+            return record_missing(status, uri, tries, ready=state.ready if again else None)
     except FolderBusy as busy:
         return SyncStatus(folder, "under way", reason=str(busy).removeprefix(f"{folder}: "))
     except OSError as error:

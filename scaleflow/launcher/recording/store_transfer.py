@@ -144,7 +144,7 @@ class LatePoints:
     def hold(self, at: int, event: Event) -> list[Point]:
         """Returns the points of an event at an offset that are to be sent now, and holds the others back."""
         assert isinstance(event, MetricsLogged | SystemMetrics)
-        points = [Point(name, value, event.step, event.time) for name, value in event.values.items()]
+        points = [Point(name, value, event.step, time=event.time) for name, value in event.values.items()]
         if self._is_over:
             return points
         if late := [point for point in points if point.key.startswith(LATE)]:
@@ -408,7 +408,7 @@ class EventTransfer:
         if end is not None and state.is_open:
             state.apply(end)
         model = self.tracker.model_uri or self._record.get("model_uri")
-        self.tracker.describe(state.description or describe_run(self._files, state, self.tracker.uri, model))
+        self.tracker.describe(state.description or describe_run(self._files, state, self.tracker.uri, model_uri=model))
 
     def _send_aside(self, offsets: Iterable[int]) -> None:
         """Sends the files of events that were put aside. Those that the store does not take stay there."""
@@ -470,7 +470,7 @@ class EventTransfer:
         profile = self._analyses[at].result()
         for path, folder in profile.files:
             self.tracker.log_artifact(path, folder)
-        self.tracker.log_metrics([Point(k, value, event.last, event.time) for k, value in profile.values.items()])
+        self.tracker.log_metrics([Point(k, value, event.last, time=event.time) for k, value in profile.values.items()])
         self.profiles[event.first] = profile.line
         del self._analyses[at]
 

@@ -84,7 +84,7 @@ def record_provenance(spec: RunSpec, facts: LaunchFacts) -> None:
     versions = {"python": facts.machine["python"], **{each.name: each.version for each in packages.values()}}
     files.environment.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()))
     changes = facts.read_changes(key, git) if plan.tracking.code else GitChanges()
-    now = collect_launch(spec, facts, code, git, changes)
+    now = collect_launch(spec, facts, code, git=git, changes=changes)
     earlier = read_states(files) if now.resume else []
     if earlier and not any(each.matters for each in compare_known(earlier[-1], now)):
         return
@@ -112,12 +112,12 @@ def collect_launch(
         spec.files.count_resumes() if plan.resume is not None else 0,
         record,
         {name: each.identity for name, each in facts.packages.items()},
-        {name: each.path for name, each in facts.packages.items() if each.path},
-        facts.machine,
-        list_relevant_variables({**os.environ, **spec.environment}),
-        str(command_line(sys.orig_argv)),
-        str(Path.cwd()),
-        plan.seed,
+        editable={name: each.path for name, each in facts.packages.items() if each.path},
+        machine=facts.machine,
+        variables=list_relevant_variables({**os.environ, **spec.environment}),
+        command=str(command_line(sys.orig_argv)),
+        folder=str(Path.cwd()),
+        seed=plan.seed,
     )
 
 

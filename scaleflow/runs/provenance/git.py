@@ -204,7 +204,7 @@ def make_patch(state: GitState) -> tuple[str, dict[str, str]]:
         own = [path for path in chosen if path.startswith(prefix) and not path.startswith(nested)]
         if own:
             new = [path[len(prefix) :] for path in own if state.changed[path] == "new"]
-            sections += diff_files(root, [path[len(prefix) :] for path in own], new, prefix)
+            sections += diff_files(root, [path[len(prefix) :] for path in own], new, prefix=prefix)
     patch = ""
     for section in sections:
         path = find_patched_path(section)
