@@ -237,7 +237,7 @@ class Still:
     def fetch(self, opened: Any) -> Any:
         return opened
 
-    def micro_batch(self, fetched: Any, *_: Any) -> Any:
+    def micro_batch(self, fetched: Any, *_: Any, **position: Any) -> Any:
         return fetched
 
 

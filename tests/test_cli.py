@@ -44,7 +44,7 @@ def left_in(folder: Path) -> list[str]:
 def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """`refused("training.epochs=0")`: what the command prints in this process, where it must start nothing."""
 
-    def start(*arguments: Any) -> int:
+    def start(*arguments: Any, **named: Any) -> int:
         raise AssertionError("started")
 
     def run(*words: str) -> str:

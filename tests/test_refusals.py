@@ -595,7 +595,7 @@ def test_words_are_refused_by_the_command(
     write_options(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
-    monkeypatch.setattr(launch, "supervise_run", lambda *arguments: pytest.fail("started"))
+    monkeypatch.setattr(launch, "supervise_run", lambda *arguments, **named: pytest.fail("started"))
     code = run_command(shlex.split(words))
     shown = capsys.readouterr()
     assert code == 2, shown

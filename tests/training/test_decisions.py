@@ -135,8 +135,8 @@ def go_bad_once(loop: Any, calls: int | None) -> None:
 def break_once(loop: Any, calls: int | None) -> None:
     take, taken = loop._take, [0]
 
-    def fake(*arguments: Any) -> Any:
-        result = take(*arguments)
+    def fake(*arguments: Any, **steps: int) -> Any:
+        result = take(*arguments, **steps)
         taken[0] += 1
         if taken[0] == calls:
             weights = loop.model.trainable_variables[-1]  # of the last layer, so that the loss shows it

@@ -110,8 +110,8 @@ def train(plan: Plan, folder: str, spoil: Callable[[Any], None]) -> list[Event]:
     build = worker.build_training
     setups: list[Any] = []
 
-    def build_and_keep(*arguments: Any) -> Any:
-        setups.append(build(*arguments))
+    def build_and_keep(*arguments: Any, **named: Any) -> Any:
+        setups.append(build(*arguments, **named))
         return setups[0]
 
     def emit(event: Event) -> None:
@@ -134,7 +134,7 @@ def vanish(built: Any) -> None:
 def run_out(built: Any) -> None:
     import tensorflow as tf
 
-    def take(*arguments: Any) -> Any:
+    def take(*arguments: Any, **steps: int) -> Any:
         raise tf.errors.ResourceExhaustedError(None, None, OOM)
 
     built.engine._take = take
