@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks import steps, whole_job
+from benchmarks import distributed, steps, whole_job
 from benchmarks.__main__ import told
 from benchmarks.measure import (
     ROOT,
@@ -32,6 +32,7 @@ from benchmarks.measure import (
     Row,
     check_store,
     expect_accuracy,
+    ratios,
     row,
     run_by_hand,
     run_scaleflow,
@@ -44,6 +45,7 @@ REQUIREMENTS = Path(__file__).parent / "requirements.txt"
 PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 
 OURS, WARM, LIGHTNING = "scaleflow", "scaleflow, warm", "Lightning + Hydra + MLflow"
+DDP, DDP_BESIDE = "DDP over gloo, a thread each", "two loops in PyTorch, a thread each"
 MINUTES = 60
 
 #: What the normal environment has for the contestants that run there.
@@ -181,11 +183,36 @@ def run_lightning_job(python: Path, folder: Path) -> float:
     return seconds
 
 
+def compare_workers(python: Path) -> Benchmark:
+    """What two workers with a thread each lose to two unconnected runs, ours and PyTorch's over gloo."""
+    own = distributed.efficiency()
+    ddp = functools.partial(measure_ddp, python)
+    theirs = {DDP: ddp, DDP_BESIDE: functools.partial(ddp, options=("--unconnected",))}
+    return Benchmark({**own.contestants, **theirs}, make_worker_rows, functools.partial(prepare, CNN))
+
+
+def make_worker_rows(results: Results) -> list[Row]:
+    ours, theirs = (ratios(results[a], results[b]) for a, b in (("two", "unconnected"), (DDP, DDP_BESIDE)))
+    return [
+        *distributed.efficiency_rows(results),
+        row(DDP, "2 unconnected runs", results[DDP], results[DDP_BESIDE], "/s"),
+        row("part of two unconnected runs", DDP, ours, theirs, "", at_least=1.0),
+    ]
+
+
+def measure_ddp(python: Path, folder: Path, options: Sequence[str] = ()) -> float:
+    words = ["cnn", "--file", str(folder / "images.npz"), "--epochs", str(CNN.size.epochs), *options]
+    found, _ = run_by_hand(SCRIPTS / "torch_ddp.py", [*words, "--batch-size", str(steps.BATCH_SIZE)], folder, python)
+    expect_accuracy(DDP, found["accuracy"], CNN.size.least_accuracy)
+    return float(found["examples_per_second"])
+
+
 BENCHMARKS: Mapping[str, Callable[[Path], Benchmark]] = {
     "mlp": functools.partial(compare_speed, MLP),
     **{f"mlp_{epochs}": functools.partial(compare_speed, shape) for epochs, shape in SHORT.items()},
     "cnn": functools.partial(compare_speed, CNN),
     "digits": compare_job,
+    "workers": compare_workers,
 }
 
 # ---------------------------------------------------------------------------------------------

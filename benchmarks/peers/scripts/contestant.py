@@ -8,12 +8,14 @@ import time
 import numpy as np
 
 
-def parse_arguments():
+def parse_arguments(add=lambda parser: None):
+    """Takes what `add` adds to the parser, too."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model", choices=("mlp", "cnn"))
     parser.add_argument("--file", required=True, help="the .npz file with x_train and y_train")
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--batch-size", type=int, default=128)
+    add(parser)
     return parser.parse_args()
 
 
