@@ -13,13 +13,20 @@ from benchmarks.peers import __main__ as program
 from benchmarks.peers.images import CLASSES, write_images
 
 
-@pytest.mark.parametrize("name", program.BENCHMARKS)
+@pytest.mark.parametrize("name", sorted(set(program.BENCHMARKS) - {"workers"}))
 def test_each_benchmark_makes_a_row_for_each_opponent(name: str) -> None:
     benchmark = program.BENCHMARKS[name](Path(sys.executable))
     rows = benchmark.rows({contestant: [1.0, 3.0] for contestant in benchmark.contestants})
     opponents = set(benchmark.contestants) - {program.OURS, program.WARM}
     assert {row.against for row in rows} == opponents
     assert all(row.ratios == [1.0, 1.0] for row in rows)
+
+
+def test_workers_are_measured_by_what_unconnected_runs_do() -> None:
+    benchmark = program.BENCHMARKS["workers"](Path(sys.executable))
+    speeds = {"two": 4.0, "one": 2.5, "unconnected": 5.0, program.DDP: 3.0, program.DDP_BESIDE: 4.0}
+    rows = benchmark.rows({name: [speeds[name]] for name in benchmark.contestants})
+    assert [row.ratio for row in rows] == pytest.approx([0.8, 0.8, 0.75, 0.8 / 0.75])
 
 
 def test_missing_peers_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
