@@ -1,6 +1,5 @@
 """The table of commands: `scaleflow NAME ...` and `python -m scaleflow.NAME ...` run the same module."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -19,13 +18,11 @@ class Command:
         name: as it is typed after `scaleflow`.
         about: a line for `scaleflow --help`.
         module: with the function `main(words)`, which returns the exit code. It is imported when the command runs.
-        group: the title under which the command is listed.
     """
 
     name: str
     about: str
     module: str
-    group: str
 
     def run(self, words: Sequence[str]) -> int:
         """Runs the command with the words after its name; returns the exit code."""
@@ -33,41 +30,41 @@ class Command:
         return main(words)
 
 
-BEFORE, RUNS, MODELS = "before a run", "tracked runs", "tracked models"
-
-#: A new command is a line here, sorted by group, and its module. `python -m scaleflow.NAME` needs that name, too.
-COMMANDS = {
-    command.name: command
-    for command in (
-        Command(
-            "init", "a new project: a dataset, a model, a recipe, a pipeline, a test: FOLDER", "scaleflow.init", BEFORE
-        ),
-        Command("schema", "a JSON schema of the config, or of a GROUP, for editors", "scaleflow.schema", group=BEFORE),
-        Command("doctor", "what this machine has, and which strategies work on it", "scaleflow.doctor.command", BEFORE),
-        Command("check", "faults of a dataset, and how it differs from that of a run", "scaleflow.check", group=BEFORE),
-        Command("find", "a good learning rate (lr) or batch_size for a run", "scaleflow.find", group=BEFORE),
-        Command("tune", "good settings for a run, by trying them for --minutes", "scaleflow.tune", group=BEFORE),
-        Command("pipeline", "the steps around a run, declared in a file: NAME", "scaleflow.pipeline.command", BEFORE),
-        Command("warm", "start, status or stop: an interpreter kept ready", "scaleflow.warm.command", group=BEFORE),
-        Command("rerun", "a new run with the config of a tracked run: RUN_ID", "scaleflow.rerun", group=RUNS),
-        Command("refit", "its model once more, on all rows but the test's: PARENT or RUN_ID", "scaleflow.refit", RUNS),
-        Command("diff", "in what two runs differ, and if it is more than noise: RUN_A RUN_B", "scaleflow.diff", RUNS),
-        Command("clean", "delete the folders of finished runs that the store has completely", "scaleflow.clean", RUNS),
-        Command("best", "the best job of a sweep, and its model: PARENT", "scaleflow.best", group=RUNS),
-        Command("sync", "send to the tracking store what it lacks of the runs in a FOLDER", "scaleflow.sync", RUNS),
-        Command("project", "an entry point of the file MLproject, for mlflow run", "scaleflow.project", group=RUNS),
-        Command("evaluate", "evaluate a tracked model on a dataset: RUN_ID", "scaleflow.evaluate", group=MODELS),
-        Command("generate", "let a language model continue a text: RUN_ID --prompt TEXT", "scaleflow.generate", MODELS),
-        Command("convert", "export it in more formats: RUN_ID export.formats=[onnx]", "scaleflow.convert", MODELS),
-        Command("promote", "make it the champion if it is better: RUN_ID --model NAME", "scaleflow.promote", MODELS),
+#: The commands by the title under which they are listed. A new one is a line here, and its module. `python -m
+#: scaleflow.NAME` needs that name, too.
+GROUPS = {
+    "before a run": (
+        Command("init", "a new project: a dataset, a model, a recipe, a pipeline, a test: FOLDER", "scaleflow.init"),
+        Command("schema", "a JSON schema of the config, or of a GROUP, for editors", "scaleflow.schema"),
+        Command("doctor", "what this machine has, and which strategies work on it", "scaleflow.doctor.command"),
+        Command("check", "faults of a dataset, and how it differs from that of a run", "scaleflow.check"),
+        Command("find", "a good learning rate (lr) or batch_size for a run", "scaleflow.find"),
+        Command("tune", "good settings for a run, by trying them for --minutes", "scaleflow.tune"),
+        Command("pipeline", "the steps around a run, declared in a file: NAME", "scaleflow.pipeline.command"),
+        Command("warm", "start, status or stop: an interpreter kept ready", "scaleflow.warm.command"),
+    ),
+    "tracked runs": (
+        Command("rerun", "a new run with the config of a tracked run: RUN_ID", "scaleflow.rerun"),
+        Command("refit", "its model once more, on all rows but the test's: PARENT or RUN_ID", "scaleflow.refit"),
+        Command("diff", "in what two runs differ, and if it is more than noise: RUN_A RUN_B", "scaleflow.diff"),
+        Command("clean", "delete the folders of finished runs that the store has completely", "scaleflow.clean"),
+        Command("best", "the best job of a sweep, and its model: PARENT", "scaleflow.best"),
+        Command("sync", "send to the tracking store what it lacks of the runs in a FOLDER", "scaleflow.sync"),
+        Command("project", "an entry point of the file MLproject, for mlflow run", "scaleflow.project"),
+    ),
+    "tracked models": (
+        Command("evaluate", "evaluate a tracked model on a dataset: RUN_ID", "scaleflow.evaluate"),
+        Command("generate", "let a language model continue a text: RUN_ID --prompt TEXT", "scaleflow.generate"),
+        Command("convert", "export it in more formats: RUN_ID export.formats=[onnx]", "scaleflow.convert"),
+        Command("promote", "make it the champion if it is better: RUN_ID --model NAME", "scaleflow.promote"),
         Command(
             "predict",
             "write its predictions for a table: RUN_ID --input FILE --output FILE",
             "scaleflow.predict.command",
-            group=MODELS,
         ),
-    )
+    ),
 }
+COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
 
 def find_command(words: Sequence[str]) -> Command | None:
@@ -77,9 +74,10 @@ def find_command(words: Sequence[str]) -> Command | None:
 
 def describe_commands() -> str:
     """Returns a line for each command, under the title of its group."""
-    groups = itertools.groupby(COMMANDS.values(), key=lambda command: command.group)
-    lines = [[group, *(f"  scaleflow {each.name:<10} {each.about}" for each in commands)] for group, commands in groups]
-    return "\n".join(f"  {line}" for line in itertools.chain.from_iterable(lines))
+    lines: list[str] = []
+    for group, commands in GROUPS.items():
+        lines += [group, *(f"  scaleflow {each.name:<10} {each.about}" for each in commands)]
+    return "\n".join(f"  {line}" for line in lines)
 
 
 def check_first_word(words: Sequence[str]) -> None:

@@ -64,7 +64,7 @@ def type_hints(cls: Any) -> Mapping[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def parse_value(value: object, hint: Any, key: str, limits: Mapping[str, Any]) -> Any:
+def parse_value(value: object, hint: Any, key: str, limits: Mapping[str, Any] = {}) -> Any:
     """Converts a value to the type `hint`, and checks the field's `limits`: `at_least`, `above`, `at_most`, `below`.
 
     Raises ConfigError if the type or the range is wrong.

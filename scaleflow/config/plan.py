@@ -161,10 +161,10 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
         choices=choices,
         config=config,
         search=search,
-        resume=parse_value(sections.pop("resume", None), str | None, "resume", limits={}),
-        resume_data=parse_value(sections.pop("resume_data", "same"), Literal["same", "changed"], "resume_data", {}),
-        resume_code=parse_value(sections.pop("resume_code", "same"), Literal["same", "changed"], "resume_code", {}),
-        trusted_modules=parse_value(sections.pop("trusted_modules", None), list[str] | None, "trusted_modules", {}),
+        resume=parse_value(sections.pop("resume", None), str | None, "resume"),
+        resume_data=parse_value(sections.pop("resume_data", "same"), Literal["same", "changed"], "resume_data"),
+        resume_code=parse_value(sections.pop("resume_code", "same"), Literal["same", "changed"], "resume_code"),
+        trusted_modules=parse_value(sections.pop("trusted_modules", None), list[str] | None, "trusted_modules"),
     )
     for key in sections:
         raise unknown_key_error(key, [f.name for f in dataclasses.fields(Plan) if f.name not in DERIVED_FIELDS])
@@ -207,7 +207,7 @@ def select_cluster_keys(section: Any) -> tuple[type[Cluster], Any]:
     """
     given, engines = section if isinstance(section, Mapping) else {}, list_engines()
     names: Any = tuple(engines)
-    own = engines[parse_value(given.get("name", Cluster.name), Literal[names], "cluster.name", limits={})]
+    own = engines[parse_value(given.get("name", Cluster.name), Literal[names], "cluster.name")]
     foreign = {key for engine in engines.values() for key in engine.own_keys if key not in own.own_keys}
     return own.section, {key: value for key, value in given.items() if key not in foreign} if given else section
 

@@ -66,7 +66,7 @@ class HuggingFace:
     """
 
     @check_options("dataset")
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the keys of a config
         self,
         input: str | Sequence[str],
         target: str,
@@ -119,13 +119,11 @@ class HuggingFace:
         specs = [tf.TensorSpec(column.shape, column.stored) for column in self._columns.values()]
         specs += [tf.TensorSpec(self.outputs.target_shape, self.outputs.target_dtype)]
         self._specs = (*specs, tf.TensorSpec((), tf.float32)) if weights else tuple(specs)
-        self.decoders = {
-            "" if self._is_single else each: column.decode for each, column in self._columns.items() if column.decode
-        }
+        decoded = {each: column.decode for each, column in self._columns.items() if column.decode}
+        self.decoders = {"" if self._is_single else each: decode for each, decode in decoded.items()}
         self.inputs: Any = self._pack({each: column.inputs for each, column in self._columns.items()})
-        texts = {
-            each: text for each, column in self._columns.items() if column.stored == "string" and not column.decode
-        }
+        strings = [each for each, column in self._columns.items() if column.stored == "string"]
+        texts = {each: text for each in strings if each not in decoded}
         self.preprocessing: Any = (text if texts else None) if self._is_single else dict[str, Preprocessing](texts)
 
     @property

@@ -96,7 +96,7 @@ class Table:
     """
 
     @check_options("dataset")
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the keys of a config
         self,
         data_dir: str,
         target: str,
@@ -145,19 +145,23 @@ class Table:
         self._files.use(used)
         words = find_categories(self._past.get("columns", {}), earlier)
         self._read = partial(TableRows, self._files, used, form.missing, learn_on, words=words, weights=weights)
-        rows = self._read("train" if "train" in self._files.by_split else ALL)
-        types = self._learn_types(rows, names, given, told=told)
-        self._kinds, useless = divide_useless(types.found, target)
-        self._missing_words = types.missing_words
         self.unlabelled: dict[str, str] = {}  # by split, a text on the rows that `load` leaves out
-        self.outputs: Outputs = parse_leaves([{"name": "", **types.outputs}], Outputs)
-        self.reading = self._describe_reading(form, names, useless, types=types)
-        self.inputs = {name: describe_input_column(each) for name, each in self._kinds.items()}
+        self._learn(form, names, told=told, given=given)
         self.preprocessing = {
             name: make_preprocessing(name, each, embed, vocabulary, tokens, standardize, most_values)
             for name, each in self._kinds.items()
         }
-        self._rows = {rows.group: rows.describe(target, self._kinds, self.outputs)}
+
+    def _learn(self, form: CsvForm, names: list[str], *, told: ColumnOptions, given: Mapping[str, str]) -> None:
+        """Learns from the first rows what the columns are."""
+        rows = self._read("train" if "train" in self._files.by_split else ALL)
+        types = self._learn_types(rows, names, given, told=told)
+        self._kinds, useless = divide_useless(types.found, self._target)
+        self._missing_words = types.missing_words
+        self.outputs: Outputs = parse_leaves([{"name": "", **types.outputs}], Outputs)
+        self.reading = self._describe_reading(form, names, useless, types=types)
+        self.inputs = {name: describe_input_column(each) for name, each in self._kinds.items()}
+        self._rows = {rows.group: rows.describe(self._target, self._kinds, self.outputs)}
         self.notes = tuple(self._describe(rows, types, useless, told=told))
 
     def _choose_inputs(self, data_dir: str, told: ColumnOptions) -> tuple[list[str], dict[str, str]]:

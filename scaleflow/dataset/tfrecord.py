@@ -65,7 +65,7 @@ class TFRecord:
     """
 
     @check_options("dataset")
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the keys of a config
         self,
         data_dir: str,
         features: Mapping[str, Mapping[str, Any]],

@@ -356,9 +356,8 @@ def make_report(
     ]
     curves = draw_learning_curves(context.curves, context.curve_unit)
     figures = {name_metric(each.name, name): figure for each in analyses for name, figure in each.figures.items()}
-    classes = [{"output": each.name, **row} for each in analyses for row in each.classes]
     tables: dict[str, Sequence[Mapping[str, Any]]] = {
-        PER_CLASS: classes,
+        PER_CLASS: [{"output": each.name, **row} for each in analyses for row in each.classes],
         SLICES: slices,
         IMPORTANCE: context.columns,
         MISTAKES: mistakes,
@@ -367,8 +366,7 @@ def make_report(
     contents |= {f"{CHARTS}/{add_name(each, d.name)}.svg": to_file(d.svg) for each in analyses for d in each.drawings}
     contents |= {f"{CHARTS}/{each.name}.svg": to_file(each.svg) for each in curves}
     contents[FINDINGS] = json.dumps(to_json([asdict(each) for each in findings]), indent=1) + "\n"
-    described = describe_metrics(predictions, analyses, options)
-    contents[METRICS] = json.dumps(to_json(described), indent=1) + "\n"
+    contents[METRICS] = json.dumps(to_json(describe_metrics(predictions, analyses, options)), indent=1) + "\n"
     if pictures is not None:
         contents[PICTURES] = pictures
     sections = [
@@ -385,11 +383,8 @@ def make_report(
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    own += [
-        name
-        for name in figures
-        if name.endswith(("_at_threshold", "coverage", "set_size", "pinball")) and name not in own
-    ]
+    ends = "_at_threshold", "coverage", "set_size", "pinball"
+    own += [name for name in figures if name.endswith(ends) and name not in own]
     return ModelReport(figures, findings, [Path(name) for name in contents], own=own)
 
 
