@@ -158,9 +158,11 @@ class DriftCounter:
 
     Args:
         schema: of the training split, as `make_schema` returns it: its `columns`, and its `rows`.
+        looks: how many columns are looked at together. Of very many, chance alone gives some a large index.
     """
 
-    def __init__(self, schema: Mapping[str, Any]) -> None:
+    def __init__(self, schema: Mapping[str, Any], looks: int = 1) -> None:
+        self._looks = looks
         self._known: dict[str, Mapping[str, Any]] = dict(schema.get("columns", {}))
         self._rows = float(schema.get("rows", math.inf))
         self._counts: dict[str, Array] = {}
@@ -233,7 +235,7 @@ class DriftCounter:
         if counts is None:
             return
         before = known["counts"] if "counts" in known else [*known["values"].values(), known["others"]]
-        index, limit = compute_stability(np.array(before, np.float64), counts.astype(np.float64))
+        index, limit = compute_stability(np.array(before, np.float64), counts.astype(np.float64), self._looks)
         if index > limit:
             text = f"{name}: its distribution has changed (population stability index {index:.2f})"
             because = f"an index above {limit:.2f}{', since there are few rows' if limit > STABILITY else ''}"
@@ -278,8 +280,8 @@ def describe_unseen(name: str, unseen: Counter[str], total: int, known: Mapping[
     return DataFinding("unseen", level, text, "a category that training did not have; drift above 1 %", [name])
 
 
-def compute_stability(before: Array, now: Array) -> tuple[float, float]:
-    """Returns the population stability index of two histograms, and the limit above which they differ.
+def compute_stability(before: Array, now: Array, looks: int = 1) -> tuple[float, float]:
+    """Returns the population stability index of two histograms, one of `looks`, and the limit above which they differ.
 
     The index of equal distributions is about chi-square with `ranges - 1` degrees of freedom, times 1/n + 1/m. Ranges
     with few values are joined.
@@ -296,7 +298,8 @@ def compute_stability(before: Array, now: Array) -> tuple[float, float]:
     index = float(((q - p) * np.log(q / p)).sum())
     free = len(before) - 1
     wide = 2 / (9 * free)
-    quantile = free * (1 - wide + NormalDist().inv_cdf(CHANCE) * math.sqrt(wide)) ** 3  # Wilson and Hilferty 1931
+    errors = NormalDist().inv_cdf(1 - (1 - CHANCE) / looks)
+    quantile = free * (1 - wide + errors * math.sqrt(wide)) ** 3  # Wilson and Hilferty 1931
     return index, max(STABILITY, 1.5 * quantile * (1 / before.sum() + 1 / now.sum()))
 
 
@@ -318,10 +321,12 @@ def compare_columns(schema: Mapping[str, Any], kinds: Mapping[str, ColumnKind]) 
             yield DataFinding("type", FAULT, text, because="another type", columns=[name])
 
 
-def compare_sample(schema: Mapping[str, Any], sample: SplitSample, label: str = "") -> list[DataFinding]:
-    """Returns how examples differ from a schema: inputs, and targets. `label` begins the texts."""
+def compare_sample(
+    schema: Mapping[str, Any], sample: SplitSample, label: str = "", looks: int = 1
+) -> list[DataFinding]:
+    """Returns how examples differ from a schema: inputs, and targets. `label` begins the texts; `looks` is as above."""
     targets = {f"target {name}".strip(): values for name, values in sample.targets.items()}
-    counter = DriftCounter({**schema, "columns": {**schema.get("columns", {}), **schema.get("targets", {})}})
+    counter = DriftCounter({**schema, "columns": {**schema.get("columns", {}), **schema.get("targets", {})}}, looks)
     for name, values in {**sample.columns, **targets}.items():
         counter.add(name, values)
     found = [*compare_columns(schema, sample.kinds), *counter.find()]

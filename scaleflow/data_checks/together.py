@@ -227,7 +227,9 @@ def measure_gain(codes: Array, paired: Array, values: Array, weights: Array, tar
 def find_time_drift(sample: SplitSample) -> Iterator[DataFinding]:
     """Finds a date along which a target or an input drifts: the latest rows are not distributed as those before."""
     found: dict[str, list[str]] = {}
-    for name, dates in {**sample.list_kind(DATE), **sample.others}.items():
+    candidates = {**sample.list_kind(DATE), **sample.others}
+    looks = len(candidates) * (len(sample.columns) + len(sample.targets))
+    for name, dates in candidates.items():
         if not all(re.match(r"$|\d{4}-\d{2}-\d{2}([ T]|$)", str(each)) for each in dates[:100]):
             continue
         known = sample.select(dates != "")
@@ -235,7 +237,7 @@ def find_time_drift(sample: SplitSample) -> Iterator[DataFinding]:
         is_late = ranks > 1 - LATEST
         if len(np.unique(ranks)) < FEWEST_GROUPS or not is_late.any():
             continue
-        differences = compare_sample(make_schema(known.select(~is_late)), known.select(is_late))
+        differences = compare_sample(make_schema(known.select(~is_late)), known.select(is_late), looks=looks)
         drifting = {each.columns[0] for each in differences if each.rule == "drift"}
         for column, values in known.list_kind(NUMBER).items():
             if column in drifting and abs(np.corrcoef(ranks, rank_numbers(values))[0, 1]) > IS_DATE:

@@ -206,10 +206,7 @@ def run_job(config: DictConfig, started: float) -> int:
         if run.is_finished:
             repair_quietly(run.spec.folder)  # sends what the command that finished it could not record
             ANSWER.read = partial(describe_outcome, run.spec.folder)
-            training = run.spec.plan.training
-            key = "max_steps" if training.max_steps else "epochs"
-            trained = max(getattr(training, key), RunState.read(run.spec.folder).length.get(key, 0))
-            print(f"{run.spec.folder}: the run is finished; to train longer, add training.{key}=N, more than {trained}")
+            print(f"{run.spec.folder}: the run is finished; {describe_longer(run.spec)}")
             return 0
         check_folder(run.spec.folder, ignored=list_hydra_names())
     except ConfigError as refusal:
@@ -217,6 +214,18 @@ def run_job(config: DictConfig, started: float) -> int:
         return print_refusal(str(refusal))
     ANSWER.read = partial(describe_outcome, run.spec.folder)
     return launch_run(run)
+
+
+def describe_longer(spec: RunSpec) -> str:
+    """Returns how a finished run is trained longer. Where early stopping ended it, more epochs would end at once."""
+    state, training = RunState.read(spec.folder), spec.plan.training
+    steps = state.length.get("max_steps", 0)
+    if training.early_stopping is not None and state.step < steps:
+        again = f"{name_command('rerun')} {shlex.quote(os.path.relpath(spec.folder))} training.early_stopping=null"
+        return f"training.early_stopping ended it at step {state.step} of {steps}; to train it without, run {again}"
+    key = "max_steps" if training.max_steps else "epochs"
+    trained = max(getattr(training, key), state.length.get(key, 0))
+    return f"to train longer, add training.{key}=N, more than {trained}"
 
 
 def describe_outcome(folder: Path) -> dict[str, Any]:

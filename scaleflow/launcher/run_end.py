@@ -146,7 +146,8 @@ def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
     known = RunState.read(spec.folder) if spec.is_resumed else state
     baseline = {} if spec.parent else known.baseline
     rows, middle = [], "median" if spec.plan.objective.levels else "mean"
-    for name in state.results:
+    shown = known if state.status == "FINISHED" else state  # a resumed run repeats no value that it has recorded
+    for name in shown.results:
         reference, metric = baseline.get(name), name.rpartition("/")[2]
         why = f": {PREDICTIONS[metric]}".replace("mean", middle) if metric in PREDICTIONS else ""
         parts = [] if reference is None else [f"baseline {format_number(reference)}{why}"]
@@ -154,7 +155,7 @@ def describe_results(spec: RunSpec, state: RunState) -> list[tuple[str, str]]:
         if fitted and known.fitted_rows:
             fitted[-1] += f", both of {known.fitted_rows:,} training rows"
         parts += fitted
-        rows.append((name.replace("/", " "), format_with_interval(state.metrics, name, "; ".join(parts))))
+        rows.append((name.replace("/", " "), format_with_interval(shown.metrics, name, "; ".join(parts))))
     return rows
 
 

@@ -142,6 +142,9 @@ MARKDOWN, CSV, TABLE = "report.md", "report.csv", "report.json"
 #: The tag in which MLflow's UI looks for the tables of a run.
 TABLES_TAG = "mlflow.loggedArtifacts"
 
+#: The param with the number of examples that a run validates on.
+VALIDATION_EXAMPLES = "resolved.examples.validation"
+
 #: Sections that decide how much hardware a job uses, but not what work it does.
 SCALE_SECTIONS = ("strategy", "hardware", "cluster")
 
@@ -324,7 +327,15 @@ class SweepReport:
             notes.append("with folds: means, the deviation over the folds, and the lowest and highest examples/s")
         elif self._are_repeated:
             notes.append("with repeats: medians, and the lowest and highest examples/s")
-        return notes
+        return [*notes, *self._compare_validation()]
+
+    def _compare_validation(self) -> list[str]:
+        """Returns a note if the metric that ranks the jobs is not of the same examples for all."""
+        counts = {int(job.params.get(VALIDATION_EXAMPLES, 0)) for job in self._ranked}
+        if len(counts) < 2 or not self.metric.startswith("val/"):
+            return []
+        found = " and ".join(f"{count:,}" for count in sorted(counts))
+        return [f"{self.metric} is not of the same examples in all jobs ({found}); dataset.validation=0.1 makes it so"]
 
     @property
     def ranking(self) -> str:
@@ -380,6 +391,7 @@ class SweepReport:
             console.print("over the seeds")
             show_table(format_cells(self.seeds), [None] * len(self.seeds))
         notes = [f"efficiency: {self.reason}"] if self.reason and self._has_replicas and len(self.rows) > 1 else []
+        notes += self._compare_validation()
         for note in [*notes, *([self.ranking] if self.best is None else [])]:
             console.print("\n".join(wrap_line(note, width)), markup=False, soft_wrap=True)
 

@@ -243,3 +243,17 @@ def test_groups_and_times_of_files_that_are_named_after_splits_are_compared() ->
     (text,) = find_between(by_time, train=of["train"], test=of["test"] + 58)
     assert text.startswith("2 of 12 rows in the files of test are no later than train")
     assert find_between(by_time, train=of["train"], test=of["test"] + 60) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_drifting", [False, True])
+def test_one_of_many_pairs_of_a_date_and_a_column_looks_like_a_drift_by_chance(is_drifting: bool) -> None:
+    """60 dates and 1,500 columns, drawn at random: of these, one pair has an index above what 1 in 1,000 have."""
+    random = np.random.default_rng(1)
+    columns: dict[str, Array] = {f"c{n}": random.normal(size=400) for n in range(1500)}
+    days = {f"d{n}": random.integers(0, 900, 400) for n in range(60)}
+    if is_drifting:
+        columns["c7"] += 5 * (days["d3"] > 500)
+    dates = {name: make_days(each) for name, each in days.items()}
+    splits = make(columns, write(random.integers(2, size=400)), others=dates)
+    assert bool([each for each in find(splits) if "drift" in each]) == is_drifting

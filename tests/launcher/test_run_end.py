@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from scaleflow.config.compose import CommandWords
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import CheckpointSaved, MetricsLogged, RunEnded, RunReady
+from scaleflow.launcher.launch import describe_longer
 from scaleflow.launcher.run_end import describe_continuation, describe_results
 from scaleflow.runs import EventWriter, RunSpec, RunState
 from scaleflow.runs.run_name import label_overrides, make_run_name
@@ -55,6 +57,32 @@ def test_a_resumed_run_has_its_baseline_from_the_command_that_began_it(spec: Run
     resumed = RunSpec(plan("tracking=none", f"resume={spec.folder}"), spec.folder, 0.0)
     rows = describe_results(resumed, state_of(MetricsLogged(9, {"test/accuracy": 0.95})))
     assert rows == [("test accuracy", "0.95 (baseline 0.101: always the most frequent class)")]
+
+
+def test_a_resumed_run_that_repeats_no_value_of_the_test_has_those_of_before(spec: RunSpec, plan: Any) -> None:
+    resumed = RunSpec(plan("tracking=none", f"resume={spec.folder}"), spec.folder, 0.0)
+    events = (RunReady("a-run"), MetricsLogged(9, {"test/loss": 0.5}), RunEnded("FINISHED"))
+    write = EventWriter(spec.events)
+    for event in events:
+        write(event)
+    write.close()
+    longer = MetricsLogged(12, {"val/loss": 0.4})
+    assert describe_results(resumed, state_of(longer, RunEnded("FINISHED"))) == [("test loss", "0.5")]
+    assert describe_results(resumed, state_of(longer, RunEnded("KILLED"))) == [("val loss", "0.4")]
+
+
+def test_a_run_that_early_stopping_ended_is_not_made_longer_by_more_epochs(tmp_path: Path, plan: Any) -> None:
+    write = EventWriter(RunSpec(plan("tracking=none"), tmp_path, 0.0).events)
+    for event in (RunReady("a-run", epochs=20, steps=820), MetricsLogged(41, {"val/loss": 0.5}), RunEnded("FINISHED")):
+        write(event)
+    stops = RunSpec(plan("tracking=none", "training.early_stopping={monitor: val/loss, patience: 3}"), tmp_path, 0.0)
+    assert "ended it at step 41 of 820" in describe_longer(stops)
+    assert describe_longer(stops).endswith(f" {os.path.relpath(tmp_path)} training.early_stopping=null")
+    goes_on = RunSpec(plan("tracking=none"), tmp_path, 0.0)
+    assert describe_longer(goes_on) == "to train longer, add training.epochs=N, more than 20"
+    write(MetricsLogged(820, {"val/loss": 0.5}))
+    write.close()
+    assert describe_longer(stops) == describe_longer(goes_on)
 
 
 def test_a_job_of_a_sweep_leaves_the_baseline_to_the_report(spec: RunSpec) -> None:

@@ -91,3 +91,15 @@ def test_of_repeats_one_that_differs_is_enough() -> None:
 
 def test_a_job_that_told_no_loss_has_no_verdict() -> None:
     assert verdicts(*pair([(1, 2.0)], [])) == ["not compared", "None"]
+
+
+def test_jobs_that_validate_on_different_examples_have_a_note() -> None:
+    def report(*counts: str) -> str:
+        jobs = [job(number, [], **{"resolved.examples.validation": count}) for number, count in enumerate(counts)]
+        for _, state in jobs:
+            state.metrics["val/loss"] = 0.5
+        return SweepReport(jobs, ["model"], metric="val/loss").markdown()
+
+    told = "val/loss is not of the same examples in all jobs (80 and 800); dataset.validation=0.1 makes it so"
+    assert told in report("800", "80", "800")
+    assert "same examples" not in report("80", "80")

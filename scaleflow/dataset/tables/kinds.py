@@ -57,6 +57,8 @@ def choose_columns(
 
     An index, and a column with a / in its name, are no inputs, unless `columns` or the options of `kinds` name them.
     """
+    if columns is not None and not len(columns):
+        raise ConfigError("dataset.columns=[]: expected at least one column, or null for all")
     dropped = find_columns(drop or (), names, "dataset.drop")
     left = [name for name in names if name not in dropped]
     find_columns([target], names, "dataset.target")
