@@ -17,20 +17,10 @@ if TYPE_CHECKING:
 
 #: Keys that are null by default, and otherwise a mapping.
 EMPTY_MAPPINGS = (
-    "dataset.augment",
-    "dataset.balance",
-    "model.freeze",
-    "model.lora",
-    "objective.loss",
-    "objective.loss_weights",
-    "objective.class_weight",
-    "optimizer.plateau",
-    "optimizer.rate_factors",
-    "training.early_stopping",
-    "training.step",
-    "promotion.at_least",
-    "checkpoint.best",
-    "tracking.tags",
+    *("dataset.augment", "dataset.balance", "model.freeze", "model.lora"),
+    *("objective.loss", "objective.loss_weights", "objective.class_weight"),
+    *("optimizer.plateau", "optimizer.rate_factors", "training.early_stopping", "training.step"),
+    *("promotion.at_least", "checkpoint.best", "tracking.tags"),
 )
 
 

@@ -158,30 +158,12 @@ Mode = Literal["min", "max"]
 
 #: Ends of the names of metrics whose larger, or smaller, values are better. A run knows more: those of its objective.
 LARGER_IS_BETTER = (
-    "accuracy",
-    "exact_match",
-    "/auc",
-    "/pr_auc",
-    "/f1",
-    "/precision",
-    "/recall",
-    "/mean_iou",
-    "_score",
-    "_corrcoef",
-    "per_second",
-    "/mfu",
+    *("accuracy", "exact_match", "/auc", "/pr_auc", "/f1", "/precision", "/recall", "/mean_iou"),
+    *("_score", "_corrcoef", "per_second", "/mfu"),
 )
 SMALLER_IS_BETTER = (
-    "loss",
-    "/mae",
-    "/rmse",
-    "/mse",
-    "/mape",
-    "/msle",
-    "_error",
-    "_ms",
-    "_mb",
-    "seconds_to_first_step",
+    *("loss", "/mae", "/rmse", "/mse", "/mape", "/msle"),
+    *("_error", "_ms", "_mb", "seconds_to_first_step"),
 )
 
 

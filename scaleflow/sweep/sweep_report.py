@@ -142,9 +142,6 @@ MARKDOWN, CSV, TABLE = "report.md", "report.csv", "report.json"
 #: The tag in which MLflow's UI looks for the tables of a run.
 TABLES_TAG = "mlflow.loggedArtifacts"
 
-#: The param with the number of examples that a run validates on.
-VALIDATION_EXAMPLES = "resolved.examples.validation"
-
 #: Sections that decide how much hardware a job uses, but not what work it does.
 SCALE_SECTIONS = ("strategy", "hardware", "cluster")
 
@@ -331,7 +328,7 @@ class SweepReport:
 
     def _compare_validation(self) -> list[str]:
         """Returns a note if the metric that ranks the jobs is not of the same examples for all."""
-        counts = {int(job.params.get(VALIDATION_EXAMPLES, 0)) for job in self._ranked}
+        counts = {int(job.params.get("resolved.examples.validation", 0)) for job in self._ranked}
         if len(counts) < 2 or not self.metric.startswith("val/"):
             return []
         found = " and ".join(f"{count:,}" for count in sorted(counts))
