@@ -217,12 +217,13 @@ def run_job(config: DictConfig, started: float) -> int:
 
 
 def describe_longer(spec: RunSpec) -> str:
-    """Returns how a finished run is trained longer. Where early stopping ended it, more epochs would end at once."""
+    """Returns how a finished run is trained longer. After early stopping, more epochs would end at once."""
     state, training = RunState.read(spec.folder), spec.plan.training
     steps = state.length.get("max_steps", 0)
     if training.early_stopping is not None and state.step < steps:
         again = f"{name_command('rerun')} {shlex.quote(os.path.relpath(spec.folder))} training.early_stopping=null"
-        return f"training.early_stopping ended it at step {state.step} of {steps}; to train it without, run {again}"
+        kept = "a longer run keeps training.early_stopping, which may end it at once"
+        return f"it ended at step {state.step} of {steps}; {kept}; to train without, run {again}"
     key = "max_steps" if training.max_steps else "epochs"
     trained = max(getattr(training, key), state.length.get(key, 0))
     return f"to train longer, add training.{key}=N, more than {trained}"

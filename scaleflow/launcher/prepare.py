@@ -42,7 +42,7 @@ from scaleflow.tracking.uri import check_model_name, resolve_store
 Config = dict[str, Any]
 
 
-def find_resumed_folder(named: str, composed: Config) -> Path:
+def find_folder_to_resume(named: str, composed: Config) -> Path:
     """Returns the folder of a run, given its path, its id in the store, or the URI of its model."""
     folder = Path(named).expanduser()
     if RunFolder(folder).ledger.is_file():
@@ -180,7 +180,7 @@ def prepare_resume(command: RunCommand, named: str) -> PreparedRun:
     Raises ConfigError if there is no such run, or if an override may not change.
     """
     composed, config = command.composed, command.composed.resolved
-    files = RunFolder(find_resumed_folder(named, config))
+    files = RunFolder(find_folder_to_resume(named, config))
     state = RunState.read(files.path)
     if state.ready is None:
         raise ConfigError(f"resume={named}: the run in {files.path} ended before training began; start a new run")

@@ -433,12 +433,12 @@ class Decider:
             composition = self.composer.compose(stage, values["overrides"])
         elif stage.command.takes_run:
             run = self.stored.fix_aliases(str(values["run"]))
-            composition = self.composer.compose(stage, values.get("overrides", []), run, self.find_made_folder(run))
+            composition = self.composer.compose(stage, values.get("overrides", []), run, self.find_folder_of_run(run))
         key = make_key(stage, values, composition, config_dirs=self.pipeline.config_dirs)
         settings = {name: self.stored.fix_aliases(text) for name, text in key["settings"].items()}
         return {**key, "settings": settings}
 
-    def find_made_folder(self, run: str) -> Path | None:
+    def find_folder_of_run(self, run: str) -> Path | None:
         """Returns the folder of a run that a stage of this pipeline made, by its id or its model; None of another."""
         for record in self.ledger.records.values():
             for outputs in (record.outputs, record.outputs.get("best") or {}):

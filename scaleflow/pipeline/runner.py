@@ -277,7 +277,7 @@ class PipelineRunner:
         if command.name == "train" and RunState.read(folder).is_ready:
             return [*config_dir_flags(dirs), make_override("resume", folder)]
         words = make_words(command, values, folder, config_dirs=dirs)
-        if "trust" in command.flags and (made := self._decider.find_made_folder(str(values["run"]))):
+        if "trust" in command.flags and (made := self._decider.find_folder_of_run(str(values["run"]))):
             config: Any = OmegaConf.to_container(OmegaConf.load(RunFolder(made).config), resolve=False)
             words += [word for module in list_own_modules(config) for word in ("--trust", module)]
         return words

@@ -11,7 +11,7 @@ import pytest
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
-from scaleflow.launcher.prepare import find_resumed_folder
+from scaleflow.launcher.prepare import find_folder_to_resume
 from scaleflow.launcher.recording.recovery import repair
 from scaleflow.runs.run import Run, locate_run
 from scaleflow.tracking.model_uris import locate_weights
@@ -49,7 +49,7 @@ def test_each_form_names_the_run_and_its_model(
         run = Run.find(named, Tracking() if named == str(made.folder) else here)
         assert (run.store.uri, run.run_id) == (uri, run_id)
         assert (run.model_uri, run.model.step) == (expected, 30 if expected == first else 20), named
-        assert find_resumed_folder(named, {"tracking": {"uri": uri}}) == made.folder
+        assert find_folder_to_resume(named, {"tracking": {"uri": uri}}) == made.folder
     for named, expected in ((run_id, result), (f"runs:/{run_id}/model", result), ("models:/net@champion", first)):
         with locate_weights(plan(f"model.init_from='{named}'")) as located:
             assert (Path(str(located.weights)).read_bytes() == b"first") == (expected == first), named

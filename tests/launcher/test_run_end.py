@@ -76,7 +76,7 @@ def test_a_run_that_early_stopping_ended_is_not_made_longer_by_more_epochs(tmp_p
     for event in (RunReady("a-run", epochs=20, steps=820), MetricsLogged(41, {"val/loss": 0.5}), RunEnded("FINISHED")):
         write(event)
     stops = RunSpec(plan("tracking=none", "training.early_stopping={monitor: val/loss, patience: 3}"), tmp_path, 0.0)
-    assert "ended it at step 41 of 820" in describe_longer(stops)
+    assert "it ended at step 41 of 820; a longer run keeps training.early_stopping" in describe_longer(stops)
     assert describe_longer(stops).endswith(f" {os.path.relpath(tmp_path)} training.early_stopping=null")
     goes_on = RunSpec(plan("tracking=none"), tmp_path, 0.0)
     assert describe_longer(goes_on) == "to train longer, add training.epochs=N, more than 20"
