@@ -327,12 +327,16 @@ def check_step(
     for padding in (slice(0, 1), slice(-1, None)):  # a single example may happen to have the mean loss
         padded_batch = tf.nest.map_structure(lambda part, ends=padding: tf.concat([part, part[ends]], axis=0), batch)
         padded, _ = loss_of(*padded_batch, np.append(weights, np.float32(0)))
-        if abs(float(loss) - float(padded)) > 1e-4 * max(1.0, abs(float(loss))):
-            raise ConfigError(
-                f"training.step: with an example of weight 0, padding, the loss of {name} is {float(padded):.6g}, not "
-                f"{float(loss):.6g}; multiply each example's loss by its weight, and sum"
-            )
+        refuse_counted_padding(name, float(loss), float(padded))
     return float(loss)
+
+
+def refuse_counted_padding(name: str, loss: float, padded: float) -> None:
+    if abs(loss - padded) > 1e-4 * max(1.0, abs(loss)):
+        raise ConfigError(
+            f"training.step: with an example of weight 0, padding, the loss of {name} is {padded:.6g}, not "
+            f"{loss:.6g}; multiply each example's loss by its weight, and sum"
+        )
 
 
 def one_step(*overrides: str, config_dir: str | Path | Sequence[str | Path] = ()) -> Events:

@@ -213,10 +213,10 @@ def is_shown(name: str, output: str, predictions: Predictions) -> bool:
     return rest in kinds or (rest.startswith(("target_", "prediction_")) and rest != "target_rank")
 
 
-def add_inputs(rows: Sequence[Row], reader: InputReader) -> tuple[bytes | None, list[str]]:
-    """Adds raw inputs with one value to rows. Returns a contact sheet of their pictures, PNG, and what was added."""
+def add_inputs(rows: Sequence[Row], reader: InputReader) -> bytes | None:
+    """Adds raw inputs with one value to rows. Returns a contact sheet of their pictures, PNG; None without any."""
     if not rows:
-        return None, []
+        return None
     examples = np.unique([row[EXAMPLE] for row in rows])
     columns = reader.read_columns(examples)
     at = {int(example): n for n, example in enumerate(examples)}
@@ -224,10 +224,10 @@ def add_inputs(rows: Sequence[Row], reader: InputReader) -> tuple[bytes | None, 
         row |= {name: shorten_value(values[at[row[EXAMPLE]]]) for name, values in columns.items() if name not in row}
     pictures = reader.read_pictures(examples)
     if pictures is None:
-        return None, list(columns)
+        return None
     for n, row in enumerate(rows):
         row["picture"] = n
-    return draw_sheet([pictures[at[row[EXAMPLE]]] for row in rows]), list(columns)
+    return draw_sheet([pictures[at[row[EXAMPLE]]] for row in rows])
 
 
 def shorten_value(value: Any) -> Any:
@@ -342,13 +342,9 @@ def make_report(
         for name, described in name_leaves(predictions.outputs).items()
     ]
     own, missing = add_own_figures(predictions, analyses, metrics or {}, seconds=options.seconds)
-    read = np.arange(min(len(predictions.table), MOST_READ))
-    columns = reader.read_columns(predictions.column(EXAMPLE)[read])
-    sliced = [*map(name_decided, analyses), *filter(None, map(of_coverage, analyses))]
-    slices = [row for each in sliced for row in find_slices(predictions, each, columns, read, options.intervals)]
-    slices.sort(key=lambda row: not row["is_weak"])
+    slices = list_slices(predictions, analyses, reader, count=options.intervals)
     mistakes = [row for each in analyses for row in list_mistakes(predictions, each, options.worst)]
-    pictures, _ = add_inputs(mistakes, reader)
+    pictures = add_inputs(mistakes, reader)
     findings = [
         *missing,
         *judge_units(predictions.units),
@@ -365,10 +361,9 @@ def make_report(
     contents: dict[str, str | bytes] = {name: to_csv(rows) for name, rows in tables.items() if rows}
     contents |= {f"{CHARTS}/{add_name(each, d.name)}.svg": to_file(d.svg) for each in analyses for d in each.drawings}
     contents |= {f"{CHARTS}/{each.name}.svg": to_file(each.svg) for each in curves}
+    contents |= {} if pictures is None else {PICTURES: pictures}
     contents[FINDINGS] = json.dumps(to_json([asdict(each) for each in findings]), indent=1) + "\n"
     contents[METRICS] = json.dumps(to_json(describe_metrics(predictions, analyses, options)), indent=1) + "\n"
-    if pictures is not None:
-        contents[PICTURES] = pictures
     sections = [
         make_findings(findings),
         *(make_output_sections(each) for each in analyses),
@@ -379,13 +374,28 @@ def make_report(
         compose_section("What mattered in them", show_mattered(context.mattered, reader)),
     ]
     contents[REPORT] = make_page(title, describe_examples_of(predictions, options), sections)
+    write_files(folder, contents)
+    ends = "_at_threshold", "coverage", "set_size", "pinball"
+    own += [name for name in figures if name.endswith(ends) and name not in own]
+    return ModelReport(figures, findings, [Path(name) for name in contents], own=own)
+
+
+def list_slices(
+    predictions: Predictions, analyses: Sequence[OutputAnalysis], reader: InputReader, count: int
+) -> list[Row]:
+    """Returns the slices of all outputs, the weak ones first; `count` resamples make an interval."""
+    read = np.arange(min(len(predictions.table), MOST_READ))
+    columns = reader.read_columns(predictions.column(EXAMPLE)[read])
+    sliced = [*map(name_decided, analyses), *filter(None, map(of_coverage, analyses))]
+    slices = [row for each in sliced for row in find_slices(predictions, each, columns, read=read, count=count)]
+    return sorted(slices, key=lambda row: not row["is_weak"])
+
+
+def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
     for name, content in contents.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    ends = "_at_threshold", "coverage", "set_size", "pinball"
-    own += [name for name in figures if name.endswith(ends) and name not in own]
-    return ModelReport(figures, findings, [Path(name) for name in contents], own=own)
 
 
 def add_own_figures(

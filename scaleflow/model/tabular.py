@@ -196,18 +196,7 @@ def build(
         ConfigError: for an input that is text.
     """
     raw = make_inputs(inputs)
-    columns, features = [], []
-    specs, labels = name_leaves(inputs), label_leaves(inputs)
-    for name, tensor in name_leaves(raw).items():
-        spec = specs[name]
-        check_column(name, spec)
-        if spec.quantiles is None:
-            width = (embeddings or {}).get(name, choose_embedding(spec))
-            features.append(encode(f"{labels[name]}_embedding", tensor, spec, width, 0 if shared else members))
-            continue
-        columns.append((tensor[:, :1] if spec.shape[0] > 1 else tensor, spec.quantiles))
-        if spec.shape[0] > 1:
-            features.append(tensor[:, 1:])
+    columns, features = read_columns(raw, inputs, embeddings or {}, members=0 if shared else members)
     described = name_leaves(outputs)
     activation = "mish" if all(each.kind == "regression" for each in described.values()) else "selu"
     first, *later = to_list(units)
@@ -237,6 +226,29 @@ def build(
         return limit_values(average_members(each_member, each), each, is_scaled=True)
 
     return keras.Model(raw, map_named(add_head, outputs), name="tabular")
+
+
+def read_columns(
+    raw: Any, inputs: InputStructure, embeddings: SizeByName, members: int
+) -> tuple[list[tuple[Any, Any]], list[Any]]:
+    """Returns the numbers [b, 1] with their quantiles, and the other features: embeddings, and flags of numbers.
+
+    Args:
+        members: how many have embeddings of their own; 0 if all share one.
+    """
+    columns, features = [], []
+    specs, labels = name_leaves(inputs), label_leaves(inputs)
+    for name, tensor in name_leaves(raw).items():
+        spec = specs[name]
+        check_column(name, spec)
+        if spec.quantiles is None:
+            width = embeddings.get(name, choose_embedding(spec))
+            features.append(encode(f"{labels[name]}_embedding", tensor, spec, width=width, members=members))
+            continue
+        columns.append((tensor[:, :1] if spec.shape[0] > 1 else tensor, spec.quantiles))
+        if spec.shape[0] > 1:
+            features.append(tensor[:, 1:])
+    return columns, features
 
 
 def divide_members(members: int, numbers: str) -> dict[str, int]:

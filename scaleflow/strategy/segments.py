@@ -35,14 +35,11 @@ def recompute(
     """Calls a function of layers; its activations are computed again in the backward pass.
 
     Args:
-        function: takes `arguments` and returns a structure of tensors. It is called again in the backward pass.
-        arguments: a structure with tensors.
+        function: takes `arguments`, a structure with tensors, and returns one. It is called again in the backward pass.
         label: what the function is, for a message.
 
-    Returns:
-        (what the function returns, the losses that its layers add).
-
-    Raises ConfigError if a second run would not compute the same.
+    Returns what the function returns, and the losses that its layers add. Raises ConfigError if a second run would not
+    compute the same.
     """
     leaves = {id(leaf): leaf for leaf in keras.tree.flatten(arguments) if isinstance(leaf, tf.Tensor)}
     inputs = {key: x for key, x in leaves.items() if is_differentiable(x) and may_have_gradient(x)}

@@ -19,16 +19,14 @@ from scaleflow.config.plan import find_batch_multiple, set_values
 from scaleflow.config.targets import bind_target, locate_target
 from scaleflow.config.words import TABLES
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import BY_SIZE, LearnedState, Objective, OutputStructure, Plan, Source
+from scaleflow.interfaces import BY_SIZE, LearnedState, Objective, Plan, Source
 from scaleflow.interfaces.collector import pause_collector
 from scaleflow.interfaces.config import Best
 from scaleflow.interfaces.events import Emit, Note, PhaseBegan
-from scaleflow.runs import RunFolder, RunSpec
+from scaleflow.runs import RunSpec
 from scaleflow.runs.learned_state import write_learned_state
 from scaleflow.worker.answer_rules import AnswerRules
-from scaleflow.worker.augmented_sheet import write_sheet
 from scaleflow.worker.balance import balance_classes
-from scaleflow.worker.baseline_data import write_baseline_data
 from scaleflow.worker.data import (
     PreparedData,
     apply_debug_subset,
@@ -52,10 +50,8 @@ from scaleflow.worker.metadata import RunMetadata, collect_metadata
 from scaleflow.worker.runtime import Runtime, StartupTimer, compute_peak, is_chief
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
     from scaleflow.dataset import Splits
-    from scaleflow.training import Engine, Feeds, Length, WorkerSync
+    from scaleflow.training import Engine, Feeds, WorkerSync
 
 
 #: The function of the model that tables get for keys that the default model lacks.
@@ -177,28 +173,30 @@ class TrainingSetup:
 
     Attributes:
         plan: of the run, with numbers in place of what its data decides.
+        splits: with `debug.subset` applied.
         export: writes the trained model, or with a second argument the model as it is now, to a folder, and returns
             the digest of its weights.
-        explain: turns an error of the training into one that names the example that caused it, if one did.
-        write_baseline_data: writes what baselines are fitted to into the run's folder.
-        write_sheet: writes augmented examples into a folder, and returns the files; none without `dataset.augment`.
         kept: the split whose predictions are kept; None if none are.
         answers: what the validation rows decide, if `evaluation` asks for it.
     """
 
     plan: Plan
-    strategy: tf.distribute.Strategy
+    runtime: Runtime
+    source: Source
+    splits: Splits
     engine: Engine
     feeds: Feeds
-    outputs: OutputStructure
     export: Callable[..., str]
     callbacks: Sequence[Any]
-    explain: Callable[[Exception], Exception]
-    write_baseline_data: Callable[[RunFolder], None]
-    write_sheet: Callable[[Path], Sequence[Path]]
     facts: RunFacts
     kept: KeptSplit | None = None
     answers: AnswerRules | None = None
+
+    def explain(self, error: Exception) -> Exception:
+        """Returns an error of the training as one that names the example that caused it, if one did."""
+        from scaleflow import dataset
+
+        return dataset.explain_read_error(error, splits=self.splits.by_name())
 
     def learn_answers(self, worker_sync: WorkerSync, worker: int, emit: Emit) -> None:
         """Lets the validation rows decide about the answers of the trained model. All workers must call it."""
@@ -228,91 +226,196 @@ def build_training(
     Raises ConfigError if something in the plan cannot work.
     """
     startup_timer = startup_timer or StartupTimer(time.time())
-    return build_engine(plan, prepare_data(plan, emit, startup_timer, resumed=resumed), emit, startup_timer)
+    return build_engine(plan, prepare_data(plan, emit, startup_timer, resumed), emit, startup_timer=startup_timer)
 
 
 @pause_collector()
 def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: StartupTimer) -> TrainingSetup:
     """Builds and traces what depends on the batch size, too. Raises what `build_training` raises."""
-    from scaleflow import dataset, model, objective, training
-
-    plan, data, sizes = fill_sizes(plan, data)
-    if note := describe_sizes(plan, sizes, data.splits):
-        emit(Note(note))
-    runtime, source = data.runtime, data.source
-    check_batch_size(plan.training, runtime.batching, len(data.splits.train))
-    if plan.evaluator != "here":  # it does not train, and its batch is not the run's
-        dataset.check_shards(plan.dataset, plan.training, data.splits.train, global_size=runtime.batching.global_size)
-    splits = apply_debug_subset(data.splits, plan, runtime)
-    balance = balance_classes(plan, splits)
-    feeds = make_feeds(splits, runtime, plan, order=None if balance is None else balance.order)
-    outputs = source.outputs if balance is None else balance.outputs
+    builder = EngineBuilder(plan, data, emit)
     startup_timer.end_part("data")
-
-    emit(PhaseBegan("building the model"))
-    length = training.compute_length(plan.training, feeds.train)
-    model.check_preset_words(plan.model.target, source.inputs, getattr(source, "reading", None) or {})
-    goal = make_run_objective(plan, replace(splits, outputs=outputs), runtime, emit=emit)
-    goal = objective.refuse_probabilities(goal, splits.outputs)
-    plan = choose_monitored(plan, goal, feeds)
-    make_model = make_model_maker(plan, splits.inputs, outputs, emit=emit, changes=data.changes)
-    maker = EngineMaker(plan, runtime, outputs, goal=goal, length=length, feed=feeds.train, folds=splits.folds)
-    engine, division_notes = maker.make(make_model)
-    if plan.optimizer.watched is not None:
-        engine.plateau = training.PlateauRate(plan.optimizer, goal.modes)
-    if plan.hardware.xla is True:
-        training.check_xla(engine.model, splits.inputs, runtime.strategy)
-    kept = keep_outputs(plan, runtime, engine, feeds=feeds, source=source, splits=splits, emit=emit)
-    check_metric_names({} if kept is None else kept.metrics, goal)
-    answers = find_answers(plan, engine, feeds, source=source, kept=kept)
+    builder.build()
     startup_timer.end_part("build")
-    trace_step(engine, feeds, emit)
+    builder.trace()
     startup_timer.end_part("trace")
-    doubts = find_weight_doubts(plan, engine.model, length, batching=runtime.batching)
-    doubts |= {} if balance is None else {"balance": balance.text}
-    warnings = (*division_notes, *find_build_warnings(plan, runtime, engine, splits, length), *doubts.values())
-    for note in filter(None, warnings):
-        emit(Note(note))
-    resolved = {**list_build_values(plan, runtime, engine, splits=splits, length=length), **sizes}
-    metadata = collect_metadata(plan, source.outputs, splits, engine.model, goal) if is_chief(plan) else None
-    sizes_known = {
-        name: plan.model.target.arguments.get(name, size) for name, size in choose_model_sizes(plan, data).items()
-    }
-    facts = RunFacts(
-        resolved,
-        dict(splits.counts()),
-        metadata,
-        profile=list_profile_facts(resolved, splits) | {"shards": plan.dataset.shards},
-        peak_flops=compute_peak(plan, runtime),
-        learned=complete_record(data.splits.learned, metadata, sizes_known),
-        doubts=doubts,
-    )
-    words = {name: each.learned for name, each in facts.learned.preprocessing.items()}
-    keeps = bool(plan.objective.metrics) and plan.objective.levels is None
-    return TrainingSetup(
-        plan,
-        runtime.strategy,
-        engine,
-        feeds=feeds,
-        outputs=source.outputs,
-        export=make_export(engine, runtime, source, splits=splits, learned=facts.learned),
-        callbacks=[training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()],
-        explain=functools.partial(dataset.explain_read_error, splits=splits.by_name()),
-        write_baseline_data=functools.partial(
-            write_baseline_data, splits, source.outputs, plan.evaluation.baselines, keeps_outputs=keeps
-        ),
-        write_sheet=functools.partial(write_sheet, feeds.train, splits, words),
-        facts=facts,
-        kept=kept,
-        answers=answers,
-    )
+    return builder.finish()
 
 
-def trace_step(engine: Engine, feeds: Feeds, emit: Emit) -> None:
-    emit(PhaseBegan("compiling the training step"))
-    if not engine.begin_freeze_phase(0, feeds.train, feeds.validation, feeds.test):
-        engine.trace(feeds.train, feeds.validation, feeds.test)
-    engine.end_freeze_phase()
+class EngineBuilder:
+    """Builds what depends on the batch size: the feeds when it is made, then the model and the engine, then the rest.
+
+    Args:
+        data: in global batches of the plan, but for what is `by_size`.
+    """
+
+    def __init__(self, plan: Plan, data: PreparedData, emit: Emit) -> None:
+        from scaleflow import dataset, training
+
+        plan, data, self.sizes = fill_sizes(plan, data)
+        self.plan, self.data, self.emit = plan, data, emit
+        if note := describe_sizes(plan, self.sizes, data.splits):
+            emit(Note(note))
+        batching, examples = data.runtime.batching, data.splits.train
+        check_batch_size(plan.training, batching, len(examples))
+        if plan.evaluator != "here":  # it does not train, and its batch is not the run's
+            dataset.check_shards(plan.dataset, plan.training, examples, global_size=batching.global_size)
+        self.splits = apply_debug_subset(data.splits, plan, data.runtime)
+        self.balance = balance_classes(plan, self.splits)
+        order = None if self.balance is None else self.balance.order
+        self.feeds = make_feeds(self.splits, data.runtime, plan, order=order)
+        self.length = training.compute_length(plan.training, self.feeds.train)
+
+    def build(self) -> None:
+        """Builds the model and the engine, and what keeps and judges its outputs."""
+        from scaleflow import model, objective, training
+
+        data, splits, runtime = self.data, self.splits, self.data.runtime
+        self.emit(PhaseBegan("building the model"))
+        reading = getattr(data.source, "reading", None) or {}
+        model.check_preset_words(self.plan.model.target, data.source.inputs, reading)
+        outputs = data.source.outputs if self.balance is None else self.balance.outputs
+        goal = make_run_objective(self.plan, replace(splits, outputs=outputs), runtime, emit=self.emit)
+        self.goal = goal = objective.refuse_probabilities(goal, splits.outputs)
+        self.plan = plan = choose_monitored(self.plan, goal, self.feeds)
+        train, length, folds = self.feeds.train, self.length, splits.folds
+        maker = EngineMaker(plan, runtime, outputs, goal=goal, length=length, feed=train, folds=folds)
+        make_model = make_model_maker(plan, splits.inputs, outputs, emit=self.emit, changes=data.changes)
+        self.engine, self.division_notes = maker.make(make_model)
+        if plan.optimizer.watched is not None:
+            self.engine.plateau = training.PlateauRate(plan.optimizer, goal.modes)
+        if plan.hardware.xla is True:
+            training.check_xla(self.engine.model, splits.inputs, runtime.strategy)
+        self.kept = self._keep_outputs()
+        check_metric_names({} if self.kept is None else self.kept.metrics, goal)
+        self.answers = self._find_answers()
+
+    def trace(self) -> None:
+        self.emit(PhaseBegan("compiling the training step"))
+        feeds = self.feeds.train, self.feeds.validation, self.feeds.test
+        if not self.engine.begin_freeze_phase(0, *feeds):
+            self.engine.trace(*feeds)
+        self.engine.end_freeze_phase()
+
+    def finish(self) -> TrainingSetup:
+        """Returns what the run needs, after notes on what the user should know."""
+        from scaleflow import training
+
+        plan, engine, runtime = self.plan, self.engine, self.data.runtime
+        doubts = find_weight_doubts(plan, engine.model, self.length, batching=runtime.batching)
+        doubts |= {} if self.balance is None else {"balance": self.balance.text}
+        for note in filter(None, (*self.division_notes, *self._find_warnings(), *doubts.values())):
+            self.emit(Note(note))
+        facts = self._collect_facts(doubts)
+        return TrainingSetup(
+            plan,
+            runtime,
+            self.data.source,
+            splits=self.splits,
+            engine=engine,
+            feeds=self.feeds,
+            export=self._make_export(facts.learned),
+            callbacks=[training.make_callback(bind_target(each), each.path) for each in plan.training.callbacks or ()],
+            facts=facts,
+            kept=self.kept,
+            answers=self.answers,
+        )
+
+    def _collect_facts(self, doubts: Mapping[str, str]) -> RunFacts:
+        plan, splits, outputs = self.plan, self.splits, self.data.source.outputs
+        resolved = {**self._list_values(), **self.sizes}
+        metadata = collect_metadata(plan, outputs, splits, self.engine.model, self.goal) if is_chief(plan) else None
+        sizes = choose_model_sizes(plan, self.data)
+        known = {name: plan.model.target.arguments.get(name, size) for name, size in sizes.items()}
+        return RunFacts(
+            resolved,
+            dict(splits.counts()),
+            metadata,
+            profile=list_profile_facts(resolved, splits) | {"shards": plan.dataset.shards},
+            peak_flops=compute_peak(plan, self.data.runtime),
+            learned=complete_record(self.data.splits.learned, metadata, known),
+            doubts=doubts,
+        )
+
+    def _find_warnings(self) -> Iterator[str | None]:
+        """Yields what the user should know of the model, the length and the data; None for what is as it should be."""
+        from scaleflow import dataset, model, objective, optimizer
+
+        plan, runtime, splits, net = self.plan, self.data.runtime, self.splits, self.engine.model
+        yield model.keras_file_doubt(net)
+        yield objective.find_mask_note(net, splits.outputs)
+        yield from model.find_batch_norm_warnings(net, runtime.read_batching(runtime.batching))
+        yield optimizer.find_warm_up_warning(plan.optimizer, self.length.total)
+        yield find_late_freeze_phases(plan, self.length)
+        yield find_table_warning(plan, runtime, self.engine)
+        yield dataset.describe_shards(plan.dataset.shards, splits.train, count_synchronous_workers(plan))
+
+    def _list_values(self) -> dict[str, Any]:
+        """Returns the values that the run uses in place of what the config leaves open, for the `resolved.` params."""
+        from scaleflow import optimizer
+
+        plan, runtime, engine, length = self.plan, self.data.runtime, self.engine, self.length
+        values = {
+            **runtime.to_values(),
+            "workers": count_workers(plan),
+            "learning_rate": optimizer.scale_to_batch(plan.optimizer, runtime.batching.global_size),
+            "cache": resolve_cache(plan, self.splits),
+            "xla": str(engine.xla),
+            "remat": engine.remat,
+            "steps": length.total,
+            "steps_per_epoch": length.steps_per_epoch,
+            "epochs": length.epochs,
+            "parameters": engine.model.count_params(),
+            "trainable_parameters": sum(math.prod(each.shape) for each in engine.model.trainable_variables),
+        }
+        if engine.freezing is not None:
+            values["trainable_parameters_by_epoch"] = json.dumps(engine.freezing.parameters)
+        return values
+
+    def _make_export(self, learned: LearnedState) -> Callable[..., str]:
+        """Makes the function that exports the model into a folder, and returns the digest of its weights."""
+        from scaleflow import model
+
+        engine, runtime, source, splits = self.engine, self.data.runtime, self.data.source, self.splits
+
+        def export(folder: Path, is_trial: bool = False, learned: LearnedState = learned) -> str:
+            trained = engine.gather_model() if is_trial else model.merge_lora(engine.finish_model())
+            model.write_model(
+                model.calibrate_outputs(trained, splits.inputs, learned.outputs),
+                source.inputs,
+                learned.outputs,
+                batch=splits.sample,
+                policy=runtime.policy,
+                folder=folder,
+                on_host=runtime.is_divided,
+                raw=model.RawInputs(splits.preprocessing_layers, getattr(source, "decoders", {})),
+            )
+            write_learned_state(folder, learned)
+            return model.digest_weights(trained)
+
+        return export
+
+    def _find_answers(self) -> AnswerRules | None:
+        """Returns what the validation rows decide about the answers; None if `evaluation` asks for nothing."""
+        plan, outputs = self.plan, self.data.source.outputs
+        keys = [*plan.evaluation.learned, *(["evaluation.threshold"] if plan.evaluation.own_threshold else [])]
+        if not keys or plan.evaluator == "here":
+            return None
+        if isinstance(outputs, Mapping):
+            raise ConfigError(f"{keys[0]}: is for one output, and the dataset has {len(outputs)}; leave it out")
+        return AnswerRules(plan, self.engine, self.feeds, outputs=outputs, kept=self.kept)
+
+    def _keep_outputs(self) -> KeptSplit | None:
+        """Makes the evaluation of the test split keep the values for predictions, as `evaluation` says."""
+        if self.plan.evaluation.name == "none" or self.plan.evaluator == "here":
+            return None
+        if self.data.runtime.strategy_name == "tpu":
+            why = "predictions are not kept, and there is no report of them; evaluate the model later"
+            self.emit(Note(f"strategy=tpu: {why}"))
+            return None
+        kept = choose_kept_split(self.feeds, self.splits, self.data.source, plan=self.plan)
+        if kept is not None:
+            self.engine.keep_outputs(kept.feed, kept.keeper)
+        return kept
 
 
 def check_metric_names(own: Mapping[str, Any], goal: Objective) -> None:
@@ -336,92 +439,3 @@ def choose_monitored(plan: Plan, goal: Objective, feeds: Feeds) -> Plan:
     for key, monitor in monitors.items():
         training.check_monitor(key, monitor, goal, validates=validates, has_callbacks=bool(plan.training.callbacks))
     return plan
-
-
-def find_build_warnings(
-    plan: Plan, runtime: Runtime, engine: Engine, splits: Splits, length: Length
-) -> Iterator[str | None]:
-    """Yields what the user should know of the model, the length and the data; None for what is as it should be."""
-    from scaleflow import dataset, model, objective, optimizer
-
-    yield model.keras_file_doubt(engine.model)
-    yield objective.find_mask_note(engine.model, splits.outputs)
-    yield from model.find_batch_norm_warnings(engine.model, runtime.read_batching(runtime.batching))
-    yield optimizer.find_warm_up_warning(plan.optimizer, length.total)
-    yield find_late_freeze_phases(plan, length)
-    yield find_table_warning(plan, runtime, engine)
-    yield dataset.describe_shards(plan.dataset.shards, splits.train, count_synchronous_workers(plan))
-
-
-def list_build_values(plan: Plan, runtime: Runtime, engine: Engine, splits: Splits, length: Length) -> dict[str, Any]:
-    """Returns the values that the run uses in place of what the config leaves open, for the `resolved.` params."""
-    from scaleflow import optimizer
-
-    values = {
-        **runtime.to_values(),
-        "workers": count_workers(plan),
-        "learning_rate": optimizer.scale_to_batch(plan.optimizer, runtime.batching.global_size),
-        "cache": resolve_cache(plan, splits),
-        "xla": str(engine.xla),
-        "remat": engine.remat,
-        "steps": length.total,
-        "steps_per_epoch": length.steps_per_epoch,
-        "epochs": length.epochs,
-        "parameters": engine.model.count_params(),
-        "trainable_parameters": sum(math.prod(each.shape) for each in engine.model.trainable_variables),
-    }
-    phases = (
-        {} if engine.freezing is None else {"trainable_parameters_by_epoch": json.dumps(engine.freezing.parameters)}
-    )
-    return values | phases
-
-
-def make_export(
-    engine: Engine, runtime: Runtime, source: Source, splits: Splits, learned: LearnedState
-) -> Callable[..., str]:
-    """Makes the function that exports the model into a folder, and returns the digest of its weights."""
-    from scaleflow import model
-
-    def export(folder: Path, is_trial: bool = False, learned: LearnedState = learned) -> str:
-        trained = engine.gather_model() if is_trial else model.merge_lora(engine.finish_model())
-        model.write_model(
-            model.calibrate_outputs(trained, splits.inputs, learned.outputs),
-            source.inputs,
-            learned.outputs,
-            batch=splits.sample,
-            policy=runtime.policy,
-            folder=folder,
-            on_host=runtime.is_divided,
-            raw=model.RawInputs(splits.preprocessing_layers, getattr(source, "decoders", {})),
-        )
-        write_learned_state(folder, learned)
-        return model.digest_weights(trained)
-
-    return export
-
-
-def find_answers(
-    plan: Plan, engine: Engine, feeds: Feeds, source: Source, kept: KeptSplit | None
-) -> AnswerRules | None:
-    """Returns what the validation rows decide about the answers; None if `evaluation` asks for nothing."""
-    keys = [*plan.evaluation.learned, *(["evaluation.threshold"] if plan.evaluation.own_threshold else [])]
-    if not keys or plan.evaluator == "here":
-        return None
-    if isinstance(source.outputs, Mapping):
-        raise ConfigError(f"{keys[0]}: is for one output, and the dataset has {len(source.outputs)}; leave it out")
-    return AnswerRules(plan, engine, feeds, outputs=source.outputs, kept=kept)
-
-
-def keep_outputs(
-    plan: Plan, runtime: Runtime, engine: Engine, feeds: Feeds, source: Source, splits: Splits, emit: Emit
-) -> KeptSplit | None:
-    """Makes the evaluation of the test split keep the values for predictions, as `evaluation` says."""
-    if plan.evaluation.name == "none" or plan.evaluator == "here":
-        return None
-    if runtime.strategy_name == "tpu":
-        emit(Note("strategy=tpu: predictions are not kept, and there is no report of them; evaluate the model later"))
-        return None
-    kept = choose_kept_split(feeds, splits, source, plan=plan)
-    if kept is not None:
-        engine.keep_outputs(kept.feed, kept.keeper)
-    return kept

@@ -81,17 +81,17 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     split, examples = (ALL, splits.train) if is_whole else choose_split(splits.by_name(), spec.split)
     data = describe_data(plan, source.outputs, splits)
     read_as = "train" if is_whole else split
-    described = data.splits[read_as]
+    described, raw = {split: data.splits[read_as]}, splits.raw[read_as]
     if earlier is not None and not is_whole and not spec.is_new:
-        emit_change(split, earlier, described, emit=emit)
-    tell_comparison(plan, earlier, source, examples=splits.raw[read_as], few=splits.sample, emit=emit)
+        emit_change(split, earlier, described[split], emit=emit)
+    tell_comparison(plan, earlier, source, examples=raw, few=splits.sample, emit=emit)
     emit(PhaseBegan("loading the model"))
     model = open_model(plan, spec, source, runtime=runtime)
     if spec.trained is not None:
         from scaleflow.worker.trained_rows import write_seen
 
         assert earlier is not None
-        write_seen(splits.raw[read_as], plan, spec.trained, earlier, runtime, files.seen, emit)
+        write_seen(raw, plan, spec.trained, earlier=earlier, runtime=runtime, path=files.seen, emit=emit)
     batching = make_evaluation_batching(runtime.batching, runtime.kind)
     feed = dataset.make_feed(examples, batching, runtime.strategy, threads=plan.dataset.threads)
     goal = make_goal(plan, spec, source, splits=splits, earlier=earlier)
@@ -99,26 +99,22 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
     kept = None
     if plan.evaluation.name != "none":
         outputs = source.outputs if earlier is None else earlier.take_answers(source.outputs)
-        kept = make_kept_split(split, feed, splits.raw[read_as], source=source, plan=plan)
-        kept = replace(kept, rule=rule, outputs=outputs)
+        kept = replace(make_kept_split(split, feed, raw, source=source, plan=plan), rule=rule, outputs=outputs)
         evaluate.keep_outputs(feed, kept.keeper)
     emit(PhaseBegan("evaluating all examples" if is_whole else f"evaluating the {split} split"))
     evaluate.trace(feed)
     emit(EvaluationReady(split, runtime.to_values(), len(examples)))
-    emit(replace(data, splits={split: described}))
-    with hint_at_counting(spec):
-        try:
-            values = evaluate(feed)
-        except Exception as error:
-            raise dataset.explain_read_error(error, splits=splits.by_name()) from error
+    emit(replace(data, splits=described))
+    with hint_at_counting(spec), explain_read_errors(splits):
+        values = evaluate(feed)
     counted = objective.count_as_wrong(values, plan.objective.loss_weights or {})
     emit(MetricsLogged(0, counted))
     report_confusion(evaluate, {"test": feed}, source.outputs, files=files, emit=emit)
     if kept is not None:
-        predictions = keep_predictions(kept, files.evaluation, runtime.worker_sync, 0, {split: described}, emit)
+        predictions = keep_predictions(kept, files.evaluation, runtime.worker_sync, described=described, emit=emit)
         if predictions is not None:
             title = f"{spec.origin} on {describe_data_name(plan)}"
-            report = ReportThread(predictions, kept, plan.evaluation, None, files.evaluation, title)
+            report = ReportThread(predictions, kept, folder=files.evaluation, title=title)
             known = {name: value for name, value in values.items() if counted.get(name) == value}
             report.finish(0, known, "", emit=emit)  # the report has no examples of unknown classes
     if plan.profiler.windows:
@@ -135,9 +131,11 @@ def open_evaluation_splits(
 
     with hint_at_counting(spec):
         plan, source, is_whole = open_data(plan, spec, earlier)
-        options = plan.dataset, plan.seed, runtime.worker_sync, emit
         folds = find_folds(plan, {} if earlier is None else earlier.state.sizes)
-        return plan, source, dataset.prepare_splits(source, *options, preprocesses=False, folds=folds), is_whole
+        splits = dataset.prepare_splits(
+            source, plan.dataset, plan.seed, runtime.worker_sync, emit, preprocesses=False, folds=folds
+        )
+        return plan, source, splits, is_whole
 
 
 def open_model(plan: Plan, spec: EvaluationSpec, source: Source, runtime: Runtime) -> keras.Model:
@@ -201,6 +199,17 @@ def emit_change(split: str, earlier: EarlierState, described: Mapping[str, Any],
     before = earlier.state.splits.get(split)
     if before is not None and list_split_changes({split: before}, {split: described}):
         emit(Note(f"the {split} split is not that of the run: its data, or the options of the dataset, have changed"))
+
+
+@contextlib.contextmanager
+def explain_read_errors(splits: Splits) -> Iterator[None]:
+    """Raises errors of reading as ones that name the example that caused them."""
+    from scaleflow import dataset
+
+    try:
+        yield
+    except Exception as error:
+        raise dataset.explain_read_error(error, splits=splits.by_name()) from error
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import (
     FOLD,
     DivisionKeys,
+    EvaluationOptions,
     Feed,
     Inputs,
     InputStructure,
@@ -170,6 +171,7 @@ class KeptSplit:
         name: `test`, `validation`, `train` or `all`.
         read_id: reads the column `evaluation.id` of examples; None if there is none.
         rule: `dataset.split` of the run.
+        options: `evaluation` of the run.
         metrics: of `evaluation.metrics`, by their names.
     """
 
@@ -180,6 +182,7 @@ class KeptSplit:
     reader: ExampleReader
     read_id: Callable[[Array], Mapping[str, Any]] | None
     rule: Split
+    options: EvaluationOptions
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def collect(self, worker_sync: WorkerSync, worker: int, described: Mapping[str, Any]) -> Predictions | None:
@@ -196,12 +199,16 @@ class KeptSplit:
         for content in contents:
             collector.merge(content)
         table = add_identity(make_predictions_table(self.outputs, collector), self.reader.raw, self.read_id, self.rule)
-        digest = described.get(self.name, {}).get("digest", "")
-        positions = {
-            name: {key: values.tolist() for key, values in sums.items()} for name, sums in collector.positions.items()
-        }
-        divided_by = self.rule.column or ""
-        return Predictions(table, self.outputs, self.name, self.feed.examples, digest, positions, divided_by)
+        sums = collector.positions.items()
+        return Predictions(
+            table,
+            self.outputs,
+            self.name,
+            examples=self.feed.examples,
+            digest=described.get(self.name, {}).get("digest", ""),
+            positions={name: {key: values.tolist() for key, values in each.items()} for name, each in sums},
+            divided_by=self.rule.column or "",
+        )
 
 
 def choose_kept_split(feeds: Feeds, splits: Splits, source: Source, plan: Plan) -> KeptSplit | None:
@@ -226,9 +233,17 @@ def make_kept_split(name: str, feed: Feed, raw: Rows, source: Source, plan: Plan
     encode_keys(rule, DivisionKeys.of(raw), len(raw))  # raises an error if they are not those of the examples
     read_id = None if options.id is None else raw.open_columns([options.id], ID_KEY)
     read_slices = raw.open_columns(options.slices, SLICES_KEY) if options.slices else None
-    reader = ExampleReader(raw, source.inputs, read_slices)
-    keeper, metrics = PredictionKeeper(source.outputs, feed), bind_metrics(options.metrics or ())
-    return KeptSplit(name, feed, keeper, source.outputs, reader, read_id, rule, metrics)
+    return KeptSplit(
+        name,
+        feed,
+        PredictionKeeper(source.outputs, feed),
+        outputs=source.outputs,
+        reader=ExampleReader(raw, source.inputs, read_slices),
+        read_id=read_id,
+        rule=rule,
+        options=options,
+        metrics=bind_metrics(options.metrics or ()),
+    )
 
 
 def read_division(rule: Split, raw: Rows, places: Array) -> dict[str, Array]:
@@ -274,7 +289,7 @@ def add_identity(table: Any, raw: Rows, read_id: Callable[[Array], Mapping[str, 
 
 
 def keep_predictions(
-    kept: KeptSplit, folder: Path, worker_sync: WorkerSync, worker: int, described: Mapping[str, Any], emit: Emit
+    kept: KeptSplit, folder: Path, worker_sync: WorkerSync, described: Mapping[str, Any], emit: Emit, worker: int = 0
 ) -> Predictions | None:
     """Writes the record of the last evaluation into a folder, and reports it. All workers must call it.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import read_reason
-from scaleflow.interfaces import EvaluationOptions, Inputs, Outputs, map_named, name_leaves
+from scaleflow.interfaces import Inputs, Outputs, map_named, name_leaves
 from scaleflow.interfaces.events import ArtifactWritten, Emit, EpochEnded, MetricsLogged, Note, PhaseBegan
 from scaleflow.interfaces.formatting import OF_STEPS
 from scaleflow.interfaces.quantiles import weighted_quantiles
@@ -63,14 +63,10 @@ def list_permuted(inputs: Any) -> dict[str, tuple[str, int | None]]:
     return {column: (name, n) for name, places in columns for column, n in places.items() if n is not None}
 
 
-def measure_columns(
-    engine: Engine, kept: KeptSplit, predictions: Predictions, most: int, seconds: float
-) -> list[dict[str, Any]]:
+def measure_columns(engine: Engine, kept: KeptSplit, predictions: Predictions) -> list[dict[str, Any]]:
     """Returns a row for each column of a table, the most important first; empty if it is none.
 
-    Args:
-        most: the examples to use; 0: nothing is measured.
-        seconds: after which no further column is permuted.
+    It uses `evaluation.importance` examples, and permutes no further column after `evaluation.seconds`.
     """
     import numpy as np
 
@@ -80,6 +76,7 @@ def measure_columns(
 
     columns = list_permuted(kept.reader.inputs)
     name, described = next(iter(name_leaves(kept.outputs).items()))
+    most = kept.options.importance
     if not columns or not most or choose_form(described) == "positions":
         return []
     count = len(predictions.table)
@@ -91,7 +88,7 @@ def measure_columns(
         rows = np.flatnonzero((target != described.ignore).reshape(len(target), -1).all(axis=1))
         raw, target, used = map_named(lambda _, values: values[rows], raw), target[rows], used[rows]
     inputs = kept.reader.preprocess(raw)
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + kept.options.seconds
 
     def score(changed: Any) -> Array:
         return score_outputs(described, target, name_leaves(engine.predict(changed))[name])
@@ -179,15 +176,11 @@ def permute(inputs: Any, key: str, place: int | None, order: Array) -> Any:
 # ---------------------------------------------------------------------------------------------
 
 
-def explain_mistakes(
-    engine: Engine, kept: KeptSplit, predictions: Predictions, most: int, seconds: float
-) -> dict[int, Any]:
+def explain_mistakes(engine: Engine, kept: KeptSplit, predictions: Predictions) -> dict[int, Any]:
     """Returns what mattered in the pictures or texts of the worst mistakes, by the index of the example.
 
     A part matters as much as its loss takes from the probability of the prediction (occlusion, Zeiler and Fergus 2014).
-
-    Args:
-        seconds: after which no further example is explained.
+    After `evaluation.seconds` no further example is explained.
 
     Returns:
         For a picture [GRID, GRID] shares of 1; for a text (word, share) in its order. Empty if there are no classes.
@@ -205,9 +198,9 @@ def explain_mistakes(
     if key is None or choose_form(described) not in ("class", "best"):
         return {}
     analysis = analyse_output(predictions, name, described, resample_count=0)
-    examples = np.sort(predictions.column(EXAMPLE)[analysis.rows[analysis.worst[:most]]])
+    examples = np.sort(predictions.column(EXAMPLE)[analysis.rows[analysis.worst[: kept.options.worst]]])
     raw = kept.reader.read_examples(examples)[0] if len(examples) else {}
-    deadline, found = time.monotonic() + seconds, {}
+    deadline, found = time.monotonic() + kept.options.seconds, {}
     for n, example in enumerate(examples):
         if time.monotonic() > deadline:
             break
@@ -260,15 +253,14 @@ class ReportThread:
         self,
         predictions: Predictions,
         kept: KeptSplit,
-        options: EvaluationOptions,
-        context: KnownOfRun | None,
+        context: KnownOfRun | None = None,
+        *,
         folder: Path,
         title: str,
         read_curves: Callable[[], tuple[Curves, str]] | None = None,
     ) -> None:
-        self._predictions, self._options, self._context = predictions, options, context
-        self._rest = kept.reader, folder, title, kept.metrics
-        self._folder, self._read_curves = folder, read_curves
+        self._predictions, self._kept, self._context = predictions, kept, context
+        self._folder, self._title, self._read_curves = folder, title, read_curves
         self.prefix = "test/" if predictions.split == "test" else "val/"
         self._report: ModelReport | None = None
         self._error: Exception | None = None
@@ -283,7 +275,15 @@ class ReportThread:
             if context is not None and self._read_curves is not None:
                 curves, unit = self._read_curves()
                 context = replace(context, curves=curves, curve_unit=unit)
-            self._report = make_report(self._predictions, self._options, context, *self._rest)
+            self._report = make_report(
+                self._predictions,
+                self._kept.options,
+                context,
+                reader=self._kept.reader,
+                folder=self._folder,
+                title=self._title,
+                metrics=self._kept.metrics,
+            )
         except Exception as error:  # a report that cannot be made ends no run
             traceback.print_exc()
             self._error = error
@@ -341,8 +341,7 @@ def begin_report(
 
     baseline = {} if facts.metadata is None else facts.metadata.baseline
     prefix = f"{BASELINE}test/" if any(name.startswith(f"{BASELINE}test/") for name in baseline) else BASELINE
-    options = spec.plan.evaluation
-    columns, mattered = ask_model(setup, predictions, options, emit=emit)
+    columns, mattered = ask_model(setup, predictions, emit)
     context = KnownOfRun(
         train={name.removeprefix("train/"): value for name, value in result.train.items()},
         baseline={k.removeprefix(prefix): v for k, v in baseline.items() if k.startswith(prefix)},
@@ -351,16 +350,9 @@ def begin_report(
         columns=columns,
         mattered=mattered,
     )
-    title = make_run_name(spec.plan, facts.resolved, spec.label)
-    return ReportThread(
-        predictions,
-        setup.kept,
-        options,
-        context=context,
-        folder=spec.files.evaluation,
-        title=title,
-        read_curves=lambda: read_curves(spec.files.events),
-    )
+    title, folder = make_run_name(spec.plan, facts.resolved, spec.label), spec.files.evaluation
+    read = functools.partial(read_curves, spec.files.events)
+    return ReportThread(predictions, setup.kept, context, folder=folder, title=title, read_curves=read)
 
 
 def read_curves(events: Path) -> tuple[Curves, str]:
@@ -389,19 +381,20 @@ def read_curves(events: Path) -> tuple[Curves, str]:
 
 
 def ask_model(
-    setup: TrainingSetup, predictions: Predictions, options: EvaluationOptions, emit: Emit
+    setup: TrainingSetup, predictions: Predictions, emit: Emit
 ) -> tuple[list[dict[str, Any]], dict[int, Any]]:
     """Returns the importance of columns, and with `evaluation=full` what mattered in the worst mistakes."""
     assert setup.kept is not None
+    options = setup.kept.options
     columns: list[dict[str, Any]] = []
     mattered: dict[int, Any] = {}
     try:
         if list_permuted(setup.kept.reader.inputs) and options.importance:
             emit(PhaseBegan("measuring the importance of the columns"))
-            columns = measure_columns(setup.engine, setup.kept, predictions, options.importance, options.seconds)
+            columns = measure_columns(setup.engine, setup.kept, predictions)
         if options.name == "full":
             emit(PhaseBegan("looking for what mattered in the worst mistakes"))
-            mattered = explain_mistakes(setup.engine, setup.kept, predictions, options.worst, options.seconds)
+            mattered = explain_mistakes(setup.engine, setup.kept, predictions)
     except Exception as error:  # a model that cannot be asked again ends no run
         traceback.print_exc()
         emit(Note(f"evaluation: what the model uses cannot be measured ({read_reason(error)})"))

@@ -36,7 +36,8 @@ from scaleflow.runs.provenance.tags import mark_process
 from scaleflow.runs.run_name import make_run_name
 from scaleflow.runs.user_metrics import user_metrics
 from scaleflow.worker import keras_import
-from scaleflow.worker.baseline_data import report_baselines
+from scaleflow.worker.augmented_sheet import write_sheet
+from scaleflow.worker.baseline_data import report_baselines, write_baseline_data
 from scaleflow.worker.build import TrainingSetup, build_training
 from scaleflow.worker.evaluate import evaluate_model
 from scaleflow.worker.evaluator import EvaluationRelay, run_evaluator
@@ -178,14 +179,15 @@ def make_worker_sync(spec: RunSpec, setup: TrainingSetup, should_stop: Callable[
     """Makes the object by which all workers stop together, after a request or after `checkpoint.max_seconds`."""
     from scaleflow import training
 
-    limit = spec.plan.checkpoint.max_seconds
+    limit, workers = spec.plan.checkpoint.max_seconds, count_synchronous_workers(spec.plan)
+
+    def read_seconds() -> float:
+        return time.time() - spec.started
 
     def must_stop() -> bool:
-        return should_stop() or (limit is not None and time.time() - spec.started > limit)
+        return should_stop() or (limit is not None and read_seconds() > limit)
 
-    return training.WorkerSync(
-        setup.strategy, count_synchronous_workers(spec.plan), must_stop, read_seconds=lambda: time.time() - spec.started
-    )
+    return training.WorkerSync(setup.runtime.strategy, workers, must_stop, read_seconds)
 
 
 def make_startup_timer(spec: RunSpec) -> StartupTimer:
@@ -392,7 +394,9 @@ def write_baselines(spec: RunSpec, setup: TrainingSetup) -> None:
     Raises ConfigError if it reads a row that cannot be used.
     """
     if is_first_report(spec, setup) and spec.parent is None and not spec.plan.debug.fast:
-        setup.write_baseline_data(spec.files)
+        most, objective = spec.plan.evaluation.baselines, spec.plan.objective
+        keeps = bool(objective.metrics) and objective.levels is None
+        write_baseline_data(setup.splits, setup.source.outputs, most, spec.files, keeps_outputs=keeps)
 
 
 def is_first_report(spec: RunSpec, setup: TrainingSetup) -> bool:
@@ -403,7 +407,8 @@ def is_first_report(spec: RunSpec, setup: TrainingSetup) -> bool:
 def report_augmented(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> None:
     """Logs some augmented examples, to look at. A fault there does not end the run."""
     try:
-        for path in setup.write_sheet(spec.files.plots):
+        words = {name: each.learned for name, each in setup.facts.learned.preprocessing.items()}
+        for path in write_sheet(setup.feeds.train, setup.splits, words, spec.files.plots):
             emit(ArtifactWritten(str(path), spec.files.plots.name))
     except Exception as error:
         traceback.print_exc()
@@ -437,7 +442,7 @@ def train_and_export(
     emit(PhaseBegan("exporting the model"))
     if spec.records:
         evaluated = {"validation": setup.feeds.validation, "test": setup.feeds.test}
-        report_confusion(setup.engine, evaluated, setup.outputs, files=spec.files, emit=emit)
+        report_confusion(setup.engine, evaluated, setup.source.outputs, files=spec.files, emit=emit)
     weights = export_model(spec, setup)
     load_check = LoadCheck(spec.files.model) if spec.records else None
     if spec.records and spec.plan.export.formats:

@@ -140,7 +140,7 @@ class RateTrial(TrialHost):
                 f"training.step._target_={plan.training.step and plan.training.step.path}: its update applies its own "
                 "optimizers, whose rates the test cannot raise; set the rate by hand"
             )
-        self._sync = training.WorkerSync(self.setup.strategy, count_synchronous_workers(spec.plan), should_stop)
+        self._sync = training.WorkerSync(self.setup.runtime.strategy, count_synchronous_workers(spec.plan), should_stop)
         super().__init__(training.compute_length(plan.training, self.setup.feeds.train), self._sync)
         self._engine: Loop = self.setup.engine  # type: ignore[assignment]  # the only one that is not refused
         self._spec, self._test, self._emit = spec, test, emit
@@ -252,7 +252,7 @@ class BatchSizeTrial:
         self._stopped = False
         self._has_measured = False
         self.setup = self._build()
-        self._sync = training.WorkerSync(self.setup.strategy, count_synchronous_workers(spec.plan), should_stop)
+        self._sync = training.WorkerSync(self.setup.runtime.strategy, count_synchronous_workers(spec.plan), should_stop)
 
     def run(self) -> None:
         """Tries the sizes, and reports the one that is found and the end of the run."""

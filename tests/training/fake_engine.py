@@ -65,7 +65,7 @@ def make_session(
         plan.training,
         training.Feeds(built.feeds.train, built.feeds.validation, built.feeds.test),
         training.MetricsLog(built.engine, emit, startup_timer),
-        training.WorkerSync(built.strategy, 1, should_stop),
+        training.WorkerSync(built.runtime.strategy, 1, should_stop),
         **options,
     )
 

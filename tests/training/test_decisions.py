@@ -92,7 +92,7 @@ def course(
         plan.training,
         training.Feeds(built.feeds.train, built.feeds.validation, built.feeds.test),
         training.MetricsLog(built.engine, emit),
-        CallCounter(built.strategy, 1, bool),
+        CallCounter(built.runtime.strategy, 1, bool),
         checkpointing=training.Checkpointing(keeper),
     )
     if start is not None:

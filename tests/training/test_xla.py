@@ -72,7 +72,7 @@ def follow_states(plan: Any) -> tuple[str, list[float], dict[str, np.ndarray[Any
     states = {
         f"{variable.path}/{replica}": np.asarray(value)
         for variable in built.engine.model.non_trainable_variables
-        for replica, value in enumerate(built.strategy.experimental_local_results(variable.value))
+        for replica, value in enumerate(built.runtime.strategy.experimental_local_results(variable.value))
     }
     return built.facts.resolved["xla"], losses, states
 

@@ -38,7 +38,7 @@ def answer(plan: Plan, x: Any, folder: Path) -> dict[str, Any]:
             notes.append(event.text)
 
     built = build_training(plan, ignore)
-    sync = training.WorkerSync(built.strategy, 1, bool)
+    sync = training.WorkerSync(built.runtime.strategy, 1, bool)
     make_session(plan, built, emit).run(lambda: built.learn_answers(sync, 0, emit))
     built = built.take_answers(SimpleNamespace(records=False))  # type: ignore[arg-type]
     built.export(folder)
@@ -49,7 +49,8 @@ def answer(plan: Plan, x: Any, folder: Path) -> dict[str, Any]:
         "keras": np.asarray(keras.models.load_model(folder / "model.keras", compile=False)(x)),
         "served": {name: each.numpy() for name, each in served.items()},
         "pyfunc": {name: each.to_numpy() for name, each in flavour.predict(x).items()},
-        "chances": built.outputs.kind != "regression" and flavour.predict(x, {"output": "probabilities"}).to_numpy(),
+        "chances": built.source.outputs.kind != "regression"
+        and flavour.predict(x, {"output": "probabilities"}).to_numpy(),
         "outputs": built.facts.learned.outputs,
         "notes": notes,
         "values": values,

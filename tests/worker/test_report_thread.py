@@ -11,7 +11,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from scaleflow.evaluation.findings import judge_columns
 from scaleflow.evaluation.outputs import analyse_output
-from scaleflow.interfaces import Inputs, Outputs
+from scaleflow.interfaces import EvaluationOptions, Inputs, Outputs
 from scaleflow.worker.report_thread import measure_columns
 from tests.evaluation.made import BINARY, CLASSES, LABELS, PRICE, make_predictions
 
@@ -28,8 +28,8 @@ def measure(
     reader = SimpleNamespace(inputs=inputs, read_examples=lambda _: (columns, target), preprocess=lambda each: each)
     engine = SimpleNamespace(predict=lambda changed: model(**changed))
     predictions = make_predictions(outputs, {"": {"target": target, "output": model(**columns)}}, weights)
-    kept = SimpleNamespace(reader=reader, outputs=outputs)
-    found = measure_columns(cast(Any, engine), cast(Any, kept), predictions, 5000, 60.0)
+    kept = SimpleNamespace(reader=reader, outputs=outputs, options=EvaluationOptions(importance=5000))
+    found = measure_columns(cast(Any, engine), cast(Any, kept), predictions)
     return found, analyse_output(predictions, "", outputs, 0)
 
 
