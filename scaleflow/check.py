@@ -21,8 +21,6 @@ Exit code: 0 nothing was found from --level on; 1 something was found; 2 the dat
 interrupted.
 """
 
-import contextlib
-import io
 import shutil
 import tempfile
 import time
@@ -40,7 +38,7 @@ from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.events import DataChecked
 from scaleflow.launcher.command_exit import ANSWER, FAILED, FINISHED, to_printable
-from scaleflow.launcher.display import Display, display_for
+from scaleflow.launcher.display import Display, display_for, hidden_display
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.runs import DataCheckSpec, RunSpec
 from scaleflow.runs.learned_state import read_learned_state
@@ -75,7 +73,7 @@ def main(words: list[str]) -> int:
     typed = parser.parse_intermixed_args(split_overrides(words))
     report = Path(typed.report)
     check_page("--report", report)
-    with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:
+    with display_for() as display, catch_stop_signals() as stop:
         plan = make_check_plan(typed.overrides, typed.config_dir, typed.examples)
         schema = None if typed.against is None else read_schema_of_run(typed.against, typed.overrides, display)
         checked = look_at_data(plan, schema, typed.examples, report=report, display=display, stop=stop)
@@ -175,10 +173,7 @@ def check_data(
         ConfigError: if the data cannot be read.
     """
     plan = make_check_plan(overrides, config_dir, examples)
-    with (
-        contextlib.closing(display_for(io.StringIO(), is_plain=True, is_chief=False)) as display,
-        tempfile.TemporaryDirectory(prefix="scaleflow-check-") as folder,
-    ):
+    with hidden_display() as display, tempfile.TemporaryDirectory(prefix="scaleflow-check-") as folder:
         schema = None if against is None else read_schema_of_run(against, overrides, display)
         page = Path(folder) / REPORT if report is None else Path(report)
         check_page("report", page)

@@ -16,12 +16,10 @@ The run is looked up in `tracking.uri=...`, else in MLFLOW_TRACKING_URI, else in
 Exit code: 0 all formats are good; 1 a format is not, or it failed; 2 the command cannot work; 130 or 143 interrupted.
 """
 
-import contextlib
-import io
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +39,7 @@ from scaleflow.export.formats import check_formats
 from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.command_exit import ANSWER, FAILED, FINISHED
-from scaleflow.launcher.display import Display, display_for
+from scaleflow.launcher.display import Display, display_for, hidden_display
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.run_end import describe_formats
 from scaleflow.runs import RunSpec
@@ -53,34 +51,25 @@ from scaleflow.worker.export import export_formats, make_format_table
 SECTIONS = ("dataset", "objective", "precision", "seed", "export")
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """What became of a conversion.
-
-    Attributes:
-        run: the run of the model.
-        formats: by name: what was measured of each, and why it is not good.
-    """
-
-    run: Run
-    formats: Sequence[FormatExported]
-
-
 @make_main
 def main(typed: list[str]) -> int:
     words, _ = parse_command(make_run_parser("convert", __doc__), typed)
-    with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:
-        done = convert_tracked_model(words, display, stop)
+    with display_for() as display, catch_stop_signals() as stop:
+        run, formats = convert_tracked_model(words, display, stop)
         if stop.is_set():
             return stop.exit_code
-        formats = [{"name": each.name, **asdict(each)} for each in done.formats]
-        ANSWER.read = lambda: {**answer_model(done.run), "formats": formats}
-        display.print_summary([*format_model_rows(done.run), *describe_formats(done.formats)])
-    return FAILED if any(each.error for each in done.formats) else FINISHED
+        ANSWER.read = lambda: {
+            **answer_model(run),
+            "formats": [{"name": each.name, **asdict(each)} for each in formats],
+        }
+        display.print_summary([*format_model_rows(run), *describe_formats(formats)])
+    return FAILED if any(each.error for each in formats) else FINISHED
 
 
-def convert_tracked_model(words: CommandWords, display: Display, stop: StopRequest) -> Conversion:
-    """Converts a tracked model, and records the formats.
+def convert_tracked_model(
+    words: CommandWords, display: Display, stop: StopRequest
+) -> tuple[Run, Sequence[FormatExported]]:
+    """Converts a tracked model, and records the formats. Returns its run, and what was measured of each format.
 
     Raises ConfigError if that cannot work, and RunError if the formats could not be recorded.
     """
@@ -104,7 +93,7 @@ def convert_tracked_model(words: CommandWords, display: Display, stop: StopReque
                 log_formats(run.tracker, run.model, formats, table=make_format_table(formats))
             except Exception as error:  # a store may raise anything
                 raise RunError(f"the formats could not be recorded: {mask_secrets(read_reason(error))}") from error
-    return Conversion(run, formats)
+    return run, formats
 
 
 def convert_model(run_id: str, *overrides: str, trust: Sequence[str] = ()) -> Any:
@@ -122,12 +111,12 @@ def convert_model(run_id: str, *overrides: str, trust: Sequence[str] = ()) -> An
         ConfigError: if the command cannot work.
         RunError: if it failed, or the formats could not be recorded.
     """
-    with contextlib.closing(display_for(io.StringIO(), is_plain=True, is_chief=False)) as display:
+    with hidden_display() as display:
         words = CommandWords(list(overrides), run_id=run_id, trusted=list(trust))
-        done = convert_tracked_model(words, display, StopRequest())
+        _, formats = convert_tracked_model(words, display, StopRequest())
     return {
         each.name: {**each.values, "split": each.split, "examples": each.examples, "error": each.error or None}
-        for each in done.formats
+        for each in formats
     }
 
 

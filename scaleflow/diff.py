@@ -14,7 +14,6 @@ Exit code: 0 the runs were compared, whether they differ or not; 2 there is no s
 """
 
 import argparse
-import contextlib
 import sys
 import tempfile
 from dataclasses import replace
@@ -77,7 +76,7 @@ def compare_on(options: argparse.Namespace, line: list[str]) -> list[MetricDiffe
     runs = []
     with (
         tempfile.TemporaryDirectory(prefix="scaleflow-diff-") as temporary,
-        contextlib.closing(display_for()) as display,
+        display_for() as display,
         catch_stop_signals() as stop,
     ):
         for number, named in enumerate((options.first, options.second)):

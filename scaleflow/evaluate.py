@@ -21,7 +21,6 @@ Exit code: 0 the metrics are recorded; 1 the evaluation failed; 2 the command ca
 """
 
 import argparse
-import contextlib
 import os
 import sys
 import tempfile
@@ -85,7 +84,7 @@ def main(typed: list[str]) -> int:
         "(default: refuse)",
     )
     words, options = parse_command(parser, typed)
-    with contextlib.closing(display_for()) as display:
+    with display_for() as display:
         return evaluate(words, options, display)
 
 

@@ -15,7 +15,6 @@ Exit code: 0 the text is generated; 1 it failed; 2 the command cannot work; 130 
 """
 
 import argparse
-import contextlib
 import re
 import sys
 import tempfile
@@ -62,7 +61,7 @@ def main(words: list[str]) -> int:
     def show(text: str) -> None:
         print(printable(text), end="", flush=True)
 
-    with contextlib.closing(display_for(sys.stderr)) as display:
+    with display_for(sys.stderr) as display:
         text, run, seconds = continue_text(typed, sampling, show, display=display, label="--prompt")
         print(flush=True)
         rate = f"{sampling.tokens:,} tokens, {sampling.tokens / seconds:,.0f} tokens/s"

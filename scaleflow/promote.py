@@ -25,8 +25,6 @@ interrupted.
 """
 
 import argparse
-import contextlib
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -40,7 +38,7 @@ from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.formatting import Readable
 from scaleflow.launcher.command_exit import ANSWER, FINISHED, NOT_PROMOTED
-from scaleflow.launcher.display import display_for
+from scaleflow.launcher.display import display_for, hidden_display
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 
 
@@ -81,7 +79,7 @@ def main(typed: list[str]) -> int:
     if "--rollback" in words:
         return roll_back(words)
     command, flags = parse_command(parser, typed)
-    with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:
+    with display_for() as display, catch_stop_signals() as stop:
         done = promote_if_better(command, display, stop, name=flags.model, is_dry=flags.dry_run, on=flags.on)
         if done is None:
             return stop.exit_code
@@ -154,7 +152,7 @@ def promote_model(
         RunError: if it failed.
     """
     command = CommandWords(list(overrides), run_id=run_id, trusted=list(trust))
-    with contextlib.closing(display_for(io.StringIO(), is_plain=True, is_chief=False)) as display:
+    with hidden_display() as display:
         done = promote_if_better(command, display, StopRequest(), name=model, is_dry=dry_run, on=on)
     assert done is not None
     return to_result(done)

@@ -15,15 +15,16 @@ import uuid
 import zlib
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 from scaleflow.checkpoint.store import (
-    CHUNK_BYTES,
     MANIFEST,
     QUARANTINE,
     CheckpointStore,
     DamagedCheckpoint,
+    describe_pieces,
     parse_manifest,
+    read_pieces,
 )
 from scaleflow.files.object_store import call_store, connect, explain_store_error, split_address
 from scaleflow.interfaces.events import Emit, Note
@@ -51,7 +52,7 @@ class RemoteStore:
 
     def check_writable(self) -> None:
         """Writes an object, reads it and deletes it. Raises ConfigError if that fails, or takes a minute."""
-        call_store(KEY, self.address, lambda: self.remove_probe(self._write_probe("seen")))
+        call_store(KEY, self.address, lambda: self.remove_probe(self._write_probe()))
 
     def list_steps(self) -> list[int]:
         """Returns what `steps` does. Raises ConfigError if the store does not answer."""
@@ -106,21 +107,14 @@ class RemoteStore:
                     sent = {"bytes": sent["bytes"] + len(chunk), "crc32": zlib.crc32(chunk, sent["crc32"])}
             if sent != description:
                 raise DamagedCheckpoint(f"{name} has changed since it was written")
-            if self._describe(path) != description:
-                raise OSError(f"{path} was read back with other bytes than were sent")
+            with self._system.open_input_stream(path) as file:
+                if describe_pieces(read_pieces(file)) != description:
+                    raise OSError(f"{path} was read back with other bytes than were sent")
         path = self._path_of(step, MANIFEST)
         with self._system.open_output_stream(path) as target:
             target.write(manifest)
         if self.read_manifest(step) != manifest:
             raise OSError(f"{path} was read back with other bytes than were sent")
-
-    def _describe(self, path: str) -> dict[str, int]:
-        size = check = 0
-        with self._system.open_input_stream(path) as file:
-            for chunk in read_pieces(file):
-                size += len(chunk)
-                check = zlib.crc32(chunk, check)
-        return {"bytes": size, "crc32": check}
 
     def download(self, step: int, folder: Path) -> None:
         """Copies the files of a checkpoint to a folder, which must not exist, the manifest last.
@@ -159,10 +153,10 @@ class RemoteStore:
 
     def write_probe(self) -> str:
         """Writes an object for `has_probe`; returns its name. Raises ConfigError if that fails."""
-        return call_store(KEY, self.address, lambda: self._write_probe("seen"))
+        return call_store(KEY, self.address, self._write_probe)
 
-    def _write_probe(self, prefix: str) -> str:
-        name = f"{prefix}-{uuid.uuid4().hex}"
+    def _write_probe(self) -> str:
+        name = f"seen-{uuid.uuid4().hex}"
         with self._system.open_output_stream(f"{self._root}/{name}") as file:
             file.write(b" ")
         with self._system.open_input_stream(f"{self._root}/{name}") as file:
@@ -178,11 +172,6 @@ class RemoteStore:
 
     def remove_probe(self, name: str) -> None:
         self._system.delete_file(f"{self._root}/{name}")
-
-
-def read_pieces(file: BinaryIO) -> Iterator[bytes]:
-    while chunk := file.read(CHUNK_BYTES):
-        yield chunk
 
 
 def read_local_chunks(path: Path) -> Iterator[bytes]:
@@ -343,7 +332,8 @@ class Uploader:
 
     def _find_missing(self, complete: Iterable[int]) -> list[tuple[int, bytes]]:
         """Returns the step and the manifest of each checkpoint to upload, in the order of the uploads."""
-        local = self._read_local()
+        manifests = {step: self._local.read_manifest(step) for step in self._local.steps()}
+        local = {step: manifest for step, manifest in manifests.items() if manifest is not None}
         best = self._find_best(local)
         wanted = choose_kept({*complete, *local}, self._keep, best) | set(sorted(local)[-1:])
         missing = [
@@ -352,10 +342,6 @@ class Uploader:
             if step in wanted and manifest not in (self._uploaded.get(step), self._unusable.get(step))
         ]
         return sorted(missing, key=lambda item: (item[0] != best, -item[0]))
-
-    def _read_local(self) -> dict[int, bytes]:
-        manifests = {step: self._local.read_manifest(step) for step in self._local.steps()}
-        return {step: manifest for step, manifest in manifests.items() if manifest is not None}
 
     @staticmethod
     def _find_best(manifests: dict[int, bytes] | dict[int, bytes | None]) -> int | None:

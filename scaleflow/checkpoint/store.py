@@ -15,7 +15,7 @@ import json
 import re
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -249,9 +249,19 @@ def manifest_checksum(manifest: Mapping[str, Any]) -> int:
 
 
 def describe_file(path: str) -> dict[str, int]:
-    size = check = 0
     with tf.io.gfile.GFile(path, "rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            size += len(chunk)
-            check = zlib.crc32(chunk, check)
+        return describe_pieces(read_pieces(file))
+
+
+def read_pieces(file: Any) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK_BYTES):
+        yield chunk
+
+
+def describe_pieces(pieces: Iterable[bytes]) -> dict[str, int]:
+    """Returns what a manifest says of a file: its size and its CRC-32."""
+    size = check = 0
+    for piece in pieces:
+        size += len(piece)
+        check = zlib.crc32(piece, check)
     return {"bytes": size, "crc32": check}

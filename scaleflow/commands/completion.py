@@ -46,11 +46,7 @@ def complete_line() -> bool:
 
 
 def list_choices(page: str, words: Sequence[str], word: str) -> list[str] | None:
-    """Returns what can follow the words after a command's name; None if that is an override.
-
-    Args:
-        word: the one that is completed, as far as it is typed.
-    """
+    """Returns what can follow the words after a command's name, and completes `word`; None if that is an override."""
     flags = dict(FLAG.findall(page))
     if words and (value := flags.get(words[-1])):
         return split_choices(value)

@@ -156,9 +156,9 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=about)
         self.add_repeated("--config-dir", "DIR", "a folder with your own config options")
 
-    def add_repeated(self, flag: str, metavar: str, about: str) -> None:
+    def add_repeated(self, flag: str, metavar: str, about: str, dest: str | None = None) -> None:
         about = f"{about}; repeat the flag for several"
-        self.add_argument(flag, action="append", default=[], metavar=metavar, help=about)
+        self.add_argument(flag, action="append", default=[], metavar=metavar, dest=dest, help=about)
 
 
 def check_page(flag: str, path: Path) -> None:

@@ -52,11 +52,7 @@ from scaleflow.worker.evaluate import ALL
 
 
 def make_decision_page(title: str, models: Sequence[Mapping[str, Any]], decision: Decision) -> str:
-    """Returns the page of a decision: the conditions, the comparison, and both models.
-
-    Args:
-        models: a row for the candidate and for the champion.
-    """
+    """Returns the page of a decision: the conditions, the comparison, and both models, each with a row of its own."""
     conditions = [{"holds": "yes" if each.holds else "no", "condition": each.text} for each in decision.conditions]
     sections = [compose_section("Conditions", make_table(conditions)), compose_section("Models", make_table(models))]
     if (found := decision.comparison) is not None:

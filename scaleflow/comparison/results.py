@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -106,23 +106,19 @@ def measure_repeats(first: Run, second: Run, name: str) -> tuple[float, float, s
         [values[name] for values in run.repeats if name in values] or [run.metrics[name]] for run in (first, second)
     ]
     freedom = sum(len(group) - 1 for group in groups)
-    squares = sum(sum((value - mean(group)) ** 2 for value in group) for group in groups)
+    squares = sum(sum((value - statistics.fmean(group)) ** 2 for value in group) for group in groups)
     if freedom < 1 or not 0 < squares < math.inf:
         return None
     from scipy import stats
 
-    difference = mean(groups[1]) - mean(groups[0])
+    difference = statistics.fmean(groups[1]) - statistics.fmean(groups[0])
     spread = float(stats.t.ppf(0.975, freedom)) * math.sqrt(squares / freedom * sum(1 / len(group) for group in groups))
     counts = " and ".join(str(len(group)) for group in groups)
     return (
         difference - spread,
         difference + spread,
-        f"{counts} repeats, means {mean(groups[0]):.4g} and {mean(groups[1]):.4g}",
+        f"{counts} repeats, means {statistics.fmean(groups[0]):.4g} and {statistics.fmean(groups[1]):.4g}",
     )
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 #: Values count as equal if they differ by no more than this, relative to the larger one (at least 1).

@@ -25,7 +25,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from importlib.resources import files
@@ -34,7 +34,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu
-from scaleflow.commands.frame import CommandParser, run_command
+from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.config.compose import compose_config
 from scaleflow.doctor import machine
 from scaleflow.errors import ConfigError
@@ -207,12 +207,8 @@ ANSWERS = ("versions", "devices", "cuda", "kind", "strategy", "mixed", "computes
 Report = dict[str, Any]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Examines the machine and prints the report. Returns the exit code: 0, or 2 for a wrong argument."""
-    return run_command(show_report, argv)
-
-
-def show_report(words: list[str]) -> int:
+@make_main
+def main(words: list[str]) -> int:
     CommandParser("doctor", __doc__).parse_args(words)
     report = examine()
     ANSWER.read = lambda: report

@@ -10,8 +10,7 @@ from pathlib import Path
 def name_command(name: str = "") -> str:
     """Returns a command that can be typed: `scaleflow NAME`, or `python -m scaleflow.NAME` if there is no such script.
 
-    Args:
-        name: of the command; empty for a run.
+    Without a name it is that of a run.
     """
     script = find_console_script("scaleflow")
     start, separator = ("python -m scaleflow", ".") if script is None else (script, " ")

@@ -9,19 +9,12 @@ from scaleflow.interfaces.events import DatasetDescribed, Status
 
 @dataclass(frozen=True)
 class Point:
-    """One value of one metric.
+    """One value of one metric."""
 
-    Attributes:
-        key: the metric's name.
-        value: its value.
-        step: the optimizer update, or for system metrics the measurement, that it belongs to.
-        time: when it was measured, in milliseconds since the epoch.
-    """
-
-    key: str
+    key: str  # the metric's name
     value: float
-    step: int
-    time: int
+    step: int  # the optimizer update, or for system metrics the measurement, that it belongs to
+    time: int  # when it was measured, in milliseconds since the epoch
 
 
 #: The tag that identifies a run, set when it is created. A restarted or repeated command finds the run by it.
@@ -69,10 +62,7 @@ class Tracker:
     def start(self, name: str, tags: Mapping[str, str], began: int) -> None:
         """Creates the run, unless one with the same `IDENTITY` exists, or uses the run `adopted`.
 
-        Args:
-            name: the run's name.
-            tags: its tags, with `IDENTITY` among them.
-            began: when the command began, in milliseconds since the epoch.
+        `IDENTITY` is among its tags. The command `began` at a time in milliseconds since the epoch.
         """
 
     def log_params(self, values: Mapping[str, str]) -> None:
@@ -85,37 +75,19 @@ class Tracker:
         """Sets tags."""
 
     def describe(self, text: str) -> None:
-        """Sets the run's description, unless the user has written one.
-
-        Args:
-            text: Markdown with at most 8,000 characters.
-        """
+        """Sets the run's description, Markdown with at most 8,000 characters, unless the user has written one."""
 
     def log_artifact(self, path: Path, folder: str | None) -> None:
         """Uploads a file into a folder of the run's artifacts; None is their root."""
 
     def log_dataset(self, data: DatasetDescribed) -> None:
-        """Logs the dataset as the run's input.
-
-        Args:
-            data: the event that describes it.
-        """
+        """Logs the dataset that an event describes as the run's input."""
 
     def log_model(self, path: Path, step: int) -> None:
-        """Logs a folder that a worker exported as the run's model.
-
-        Args:
-            path: the folder.
-            step: the optimizer update after which the model was exported.
-        """
+        """Logs a folder that a worker exported after the optimizer update `step` as the run's model."""
 
     def finish(self, status: Status, ended: int) -> None:
-        """Ends the run.
-
-        Args:
-            status: how it ended.
-            ended: when, in milliseconds since the epoch.
-        """
+        """Ends the run, which `ended` at a time in milliseconds since the epoch."""
 
     def describe_links(self) -> Sequence[tuple[str, str]]:
         """Returns lines (label, value) that show the user where to look at the run."""

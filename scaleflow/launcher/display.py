@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import sys
 import threading
@@ -10,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TextIO
+from typing import TYPE_CHECKING, ClassVar, Self, TextIO
 
 from scaleflow.files.cache import find_cache_folder
 from scaleflow.interfaces.events import (
@@ -51,11 +52,7 @@ DAY_SECONDS = 86_400.0
 
 
 def suggest_warm(seconds: float) -> str | None:
-    """Returns a line about the warm server after a cold start, if none was returned within a day.
-
-    Args:
-        seconds: from the start of the command to the first step.
-    """
+    """Returns a line about the warm server after a start that took `seconds`, unless one was returned within a day."""
     if Client.files is not None or WARM_ENV in os.environ or seconds < SLOW_SECONDS:
         return None
     said = find_cache_folder(None, "hints") / "warm"
@@ -109,6 +106,11 @@ def display_for(stream: TextIO | None = None, is_plain: bool = False, is_chief: 
     return Display(stream, is_chief, breaks_silence=is_chief and not is_plain)
 
 
+def hidden_display() -> Display:
+    """Makes a display that shows nothing, for the Python API."""
+    return Display(io.StringIO(), shows_phases=False, breaks_silence=False)
+
+
 @dataclass(frozen=True)
 class ShownPhase:
     """A part of the work before or after training.
@@ -123,11 +125,7 @@ class ShownPhase:
     began_ms: int | None = None
 
     def measure(self, now_ms: int | None = None) -> float:
-        """Returns its duration until now in seconds. The worker's clock may differ from this machine's.
-
-        Args:
-            now_ms: the time by the worker's clock, if the worker reported it.
-        """
+        """Returns its duration in seconds until now, or by the worker's clock, which may differ, until `now_ms`."""
         if now_ms is not None and self.began_ms is not None:
             return max(0.0, (now_ms - self.began_ms) / 1000)
         return time.monotonic() - self.began
@@ -173,6 +171,12 @@ class Display:
         end_greeting()
         if time.monotonic() - self.printed_at > QUIET_SECONDS:
             Display.printed_at = time.monotonic()  # the silence begins now, and not with an earlier run
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def show_event(self, event: Event) -> None:
         """Shows an event. Each event must be passed once, in order."""

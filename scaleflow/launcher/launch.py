@@ -158,17 +158,13 @@ def render_submission(plan: Plan, words: Sequence[str]) -> str:
 
 
 class ProvenanceCollector(threading.Thread):
-    """Collects what a run is made of. Writes nothing in processes whose events are not the run's.
-
-    Attributes:
-        error: why the record is missing or incomplete; empty if it is not.
-    """
+    """Collects what a run is made of. Writes nothing in processes whose events are not the run's."""
 
     def __init__(self, spec: RunSpec, facts: LaunchFacts) -> None:
         super().__init__(name="provenance", daemon=True)
         self._spec = spec
         self._facts = facts
-        self.error = ""
+        self.error = ""  # why the record is missing or incomplete
 
     def run(self) -> None:
         if not self._spec.records:

@@ -18,11 +18,7 @@ BAR_WIDTH = 20
 
 
 class TrainingProgress:
-    """The progress of a training.
-
-    Attributes:
-        began: when it began, in seconds of the monotonic clock.
-    """
+    """The progress of a training, which `began` at a time of the monotonic clock, in seconds."""
 
     def __init__(self, steps: int) -> None:
         self.began = time.monotonic()

@@ -3,7 +3,6 @@
 They say how the run ended, its results, and where they are.
 """
 
-import io
 import json
 import os
 import pkgutil
@@ -21,7 +20,7 @@ from scaleflow.interfaces import name_command
 from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.formatting import format_duration, format_number, format_with_interval
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.display import Display
+from scaleflow.launcher.display import hidden_display
 from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.runs import RunSpec, RunState
 
@@ -45,8 +44,7 @@ def promote_run(monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]
         return [("promoted", f"no: {NOT_RECORDED}; afterwards: {later}")]
     monitor.display.begin_phase(f"deciding about the champion of {spec.plan.promotion.model}")
     try:
-        quiet = Display(io.StringIO(), shows_phases=False, breaks_silence=False)
-        done = pkgutil.resolve_name(PROMOTE)(trust_own_code(spec), quiet, monitor.stop)
+        done = pkgutil.resolve_name(PROMOTE)(trust_own_code(spec), hidden_display(), monitor.stop)
         why = "stopped"
     except Exception as error:
         done, why = None, str(error) if isinstance(error, ScaleflowError) else read_reason(error)

@@ -18,9 +18,9 @@ Exit code: 0 all stages have finished; 1 one has failed, or a check has findings
 interrupted.
 """
 
+import argparse
 import ast
 import contextlib
-import io
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Target, Tracking
 from scaleflow.launcher.command_exit import ANSWER, FINISHED, raise_interruption
-from scaleflow.launcher.display import Display, display_for
+from scaleflow.launcher.display import Display, display_for, hidden_display
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.pipeline.decisions import (
     REUSE,
@@ -180,18 +180,6 @@ class PipelineResult:
     stages: Mapping[str, Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class PipelineOptions:
-    """The options of the command."""
-
-    folder: Path | None = None
-    jobs: int = 1
-    is_dry: bool = False
-    force: Sequence[str] = ()
-    begin: Sequence[str] = ()
-    only: Sequence[str] = ()
-
-
 @make_main
 def main(words: list[str]) -> int:
     parser = CommandParser("pipeline", __doc__)
@@ -203,26 +191,21 @@ def main(words: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many stages run at a time (default: 1)")
     parser.add_argument("--dry-run", action="store_true", help="say which stages would run and why, and run nothing")
     parser.add_repeated("--force", "STAGE", "run it again")
-    parser.add_repeated("--from", "STAGE", "run it and all that depends on it again")
+    parser.add_repeated("--from", "STAGE", "run it and all that depends on it again", dest="begin")
     parser.add_repeated("--only", "STAGE", "run no other stage")
     typed = parser.parse_intermixed_args(split_overrides(words))
     pipeline = load_pipeline(typed.name, typed.config_dir, typed.overrides)
-    options = PipelineOptions(
-        typed.folder,
-        typed.jobs,
-        is_dry=typed.dry_run,
-        force=typed.force,
-        begin=vars(typed)["from"],
-        only=typed.only,
-    )
-    with contextlib.closing(display_for()) as display, catch_stop_signals() as stop:
-        return run_stages(pipeline, options, display=display, stop=stop)[0]
+    with display_for() as display, catch_stop_signals() as stop:
+        return run_stages(pipeline, typed, display=display, stop=stop)[0]
 
 
 def run_stages(
-    pipeline: DeclaredPipeline, options: PipelineOptions, *, display: Display, stop: StopRequest
+    pipeline: DeclaredPipeline, options: argparse.Namespace, *, display: Display, stop: StopRequest
 ) -> tuple[int, Mapping[str, Any]]:
-    """Runs a pipeline; returns the exit code, and what `--json` says. Raises ConfigError if it cannot work."""
+    """Runs a pipeline with the flags of the command; returns the exit code, and what `--json` says.
+
+    Raises ConfigError if it cannot work.
+    """
     if options.jobs < 1:
         raise ConfigError(f"--jobs {options.jobs}: expected at least 1")
     forced = pipeline.select(options.force, "--force")
@@ -237,10 +220,10 @@ def run_stages(
     if tracking.name != "none":
         tracking = resolve_store(tracking)
         composer.store = tracking.uri
-    with ledger.lock(may_create=not options.is_dry):
+    with ledger.lock(may_create=not options.dry_run):
         ledger = PipelineLedger(folder)  # another command may have written it
         decider = Decider(pipeline, ledger, composer, stored=StoredRuns(tracking), forced=forced, only=only)
-        if options.is_dry:
+        if options.dry_run:
             return FINISHED, show_decisions(decider)
         runner = PipelineRunner(decider, tracking, display, stop=stop, count=options.jobs)
         code = runner.run()
@@ -298,11 +281,9 @@ def run_pipeline(
         KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, when the stages have ended.
     """
     pipeline = load_pipeline(name, to_folders(config_dir), words)
-    options = PipelineOptions(None if folder is None else Path(folder), jobs, force=force)
-    with (
-        contextlib.closing(display_for(io.StringIO(), is_plain=True, is_chief=False)) as display,
-        catch_stop_signals() as stop,
-    ):
+    path = None if folder is None else Path(folder)
+    options = argparse.Namespace(folder=path, jobs=jobs, force=force, begin=(), only=(), dry_run=False)
+    with hidden_display() as display, catch_stop_signals() as stop:
         _, answer = run_stages(pipeline, options, display=display, stop=stop)
     if stop.is_set():
         raise_interruption(stop.exit_code, f"the pipeline was stopped; its folder is {answer['folder']}")

@@ -126,11 +126,7 @@ ALIAS = re.compile(r"models:/[^/@\s'\"]+@[\w-]+")
 
 
 class StoredRuns:
-    """The runs in the store of a pipeline; it is connected when it is asked first.
-
-    Args:
-        tracking: the options of the store, with its address.
-    """
+    """The runs in the store of a pipeline, at the address in `tracking`; it is connected when it is asked first."""
 
     def __init__(self, tracking: Tracking) -> None:
         self._tracking = tracking

@@ -121,11 +121,7 @@ BEST_OUTPUTS = ("overrides", "run_id", "model", "metrics", "folder")
 def make_words(
     command: StageCommand, values: Mapping[str, Any], folder: Path, config_dirs: tuple[str, ...]
 ) -> list[str]:
-    """Returns the words of a stage's command, after `scaleflow`.
-
-    Args:
-        values: the stage's keys, resolved; `overrides` is a list of words.
-    """
+    """Returns the words of a stage's command, after `scaleflow`, from its resolved keys."""
     if command.name == "python":
         arguments = json.dumps(values.get("arguments") or {})
         return ["python", str(values["target"]), arguments, str(folder / "result.json"), *config_dirs]
@@ -153,11 +149,7 @@ def make_words(
 def read_outputs(
     command: StageCommand, answer: Mapping[str, Any], values: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
-    """Returns the outputs of a stage that has finished.
-
-    Args:
-        values: the stage's keys, resolved.
-    """
+    """Returns the outputs of a stage that has finished, from its answer and its resolved keys."""
     known = {**answer, "folder": str(folder)}
     match command.name:
         case "check":

@@ -38,13 +38,13 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.commands.frame import CommandParser, run_command
+from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.commands.tracked_run import add_run_id, answer_model, find_run, format_model_rows, make_one_process_plan
 from scaleflow.config.compose import CommandWords, compose_config
 from scaleflow.dataset.reading.files import identify_in_store
@@ -96,18 +96,10 @@ NO_RECORD = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
-
-    Returns:
-        0 all predictions are written, 1 failed, 2 refused, 130 or 143 interrupted.
-    """
-    return run_command(predict_words, argv)
-
-
-def predict_words(words: list[str]) -> int:
+@make_main
+def main(words: list[str]) -> int:
     typed = make_predict_parser().parse_intermixed_args(words)
-    with contextlib.closing(display_for()) as display:
+    with display_for() as display:
         return predict(typed, display)
 
 

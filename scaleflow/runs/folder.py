@@ -90,9 +90,7 @@ class RunFolder:
     baselines = FolderEntry("baselines.json")  # their metrics
     evaluation = FolderEntry("evaluation")  # the folder of kept predictions, and of the report made of them
     learning_rates = FolderEntry("learning_rates.csv")  # the loss at each learning rate of a test
-    batch_sizes = FolderEntry(
-        "batch_sizes.csv"
-    )  # the speed of each batch size that was tried, also in the run's own folder
+    batch_sizes = FolderEntry("batch_sizes.csv")  # the speed of each batch size that was tried
     tensorboard = FolderEntry("tensorboard")  # the folder of the event file for TensorBoard
     sweep_config = FolderEntry("multirun.yaml")  # what Hydra writes for a sweep, secrets masked
     ledger = FolderEntry("sweep.json")  # the jobs of a sweep; only a sweep's folder has it

@@ -57,7 +57,7 @@ def write_comparison(folder: Path, jobs: Sequence[tuple[str, RepeatedJob]]) -> t
         The files, and a line about the two best jobs; nothing if fewer than two have kept predictions.
     """
     from scaleflow.evaluation.comparison import list_differences
-    from scaleflow.evaluation.model_report import compose_section, make_page, make_table, to_csv
+    from scaleflow.evaluation.model_report import compose_section, make_page, make_table, to_csv, write_files
 
     named = []
     for label, job in [each for each in jobs if each[1].is_finished][:MOST_COMPARED]:
@@ -69,10 +69,9 @@ def write_comparison(folder: Path, jobs: Sequence[tuple[str, RepeatedJob]]) -> t
     about = f"The {len(named)} best jobs with predictions, on the same examples; differences are from the first."
     target = RunFolder(folder).evaluation
     target.mkdir(exist_ok=True)
-    contents = {PAGE: make_page("Best jobs of the sweep", about, [compose_section("Differences", make_table(rows))])}
-    contents[TABLE] = to_csv(rows)
-    for name, content in contents.items():
-        (target / name).write_text(content)
+    page = make_page("Best jobs of the sweep", about, [compose_section("Differences", make_table(rows))])
+    contents = {PAGE: page, TABLE: to_csv(rows)}
+    write_files(target, contents)
     return [target / name for name in contents], describe_second(rows, named[1][0])
 
 

@@ -32,7 +32,7 @@ from scaleflow.worker.data import (
     apply_debug_subset,
     check_batch_size,
     complete_record,
-    list_profile_facts,
+    find_example_location,
     make_feeds,
     make_run_objective,
     prepare_data,
@@ -144,6 +144,10 @@ def choose_monitors(plan: Plan, validates: bool) -> Plan:
     return set_values(plan, {"checkpoint.best": None, "checkpoint.export": "last"})
 
 
+#: The resolved values that the analysis of a profile uses.
+PROFILED = ("strategy", "precision", "hardware", "replicas", "global_batch_size", "cache")
+
+
 @dataclass(frozen=True)
 class RunFacts:
     """The facts about a run before its first step.
@@ -220,10 +224,7 @@ def build_training(
 ) -> TrainingSetup:
     """Builds and traces everything, so that errors of a model or a dataset occur before there is a run.
 
-    Args:
-        resumed: the folder of the run that is resumed; None for a new run.
-
-    Raises ConfigError if something in the plan cannot work.
+    `resumed` is the folder of the run that is resumed. Raises ConfigError if something in the plan cannot work.
     """
     startup_timer = startup_timer or StartupTimer(time.time())
     return build_engine(plan, prepare_data(plan, emit, startup_timer, resumed), emit, startup_timer=startup_timer)
@@ -242,11 +243,7 @@ def build_engine(plan: Plan, data: PreparedData, emit: Emit, startup_timer: Star
 
 
 class EngineBuilder:
-    """Builds what depends on the batch size: the feeds when it is made, then the model and the engine, then the rest.
-
-    Args:
-        data: in global batches of the plan, but for what is `by_size`.
-    """
+    """Builds what depends on the batch size: first the feeds, then the model and the engine, then the rest."""
 
     def __init__(self, plan: Plan, data: PreparedData, emit: Emit) -> None:
         from scaleflow import dataset, training
@@ -326,11 +323,12 @@ class EngineBuilder:
         metadata = collect_metadata(plan, outputs, splits, self.engine.model, self.goal) if is_chief(plan) else None
         sizes = choose_model_sizes(plan, self.data)
         known = {name: plan.model.target.arguments.get(name, size) for name, size in sizes.items()}
+        kept = {"input": find_example_location(splits.train), "shards": plan.dataset.shards}
         return RunFacts(
             resolved,
             dict(splits.counts()),
             metadata,
-            profile=list_profile_facts(resolved, splits) | {"shards": plan.dataset.shards},
+            profile={name: resolved[name] for name in PROFILED} | kept,
             peak_flops=compute_peak(plan, self.data.runtime),
             learned=complete_record(self.data.splits.learned, metadata, known),
             doubts=doubts,

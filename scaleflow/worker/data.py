@@ -359,12 +359,6 @@ def resolve_cache(plan: Plan, splits: Splits) -> str:
     return "none" if place == "stream" else place
 
 
-def list_profile_facts(resolved: Mapping[str, Any], splits: Splits) -> dict[str, Any]:
-    """Returns the values that the analysis of a profile uses, as plain data."""
-    names = ("strategy", "precision", "hardware", "replicas", "global_batch_size", "cache")
-    return {name: resolved[name] for name in names} | {"input": find_example_location(splits.train)}
-
-
 def find_example_location(examples: Rows) -> str:
     """Returns where the steps find their examples: in `memory`, or in a `stream`."""
     return "memory" if examples.place == "memory" else "stream"

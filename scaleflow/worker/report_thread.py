@@ -289,11 +289,7 @@ class ReportThread:
             self._error = error
 
     def finish(self, step: int, metrics: Mapping[str, float], prefix: str, emit: Emit) -> None:
-        """Waits for the report, and reports its files, and the intervals of metrics.
-
-        Args:
-            prefix: of their names, such as `test/`.
-        """
+        """Waits for the report, and reports its files, and the intervals of metrics, whose names have a prefix."""
         self._thread.join()
         if self._report is None:
             error = self._error or RuntimeError("it was not made")

@@ -70,18 +70,14 @@ def make_trial(
 
 
 class TrialHost:
-    """The `Host` of one engine in a trial, without an end of its own. `Host` describes the methods.
-
-    Attributes:
-        stopped: whether a stop request ended the trial.
-    """
+    """The `Host` of one engine in a trial, without an end of its own. `Host` describes the methods."""
 
     def __init__(self, length: Length, sync: WorkerSync) -> None:
         self.epochs = MANY_EPOCHS
         self.epoch = 0
         self.step = 0
         self.steps_per_epoch = length.steps_per_epoch
-        self.stopped = False
+        self.stopped = False  # by a request
         self.is_over = False
         self._sync = sync
 
@@ -371,14 +367,10 @@ class BatchSizeTrial:
 
 
 class MemoryWatch:
-    """Watches the resident memory of this process in a thread. TensorFlow keeps no count for a CPU.
-
-    Attributes:
-        peak: the most bytes since `start_again`.
-    """
+    """Watches the resident memory of this process in a thread. TensorFlow keeps no count for a CPU."""
 
     def __init__(self) -> None:
-        self.peak = 0.0
+        self.peak = 0.0  # the most bytes since `start_again`
         self._process = psutil.Process()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)

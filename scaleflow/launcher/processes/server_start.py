@@ -90,11 +90,7 @@ def start_fork_server(
 
 
 class WarmFork:
-    """A fork server that the warm server has forked, and that outlives it.
-
-    Args:
-        alive: the descriptor by which it notices that the launcher is gone.
-    """
+    """A fork server that the warm server has forked, and that outlives it. By `alive` it notices the launcher's end."""
 
     def __init__(self, files: ServerFiles, listener: socket.socket, log: IO[bytes], alive: int) -> None:
         descriptors = [listener.fileno(), log.fileno(), log.fileno(), alive]
