@@ -58,10 +58,8 @@ def main(typed: list[str]) -> int:
         run, formats = convert_tracked_model(words, display, stop)
         if stop.is_set():
             return stop.exit_code
-        ANSWER.read = lambda: {
-            **answer_model(run),
-            "formats": [{"name": each.name, **asdict(each)} for each in formats],
-        }
+        shown = [{"name": each.name, **asdict(each)} for each in formats]
+        ANSWER.read = lambda: {**answer_model(run), "formats": shown}
         display.print_summary([*format_model_rows(run), *describe_formats(formats)])
     return FAILED if any(each.error for each in formats) else FINISHED
 

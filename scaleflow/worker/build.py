@@ -323,12 +323,12 @@ class EngineBuilder:
         metadata = collect_metadata(plan, outputs, splits, self.engine.model, self.goal) if is_chief(plan) else None
         sizes = choose_model_sizes(plan, self.data)
         known = {name: plan.model.target.arguments.get(name, size) for name, size in sizes.items()}
-        kept = {"input": find_example_location(splits.train), "shards": plan.dataset.shards}
+        more = {"input": find_example_location(splits.train), "shards": plan.dataset.shards}
         return RunFacts(
             resolved,
             dict(splits.counts()),
             metadata,
-            profile={name: resolved[name] for name in PROFILED} | kept,
+            profile={name: resolved[name] for name in PROFILED} | more,
             peak_flops=compute_peak(plan, self.data.runtime),
             learned=complete_record(self.data.splits.learned, metadata, known),
             doubts=doubts,

@@ -114,8 +114,7 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
         train_and_export(spec, setup, session, worker_sync=worker_sync, emit=emit, should_stop=should_stop)
     except Exception as error:
         report_failure(spec, setup.explain(error), emit, setup=setup)
-        if not is_loss_of_peer(error):  # otherwise a restart may follow, which would wait for the upload
-            session.finish_checkpoints()
+        finish_failed(session, error)
         return False
     return True
 
@@ -200,6 +199,12 @@ def make_startup_timer(spec: RunSpec) -> StartupTimer:
     startup_timer = StartupTimer(spec.started, **{"import": seconds})
     startup_timer.end_part("launch")
     return startup_timer
+
+
+def finish_failed(session: Session, error: Exception) -> None:
+    """Waits for the upload of checkpoints after a failure, unless a restart follows, which would wait for this."""
+    if not is_loss_of_peer(error):
+        session.finish_checkpoints()
 
 
 def check_resumed_data(spec: RunSpec, setup: TrainingSetup, worker_sync: WorkerSync) -> str | None:
