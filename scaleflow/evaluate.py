@@ -43,6 +43,7 @@ from scaleflow.commands.tracked_run import (
 )
 from scaleflow.config.compose import CommandWords
 from scaleflow.config.evaluation_rules import ADVICE
+from scaleflow.config.parse import is_under
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Dataset
 from scaleflow.interfaces.events import DatasetDescribed, EvaluationReady, Event, MetricsLogged, StepsProfiled
@@ -95,7 +96,7 @@ def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -
     if "dataset.shards" in typed_keys:
         raise ConfigError("dataset.shards: an evaluation reads all files in one process; leave it out")
     for key in typed_keys:
-        if f"{key}.".startswith(tuple(f"{each}." for each in ADVICE)):
+        if is_under(key, ADVICE):
             raise ConfigError(f"{key}: an evaluation uses what the run's validation rows decided; leave it out")
         if key.startswith("objective.levels"):
             raise ConfigError(f"{key}: the quantiles that a model predicts are those of its run; leave it out")

@@ -8,7 +8,7 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from scaleflow.config.unknown_keys import unknown_key_error
@@ -209,6 +209,11 @@ def flatten_config(config: Any, prefix: str = "") -> dict[str, Any]:
             for k, v in flatten_config(value, f"{prefix}.{key}" if prefix else str(key)).items()
         }
     return {prefix: config}
+
+
+def is_under(key: str, names: Iterable[str]) -> bool:
+    """Whether a key, or a module, is one of the names, or is in a section, group or package that one of them names."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def every_key(config: Any, prefix: str = "") -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from hydra.utils import get_object
 
-from scaleflow.config.parse import format_value
+from scaleflow.config.parse import format_value, is_under
 from scaleflow.errors import ConfigError
 
 #: The paths that a `_target_` may have, by its key. These are lists of names and not whole packages, because a package
@@ -59,7 +59,7 @@ def check_trusted_targets(config: Mapping[str, Any], trusted: Sequence[str]) -> 
     Raises ConfigError, naming the first one that is not.
     """
     for key, path in list_targets(config):
-        if not (isinstance(path, str) and (is_listed(key, path) or is_trusted(path, trusted))):
+        if not (isinstance(path, str) and (is_listed(key, path) or is_under(path, trusted))):
             module = name_module(str(path))
             raise ConfigError(
                 f"{key}._target_={format_value(path)}: this code is not trusted, since it is not one of the "
@@ -74,13 +74,13 @@ def check_origins(config: Mapping[str, Any], trusted: Sequence[str]) -> None:
     defines it.
     """
     for key, path in list_targets(config):
-        if path in trusted or not is_trusted(path, trusted):
+        if path in trusted or not is_under(path, trusted):
             continue
         try:
             origin = getattr(get_object(path), "__module__", None)
         except Exception:
             continue  # loading it later gives a better message
-        if not (isinstance(origin, str) and is_trusted(origin, trusted)):
+        if not (isinstance(origin, str) and is_under(origin, trusted)):
             raise ConfigError(
                 f"{key}._target_={path}: this code is not trusted, since it is defined in {origin or 'no module'}; if "
                 f"you know the code, add --trust {path}"
@@ -106,7 +106,7 @@ def list_own_targets(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def list_own_modules(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> list[str]:
     """Returns the modules with code of the user that a config names, without those that are trusted."""
-    own = (path for _, path in list_own_targets(config) if not is_trusted(path, trusted))
+    own = (path for _, path in list_own_targets(config) if not is_under(path, trusted))
     return list(dict.fromkeys(map(name_module, own)))
 
 
@@ -137,10 +137,6 @@ def describe_allowed(key: str) -> str:
     return words.get(key, "layers, schedules, initializers, regularizers and constraints of Keras")
 
 
-def is_trusted(path: str, trusted: Sequence[str]) -> bool:
-    return any(path == name or path.startswith(f"{name}.") for name in trusted)
-
-
 @functools.cache
 def list_factories(group: str) -> frozenset[str]:
     """Lists the `_target_`s of scaleflow's own options of a config group."""
@@ -166,7 +162,7 @@ def check_values(config: Any, own: Collection[str], trusted: Sequence[str], key:
 
     Raises ConfigError, naming the key.
     """
-    if is_own(key, own) or is_own(key, TEXT_KEYS):
+    if is_under(key, own) or is_under(key, TEXT_KEYS):
         return
     if isinstance(config, Mapping):
         for name, value in config.items():
@@ -188,7 +184,7 @@ def check_trusted_text(key: str, value: str, trusted: Sequence[str]) -> None:
     if "${" in value:
         raise unresolvable_error(key, value)
     is_outside = leads_out(value, trusted)
-    if is_outside or is_own(key, ["hardware.tpu"]) or (section == "cluster" and name != "name"):
+    if is_outside or is_under(key, ["hardware.tpu"]) or (section == "cluster" and name != "name"):
         alternative = f" or add --trust {value}" if is_outside and value.startswith("/") else ""
         raise ConfigError(
             f"{key}={format_value(value)}: comes from a tracked run and points outside the current folder; if you "
@@ -217,7 +213,3 @@ def list_named_folders(pattern: str) -> Iterator[str]:
     parts = pattern.split("/")
     for upper in ("/".join(parts[:count]) for count in range(1, len(parts))):
         yield from glob.iglob(upper) if glob.has_magic(upper) else ()  # noqa: PTH207
-
-
-def is_own(key: str, own: Collection[str]) -> bool:
-    return any(key == each or key.startswith(f"{each}.") for each in own)

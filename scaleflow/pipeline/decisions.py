@@ -30,7 +30,7 @@ from scaleflow.config.compose import (
     list_own_folders,
     override_key,
 )
-from scaleflow.config.parse import flatten_config, parse_section
+from scaleflow.config.parse import flatten_config, is_under, parse_section
 from scaleflow.config.trust import list_own_modules, list_targets
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracking
@@ -217,7 +217,7 @@ def list_settings(config: Mapping[str, Any]) -> dict[str, str]:
     return {
         key: json.dumps(mask_secrets(value), default=str)
         for key, value in flatten_config(config).items()
-        if key in KEPT_OF_TRACKING or not key.startswith(("tracking.", *(f"{each}." for each in IGNORED), *IGNORED))
+        if key in KEPT_OF_TRACKING or not is_under(key, ("tracking", *IGNORED))
     }
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from scaleflow.config.parse import flatten_config
+from scaleflow.config.parse import flatten_config, is_under
 from scaleflow.runs.code_digest import VERSION
 from scaleflow.runs.data_digest import list_split_changes
 from scaleflow.runs.provenance.record import CodeRecord, Provenance
@@ -24,12 +24,10 @@ IGNORED_KEYS = (
 #: Keys in these sections that decide which model a run tests and exports.
 MODEL_KEYS = ("checkpoint.best", "checkpoint.export")
 
-IGNORED_SECTIONS = tuple(f"{key}." for key in IGNORED_KEYS)
-
 
 def is_computed_by(key: str) -> bool:
     """Whether a key of a config decides what a run computes. A value that `auto` stood for does not."""
-    return not f"{key}.".startswith(("resolved.", *IGNORED_SECTIONS))
+    return not is_under(key, ("resolved", *IGNORED_KEYS))
 
 
 def list_job_leaves(config: Mapping[str, Any]) -> dict[str, Any]:

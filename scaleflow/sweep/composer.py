@@ -32,13 +32,13 @@ from scaleflow.config.compose import (
     read_composed_config,
     resolve_config,
 )
-from scaleflow.config.parse import flatten_config, parse_section
+from scaleflow.config.parse import flatten_config, is_under, parse_section
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Sweep, name_command
 from scaleflow.interfaces.secret_masking import mask_override
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
 from scaleflow.runs.identity import IGNORED_KEYS
-from scaleflow.sweep.ledger import FOLD, LedgerEntry, compute_identity, is_under, read_job_state, select_swept
+from scaleflow.sweep.ledger import FOLD, LedgerEntry, compute_identity, read_job_state, select_swept
 
 #: Config groups whose option appears in a run's name without the group.
 GROUPS_NAMED_BY_OPTION = ("dataset", "model", "strategy", "precision")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.config.compose import override_key
-from scaleflow.config.parse import format_value
+from scaleflow.config.parse import format_value, is_under
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.formatting import join_first
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -143,11 +143,6 @@ def find_common_leaves(configs: Sequence[Config]) -> dict[str, Any]:
         leaves = list_job_leaves(config)
         common = {key: value for key, value in common.items() if key in leaves and leaves[key] == value}
     return common
-
-
-def is_under(key: str, names: Iterable[str]) -> bool:
-    """Whether a key is one of the names, or is in a section or group that one of them names."""
-    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def select_swept(overrides: Iterable[str], swept: Sequence[str]) -> list[str]:

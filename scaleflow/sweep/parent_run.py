@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.config.compose import keep_hydra_values
+from scaleflow.config.parse import is_under
 from scaleflow.config.targets import bind_metrics
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
@@ -34,7 +35,7 @@ from scaleflow.launcher.recording.recorder import CommandRun
 from scaleflow.runs import RunFolder
 from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.provenance.tags import make_run_tags, write_run_tags
-from scaleflow.sweep.ledger import Ledger, is_under
+from scaleflow.sweep.ledger import Ledger
 from scaleflow.sweep.ranking import RepeatedJob
 from scaleflow.sweep.sweep_report import MARKDOWN, MAX_ROWS, SweepReport, format_cells
 from scaleflow.tracking.store import SWEPT
