@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from scaleflow.dataset.npz import check_names, to_name_list
+from scaleflow.dataset.npz import check_names
 from scaleflow.dataset.reading.corpus import SUFFIXES as CORPUS_SUFFIXES
 from scaleflow.dataset.reading.division import check_pattern, find_keys, parse_gap
 from scaleflow.dataset.reading.files import RECORD_SUFFIXES, class_names, find_data_dir, find_files, find_split_folders
@@ -18,7 +18,7 @@ from scaleflow.dataset.tables.kinds import KEYS, choose_columns, parse_column_ki
 from scaleflow.files.object_store import is_store_address
 from scaleflow.files.table_formats import CsvForm
 from scaleflow.interfaces import Split, Target
-from scaleflow.interfaces.options import Words, check_option
+from scaleflow.interfaces.options import Words, check_option, to_list
 
 #: A division that needs no columns.
 NO_KEYS = Split()
@@ -60,7 +60,7 @@ def check_class_folders(arguments: Arguments) -> None:
 def check_arrays(arguments: Arguments) -> None:
     keys = (("inputs", "x"), ("targets", "y"), ("weights", None))
     names = [*(arguments.get(key, default) for key, default in keys), [*find_keys(arguments["split"]).values()]]
-    check_names(arguments["data_dir"], [each for name in names for each in to_name_list(name or [])])
+    check_names(arguments["data_dir"], [each for name in names for each in to_list(name or [])])
 
 
 #: The sources that are checked.

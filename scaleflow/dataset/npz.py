@@ -16,7 +16,7 @@ from scaleflow.dataset.reading.files import TEST_FRACTION, expand_data_dir, sugg
 from scaleflow.dataset.reading.targets import check_finite_targets, find_mean_and_deviation, is_wide
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Arrays, DivisionKeys, EarlierState, Inputs, Kind, Outputs, Split, map_leaves
-from scaleflow.interfaces.options import Seed, TestFraction, Words, check_option, check_options
+from scaleflow.interfaces.options import Seed, TestFraction, Words, check_option, check_options, to_list
 
 #: Suffix of an array's name -> its split.
 ENDINGS: Mapping[str, str] = {"_train": "train", "_val": "validation", "_validation": "validation", "_test": "test"}
@@ -68,7 +68,7 @@ class Npz:
         kinds = parse_kinds(kind, targets)
         self._weights = weights
         arrays, rule = open_arrays(data_dir), split or Split("random")
-        names = [*to_name_list(inputs), *to_name_list(targets), *to_name_list(weights or [])]
+        names = [*to_list(inputs), *to_list(targets), *to_list(weights or [])]
         keys = find_keys(rule)
         parts = find_parts(data_dir, arrays, names, keys=[*keys.values()])
 
@@ -117,10 +117,6 @@ class Npz:
         )
 
 
-def to_name_list(names: str | Sequence[str]) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
-
-
 def parse_names(names: Any, key: str) -> Any:
     """Returns the structure of names: one name, or a dict from each name of a list to itself."""
     if isinstance(names, str) and names:
@@ -133,7 +129,7 @@ def parse_names(names: Any, key: str) -> Any:
 
 def parse_kinds(kind: Any, targets: str | Sequence[str]) -> dict[str, AutoKind]:
     """Returns the kind, or `auto`, of each target by its name."""
-    names = to_name_list(targets)
+    names = to_list(targets)
     kinds = {**dict.fromkeys(names, "auto"), **kind} if isinstance(kind, Mapping) else dict.fromkeys(names, kind)
     if unknown := set(kinds) - set(names):
         raise ConfigError(f"dataset.kind.{min(unknown)}: there is no such target; the targets are {', '.join(names)}")

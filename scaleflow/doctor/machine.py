@@ -17,6 +17,7 @@ from scaleflow.cluster.gpus import query_nvidia_smi
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.cluster.tpu import VARIABLES as TPU_VARIABLES
 from scaleflow.interfaces.secret_masking import mask_secrets
+from scaleflow.runs.provenance.machine import count_cores
 
 PACKAGES = ("scaleflow", "tensorflow", "keras", "mlflow", "hydra-core", "numpy")
 
@@ -56,7 +57,7 @@ def describe_system() -> str:
 
 def describe_cpu(root: Path = Path("/")) -> dict[str, Any]:
     """Returns the CPU's cores, how many this process may use, and whether the CPU computes bfloat16 natively."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = count_cores()
     limit = cpu_limit(root)
     info = read_kernel_file(root / "proc/cpuinfo")
     model = re.search(r"^model name\s*: (.+)$", info, re.M)

@@ -10,11 +10,10 @@ import numpy as np
 
 from scaleflow.errors import ConfigError
 from scaleflow.evaluation.collector import EXAMPLE, choose_form
-from scaleflow.evaluation.findings import name_metric
 from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.predictions import Predictions, find_units
 from scaleflow.evaluation.resampling import Figure, Resamples, Units
-from scaleflow.interfaces import name_leaves
+from scaleflow.interfaces import name_leaves, name_metric
 
 Array = np.ndarray[Any, Any]
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from scaleflow.evaluation.outputs import OutputAnalysis
 from scaleflow.evaluation.resampling import FEWEST_UNITS, Figure, Units
+from scaleflow.interfaces import name_metric
 from scaleflow.interfaces.formatting import format_number, join_first
 
 #: Above this, probabilities are wrong by so much that decisions suffer.
@@ -107,10 +108,6 @@ def judge_units(units: Units | None) -> Iterator[Finding]:
     """Judges whether there are enough units for the intervals."""
     if units is not None and units.effective < FEWEST_UNITS:
         yield Finding("few groups", f"intervals are rough, over {units.describe()}", f"fewer than {FEWEST_UNITS}")
-
-
-def name_metric(output: str, metric: str) -> str:
-    return f"{output}/{metric}" if output else metric
 
 
 def describe_figure(figure: Figure) -> str:

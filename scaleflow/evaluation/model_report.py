@@ -20,13 +20,13 @@ import numpy as np
 
 from scaleflow.evaluation import FINDINGS, REPORT
 from scaleflow.evaluation.collector import EXAMPLE
-from scaleflow.evaluation.findings import Finding, KnownOfRun, describe_figure, find_all, judge_units, name_metric
+from scaleflow.evaluation.findings import Finding, KnownOfRun, describe_figure, find_all, judge_units
 from scaleflow.evaluation.outputs import STYLE, Chart, Drawing, OutputAnalysis, analyse_output, draw_rates, to_file
 from scaleflow.evaluation.own_metrics import Metrics, measure_own
 from scaleflow.evaluation.predictions import FILE, ID, ROW, Predictions, name_column
 from scaleflow.evaluation.resampling import Figure
 from scaleflow.evaluation.slices import find_slices
-from scaleflow.interfaces import EvaluationOptions, name_leaves
+from scaleflow.interfaces import EvaluationOptions, name_leaves, name_metric
 from scaleflow.interfaces.formatting import GENERATOR, OF_STEPS, format_csv, format_number, to_json
 from scaleflow.serving.cells import decode_text
 

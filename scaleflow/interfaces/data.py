@@ -59,6 +59,11 @@ def label_leaf(what: str, name: str) -> str:
     return f"{what}['{name}']" if name else what
 
 
+def name_metric(output: str, metric: str) -> str:
+    """Names a metric of an output: `price/mae`; a single output has no name."""
+    return f"{output}/{metric}" if output else metric
+
+
 def add_batch_dimension(shape: tuple[int | None, ...]) -> str:
     """Formats the shape of a batch of examples of a shape: `(batch, 8, 8)`."""
     return "(batch" + "".join(f", {size}" for size in shape) + ")"

@@ -41,6 +41,11 @@ def check_options(group: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorate
 
 
+def to_list(value: Any) -> list[Any]:
+    """Returns an option of one name or number, or of several, as a list."""
+    return [value] if isinstance(value, str | int) else list(value)
+
+
 def check_option(value: Any, hint: Any, key: str) -> None:
     """Raises ConfigError, which names the key, if a value is not what an annotation says."""
     if get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint):

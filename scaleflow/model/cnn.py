@@ -11,8 +11,8 @@ import keras
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, OutputStructure
-from scaleflow.interfaces.options import Fraction, Widths, check_options
-from scaleflow.model.layers import add_rectified, check_shape, entry, head, hidden, to_list
+from scaleflow.interfaces.options import Fraction, Widths, check_options, to_list
+from scaleflow.model.layers import add_rectified, check_shape, entry, head, hidden
 
 
 @check_options("model")

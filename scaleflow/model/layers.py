@@ -26,6 +26,7 @@ from scaleflow.interfaces import (
     map_named,
     name_leaves,
 )
+from scaleflow.interfaces.options import to_list
 
 
 def make_inputs(inputs: InputStructure) -> Any:
@@ -178,11 +179,6 @@ WAY_TO_TEXT = (
     "add a preprocessing to the dataset that turns the text into int32 numbers of words with Inputs.vocabulary, and "
     "use model=text or model=transformer"
 )
-
-
-def to_list(units: int | Sequence[int]) -> list[int]:
-    """Returns one width or several as a list."""
-    return [units] if isinstance(units, int) else list(units)
 
 
 def add_rectified(

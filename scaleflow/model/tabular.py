@@ -33,8 +33,8 @@ from scaleflow.interfaces import (
     map_named,
     name_leaves,
 )
-from scaleflow.interfaces.options import Positive, SizeByName, Widths, check_options
-from scaleflow.model.layers import average, label_leaves, make_inputs, order_levels, to_list
+from scaleflow.interfaces.options import Positive, SizeByName, Widths, check_options, to_list
+from scaleflow.model.layers import average, label_leaves, make_inputs, order_levels
 from scaleflow.model.make import find_graph, scale_output
 
 #: The logarithm of the weight of a member that does not count.

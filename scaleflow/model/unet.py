@@ -9,8 +9,8 @@ import keras
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
-from scaleflow.interfaces.options import Widths, check_options
-from scaleflow.model.layers import add_rectified, check_one_output, check_shape, entry, to_list
+from scaleflow.interfaces.options import Widths, check_options, to_list
+from scaleflow.model.layers import add_rectified, check_one_output, check_shape, entry
 
 
 @check_options("model")

@@ -27,6 +27,7 @@ from scaleflow.interfaces import (
     Outputs,
     label_leaf,
     name_leaves,
+    name_metric,
 )
 from scaleflow.objective.kinds import divide, find_counted
 
@@ -99,7 +100,7 @@ def make_unknown_measure(output: str, described: Outputs) -> Measure:
     def finish(values: np.ndarray[Any, Any], total: float) -> Sequence[float]:
         return [divide(values[0], total), float(values[1])]
 
-    return Measure((join_name(output, KNOWN_SHARE), join_name(output, UNKNOWN_CLASSES)), sums, finish, size=2)
+    return Measure((name_metric(output, KNOWN_SHARE), name_metric(output, UNKNOWN_CLASSES)), sums, finish, size=2)
 
 
 def count_as_wrong(values: Mapping[str, float], loss_weights: Mapping[str, float]) -> dict[str, float]:
@@ -115,19 +116,15 @@ def count_as_wrong(values: Mapping[str, float], loss_weights: Mapping[str, float
     result = dict(values)
     for key in [key for key in values if key.rpartition("/")[2] == KNOWN_SHARE]:
         output, share = key.rpartition("/")[0], result.pop(key)
-        loss = values[join_name(output, "loss")]
+        loss = values[name_metric(output, "loss")]
         if share:
             result["loss"] += loss_weights.get(output, 1.0) * loss * (1 / share - 1)
-        result[join_name(output, "loss")] = divide(loss, share)
+        result[name_metric(output, "loss")] = divide(loss, share)
         for name, value in values.items():
-            metric = name.removeprefix(join_name(output, ""))
+            metric = name.removeprefix(name_metric(output, ""))
             if metric.endswith("accuracy") and metric != "balanced_accuracy" and "/" not in metric:
                 result[name] = value * share if share else 0.0
     return result
-
-
-def join_name(output: str, metric: str) -> str:
-    return f"{output}/{metric}" if output else metric
 
 
 def average_losses(goal: Objective) -> Objective:

@@ -63,3 +63,9 @@ def compute_layer(model: Any, layer: Any, inputs: Any) -> tuple[Any, tf.Tensor]:
     if not values.shape.rank or values.shape[0] != rows or None in values.shape[1:]:
         raise ValueError(f"this layer returns {values.shape}, without a row of one size for each example")
     return outputs, tf.cast(values, tf.float32)
+
+
+def read_specs(endpoint: Any) -> Any:
+    """Returns the specs of the argument of an endpoint: one, or a dict of them."""
+    ((specs,), _) = endpoint.concrete_functions[0].structured_input_signature
+    return specs

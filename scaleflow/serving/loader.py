@@ -17,7 +17,7 @@ import tensorflow as tf
 from mlflow.exceptions import MlflowException
 
 from scaleflow.serving.cells import CellForm, fit_numbers, gather_cells, read_forms, write_cell
-from scaleflow.serving.layers import choose_layer, compute_layer
+from scaleflow.serving.layers import choose_layer, compute_layer, read_specs
 from scaleflow.serving.prediction_columns import make_prediction_columns, make_probability_columns
 from scaleflow.serving.reasons import LAYER, Explainer
 
@@ -200,12 +200,6 @@ def to_picture(value: Any) -> bytes:
 
 def join_text(texts: tf.Tensor) -> str:
     return ", ".join(text.decode(errors="replace") for text in np.ravel(texts.numpy()))
-
-
-def read_specs(endpoint: Any) -> Any:
-    """Returns the specs of the argument of an endpoint: one, or a dict of them."""
-    ((specs,), _) = endpoint.concrete_functions[0].structured_input_signature
-    return specs
 
 
 def name_specs(specs: Any, name: str = "") -> dict[str, tf.TensorSpec]:

@@ -33,6 +33,7 @@ from scaleflow.model import TOLERANCE, label_leaves
 from scaleflow.runs import ConversionSpec
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.runs.run_name import describe_data_name
+from scaleflow.serving.layers import read_specs
 from scaleflow.worker.earlier import open_source
 from scaleflow.worker.evaluate import choose_split
 from scaleflow.worker.runtime import make_evaluation_batching, setup_runtime
@@ -60,10 +61,10 @@ class SavedParts:
     def __init__(self, folder: Path) -> None:
         self._loaded = tf.saved_model.load(str(folder))
         self.serve = self._loaded.serve
-        self._raw = read_specs_of(self.serve)
+        self._raw = read_specs(self.serve)
         self._preprocess = getattr(self._loaded, "preprocess", None)
         self._portable = getattr(self._loaded, "portable", None)
-        specs = name_leaves(read_specs_of(self._portable or self.serve))
+        specs = name_leaves(read_specs(self._portable or self.serve))
         names = label_leaves(specs)
         self.specs = {name: tf.TensorSpec(each.shape, each.dtype, names[name]) for name, each in specs.items()}
         returned = name_leaves(self.serve.concrete_functions[0].structured_outputs)
@@ -119,12 +120,6 @@ class SavedParts:
             more |= {key: value for key in own if (value := getattr(described[name], key)) is not None}
             outputs.append({"name": name, "tensor": tensor, **more})
         return json.dumps({"version": VERSION, "inputs": inputs, "outputs": outputs}, indent=1)
-
-
-def read_specs_of(endpoint: Any) -> Any:
-    """Returns the specs of the argument of an endpoint."""
-    ((specs,), _) = endpoint.concrete_functions[0].structured_input_signature
-    return specs
 
 
 def measure_difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[float, float]:
