@@ -50,22 +50,13 @@ RECORDED, DELETED = "recorded", "deleted in MLflow"
 
 @dataclass
 class FoundRun:
-    """A run, or a sweep, whose folder was found.
-
-    Attributes:
-        folder: its folder.
-        status: FINISHED, FAILED or KILLED; None if it has not ended.
-        state: `recorded` or `deleted in MLflow`; otherwise why it is left alone.
-        bytes: the size of what would be deleted.
-        age: seconds since its last event.
-        is_deleted: whether it was deleted.
-    """
+    """A run, or a sweep, whose folder was found."""
 
     folder: Path
-    status: str | None
-    state: str
-    bytes: int
-    age: float
+    status: str | None  # FINISHED, FAILED or KILLED; None if it has not ended
+    state: str  # `recorded` or `deleted in MLflow`; otherwise why it is left alone
+    bytes: int  # the size of what would be deleted
+    age: float  # seconds since its last event
     is_deleted: bool = False
 
     @property

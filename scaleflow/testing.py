@@ -106,19 +106,12 @@ class Events:
 
 @dataclass(frozen=True)
 class Checked:
-    """The properties of a checked dataset.
+    """The properties of a checked dataset."""
 
-    Attributes:
-        counts: number of examples in each of the splits train, validation and test, at most `limit`.
-        inputs: shape and dtype of a model's inputs, after preprocessing.
-        outputs: kind and shape of a model's outputs.
-        batch: (inputs, targets) of the first batch that a model gets: arrays, or dicts of arrays.
-    """
-
-    counts: Mapping[str, int]
-    inputs: InputStructure
-    outputs: OutputStructure
-    batch: tuple[Any, Any]
+    counts: Mapping[str, int]  # number of examples in each of the splits train, validation and test, at most `limit`
+    inputs: InputStructure  # shape and dtype of a model's inputs, after preprocessing
+    outputs: OutputStructure  # kind and shape of a model's outputs
+    batch: tuple[Any, Any]  # (inputs, targets) of the first batch that a model gets: arrays, or dicts of arrays
 
 
 class Tiny:

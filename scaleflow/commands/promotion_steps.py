@@ -89,17 +89,12 @@ ALREADY = "it is the champion already"
 
 @dataclass(frozen=True)
 class PromotionOutcome:
-    """What came of a promotion.
-
-    Attributes:
-        champion: the version that was the champion before; None if there was none.
-        version: of the candidate; None if nothing was changed.
-    """
+    """What came of a promotion."""
 
     run: Run
     name: str
-    champion: str | None
-    version: str | None
+    champion: str | None  # the version that was the champion before; None if there was none
+    version: str | None  # of the candidate; None if nothing was changed
     decision: Decision
 
 

@@ -12,17 +12,11 @@ from scaleflow.launcher.command_exit import JSON
 
 @dataclass(frozen=True)
 class Command:
-    """A command besides the run itself.
+    """A command besides the run itself."""
 
-    Attributes:
-        name: as it is typed after `scaleflow`.
-        about: a line for `scaleflow --help`.
-        module: with the function `main(words)`, which returns the exit code. It is imported when the command runs.
-    """
-
-    name: str
-    about: str
-    module: str
+    name: str  # as it is typed after `scaleflow`
+    about: str  # a line for `scaleflow --help`
+    module: str  # with the function `main(words)`, which returns the exit code. It is imported when the command runs.
 
     def run(self, words: Sequence[str]) -> int:
         """Runs the command with the words after its name; returns the exit code."""

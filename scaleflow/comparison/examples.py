@@ -24,17 +24,11 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class ExampleValues:
-    """What a metric is computed from: its value is a function of weighted means over the examples.
+    """What a metric is computed from: its value is a function of weighted means over the examples."""
 
-    Attributes:
-        values: of each example, [n, k] float64.
-        weights: of each example, [n]; with several columns of `values` [n, k].
-        finish: computes the metric from the k means, [..., k] to [...].
-    """
-
-    values: Array
-    weights: Array
-    finish: Callable[[Array], Array]
+    values: Array  # of each example, [n, k] float64
+    weights: Array  # of each example, [n]; with several columns of `values` [n, k]
+    finish: Callable[[Array], Array]  # computes the metric from the k means, [..., k] to [...]
 
     def compute(self) -> float:
         """Returns the metric of all examples."""

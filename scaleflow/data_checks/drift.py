@@ -138,18 +138,12 @@ MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class DataFinding:
-    """Something that is wrong with data, or differs.
-
-    Attributes:
-        level: `fault`, `drift` or `hint`.
-        text: what was found, with its figure.
-        because: the rule in words, with its threshold.
-    """
+    """Something that is wrong with data, or differs."""
 
     rule: str
-    level: str
-    text: str
-    because: str
+    level: str  # `fault`, `drift` or `hint`
+    text: str  # what was found, with its figure
+    because: str  # the rule in words, with its threshold
     columns: Sequence[str] = ()
 
 

@@ -61,16 +61,11 @@ class KnownOfRun:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a user should know.
-
-    Attributes:
-        text: what was found, with its figure.
-        because: the rule in words, with its threshold.
-    """
+    """Something that a user should know."""
 
     rule: str
-    text: str
-    because: str
+    text: str  # what was found, with its figure
+    because: str  # the rule in words, with its threshold
 
 
 def find_all(

@@ -303,19 +303,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class ModelReport:
-    """What was made of predictions.
+    """What was made of predictions."""
 
-    Attributes:
-        figures: of all examples, by name: `accuracy`, or `price/mae` with several outputs.
-        findings: the most important first.
-        files: all files that were written, relative to the folder.
-        own: the names of those figures that are metrics of the run, and that training has not.
-    """
-
-    figures: Mapping[str, Figure]
-    findings: Sequence[Finding]
-    files: Sequence[Path]
-    own: Sequence[str] = ()
+    figures: Mapping[str, Figure]  # of all examples, by name: `accuracy`, or `price/mae` with several outputs
+    findings: Sequence[Finding]  # the most important first
+    files: Sequence[Path]  # all files that were written, relative to the folder
+    own: Sequence[str] = ()  # the names of those figures that are metrics of the run, and that training has not
 
 
 def make_report(

@@ -30,17 +30,11 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class PredictionColumns:
-    """The columns that the outputs of a model become.
+    """The columns that the outputs of a model become."""
 
-    Attributes:
-        outputs: of the model, by name.
-        has_all: whether every class gets a column, however many there are.
-        has_logits: whether logits get columns, too.
-    """
-
-    outputs: Mapping[str, Outputs]
-    has_all: bool = False
-    has_logits: bool = False
+    outputs: Mapping[str, Outputs]  # of the model, by name
+    has_all: bool = False  # whether every class gets a column, however many there are
+    has_logits: bool = False  # whether logits get columns, too
 
     def convert(self, values: dict[str, Array]) -> dict[str, Any]:
         """Converts outputs [rows, ...] by name to columns by name, as `serving/prediction_columns.py` says."""

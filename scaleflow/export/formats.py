@@ -32,16 +32,11 @@ Compute = Callable[[Mapping[str, "Array"]], Mapping[str, "Array"]]
 
 @dataclass(frozen=True)
 class PortableModel:
-    """A SavedModel for converters: its signature `portable` has one tensor for each argument and each output.
-
-    Attributes:
-        function: the concrete function of its signature.
-        specs: of the arguments, by their names.
-    """
+    """A SavedModel for converters: its signature `portable` has one tensor for each argument and each output."""
 
     folder: Path
-    function: Any
-    specs: Mapping[str, Any]
+    function: Any  # the concrete function of its signature
+    specs: Mapping[str, Any]  # of the arguments, by their names
 
 
 #: Yields examples of the training split, by the names of the arguments: [1, ...] each.

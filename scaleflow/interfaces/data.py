@@ -210,17 +210,11 @@ OutputStructure = Outputs | Mapping[str, Outputs]
 
 @dataclass(frozen=True)
 class DivisionKeys:
-    """What `dataset.split` divides the examples of a split by, [n] each; None for what is not known or not needed.
+    """What `dataset.split` divides the examples of a split by, [n] each; None for what is not known or not needed."""
 
-    Attributes:
-        groups: numbers of groups, or hashes (uint64).
-        times: in seconds, or in the unit of a column of numbers.
-        strata: numbers of classes, or of ranges of a target, from 0.
-    """
-
-    groups: np.ndarray[Any, Any] | None = None
-    times: np.ndarray[Any, Any] | None = None
-    strata: np.ndarray[Any, Any] | None = None
+    groups: np.ndarray[Any, Any] | None = None  # numbers of groups, or hashes (uint64)
+    times: np.ndarray[Any, Any] | None = None  # in seconds, or in the unit of a column of numbers
+    strata: np.ndarray[Any, Any] | None = None  # numbers of classes, or of ranges of a target, from 0
 
     @classmethod
     def of(cls, examples: Examples | Rows) -> DivisionKeys:

@@ -30,17 +30,11 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class LearnedPreprocessing:
-    """What a `Preprocessing` learned.
+    """What a `Preprocessing` learned."""
 
-    Attributes:
-        path: the dotted name of its class.
-        options: its attributes, as JSON holds them.
-        learned: what its method `learn` returned, as JSON holds it.
-    """
-
-    path: str
-    options: Mapping[str, Any]
-    learned: Any
+    path: str  # the dotted name of its class
+    options: Mapping[str, Any]  # its attributes, as JSON holds them
+    learned: Any  # what its method `learn` returned, as JSON holds it
 
 
 @dataclass(frozen=True)
@@ -224,19 +218,12 @@ def parse_leaves(entries: Sequence[Mapping[str, Any]], make: Callable[..., Any])
 
 @dataclass(frozen=True)
 class LearnedChanges:
-    """What two runs learned.
+    """What two runs learned."""
 
-    Attributes:
-        old: by the run whose weights are taken.
-        new: by the run that begins with them.
-        is_anew: whether the new run learned everything itself; else it kept or extended what the old one learned.
-        maps_rows: whether it is known which rows of the weights belong to a word: in scaleflow's own models.
-    """
-
-    old: LearnedState
-    new: LearnedState
-    is_anew: bool
-    maps_rows: bool
+    old: LearnedState  # by the run whose weights are taken
+    new: LearnedState  # by the run that begins with them
+    is_anew: bool  # whether the new run learned everything itself; else it kept or extended what the old one learned
+    maps_rows: bool  # whether it is known which rows of the weights belong to a word: in scaleflow's own models
 
     @cached_property
     def other_inputs(self) -> Collection[str]:

@@ -30,17 +30,11 @@ class Workers(Protocol):
 
 @dataclass(frozen=True)
 class Batching:
-    """How a global batch is divided into `replicas` x `accumulate` micro-batches.
+    """How a global batch is divided into `replicas` x `accumulate` micro-batches."""
 
-    Attributes:
-        batch_size: examples of one micro-batch.
-        accumulate: micro-batches of one update on one replica.
-        replicas: replicas that share the global batch.
-    """
-
-    batch_size: int
-    accumulate: int
-    replicas: int
+    batch_size: int  # examples of one micro-batch
+    accumulate: int  # micro-batches of one update on one replica
+    replicas: int  # replicas that share the global batch
 
     @property
     def share(self) -> int:
@@ -128,15 +122,10 @@ class CoordinatedFeed(Feed, Protocol):
 
 @dataclass(frozen=True)
 class FreezePhase:
-    """What trains from an epoch on, if `model.freeze` changes during the run.
+    """What trains from an epoch on, if `model.freeze` changes during the run."""
 
-    Attributes:
-        epoch: its first epoch, from 0.
-        trainable: (part, whether it trains) for each layer and variable of the model.
-    """
-
-    epoch: int
-    trainable: Sequence[tuple[Any, bool]]
+    epoch: int  # its first epoch, from 0
+    trainable: Sequence[tuple[Any, bool]]  # (part, whether it trains) for each layer and variable of the model
 
 
 @dataclass(frozen=True)

@@ -113,16 +113,11 @@ def hidden_display() -> Display:
 
 @dataclass(frozen=True)
 class ShownPhase:
-    """A part of the work before or after training.
-
-    Attributes:
-        began: when it began, in seconds of this process's monotonic clock.
-        began_ms: the same, in milliseconds of the worker's clock, if the worker reported it.
-    """
+    """A part of the work before or after training."""
 
     text: str
-    began: float
-    began_ms: int | None = None
+    began: float  # when it began, in seconds of this process's monotonic clock
+    began_ms: int | None = None  # the same, in milliseconds of the worker's clock, if the worker reported it
 
     def measure(self, now_ms: int | None = None) -> float:
         """Returns its duration in seconds until now, or by the worker's clock, which may differ, until `now_ms`."""

@@ -35,25 +35,15 @@ BATCH_ROWS = 65_536
 
 @dataclass(frozen=True)
 class ObjectFile:
-    """An object that a run reads from a file in its folder.
+    """An object that a run reads from a file in its folder."""
 
-    Attributes:
-        argument: of `scaleflow.run`.
-        option: the config group and its option that reads such a file.
-        target: what that option names.
-        key: the key of the group that names the file.
-        name: the name of the file.
-        write: writes it to a path.
-        more: further keys of the group, with their values.
-    """
-
-    argument: str
-    option: tuple[str, str]
-    target: str
-    key: str
-    name: str
-    write: Callable[[Path], object]
-    more: Mapping[str, str] = field(default_factory=dict)
+    argument: str  # of `scaleflow.run`
+    option: tuple[str, str]  # the config group and its option that reads such a file
+    target: str  # what that option names
+    key: str  # the key of the group that names the file
+    name: str  # the name of the file
+    write: Callable[[Path], object]  # writes it to a path
+    more: Mapping[str, str] = field(default_factory=dict)  # further keys of the group, with their values
 
 
 def plan_data_file(data: Any) -> ObjectFile:

@@ -47,19 +47,12 @@ from scaleflow.serving.prediction_columns import bound_values, is_one_of_several
 
 @dataclass(frozen=True)
 class Parts:
-    """A trained model before its preprocessing is added.
+    """A trained model before its preprocessing is added."""
 
-    Attributes:
-        core: the trained model.
-        layers: the preprocessing of one or several inputs, by their names.
-        inputs: raw inputs.
-        policy: the dtype policy of the core.
-    """
-
-    core: keras.Model
-    layers: Mapping[tuple[str, ...], keras.Layer]
-    inputs: InputStructure
-    policy: str
+    core: keras.Model  # the trained model
+    layers: Mapping[tuple[str, ...], keras.Layer]  # the preprocessing of one or several inputs, by their names
+    inputs: InputStructure  # raw inputs
+    policy: str  # the dtype policy of the core
 
     @property
     def looked_up(self) -> set[str]:

@@ -320,21 +320,13 @@ REUSE, RUN, SKIP, LEAVE = "reuse", "run", "skip", "leave"
 
 @dataclass(frozen=True)
 class StageDecision:
-    """What becomes of a stage.
+    """What becomes of a stage."""
 
-    Attributes:
-        action: `reuse`, `run`, `skip` or `leave`; empty: not yet decided.
-        why: the reason; empty if it is reused.
-        key: what it is made of; None if that is not known yet.
-        values: its keys, resolved.
-        continues: whether it goes on where an earlier command was interrupted.
-    """
-
-    action: str = ""
-    why: str = ""
-    key: StageKey | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)
-    continues: bool = False
+    action: str = ""  # `reuse`, `run`, `skip` or `leave`; empty: not yet decided
+    why: str = ""  # the reason; empty if it is reused
+    key: StageKey | None = None  # what it is made of; None if that is not known yet
+    values: Mapping[str, Any] = field(default_factory=dict)  # its keys, resolved
+    continues: bool = False  # whether it goes on where an earlier command was interrupted
 
 
 @dataclass
@@ -375,20 +367,14 @@ class StageProgress:
 
 @dataclass(frozen=True)
 class Decider:
-    """Decides about the stages of one command.
-
-    Attributes:
-        stored: tells whether the run of a finished stage still exists, and what an alias names now.
-        forced: the stages that run again, whatever they are made of.
-        only: the stages that may run; empty: all.
-    """
+    """Decides about the stages of one command."""
 
     pipeline: DeclaredPipeline
     ledger: PipelineLedger
     composer: StageComposer
-    stored: StoredRuns
-    forced: Collection[str] = ()
-    only: Collection[str] = ()
+    stored: StoredRuns  # tells whether the run of a finished stage still exists, and what an alias names now
+    forced: Collection[str] = ()  # the stages that run again, whatever they are made of
+    only: Collection[str] = ()  # the stages that may run; empty: all
 
     def decide(self, stage: Stage) -> StageDecision:
         """Decides about a stage whose needs are over. Raises ConfigError if a reference has no value."""

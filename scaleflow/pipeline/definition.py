@@ -51,46 +51,28 @@ OWN_KEYS = ("overrides", "stages")
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a pipeline.
+    """A stage of a pipeline."""
 
-    Attributes:
-        name: such as `fit`, or `adapt.berlin` of a stage with `foreach`.
-        values: its keys besides the common ones, with interpolations.
-        variables: those of `foreach`.
-        after: the stages that come before it, though it does not refer to them.
-        condition: whether it runs; None: always.
-        line: where it is written, for messages.
-    """
-
-    name: str
+    name: str  # such as `fit`, or `adapt.berlin` of a stage with `foreach`
     command: StageCommand
-    values: Mapping[str, Any]
-    variables: Mapping[str, Any]
-    after: tuple[str, ...]
-    condition: StageCondition | None
-    line: str
+    values: Mapping[str, Any]  # its keys besides the common ones, with interpolations
+    variables: Mapping[str, Any]  # those of `foreach`
+    after: tuple[str, ...]  # the stages that come before it, though it does not refer to them
+    condition: StageCondition | None  # whether it runs; None: always
+    line: str  # where it is written, for messages
 
 
 @dataclass(frozen=True)
 class DeclaredPipeline:
-    """A pipeline.
-
-    Attributes:
-        config_dirs: absolute paths of the folders with the user's options.
-        text: the composed file, as YAML.
-        overrides: of all stages that compose a config, with interpolations.
-        values: the user's own keys, with interpolations.
-        stages: by name, in an order in which they can run.
-        needs: by stage, those that have to be over before it begins.
-    """
+    """A pipeline."""
 
     name: str
-    config_dirs: tuple[str, ...]
-    text: str
-    overrides: Sequence[Any]
-    values: Mapping[str, Any]
-    stages: Mapping[str, Stage]
-    needs: Mapping[str, frozenset[str]]
+    config_dirs: tuple[str, ...]  # absolute paths of the folders with the user's options
+    text: str  # the composed file, as YAML
+    overrides: Sequence[Any]  # of all stages that compose a config, with interpolations
+    values: Mapping[str, Any]  # the user's own keys, with interpolations
+    stages: Mapping[str, Stage]  # by name, in an order in which they can run
+    needs: Mapping[str, frozenset[str]]  # by stage, those that have to be over before it begins
 
     def resolve(self, stage: Stage, read: ReadOutput) -> dict[str, Any]:
         """Returns a stage's keys without interpolations; `overrides` has the pipeline's own first, and no lists inside.

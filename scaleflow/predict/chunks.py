@@ -121,23 +121,14 @@ CHUNK_ROWS, CHUNK_BATCHES = 16_384, 16
 
 @dataclass(frozen=True)
 class PredictionTask:
-    """What is predicted.
+    """What is predicted."""
 
-    Attributes:
-        source: the rows.
-        form: how they become the inputs of the model.
-        keep: columns that are copied to the output.
-        predicted: the columns that the outputs become.
-        schema: of the output.
-        shard_rows: rows of the table that a shard is made of; None: one file.
-    """
-
-    source: RowSource
-    form: InputForm
-    keep: Sequence[str]
-    predicted: PredictionColumns
-    schema: Any
-    shard_rows: int | None
+    source: RowSource  # the rows
+    form: InputForm  # how they become the inputs of the model
+    keep: Sequence[str]  # columns that are copied to the output
+    predicted: PredictionColumns  # the columns that the outputs become
+    schema: Any  # of the output
+    shard_rows: int | None  # rows of the table that a shard is made of; None: one file
 
     @property
     def read(self) -> list[str]:
@@ -154,17 +145,11 @@ class PredictionTask:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows that are computed together.
+    """Rows that are computed together."""
 
-    Attributes:
-        rows: the rows, with the columns that are read.
-        inputs: of the model, by name, for the good rows.
-        is_good: which rows are: [rows] bool.
-    """
-
-    rows: RowBatch
-    inputs: dict[str, Array]
-    is_good: Array
+    rows: RowBatch  # the rows, with the columns that are read
+    inputs: dict[str, Array]  # of the model, by name, for the good rows
+    is_good: Array  # which rows are: [rows] bool
 
     def predict(self, task: PredictionTask, model: RowModel, report: RowReport) -> tuple[Any, int]:
         """Returns the rows of the output, and the number of predictions. Raises RunError if the model fails."""

@@ -29,15 +29,10 @@ SHARD = re.compile(r"part-\d{5,}\.parquet")
 
 @dataclass(frozen=True)
 class Output:
-    """Where predictions go.
+    """Where predictions go."""
 
-    Attributes:
-        path: a file, or a folder of shards.
-        is_folder: which of the two.
-    """
-
-    path: Path
-    is_folder: bool
+    path: Path  # a file, or a folder of shards
+    is_folder: bool  # which of the two
 
     @property
     def is_csv(self) -> bool:

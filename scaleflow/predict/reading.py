@@ -239,15 +239,10 @@ TABLE, FILLED = "scaleflow.dataset.table.Table", (NUMBER, DATE)
 
 @dataclass(frozen=True)
 class InputForm:
-    """How rows become the inputs of a model.
+    """How rows become the inputs of a model."""
 
-    Attributes:
-        state: what the model takes, and how its run read its data.
-        columns: of the rows, for each input.
-    """
-
-    state: LearnedState
-    columns: Mapping[str, Sequence[str]]
+    state: LearnedState  # what the model takes, and how its run read its data
+    columns: Mapping[str, Sequence[str]]  # of the rows, for each input
 
     @cached_property
     def cells(self) -> dict[str, CellForm]:

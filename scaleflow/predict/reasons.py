@@ -31,13 +31,9 @@ def make_explainer(state: LearnedState, predicted: PredictionColumns) -> Explain
 
 @dataclass(frozen=True)
 class ExtendedColumns(PredictionColumns):
-    """The columns of predictions, and further ones: reasons, the outputs of a layer.
+    """The columns of predictions, and further ones: reasons, the outputs of a layer."""
 
-    Attributes:
-        more: arrays of no rows of them, by name.
-    """
-
-    more: Mapping[str, Array] = field(default_factory=dict)
+    more: Mapping[str, Array] = field(default_factory=dict)  # arrays of no rows of them, by name
 
     def convert(self, values: Mapping[str, Array]) -> dict[str, Any]:
         found = super().convert({name: values[name] for name in self.outputs})

@@ -33,13 +33,9 @@ SLICE = "slice/"
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition of the promotion.
+    """A condition of the promotion."""
 
-    Attributes:
-        text: the condition, with its figures.
-    """
-
-    text: str
+    text: str  # the condition, with its figures
     holds: bool
 
 

@@ -230,19 +230,12 @@ EXPECTED = {NUMBER: "a finite number", CATEGORY: "a word", TEXT: "a text", DATE:
 
 @dataclass(frozen=True)
 class CellForm:
-    """How a run read the cells of a column.
+    """How a run read the cells of a column."""
 
-    Attributes:
-        kind: what training took the column for; None: it is not known.
-        missing: words that mean a missing value; None: text is taken as it is.
-        written: how its numbers or dates are written, see `rewrite_cells`.
-        known: the words of a category that training had.
-    """
-
-    kind: str | None = None
-    missing: Sequence[str] | None = None
-    written: Mapping[str, str] | None = None
-    known: Sequence[str] = ()
+    kind: str | None = None  # what training took the column for; None: it is not known
+    missing: Sequence[str] | None = None  # words that mean a missing value; None: text is taken as it is
+    written: Mapping[str, str] | None = None  # how its numbers or dates are written, see `rewrite_cells`
+    known: Sequence[str] = ()  # the words of a category that training had
 
     def convert(self, column: Any, dtype: np.dtype[Any]) -> tuple[Array, Array, str]:
         """Converts a column of pyarrow to an array, texts to objects.

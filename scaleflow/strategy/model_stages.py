@@ -135,16 +135,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Graph:
-    """A model's calls, each after those whose outputs it takes.
-
-    Attributes:
-        source: the number of the model's input, which may be a dict of tensors.
-        sinks: the numbers of the model's outputs, in their structure.
-    """
+    """A model's calls, each after those whose outputs it takes."""
 
     calls: Sequence[Call]
-    source: int
-    sinks: Any
+    source: int  # the number of the model's input, which may be a dict of tensors
+    sinks: Any  # the numbers of the model's outputs, in their structure
 
     @property
     def sink_numbers(self) -> set[int]:

@@ -231,19 +231,12 @@ LIMITS = 32
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive calls of a model's graph.
+    """Consecutive calls of a model's graph."""
 
-    Attributes:
-        calls: the calls.
-        inputs: the numbers of the tensors that they take from earlier calls.
-        outputs: the numbers of the tensors that later calls take, and of the model's outputs.
-        is_recomputed: whether they are computed again in the backward pass.
-    """
-
-    calls: Sequence[Call]
-    inputs: Sequence[int]
-    outputs: Sequence[int]
-    is_recomputed: bool
+    calls: Sequence[Call]  # the calls
+    inputs: Sequence[int]  # the numbers of the tensors that they take from earlier calls
+    outputs: Sequence[int]  # the numbers of the tensors that later calls take, and of the model's outputs
+    is_recomputed: bool  # whether they are computed again in the backward pass
 
     def run(self, values: dict[int, Any]) -> list[tf.Tensor]:
         """Runs the calls in training, adds their outputs to `values`, and returns the losses that layers add."""

@@ -205,17 +205,11 @@ def rank_jobs(jobs: Sequence[RepeatedJob], metric: str, mode: Mode | None) -> li
 
 @dataclass(frozen=True)
 class BestJob:
-    """The best job of a sweep.
+    """The best job of a sweep."""
 
-    Attributes:
-        run: its run.
-        tags: those of the sweep's run, which name the job.
-        metrics: those of its exported model.
-    """
-
-    run: Run
-    tags: Mapping[str, str]
-    metrics: Mapping[str, float]
+    run: Run  # its run
+    tags: Mapping[str, str]  # those of the sweep's run, which name the job
+    metrics: Mapping[str, float]  # those of its exported model
     overrides: Sequence[str]
 
     @property

@@ -46,16 +46,11 @@ MOST_LISTED = 10
 
 @dataclass(frozen=True)
 class ModelReference:
-    """A run, and one of its logged models.
-
-    Attributes:
-        model_id: of the model; None: the run's result.
-        step: the update after which the model was exported; 0 without a model.
-    """
+    """A run, and one of its logged models."""
 
     run_id: str
-    model_id: str | None = None
-    step: int = 0
+    model_id: str | None = None  # of the model; None: the run's result
+    step: int = 0  # the update after which the model was exported; 0 without a model
 
 
 def resolve_reference(named: str, store: str) -> ModelReference:

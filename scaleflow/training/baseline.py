@@ -23,17 +23,11 @@ LEAST_SHARE = 1e-7
 
 @dataclass(frozen=True)
 class Targets:
-    """The targets of one output in a split.
+    """The targets of one output in a split."""
 
-    Attributes:
-        values: [n] or [n, *positions] for classification, else [n, *outputs.shape]; 0 for those that are ignored.
-        counted: 1 for each value that counts, else 0.
-        weights: of the examples, [n].
-    """
-
-    values: Array
-    counted: Array
-    weights: Array
+    values: Array  # [n] or [n, *positions] for classification, else [n, *outputs.shape]; 0 for those that are ignored
+    counted: Array  # 1 for each value that counts, else 0
+    weights: Array  # of the examples, [n]
 
     @property
     def shares(self) -> Array:

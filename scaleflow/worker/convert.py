@@ -185,19 +185,14 @@ def convert_to_formats(plan: Plan, spec: ConversionSpec, emit: Emit) -> None:
 
 @dataclass(frozen=True)
 class Converter:
-    """Converts one model.
-
-    Attributes:
-        state: what its run learned.
-        reference: the metrics of the SavedModel there.
-    """
+    """Converts one model."""
 
     plan: Plan
     exported: Path
     parts: SavedParts
-    state: LearnedState | None
+    state: LearnedState | None  # what its run learned
     proof: Proof
-    reference: Mapping[str, float]
+    reference: Mapping[str, float]  # the metrics of the SavedModel there
 
     def convert(self, form: ExportFormat, portable: PortableModel) -> FormatExported:
         """Exports one format. A format that is not good has the reason, and leaves no files."""

@@ -78,22 +78,15 @@ def make_model_maker(
 
 @dataclass(frozen=True)
 class EngineMaker:
-    """Makes the engine of a run.
-
-    Attributes:
-        goal: what the whole model is trained for.
-        length: how long the run trains.
-        feed: the feed of the training split.
-        folds: those of the training split, `Splits.folds`.
-    """
+    """Makes the engine of a run."""
 
     plan: Plan
     runtime: Runtime
     outputs: OutputStructure
-    goal: Objective
-    length: Length
-    feed: Feed
-    folds: int = 0
+    goal: Objective  # what the whole model is trained for
+    length: Length  # how long the run trains
+    feed: Feed  # the feed of the training split
+    folds: int = 0  # those of the training split, `Splits.folds`
 
     def make(self, make_model: Callable[[], keras.Model]) -> tuple[Engine, list[str]]:
         """Makes the engine, a loop or Keras's `fit`, and the model in the strategy's scope.

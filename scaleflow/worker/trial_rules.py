@@ -45,21 +45,13 @@ MIN_ERRORS = 4.0
 
 @dataclass(frozen=True)
 class BatchMeasurement:
-    """What was measured with a batch size.
+    """What was measured with a batch size."""
 
-    Attributes:
-        batch_size: examples of a micro-batch on one replica.
-        rate: examples per second; None if the batch does not fit into the memory.
-        may_double: whether twice the size fits into the memory, as far as that can be foreseen.
-        host_mb: by how many MiB the memory of the process grew.
-        problem: why the batch size cannot be used, if not because of the memory.
-    """
-
-    batch_size: int
-    rate: float | None
-    may_double: bool = True
-    host_mb: float = 0.0
-    problem: str = ""
+    batch_size: int  # examples of a micro-batch on one replica
+    rate: float | None  # examples per second; None if the batch does not fit into the memory
+    may_double: bool = True  # whether twice the size fits into the memory, as far as that can be foreseen
+    host_mb: float = 0.0  # by how many MiB the memory of the process grew
+    problem: str = ""  # why the batch size cannot be used, if not because of the memory
 
 
 def limit_batch_size(examples: int, parts: int, steps_per_epoch: int | None) -> int:

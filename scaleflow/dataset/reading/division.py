@@ -39,17 +39,11 @@ MOST_DRAWS, MOST_DRAWN, MOST_CELLS = 200, 1_000_000, 50_000_000
 
 @dataclass(frozen=True)
 class Division:
-    """How a source draws its test split, if its files name none.
+    """How a source draws its test split, if its files name none."""
 
-    Attributes:
-        rule: `dataset.split`.
-        test: the fraction of the rows.
-        seed: draws them.
-    """
-
-    rule: Split
-    test: float = TEST_FRACTION
-    seed: int = 0
+    rule: Split  # `dataset.split`
+    test: float = TEST_FRACTION  # the fraction of the rows
+    seed: int = 0  # draws them
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -213,27 +213,16 @@ class ColumnOptions:
 
 @dataclass(frozen=True)
 class TableTypes:
-    """What a table learns from the values of its columns.
+    """What a table learns from the values of its columns."""
 
-    Attributes:
-        sought: the columns whose values are looked at.
-        found: by input, its kind, or why it is left out.
-        outputs: the fields of `Outputs`.
-        forms: by column, how its numbers or dates are written.
-        codes: columns that look like numbers, but are words.
-        missing_words: how often the target has each word of `dataset.missing`.
-        unread: categories that look like numbers or dates.
-        many: by category, the number of its words, if these are too many.
-    """
-
-    sought: Sequence[str]
-    found: Mapping[str, str]
-    outputs: Mapping[str, Any]
-    forms: dict[str, Form]
-    codes: Sequence[str]
-    missing_words: dict[str, int]
-    unread: Sequence[str]
-    many: Mapping[str, int]
+    sought: Sequence[str]  # the columns whose values are looked at
+    found: Mapping[str, str]  # by input, its kind, or why it is left out
+    outputs: Mapping[str, Any]  # the fields of `Outputs`
+    forms: dict[str, Form]  # by column, how its numbers or dates are written
+    codes: Sequence[str]  # columns that look like numbers, but are words
+    missing_words: dict[str, int]  # how often the target has each word of `dataset.missing`
+    unread: Sequence[str]  # categories that look like numbers or dates
+    many: Mapping[str, int]  # by category, the number of its words, if these are too many
 
     def describe(self, unused: Mapping[str, str], most: int) -> Iterator[str]:
         """Yields lines on what may surprise; `unused` has columns with the reason to leave them out."""
