@@ -87,23 +87,16 @@ def are_pictures(described: Inputs, values: Array) -> bool:
 
 @dataclass(frozen=True)
 class ColumnKind:
-    """What the columns of one kind have in common.
+    """What the columns of one kind have in common."""
 
-    Attributes:
-        name: in schemas and findings.
-        takes: whether values [n, ...] of an input whose source says no kind are of this one, and of none before it.
-        summarise: describes values that are not missing, for a schema.
-        reduce: returns the numbers by which values are compared, [n]; None: they are counted, or not compared.
-        measure: what these are, in a chart.
-        plural: what notes and the record of `dataset=table` call such columns; empty if a table has none.
-    """
-
-    name: str
+    name: str  # in schemas and findings
+    #: Whether values [n, ...] of an input whose source says no kind are of this one, and of none before it
     takes: Callable[[Inputs, Array], bool]
-    summarise: Callable[[Array], Column]
+    summarise: Callable[[Array], Column]  # describes values that are not missing, for a schema
+    #: Returns the numbers by which values are compared, [n]; None: they are counted, or not compared
     reduce: Callable[[Array], Array] | None = None
-    measure: str = ""
-    plural: str = ""
+    measure: str = ""  # what these are, in a chart
+    plural: str = ""  # what notes and the record of `dataset=table` call such columns; empty if a table has none
 
     def describe(self, values: Array) -> Column:
         """Describes a column for a schema: its kind, the share that is missing, how its values are distributed."""

@@ -245,33 +245,22 @@ DECIDED = ("accuracy", "balanced_accuracy", "macro_f1")
 
 @dataclass(frozen=True)
 class OutputAnalysis:
-    """What the kept predictions of one output show.
+    """What the kept predictions of one output show."""
 
-    Attributes:
-        name: of the output; "" if it is the only one.
-        classes: a row for each class, label or value: figures and counts.
-        rows: of the table of predictions that count, [n].
-        scores: how good the prediction for each of them is, [n]; `measure` says what that is.
-        measure: the name of the scores' mean.
-        is_error: whether smaller scores are better.
-        worst: places in [n] of the examples that the model got wrong, the worst first.
-        suspects: places of those whose label is probably wrong.
-        groups: by a name, what divides examples into slices, [n]: texts or numbers.
-        facts: what findings are made of.
-    """
-
-    name: str
+    name: str  # of the output; "" if it is the only one
     figures: dict[str, Figure]
-    classes: list[dict[str, Any]]
+    classes: list[dict[str, Any]]  # a row for each class, label or value: figures and counts
     drawings: list[Drawing]
-    rows: Array
-    scores: Array
-    measure: str
-    is_error: bool
-    worst: Array
+    rows: Array  # of the table of predictions that count, [n]
+    scores: Array  # how good the prediction for each of them is, [n]; `measure` says what that is
+    measure: str  # the name of the scores' mean
+    is_error: bool  # whether smaller scores are better
+    worst: Array  # places in [n] of the examples that the model got wrong, the worst first
+    #: Places of those whose label is probably wrong
     suspects: Array = field(default_factory=lambda: np.array([], np.int64))
+    #: By a name, what divides examples into slices, [n]: texts or numbers
     groups: Mapping[str, Array] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what findings are made of
 
 
 def analyse_output(

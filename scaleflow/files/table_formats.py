@@ -50,21 +50,14 @@ def find_format(path: str, key: str) -> str:
 
 @dataclass(frozen=True)
 class CsvForm:
-    """The form of CSV files.
+    """The form of CSV files."""
 
-    Attributes:
-        delimiter: between the fields; None: a tab in `.tsv` files, a comma in others.
-        header: names of the columns, if the files have no header line. A header line with all of these names is
-            recognised.
-        missing: the strings that mean a missing value.
-        has_separator_line: whether a line such as `sep=;`, which Excel writes, is before the header.
-    """
-
-    delimiter: str | None = None
+    delimiter: str | None = None  # between the fields; None: a tab in `.tsv` files, a comma in others
+    #: Names of the columns, if the files have no header line. A header line with all of these names is recognised.
     header: tuple[str, ...] = ()
     encoding: str = "utf8"
-    missing: tuple[str, ...] = ()
-    has_separator_line: bool = False
+    missing: tuple[str, ...] = ()  # the strings that mean a missing value
+    has_separator_line: bool = False  # whether a line such as `sep=;`, which Excel writes, is before the header
 
     def delimiter_of(self, path: str) -> str:
         return self.delimiter or ("\t" if ".tsv" in Path(path).name.lower() else ",")

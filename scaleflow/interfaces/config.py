@@ -21,19 +21,13 @@ NO_SPLITS = AUTO, OUT_OF_FOLD = "auto", "out_of_fold"
 
 @dataclass(frozen=True)
 class Target:
-    """A class or function that a config names with `_target_`, and its arguments.
+    """A class or function that a config names with `_target_`, and its arguments."""
 
-    Attributes:
-        key: the config key that holds it, such as `dataset`; for messages.
-        path: the dotted name of the class or function.
-        arguments: its keyword arguments: plain values, or nested mappings with a `_target_`.
-        typed: the short name that the user typed in place of it; empty if there is none.
-    """
-
-    key: str
-    path: str
+    key: str  # the config key that holds it, such as `dataset`; for messages
+    path: str  # the dotted name of the class or function
+    #: Its keyword arguments: plain values, or nested mappings with a `_target_`
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    typed: str = ""
+    typed: str = ""  # the short name that the user typed in place of it; empty if there is none
 
     def describe(self) -> str:
         """Returns the key with its value, for messages."""

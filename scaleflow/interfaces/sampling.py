@@ -9,21 +9,14 @@ from scaleflow.errors import ConfigError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the tokens of a generated text are drawn.
+    """How the tokens of a generated text are drawn."""
 
-    Attributes:
-        tokens: how many are drawn. At least 1.
-        temperature: divides the logits. 0 takes the most probable token each time; 1 draws as the model predicts.
-        top_k: draws among this many of the most probable tokens. At least 1. None: among all.
-        top_p: draws among the most probable tokens that together have this probability. Above 0, at most 1.
-        seed: the same seed draws the same tokens. At least 0.
-    """
-
-    tokens: int = 100
+    tokens: int = 100  # how many are drawn. At least 1.
+    #: Divides the logits. 0 takes the most probable token each time; 1 draws as the model predicts.
     temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    seed: int = 0
+    top_k: int | None = None  # draws among this many of the most probable tokens. At least 1. None: among all.
+    top_p: float = 1.0  # draws among the most probable tokens that together have this probability. Above 0, at most 1.
+    seed: int = 0  # the same seed draws the same tokens. At least 0.
 
     def check(self, name: Callable[[str], str] = "{}=".format) -> None:
         """Raises ConfigError if a value is out of its range; `name` begins the message with the name of a value."""

@@ -300,17 +300,12 @@ class ForwardBackward(Protocol):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that a run needs to continue from a step.
+    """Everything that a run needs to continue from a step."""
 
-    Attributes:
-        step: the number of steps taken.
-        tensors: name -> the whole value of each variable. Names and values do not depend on the strategy.
-        host: the state of the Python side, as plain values that JSON can hold.
-    """
-
-    step: int
+    step: int  # the number of steps taken
+    #: Name -> the whole value of each variable. Names and values do not depend on the strategy.
     tensors: Mapping[str, np.ndarray[Any, Any]]
-    host: Mapping[str, Any]
+    host: Mapping[str, Any]  # the state of the Python side, as plain values that JSON can hold
 
 
 #: Keys of what an ensemble returns in training: its outputs, those of its members [b, k, *Outputs.shape], and if there

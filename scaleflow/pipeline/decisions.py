@@ -66,16 +66,11 @@ SET_HERE = ("hydra.run.dir", "hydra.sweep.dir", "resume")
 
 @dataclass(frozen=True)
 class Composition:
-    """What the configs of a stage come to.
+    """What the configs of a stage come to."""
 
-    Attributes:
-        settings: all values that count, as text, by their dotted keys.
-        configs: the parts of its configs that name code and data.
-        source: `path` and `arguments` of its first dataset; {} of a stage about a run.
-    """
-
-    settings: Mapping[str, str]
-    configs: Sequence[Mapping[str, Any]]
+    settings: Mapping[str, str]  # all values that count, as text, by their dotted keys
+    configs: Sequence[Mapping[str, Any]]  # the parts of its configs that name code and data
+    #: `path` and `arguments` of its first dataset; {} of a stage about a run
     source: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -331,20 +326,14 @@ class StageDecision:
 
 @dataclass
 class StageProgress:
-    """What has become of a stage in a command.
-
-    Attributes:
-        record: its last execution; an empty one if there is none.
-        decision: about it.
-        state: RUNNING, FINISHED, FAILED, KILLED, `reused`, `skipped`, `left out` or `not run`; empty: not yet decided.
-        reason: why it did not finish.
-    """
+    """What has become of a stage in a command."""
 
     stage: Stage
-    record: StageRecord
-    decision: StageDecision = StageDecision()
+    record: StageRecord  # its last execution; an empty one if there is none
+    decision: StageDecision = StageDecision()  # about it
+    #: RUNNING, FINISHED, FAILED, KILLED, `reused`, `skipped`, `left out` or `not run`; empty: not yet decided
     state: str = ""
-    reason: str = ""
+    reason: str = ""  # why it did not finish
 
     @property
     def name(self) -> str:

@@ -31,23 +31,16 @@ Choices = tuple[str, ...]
 
 @dataclass(frozen=True)
 class StageCommand:
-    """A command that a stage can be.
-
-    Attributes:
-        composes: whether its overrides are those of a new run, after the pipeline's own.
-        takes_run: whether it is about a tracked run, its key `run`.
-        flags: its options, as keys of the stage with `_` for `-`; each with the values that it takes, () for any.
-        required: the keys that it cannot do without.
-        good: the exit codes after which the stage has finished.
-    """
+    """A command that a stage can be."""
 
     name: str
-    composes: bool = False
-    takes_run: bool = False
+    composes: bool = False  # whether its overrides are those of a new run, after the pipeline's own
+    takes_run: bool = False  # whether it is about a tracked run, its key `run`
+    #: Its options, as keys of the stage with `_` for `-`; each with the values that it takes, () for any
     flags: Mapping[str, Choices] = field(default_factory=dict)
-    required: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()  # the keys that it cannot do without
     outputs: tuple[str, ...] = OF_A_RUN
-    good: tuple[int, ...] = (FINISHED,)
+    good: tuple[int, ...] = (FINISHED,)  # the exit codes after which the stage has finished
 
     @property
     def has_own_run(self) -> bool:

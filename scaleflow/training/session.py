@@ -121,18 +121,13 @@ OF_DATA = ("steps_per_epoch", "training_examples")
 
 @dataclass(frozen=True)
 class SessionResult:
-    """The result of a session.
-
-    Attributes:
-        stopped: whether a stop request ended it early.
-        model_step: the update that the model's weights are from; that of the best checkpoint if it was restored.
-        train: the loss and the metrics of the last epoch's training, `train/loss` and so on.
-    """
+    """The result of a session."""
 
     steps: int
-    stopped: bool
-    model_step: int
+    stopped: bool  # whether a stop request ended it early
+    model_step: int  # the update that the model's weights are from; that of the best checkpoint if it was restored
     test: Mapping[str, float]
+    #: The loss and the metrics of the last epoch's training, `train/loss` and so on
     train: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -166,17 +161,13 @@ def compute_length(options: Training, feed: Feed, surplus: int = 0) -> Length:
 
 @dataclass(frozen=True)
 class Feeds:
-    """The feeds of a run.
-
-    Attributes:
-        is_drawn_as_read: whether the validation split is drawn from a stream while its records are read.
-        may_have_changed: whether the data may differ from that of the checkpoint that the run continues from.
-    """
+    """The feeds of a run."""
 
     train: Feed
     validation: Feed | None = None
     test: Feed | None = None
-    is_drawn_as_read: bool = False
+    is_drawn_as_read: bool = False  # whether the validation split is drawn from a stream while its records are read
+    #: Whether the data may differ from that of the checkpoint that the run continues from
     may_have_changed: bool = False
 
 

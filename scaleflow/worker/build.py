@@ -150,25 +150,16 @@ PROFILED = ("strategy", "precision", "hardware", "replicas", "global_batch_size"
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts about a run before its first step.
+    """The facts about a run before its first step."""
 
-    Attributes:
-        resolved: the values that replace `auto` and the like, for the `resolved.` params.
-        counts: the number of examples, by split.
-        metadata: the description of the data and the model; None in processes other than the chief.
-        peak_flops: floating-point operations per second that the devices of all workers can do at most; None if
-            unknown.
-        learned: what was learned from the data before training.
-        doubts: warnings about the model, by their rule.
-    """
-
-    resolved: dict[str, Any]
-    counts: dict[str, int]
-    metadata: RunMetadata | None
+    resolved: dict[str, Any]  # the values that replace `auto` and the like, for the `resolved.` params
+    counts: dict[str, int]  # the number of examples, by split
+    metadata: RunMetadata | None  # the description of the data and the model; None in processes other than the chief
     profile: dict[str, Any]
+    #: Floating-point operations per second that the devices of all workers can do at most; None if unknown
     peak_flops: float | None
-    learned: LearnedState
-    doubts: Mapping[str, str]
+    learned: LearnedState  # what was learned from the data before training
+    doubts: Mapping[str, str]  # warnings about the model, by their rule
 
 
 @dataclass(frozen=True)

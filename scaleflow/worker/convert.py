@@ -147,19 +147,13 @@ JUDGED = ("accuracy", "mae", "loss")
 
 @dataclass(frozen=True)
 class Proof:
-    """The examples on which formats are compared, and how formats are evaluated on them.
+    """The examples on which formats are compared, and how formats are evaluated on them."""
 
-    Attributes:
-        split: its name; empty if there are only a few examples, before the training.
-        sample: raw inputs of some examples, [b, ...] by name.
-        calibration: raw inputs of training examples, [b, ...] by name.
-        evaluate: computes the metrics of a function from raw inputs to outputs, over all examples of the split.
-    """
-
-    split: str
+    split: str  # its name; empty if there are only a few examples, before the training
     count: int
-    sample: Mapping[str, Array]
-    calibration: Mapping[str, Array]
+    sample: Mapping[str, Array]  # raw inputs of some examples, [b, ...] by name
+    calibration: Mapping[str, Array]  # raw inputs of training examples, [b, ...] by name
+    #: Computes the metrics of a function from raw inputs to outputs, over all examples of the split
     evaluate: Any = None
 
 

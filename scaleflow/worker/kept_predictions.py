@@ -91,20 +91,15 @@ class PredictionKeeper:
 
 @dataclass(frozen=True)
 class ExampleReader:
-    """Reads the raw inputs of examples of a split, given by their ascending indices [n] int64 (`InputReader`).
+    """Reads the raw inputs of examples of a split, given by their ascending indices [n] int64 (`InputReader`)."""
 
-    Attributes:
-        raw: the split before its preprocessing.
-        read_slices: reads the columns `evaluation.slices`; None if there are none.
-        transforms: the preprocessing, by the names of inputs.
-        has_folds: whether the model of a training also takes the number of a fold, which these have none of.
-    """
-
-    raw: Rows
+    raw: Rows  # the split before its preprocessing
     inputs: InputStructure
+    #: Reads the columns `evaluation.slices`; None if there are none
     read_slices: Callable[[Array], Mapping[str, Any]] | None = None
+    #: The preprocessing, by the names of inputs
     transforms: Mapping[tuple[str, ...], Callable[[Any], Any]] = field(default_factory=dict)
-    has_folds: bool = False
+    has_folds: bool = False  # whether the model of a training also takes the number of a fold, which these have none of
 
     def read_examples(self, examples: Array) -> tuple[Any, Any]:
         """Returns raw inputs and targets, [n, ...] each."""
@@ -165,25 +160,18 @@ def to_pixels(values: Array, scale: float | None) -> Array:
 
 @dataclass(frozen=True)
 class KeptSplit:
-    """The split whose predictions are kept.
+    """The split whose predictions are kept."""
 
-    Attributes:
-        name: `test`, `validation`, `train` or `all`.
-        read_id: reads the column `evaluation.id` of examples; None if there is none.
-        rule: `dataset.split` of the run.
-        options: `evaluation` of the run.
-        metrics: of `evaluation.metrics`, by their names.
-    """
-
-    name: str
+    name: str  # `test`, `validation`, `train` or `all`
     feed: Feed
     keeper: PredictionKeeper
     outputs: OutputStructure
     reader: ExampleReader
+    #: Reads the column `evaluation.id` of examples; None if there is none
     read_id: Callable[[Array], Mapping[str, Any]] | None
-    rule: Split
-    options: EvaluationOptions
-    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    rule: Split  # `dataset.split` of the run
+    options: EvaluationOptions  # `evaluation` of the run
+    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # of `evaluation.metrics`, by their names
 
     def collect(self, worker_sync: WorkerSync, worker: int, described: Mapping[str, Any]) -> Predictions | None:
         """Returns the predictions of the last evaluation, on the chief. All workers must call it.

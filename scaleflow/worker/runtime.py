@@ -36,17 +36,13 @@ EVALUATION_BATCH = 256
 
 @dataclass(frozen=True)
 class Runtime:
-    """The basis of everything else: devices, the strategy over them, the precision, the division of a batch.
+    """The basis of everything else: devices, the strategy over them, the precision, the division of a batch."""
 
-    Attributes:
-        kind: the kind of the devices, such as `CPU`.
-        evaluation_strategy: the strategy for evaluations; a coordinator evaluates in its own process.
-    """
-
-    kind: str
+    kind: str  # the kind of the devices, such as `CPU`
     devices: Sequence[str]
     strategy_name: str
     strategy: tf.distribute.Strategy
+    #: The strategy for evaluations; a coordinator evaluates in its own process
     evaluation_strategy: tf.distribute.Strategy
     policy: str
     batching: Batching

@@ -66,16 +66,11 @@ MOST_EXAMPLES = 5
 
 @dataclass(frozen=True)
 class ClassMatch:
-    """How the targets of one output change.
+    """How the targets of one output change."""
 
-    Attributes:
-        given: what the source says of the output.
-        wanted: what it is among the classes of the earlier run.
-        places: for each class or label of the source its index there; None for one that is not known.
-    """
-
-    given: Outputs
-    wanted: Outputs
+    given: Outputs  # what the source says of the output
+    wanted: Outputs  # what it is among the classes of the earlier run
+    #: For each class or label of the source its index there; None for one that is not known
     places: Sequence[int | None]
 
     @property

@@ -163,21 +163,14 @@ TEXT_WORDS, TEXT_DIFFERENT = 3, 0.5
 
 @dataclass(frozen=True)
 class SampleColumns:
-    """The columns of the rows that are learned from.
+    """The columns of the rows that are learned from."""
 
-    Attributes:
-        columns: by name, as `clean_column` returns them.
-        format: of the files; in CSV files all columns are strings, whose types are to be inferred.
-        place: names a row by its index.
-        missing_words: how often the target has each word of `dataset.missing`.
-        classes: values of the target in other rows; None: they are too many to be classes.
-    """
-
-    columns: Mapping[str, Any]
-    format: str
-    place: Callable[[int], str]
+    columns: Mapping[str, Any]  # by name, as `clean_column` returns them
+    format: str  # of the files; in CSV files all columns are strings, whose types are to be inferred
+    place: Callable[[int], str]  # names a row by its index
+    #: How often the target has each word of `dataset.missing`
     missing_words: Mapping[str, int] = field(default_factory=dict)
-    classes: Sequence[str] | None = ()
+    classes: Sequence[str] | None = ()  # values of the target in other rows; None: they are too many to be classes
 
     def infer(self, name: str, ways: str = "") -> Any:
         """Returns a column with the type that its values have."""
