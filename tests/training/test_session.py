@@ -426,7 +426,7 @@ def timed(plan: Any, seconds: list[float], opening: float, window: tuple[int, in
     events: list[Event] = []
     feed = SimpleNamespace(examples=40, batching=Batching(4, 1, 1))
     feeds = SimpleNamespace(train=feed, validation=None, test=None)
-    built = SimpleNamespace(strategy=None, engine=OnPaper(seconds, opening), feeds=feeds)
+    built = SimpleNamespace(runtime=SimpleNamespace(strategy=None), engine=OnPaper(seconds, opening), feeds=feeds)
     make_session(plan, built, lambda event: events.append(to_pair(event)), tracer=Watching(*window, events)).run()
     return events
 
