@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
@@ -29,6 +28,7 @@ from scaleflow.interfaces import Plan
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.processes.handover import SERVER_ENV, WARM_ENV
 from scaleflow.warm.server import keep_config_files
+from tests.event_log import events_in
 from tests.object_store import serve_store
 from tests.processes import (
     ADDRESS,
@@ -219,7 +219,7 @@ class Command:
         return found
 
     def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.run_folder() / "events.jsonl").read_text().splitlines()]
+        return events_in(self.run_folder() / "events.jsonl")
 
 
 def make_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], T]) -> tuple[Path, T]:

@@ -25,8 +25,9 @@ import psutil
 
 from tests.campaign.bench import SECONDS_TO_VANISH, Bench, Command, Hang, until
 from tests.campaign.cases import WORDS
-from tests.campaign.judge import events_in, twice, written
+from tests.campaign.judge import twice, written
 from tests.case_command import CaseTrial, Outcome, RandomCases, run_random_cases, tell
+from tests.event_log import events_in
 from tests.tracking.servers import Server
 
 ROOT = Path(__file__).parent

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 
 from scaleflow.launcher.processes.handover import SERVER_ENV
-from tests.campaign.judge import events_in
 from tests.conftest import clean_environment
+from tests.event_log import events_in
 from tests.processes import CommandProcess, call
 
 #: A command that has not ended by then hangs; on a machine with much else to do one takes long to begin.

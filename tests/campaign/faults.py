@@ -15,8 +15,8 @@ import psutil
 
 from tests.campaign.bench import SECONDS_TO_END, Bench, Command, size_of, until
 from tests.campaign.cases import DAMAGE, DISK, GONE, KILL, LOCK, PAUSE, STALL, STEPS, TERM, Case
-from tests.campaign.judge import events_in
 from tests.campaign.remote import Remote
+from tests.event_log import events_in
 
 #: The events of a role's process, in the run's folder.
 EVENTS_OF = {"chief": "events.jsonl", "worker": "events-worker-1.jsonl", "server": "events-server-0.jsonl"}

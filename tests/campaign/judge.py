@@ -14,26 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaign.cases import STEPS, Case
+from tests.event_log import events_in
 
 #: (step, value) of each metric.
 History = dict[str, list[tuple[int, float]]]
 
 CODES = {"FINISHED": 0, "FAILED": 1, "KILLED": 143}
-
-
-def events_in(path: Path, offset: int = 0) -> list[dict[str, Any]]:
-    """The whole events of a file, which may still be written, after an offset."""
-    if not path.exists():
-        return []
-    return list(whole_lines(path.read_bytes()[offset:]))
-
-
-def whole_lines(data: bytes) -> Iterator[dict[str, Any]]:
-    for line in data.split(b"\n")[:-1]:
-        try:
-            yield json.loads(line)
-        except ValueError:  # half a line of a writer that died in it, or a blank one after that
-            continue
 
 
 def last_end(folder: Path) -> dict[str, Any]:

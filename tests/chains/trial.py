@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from tests.campaign.bench import Bench, Command
-from tests.campaign.judge import events_in
 from tests.case_command import CaseTrial, Outcome
 from tests.chains.data import Data
 from tests.chains.draw import CHANGES, FORMS, Case
 from tests.chains.oracle import compute_metrics, compute_outputs, to_probabilities
+from tests.event_log import events_in
 from tests.processes import call
 from tests.random.judge import refusal_of, wrong_refusal
 

@@ -18,6 +18,7 @@ from scaleflow.launcher.processes.handover import SERVER_ENV
 from tests.cluster import hosts
 from tests.cluster.test_several_launchers import ends
 from tests.conftest import Command, clean_environment
+from tests.event_log import events_in
 from tests.launcher.test_supervisor import only_run, wait_for
 from tests.processes import CommandProcess
 
@@ -158,7 +159,7 @@ class Launchers:
 
 
 def events(folder: Path, name: str = "events") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+    return events_in(folder / f"{name}.jsonl")
 
 
 def of(found: list[dict[str, Any]], metric: str) -> list[float]:

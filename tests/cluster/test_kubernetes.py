@@ -28,6 +28,7 @@ from scaleflow.launcher.processes.handover import SERVER_ENV
 from tests.cluster import forked, hosts
 from tests.cluster.test_several_launchers import ends
 from tests.conftest import Command, clean_environment
+from tests.event_log import events_in
 from tests.launcher.test_supervisor import only_run, slow_down, wait_for
 from tests.processes import ROOT
 
@@ -321,8 +322,7 @@ class Pods:
         return host.start([*self._shell, script], own, {**clean_environment(), **given, **self._variables})
 
     def events(self) -> list[dict[str, Any]]:
-        path = self.run / "events.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return events_in(self.run / "events.jsonl")
 
     def has_checkpoint(self) -> bool:
         return any(event["event"] == "checkpoint" for event in self.events())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from scaleflow.launcher.processes.handover import SERVER_ENV
 from tests.cluster import engine, hosts, machines
 from tests.cluster.test_hosts import CPU, Launchers, OnHost, of
 from tests.conftest import Command, clean_environment
+from tests.event_log import events_in
 from tests.launcher.test_supervisor import only_run, slow_down, wait_for
 from tests.processes import CommandProcess
 
@@ -124,8 +124,7 @@ def end_process(process: subprocess.Popen[str] | CommandProcess) -> tuple[list[i
 
 
 def events(run: Path) -> list[dict[str, Any]]:
-    path = run / "events.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return events_in(run / "events.jsonl")
 
 
 @pytest.mark.slow

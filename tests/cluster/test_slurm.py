@@ -26,6 +26,7 @@ from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.runs import RunSpec
 from tests.cluster import engine, forked, hosts
 from tests.conftest import Command
+from tests.event_log import events_in
 from tests.launcher.test_supervisor import only_run, slow_down, wait_for
 from tests.processes import server
 
@@ -243,8 +244,7 @@ def test_a_job_whose_machine_dies_goes_on_on_the_others(
     run = command.folder / "outputs" / f"slurm-{job}"
 
     def events(kind: str) -> list[dict[str, Any]]:
-        lines = (run / "events.jsonl").read_text().splitlines() if (run / "events.jsonl").exists() else ()
-        return [event for event in map(json.loads, lines) if event["event"] == kind]
+        return [event for event in events_in(run / "events.jsonl") if event["event"] == kind]
 
     def state() -> str:
         time.sleep(0.5)

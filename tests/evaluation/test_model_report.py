@@ -33,6 +33,7 @@ from tests.evaluation.made import (
     make_predictions,
     report_in,
 )
+from tests.event_log import events_in
 
 KINDS = {"classes": CLASSES, "two classes": BINARY, "labels": LABELS, "a value": PRICE, "two values": TWO}
 
@@ -324,7 +325,7 @@ def test_the_store_has_the_report_and_the_intervals(trained: tuple[Path, str]) -
     assert {"report.html", "predictions.parquet", "findings.json", "slices.csv", "importance.csv", "charts"} <= {
         path.name for path in artifacts.iterdir()
     }
-    events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
+    events = events_in(folder / "run" / "events.jsonl")
     values = {name: value for event in events for name, value in (event.get("values") or {}).items()}
     assert values["test/mae_low"] < values["test/mae"] < values["test/mae_high"]
     assert "test/loss_low" not in values, "the loss is that of scaled targets"

@@ -20,6 +20,7 @@ from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recording.recovery import LAUNCHER_DIED, repair
 from scaleflow.runs import EventWriter
 from tests.conftest import Command
+from tests.event_log import events_in
 from tests.launcher.test_supervisor import LongRun, assert_all_points_are_kept, only_run, wait_for
 
 #: Calls of a fixed length, so that a run has its points at the same steps whatever the machine does.
@@ -37,10 +38,6 @@ def history(folder: Path) -> dict[str, list[tuple[int, float]]]:
     client, run = MlflowClient(f"sqlite:///{folder}/mlflow.db"), only_run(folder)
     keys = [key for key in run.data.metrics if not key.startswith(("perf/", "system/"))]
     return {key: [(p.step, p.value) for p in client.get_metric_history(run.info.run_id, key)] for key in keys}
-
-
-def events_in(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
 
 
 def steps_in(events: list[dict[str, Any]]) -> list[int]:
@@ -80,16 +77,16 @@ def make_commands(folder: Path) -> list[Command]:
 def resume_and_kill(parts: Command) -> None:
     """Resumes the run, kills its launcher and its worker, and writes its end for them."""
     folder = parts.run_folder()
-    begun = len(events_in(folder))
+    begun = len(events_in(folder / "events.jsonl"))
     long = LongRun(parts, f"resume={only_run(parts.folder).info.run_id}", only=True)
-    long.wait_for(lambda: any(event["event"] == "epoch" for event in events_in(folder)[begun:]))
+    long.wait_for(lambda: any(event["event"] == "epoch" for event in events_in(folder / "events.jsonl")[begun:]))
     long.wait_for(lambda: only_run(parts.folder).info.status == "RUNNING")  # the recorder has opened it again
     worker = long.worker()
     long.launcher.kill()
     worker.kill()
     long.end()
     worker.wait(10)
-    assert events_in(folder)[-1]["event"] != "end"
+    assert events_in(folder / "events.jsonl")[-1]["event"] != "end"
     assert only_run(parts.folder).info.status == "RUNNING"
     status = repair(folder)
     assert (status.result, status.status, status.was_open) == ("recorded", "KILLED", True), status

@@ -33,6 +33,7 @@ from scaleflow.runs import EventReader, EventWriter, RunSpec
 from scaleflow.runs.event_log import append_event
 from scaleflow.runs.folder_use import create_folder
 from tests.conftest import Command
+from tests.event_log import events_in
 from tests.launcher.test_display import READY, Clock, Terminal
 from tests.launcher.test_recorder import FakeTracker
 from tests.processes import NEW_STORE
@@ -83,7 +84,7 @@ class LongRun:
 
     def has_event(self, name: str) -> bool:
         found = list(self.command.folder.glob("outputs/*/*/events.jsonl"))
-        return bool(found) and f'"event": "{name}"' in found[0].read_text()
+        return bool(found) and f'"event": "{name}"' in found[0].read_text().rpartition("\n")[0]
 
     def until(self, event: str) -> LongRun:
         self.wait_for(lambda: self.has_event(event))
@@ -103,8 +104,8 @@ class LongRun:
 
 def processes(folder: Path) -> list[psutil.Process]:
     """Those that have reported themselves and are alive: the chief, then workers, then servers, by their numbers."""
-    lines = [line for path in sorted(folder.glob("events*.jsonl")) for line in path.read_text().splitlines()]
-    events = [event for event in map(json.loads, lines) if event["event"] == "started"]
+    found = [event for path in sorted(folder.glob("events*.jsonl")) for event in events_in(path)]
+    events = [event for event in found if event["event"] == "started"]
     events.sort(key=lambda e: (e["name"] != "coordinator", not e["name"].startswith("worker"), e["name"]))
     return [psutil.Process(event["pid"]) for event in events if psutil.pid_exists(event["pid"])]
 

@@ -14,6 +14,7 @@ import pytest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Outputs
 from tests.conftest import Command
+from tests.event_log import events_in
 
 QUANTILES = tuple(np.linspace(-2, 2, 49).tolist())
 COLUMNS = {
@@ -217,8 +218,8 @@ def write_noise(folder: Path) -> None:
 
 def read_values(folder: Path) -> dict[str, float]:
     values: dict[str, float] = {}
-    for line in (folder / "events.jsonl").read_text().splitlines():
-        values |= json.loads(line).get("values", {}) or {}
+    for event in events_in(folder / "events.jsonl"):
+        values |= event.get("values") or {}
     return values
 
 

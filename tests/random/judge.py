@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.campaign.judge import Stored, events_in, last_end, lost_points, written
+from tests.campaign.judge import Stored, last_end, lost_points, written
+from tests.event_log import events_in
 
 #: What only a programmer would say: the class of an exception, or that a traceback is to be read.
 NOT_IN_WORDS = re.compile(r"\b\w*[a-z](?:Error|Exception)\b|[Tt]raceback")

@@ -24,6 +24,7 @@ from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import append_event
 from scaleflow.runs.provenance.record import read_states
 from tests.conftest import Command, make_once
+from tests.event_log import events_in
 from tests.launcher.test_supervisor import processes, wait_for
 from tests.processes import NEW_STORE, ROOT, CommandProcess
 
@@ -233,8 +234,7 @@ def test_a_launcher_that_is_killed_is_made_up_for_when_the_sweep_is_sent_again(c
 
 def last_step(folder: Path) -> int:
     for _ in range(100):
-        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines() if line.endswith("}")]
-        steps = [event["step"] for event in events if event["event"] == "metrics"]
+        steps = [event["step"] for event in events_in(folder / "events.jsonl") if event["event"] == "metrics"]
         if steps:
             return int(max(steps))
         time.sleep(0.1)

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.campaign.judge import Stored, events_in, lost_points, written
+from tests.campaign.judge import Stored, lost_points, written
 from tests.conftest import Command
+from tests.event_log import events_in
 from tests.launcher.test_supervisor import LongRun, slow_down
 from tests.object_store import make_bucket
 from tests.tracking.postgres import serve_postgres

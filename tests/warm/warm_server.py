@@ -15,6 +15,7 @@ import psutil
 from scaleflow.launcher.processes.handover import SERVER_ENV, WARM_ENV, ServerFiles, digest_interpreter
 from scaleflow.launcher.processes.worker_process import ForkedProcess
 from tests.conftest import clean_environment
+from tests.event_log import events_in
 from tests.launcher.test_supervisor import wait_for
 from tests.processes import ROOT, server
 
@@ -108,8 +109,7 @@ class Warm:
 
     def read_events(self) -> list[dict[str, Any]]:
         """The events of the one run so far."""
-        lines = [path.read_text().splitlines() for path in self.folder.glob("outputs/*/*/events.jsonl")]
-        return [json.loads(line) for line in lines[0]] if lines else []
+        return [event for path in self.folder.glob("outputs/*/*/events.jsonl") for event in events_in(path)]
 
     def has_event(self, name: str) -> bool:
         with contextlib.suppress(json.JSONDecodeError):  # its last line is being written
