@@ -55,11 +55,7 @@ WORDS = ("a", "few", "words", "of", "text", "")
 
 
 class Events:
-    """A list of events in memory: an `Emit` for tests, and a reader of a run's events.
-
-    Attributes:
-        all: the events, in order, as `events.jsonl` has them.
-    """
+    """A list of events in memory, as `events.jsonl` has them: an `Emit` for tests, and a reader of a run's events."""
 
     def __init__(self, events: Sequence[Mapping[str, Any]] = ()) -> None:
         self.all: list[Mapping[str, Any]] = list(events)

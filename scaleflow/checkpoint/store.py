@@ -46,8 +46,7 @@ class DamagedCheckpoint(Exception):
 class CheckpointStore:
     """The files of one run's checkpoints in a folder, a path for `tf.io.gfile`, which the first write creates.
 
-    Args:
-        records: further files of each checkpoint, by name.
+    `records` are further files of each checkpoint, by name.
     """
 
     def __init__(self, folder: str, records: Mapping[str, bytes] | None = None) -> None:

@@ -340,8 +340,7 @@ class Display:
 class JobDisplay(Display):
     """Shows one of several jobs: each line begins with the job's number, and the summary is one line.
 
-    Args:
-        noted: the notes of all jobs that were shown so far.
+    The notes in `noted` were shown for other jobs.
     """
 
     def __init__(self, stream: TextIO, number: int, noted: set[str] | None = None) -> None:

@@ -88,10 +88,7 @@ class PipelineLedger:
     @contextlib.contextmanager
     def lock(self, may_create: bool) -> Iterator[None]:
         """Excludes other commands of this pipeline during the block. Raises ConfigError if there is one, or if the
-        folder is not a pipeline's.
-
-        Args:
-            may_create: whether a folder that does not exist is made; without a folder there is no lock.
+        folder is not a pipeline's. Without a folder, and if none `may_create` be made, there is no lock.
         """
         if may_create:
             try:

@@ -41,8 +41,7 @@ def lay_out_stages(needs: Mapping[str, frozenset[str]]) -> dict[str, tuple[int, 
 def draw_stages(needs: Mapping[str, frozenset[str]], stages: Mapping[str, StageProgress], path: Path) -> None:
     """Draws a box for each stage, with its state and time, and an arrow from each stage that it needs, as a PNG file.
 
-    Args:
-        needs: by stage, those before it, in an order in which they can run.
+    `needs` has the stages in an order in which they can run.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

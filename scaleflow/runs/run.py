@@ -57,10 +57,8 @@ class Run:
     def find(cls, named: str, options: Tracking | None = None) -> Self:
         """Returns the run of the store that is named: by its id or its folder with its result, or by a model's URI.
 
-        Args:
-            options: with the typed address of the store; without one, a folder's record names it.
-
-        Raises ConfigError if there is no such run or model, or it is not scaleflow's.
+        Without a typed address in `options`, a folder's record names the store. Raises ConfigError if there is no such
+        run or model, or it is not scaleflow's.
         """
         reference, located = locate_run(named, options or Tracking())
         try:

@@ -20,11 +20,7 @@ Labelled = Sequence[tuple[str, RepeatedJob]]
 
 
 def draw_plots(jobs: Labelled, choices: Sequence[str], folder: Path) -> list[Path]:
-    """Draws the plots that the jobs have data for, as PNG files in a folder, and returns them.
-
-    Args:
-        jobs: the jobs with their labels, the best first. The plots of each job show the first 40.
-    """
+    """Draws the plots that the jobs, the best first, have data for, as PNG files in a folder, and returns them."""
     ready = [(label, job) for label, job in jobs if job.is_ready]
     if not ready:
         return []

@@ -192,8 +192,7 @@ def choose_mode(metric: str, typed: str, direction: object, runs: Iterable[RunSt
 def rank_jobs(jobs: Sequence[RepeatedJob], metric: str, mode: Mode | None) -> list[RepeatedJob]:
     """Sorts jobs by a metric, the best first. Jobs without it, and jobs that did not finish, are last.
 
-    Args:
-        mode: which values are better; None: not known, so that the jobs stay in their order.
+    If it is not known which values are better, the jobs stay in their order.
     """
 
     def position(job: RepeatedJob) -> tuple[bool, float]:

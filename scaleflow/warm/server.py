@@ -56,11 +56,7 @@ IMPORTED_LATER = (
 
 
 class WarmServer(ForkServer):
-    """A fork server of the user, which serves many commands.
-
-    Args:
-        listener: its socket, which is bound already.
-    """
+    """A fork server of the user, which serves many commands. The socket `listener` is bound already."""
 
     check_seconds: ClassVar[float] = 5.0
 

@@ -19,8 +19,7 @@ EXAMPLES, VERSIONS = 8, 4
 def write_sheet(feed: Any, splits: Splits, words: Mapping[str, Sequence[str]], folder: Path) -> list[Path]:
     """Writes `augmented.png` or `augmented.txt`, or both; nothing if the training feed does not augment.
 
-    Args:
-        words: of each text that becomes numbers, from 2 on, by the name of the input.
+    `words` has those of each text that becomes numbers, from 2 on, by the name of the input.
     """
     if not hasattr(feed, "change_examples"):
         return []

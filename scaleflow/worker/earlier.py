@@ -26,10 +26,8 @@ DIGEST_KEYS = ("examples", "digest", "covers", "version")
 def find_earlier(plan: Plan, resumed: Path | None, worker_sync: WorkerSync) -> EarlierState | None:
     """Returns what was learned by the run that is resumed or fine-tuned; None if there is no record.
 
-    All workers must call it. Raises ConfigError if the record cannot be read.
-
-    Args:
-        resumed: the folder of the run that is resumed, which only the chief may see; None for a new run.
+    All workers must call it; only the chief may see the folder `resumed`. Raises ConfigError if the record cannot be
+    read.
     """
     if resumed is not None:
 

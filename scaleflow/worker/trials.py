@@ -185,10 +185,7 @@ class RateTrial(TrialHost):
 class SpeedHost(TrialHost):
     """Measures the seconds of a step.
 
-    The first call compiles. Calls then grow to half a second, as in a run.
-
-    Args:
-        fixed: the steps of each call, if a run does not adapt them; None if it does.
+    The first call compiles. Calls then grow to half a second, as in a run, unless their steps are `fixed` there, too.
     """
 
     def __init__(self, length: Length, sync: WorkerSync, fixed: int | None) -> None:

@@ -179,15 +179,11 @@ class ServerFiles:
 
 
 class Client:
-    """How this process relates to a warm server.
-
-    Attributes:
-        has_failed: whether a server could not be used, which was said. No other attempt is made.
-    """
+    """How this process relates to a warm server."""
 
     files: ServerFiles | None = None
     link: socket.socket | None = None
-    has_failed = False
+    has_failed = False  # whether a server could not be used, which was said; no other attempt is made
 
 
 def find_sockets_folder() -> Path:
@@ -249,10 +245,8 @@ def find_servers() -> list[ServerFiles]:
 def find_warm_server(flags: Sequence[str] = (), waits: bool = True) -> ServerFiles | None:
     """Returns the files of the server for `python FLAGS`; None if no server is wanted.
 
-    Args:
-        waits: whether to start one with `SCALEFLOW_WARM=1` if none runs, and to wait until it is ready.
-
-    Raises NotWarm if one is wanted and cannot be had.
+    With `SCALEFLOW_WARM=1` it starts one if none runs, and `waits` until it is ready. Raises NotWarm if one is wanted
+    and cannot be had.
     """
     if Client.files is not None:
         return Client.files
@@ -445,8 +439,7 @@ def read_umask() -> int:
 def hand_over(tell: Callable[[str], None]) -> None:
     """Runs this process's command in the warm server, and ends as it ends. Returns if the command has to start cold.
 
-    Args:
-        tell: receives the reason if a server is wanted and cannot be had.
+    It tells the reason if a server is wanted and cannot be had.
     """
     flags = list_flags()
     try:

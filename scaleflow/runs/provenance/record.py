@@ -126,10 +126,9 @@ def read_states(files: RunFolder) -> list[Provenance]:
 
 
 def read_last_inputs(files: RunFolder, resume: int | None = None) -> Provenance | None:
-    """Returns what a run was made of last, without its commit; None if that is not known.
+    """Returns what a run was made of last, or before it was resumed by the command with the number `resume`.
 
-    Args:
-        resume: the number of a command that resumed the run: what counts was before it; None: all commands count.
+    It has no commit. None: that is not known.
     """
     states = [each for each in read_states(files) if resume is None or each.resume < resume]
     if states:
