@@ -273,14 +273,11 @@ def begin_training(
     options, tracking = spec.plan.checkpoint, spec.plan.tracking
     histogram_epochs = tracking.histograms_every_epochs if tracking.tensorboard and spec.records else None
     manager = make_checkpoint_manager(spec, emit, setup.facts.learned)
+    validation = None if spec.plan.evaluator else setup.feeds.validation
     session = training.Session(
         setup.engine,
         spec.plan.training,
-        replace(
-            setup.feeds,
-            validation=None if spec.plan.evaluator else setup.feeds.validation,
-            may_have_changed=spec.plan.resume_data == "changed",
-        ),
+        replace(setup.feeds, validation=validation, may_have_changed=spec.plan.resume_data == "changed"),
         log=training.MetricsLog(setup.engine, emit, startup_timer, setup.facts.peak_flops, histogram_epochs),
         sync=worker_sync,
         checkpointing=training.Checkpointing(
@@ -295,31 +292,38 @@ def begin_training(
     if not is_store_address(options.folder):
         manager.check_writable()
     check_shared_checkpoints(spec, manager, worker_sync)
-    if not spec.is_resumed:
+    if spec.is_resumed:
+        emit(PhaseBegan("reading the last checkpoint"))
+        restore_newest(spec, session, manager, worker_sync=worker_sync, emit=emit)
+    else:
         manager.check_empty()
         if spec.records:
             write_learned_state(spec.folder, setup.facts.learned)
-    else:
-        emit(PhaseBegan("reading the last checkpoint"))
-        manager.publish()
-        worker_sync(0.0)  # no worker reads before the one that writes is done
-        snapshot = manager.load_newest()
-        if not worker_sync.is_same(str(snapshot and snapshot.step)):
-            worker_sync.leave()
-            raise ConfigError(
-                f"checkpoint.folder={options.folder or spec.checkpoints}: the workers do not see the same checkpoints "
-                "there; use a path that all of them see"
-            )
-        if snapshot is not None:
-            session.restore(snapshot)
-        elif spec.plan.weights is None and spec.plan.model.init_from:
-            raise ConfigError(
-                f"checkpoint.folder={options.folder or spec.checkpoints}: there is no usable checkpoint, and the run "
-                "began with model.init_from; start a new run, or name the folder of its checkpoints"
-            )
-        elif spec.records and spec.attempt == 0 and RunState.read(spec.folder).checkpoint is not None:
-            emit(Note(f"{options.folder or spec.checkpoints} has no usable checkpoint: the run begins again at step 0"))
     return session
+
+
+def restore_newest(
+    spec: RunSpec, session: Session, manager: CheckpointManager, worker_sync: WorkerSync, emit: Emit
+) -> None:
+    """Restores the newest checkpoint. Raises ConfigError if the run cannot continue without one that is not there."""
+    manager.publish()
+    worker_sync(0.0)  # no worker reads before the one that writes is done
+    snapshot, folder = manager.load_newest(), spec.plan.checkpoint.folder or spec.checkpoints
+    if not worker_sync.is_same(str(snapshot and snapshot.step)):
+        worker_sync.leave()
+        raise ConfigError(
+            f"checkpoint.folder={folder}: the workers do not see the same checkpoints there; use a path that all of "
+            "them see"
+        )
+    if snapshot is not None:
+        session.restore(snapshot)
+    elif spec.plan.weights is None and spec.plan.model.init_from:
+        raise ConfigError(
+            f"checkpoint.folder={folder}: there is no usable checkpoint, and the run began with model.init_from; start "
+            "a new run, or name the folder of its checkpoints"
+        )
+    elif spec.records and spec.attempt == 0 and RunState.read(spec.folder).checkpoint is not None:
+        emit(Note(f"{folder} has no usable checkpoint: the run begins again at step 0"))
 
 
 def check_shared_checkpoints(spec: RunSpec, manager: CheckpointManager, worker_sync: WorkerSync) -> None:
