@@ -70,16 +70,15 @@ def work_in_words(work: Callable[[list[str]], int], words: list[str]) -> int:
     except ConfigError as refusal:
         return print_refusal(str(refusal))
     except RunError as error:
-        write_error(to_printable(str(mask_secrets(str(error)))))
-        return FAILED
+        text = str(error)
     except Exception as error:
         from scaleflow.tracking.connection import is_unreachable
 
         if not is_unreachable(error):
             raise
-        reason = to_printable(str(mask_secrets(read_reason(error))))
-        write_error(f"the tracking store does not answer any more: {reason}")
-        return FAILED
+        text = f"the tracking store does not answer any more: {read_reason(error)}"
+    write_error(to_printable(str(mask_secrets(text))))
+    return FAILED
 
 
 def explain_exit(error: BaseException) -> int:

@@ -175,13 +175,14 @@ def judge_runs(first: Run, second: Run) -> Reproduction:
     ends = [max((step for curve in each.values() for step in curve), default=0) for each in curves]
     if ends[0] != ends[1] and first.status == second.status == "FINISHED":
         different.append((min(ends) + 1, f"the first run has {ends[0]} steps, the second {ends[1]}"))
-    count = points, len(curves[0].keys() & curves[1].keys()), weights
+    first_step, what = min(different, default=(None, ""))
+    text, is_equal = EQUAL_BITS if is_same and weights != "differ" else EQUAL_VALUES, not different
     if different:
-        step, what = min(different)
-        return Reproduction(f"differs from step {step} on: {what}", False, step, *count)
-    if not points and weights != "equal":
-        return Reproduction("not known: the runs have no metrics in common", False, None, *count)
-    return Reproduction(EQUAL_BITS if is_same and weights != "differ" else EQUAL_VALUES, True, None, *count)
+        text = f"differs from step {first_step} on: {what}"
+    elif not points and weights != "equal":
+        text, is_equal = "not known: the runs have no metrics in common", False
+    metrics = len(curves[0].keys() & curves[1].keys())
+    return Reproduction(text, is_equal, first_step, points=points, metrics=metrics, weights=weights)
 
 
 def is_same_number(before: float, now: float, tolerance: float) -> bool:

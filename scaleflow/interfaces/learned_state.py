@@ -10,6 +10,9 @@ from typing import Any
 
 from scaleflow.interfaces.data import ANSWERS, Inputs, InputStructure, Outputs, OutputStructure, map_named, name_leaves
 
+#: The files of the record, in a run's folder, in each checkpoint and beside the Keras file in each exported model.
+LEARNED_FILES = LEARNED_STATE, LEARNED_ARRAYS = "learned_state.json", "learned_state.npz"
+
 #: The version of the record. A reader refuses newer ones.
 FORMAT = 1
 

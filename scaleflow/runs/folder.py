@@ -19,13 +19,10 @@ from typing import Any, ClassVar
 from filelock import FileLock, Timeout
 
 from scaleflow.errors import ConfigError
+from scaleflow.interfaces import LEARNED_FILES
 
 #: Seconds to wait for an earlier command that still records the run, or for its worker that still writes.
 SECONDS_TO_WAIT = 60.0
-
-#: The files of what a run learned from its data, in its folder, in each checkpoint and in each exported model.
-LEARNED_STATE, LEARNED_ARRAYS = "learned_state.json", "learned_state.npz"
-
 
 #: The files of the processes of a run, as patterns.
 PROCESS_FILES = ("coordinator.log", "evaluator.log", "worker-*.log", "server-*.log", "events*.jsonl")
@@ -139,7 +136,7 @@ class RunFolder:
 
     def list_process_files(self) -> list[Path]:
         """Returns the files that the processes of a run write: events, logs, the summary of the model."""
-        learned = [self.path / name for name in (LEARNED_STATE, LEARNED_ARRAYS)]
+        learned = [self.path / name for name in LEARNED_FILES]
         return [self.model_summary, *learned, *(path for pattern in PROCESS_FILES for path in self.path.glob(pattern))]
 
     def list_launcher_files(self) -> list[Path]:
@@ -160,7 +157,7 @@ class RunFolder:
     def is_own(self, name: str) -> bool:
         """Whether a file or folder at the top has a name that a run gives."""
         entries = {entry.name for entry in vars(RunFolder).values() if isinstance(entry, FolderEntry)}
-        patterns = [*entries, *PROCESS_FILES, *RUN_FILES, LEARNED_STATE, LEARNED_ARRAYS]
+        patterns = [*entries, *PROCESS_FILES, *RUN_FILES, *LEARNED_FILES]
         patterns += [each for mark, more in COMMAND_FILES.items() if (self.path / mark).exists() for each in more]
         return any(fnmatch(name, pattern) for pattern in patterns)
 

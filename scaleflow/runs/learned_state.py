@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import LearnedState
+from scaleflow.interfaces import LEARNED_ARRAYS, LEARNED_STATE, LearnedState
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.runs.folder import LEARNED_ARRAYS, LEARNED_STATE
-
-#: The names of the record's files.
-LEARNED_FILES = (LEARNED_STATE, LEARNED_ARRAYS)
 
 #: A list of more numbers than this is kept as an array.
 MOST_NUMBERS = 1000

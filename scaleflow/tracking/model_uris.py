@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import ConfigError, read_reason
-from scaleflow.interfaces import Plan, Tracking, name_command
+from scaleflow.interfaces import LEARNED_FILES, Plan, Tracking, name_command
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.tracking.connection import hold_migration_lock, set_mlflow_defaults, use_store
 from scaleflow.tracking.store import RESULT_TAG, STEP_TAG, refuse_missing
@@ -134,9 +134,6 @@ SCHEMES = ("runs:/", "models:/")
 
 #: Where scaleflow's export, an MLflow model and a run's folder have the Keras file.
 KERAS_FILES = ("model.keras", "data/model.keras", "model/model.keras")
-
-#: The record of what the model's run learned, beside the Keras file.
-LEARNED_FILES = ("learned_state.json", "learned_state.npz")
 
 #: The file that is exported instead if Keras cannot write a model as a .keras file.
 WEIGHTS_FILE = "model.weights.h5"

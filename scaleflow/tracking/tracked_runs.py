@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Tracking
+from scaleflow.interfaces import LEARNED_FILES, Tracking
 from scaleflow.interfaces.events import ArtifactWritten, ConfusionWritten, DatasetDescribed, Event, MetricsLogged
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.tracking.connection import explain_unusable, use_store
 from scaleflow.tracking.keys import to_allowed_key
-from scaleflow.tracking.model_uris import KERAS_FILES, LEARNED_FILES, ModelReference, choose_result, resolve_reference
+from scaleflow.tracking.model_uris import KERAS_FILES, ModelReference, choose_result, resolve_reference
 from scaleflow.tracking.plot import draw_confusion
 from scaleflow.tracking.store import GENERATED_NAME, SWEPT, MlflowTracker
 from scaleflow.tracking.uri import resolve_store, sqlite_file

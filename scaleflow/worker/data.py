@@ -259,9 +259,11 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: P
     earlier = find_earlier(plan, resumed, runtime.worker_sync)
     source = open_source(plan, earlier)
     look = make_look(plan, source, earlier, resumed is not None, runtime.worker_sync, emit)
-    options = plan.dataset, plan.seed, runtime.worker_sync, emit
     sizes = find_known_sizes(plan, earlier)
-    splits = dataset.prepare_splits(source, *options, earlier=earlier, look=look, folds=find_folds(plan, sizes))
+    folds = find_folds(plan, sizes)
+    splits = dataset.prepare_splits(
+        source, plan.dataset, plan.seed, runtime.worker_sync, emit, earlier=earlier, look=look, folds=folds
+    )
     assert splits.learned is not None
     return PreparedData(runtime, source, splits, find_changes(plan, splits.learned, emit), sizes)
 

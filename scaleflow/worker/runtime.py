@@ -19,10 +19,9 @@ from scaleflow.cluster.tasks import count_synchronous_workers, process_names
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.config.plan import check_rules, make_batching, set_values
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Batching, Plan
+from scaleflow.interfaces import LEARNED_FILES, Batching, Plan
 from scaleflow.interfaces.events import Emit, Note, PeersMet, Waiting
 from scaleflow.interfaces.parent_process import end_with_parent
-from scaleflow.runs.learned_state import LEARNED_FILES
 
 if TYPE_CHECKING:
     import tensorflow as tf
