@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from scaleflow.errors import ConfigError, RunDeleted, RunMissing
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracker, Tracking, find_console_script
@@ -80,8 +80,6 @@ GENERATED_NAME = re.compile(r"[a-z]+-[a-z]+-\d{1,4}")
 
 #: The most characters of a run's name that the databases of MLflow's servers take.
 MAX_RUN_NAME = 250
-
-T = TypeVar("T")
 
 
 class MlflowTracker(Tracker):
@@ -293,7 +291,8 @@ class MlflowTracker(Tracker):
 
     def log_batch(self, metrics: Iterable[Metric]) -> None:
         """Logs metrics, which may refer to a model and a dataset."""
-        for batch in split_batches(metrics, METRICS_PER_BATCH):
+        rest = iter(metrics)
+        while batch := list(islice(rest, METRICS_PER_BATCH)):
             log_points(self._client, self._run, batch)
 
     def set_tags(self, values: Mapping[str, str]) -> None:
@@ -449,12 +448,6 @@ def refuse_missing(message: str, kind: type[ConfigError] = ConfigError) -> Itera
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
         raise kind(message) from error
-
-
-def split_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch
 
 
 def split_text_batches(items: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
