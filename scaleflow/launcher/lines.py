@@ -19,15 +19,10 @@ FIXED = "\xa0"
 
 
 class Column(NamedTuple):
-    """A part of a line of an epoch.
+    """A part of a line of an epoch."""
 
-    Attributes:
-        rank: the columns with the highest rank are left out first.
-        width: the usual width, so that all lines have the same columns.
-    """
-
-    rank: int
-    width: int
+    rank: int  # the columns with the highest rank are left out first
+    width: int  # the usual width, so that all lines have the same columns
     text: str
 
 

@@ -138,12 +138,7 @@ def describe_pipeline(status: str, rows: Sequence[Sequence[str]], command: str) 
 
 
 def describe_stage_run(name: str, status: str, text: str, *, outputs: Mapping[str, Any], command: str) -> str:
-    """Returns the description of the run of a stage whose command records none.
-
-    Args:
-        text: its results, or why it has none.
-        outputs: of the stage; {} if it has not finished.
-    """
+    """Returns the description of the run of a stage whose command records none; `text` has its results, or why not."""
     links = [link_run(str(outputs.get("run_id") or "")), link_model(str(outputs.get("model") or ""))]
     about = " ".join(filter(None, links))
     parts = [f"**{status}**: stage {name}{f': {text}' if text else ''}", f"About {about}" if about else ""]

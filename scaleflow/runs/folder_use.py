@@ -73,9 +73,7 @@ def check_writable(folder: Path, key: str) -> None:
 def refuse_others(folder: Path, key: str = RUN_DIR, ignored: Collection[str] = ()) -> None:
     """Raises ConfigError if a folder holds what no run has written: the run's files could replace it.
 
-    Args:
-        folder: the folder, which need not exist.
-        key: `RUN_DIR`, or `SWEEP_DIR`: a sweep's folder may also hold folders of runs.
+    It need not exist. That of a sweep (`SWEEP_DIR`) may also hold folders of runs.
     """
     files = RunFolder(folder)
     names = sorted(set(os.listdir(folder)) - {*ignored}) if folder.is_dir() else []  # noqa: PTH208

@@ -32,12 +32,7 @@ DATASET_OPTIONS = frozenset(each.name for each in fields(Dataset))
 
 
 class SweepInputs:
-    """What the jobs of a sweep read.
-
-    Args:
-        folder: the folder of the sweep.
-        search: the folders in which modules of `_target_` are looked for.
-    """
+    """What the jobs of the sweep in a folder read. Modules of `_target_` are looked for in the folders of `search`."""
 
     def __init__(self, folder: Path, search: Sequence[str]) -> None:
         self._folder, self._search = folder, search

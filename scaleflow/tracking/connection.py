@@ -213,12 +213,7 @@ def explain_denial(error: BaseException, uri: str) -> str:
 def explain_artifact_root(uri: str, find_root: Callable[[], str]) -> Iterator[None]:
     """Says of a failed upload that the server's artifact root is the reason, if the server answers other requests.
 
-    Args:
-        uri: of the store.
-        find_root: asks the server for the artifact root.
-
-    Raises:
-        RunError: in place of the error.
+    `find_root` asks the server for that. Raises RunError in place of the error.
     """
     try:
         yield

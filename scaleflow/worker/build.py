@@ -264,7 +264,9 @@ class EngineBuilder:
         outputs = data.source.outputs if self.balance is None else self.balance.outputs
         goal = make_run_objective(self.plan, replace(splits, outputs=outputs), runtime, emit=self.emit)
         self.goal = goal = objective.refuse_probabilities(goal, splits.outputs)
-        self.plan = plan = choose_monitored(self.plan, goal, self.feeds)
+        validates = self.feeds.validation is not None and self.plan.evaluator != "elsewhere"
+        self.plan = plan = choose_monitors(self.plan, validates)
+        check_monitors(plan, goal, validates)
         train, length, folds = self.feeds.train, self.length, splits.folds
         maker = EngineMaker(plan, runtime, outputs, goal=goal, length=length, feed=train, folds=folds)
         make_model = make_model_maker(plan, splits.inputs, outputs, emit=self.emit, changes=data.changes)
@@ -414,12 +416,10 @@ def check_metric_names(own: Mapping[str, Any], goal: Objective) -> None:
         raise ConfigError(f"evaluation.metrics: the run has a metric {min(twice)} already; rename the function")
 
 
-def choose_monitored(plan: Plan, goal: Objective, feeds: Feeds) -> Plan:
-    """Returns the plan with the checkpoint that counts as the best. Raises ConfigError for a metric that no one has."""
+def check_monitors(plan: Plan, goal: Objective, validates: bool) -> None:
+    """Raises ConfigError for a monitor that names a metric that the run does not have."""
     from scaleflow import training
 
-    validates = feeds.validation is not None and plan.evaluator != "elsewhere"
-    plan = choose_monitors(plan, validates)
     monitors = {
         "training.early_stopping": plan.training.early_stopping,
         "checkpoint.best": plan.checkpoint.sought,
@@ -427,4 +427,3 @@ def choose_monitored(plan: Plan, goal: Objective, feeds: Feeds) -> Plan:
     }
     for key, monitor in monitors.items():
         training.check_monitor(key, monitor, goal, validates=validates, has_callbacks=bool(plan.training.callbacks))
-    return plan

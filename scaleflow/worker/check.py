@@ -99,11 +99,9 @@ def judge_left_out(note: str, option: str, unlabelled: str) -> DataFinding:
 
 
 def find_in_samples(samples: Mapping[str, SplitSample], schema: Mapping[str, Any] | None) -> list[DataFinding]:
-    """Returns everything that is found in the examples.
+    """Returns everything that is found in the examples of the splits, of which the training split comes first.
 
-    Args:
-        samples: by the name of the split, the training split first.
-        schema: of the run with which the data are compared; None: other splits are compared with the training split.
+    Without the schema of a run, the other splits are compared with the training split.
     """
     from scaleflow.data_checks.drift import compare_sample, make_schema
     from scaleflow.data_checks.rules import find_duplicates, find_faults, find_unknown_words

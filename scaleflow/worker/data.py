@@ -128,9 +128,7 @@ def find_told(source: Source, splits: Splits, rule: Split, sample: SplitSample) 
 def compare_split(schema: Mapping[str, Any], source: Source, examples: Rows, few: Any) -> list[DataFinding]:
     """Returns how a split differs from the training split of a run: drift, and all unseen categories.
 
-    Args:
-        examples: the split, before its preprocessing.
-        few: some of its raw inputs.
+    `examples` is the split before its preprocessing, `few` some of its raw inputs.
     """
     from scaleflow.data_checks.drift import DRIFT, LEVELS, compare_sample
 

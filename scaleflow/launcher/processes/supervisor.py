@@ -29,15 +29,10 @@ MAX_DEATHS_AT_STEP = 2
 
 
 class ProcessHost(Protocol):
-    """Starts the processes of a run.
+    """Starts the processes of a run."""
 
-    Attributes:
-        first_phase: what the start waits for, such as `importing TensorFlow`.
-        builds_meanwhile: whether the processes build everything while the store is opened.
-    """
-
-    first_phase: str
-    builds_meanwhile: bool
+    first_phase: str  # what the start waits for, such as `importing TensorFlow`
+    builds_meanwhile: bool  # whether the processes build everything while the store is opened
 
     def open(self) -> AbstractContextManager[None]:
         """Prepares the host for the whole run and releases it after the block. Raises ConfigError if it cannot
