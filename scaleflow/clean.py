@@ -32,6 +32,7 @@ from scaleflow.interfaces import Tracker
 from scaleflow.interfaces.formatting import SECONDS, format_duration, join_first
 from scaleflow.interfaces.secret_masking import register_resolver
 from scaleflow.launcher.command_exit import ANSWER, FAILED
+from scaleflow.launcher.recording.store_record import StoreRecord
 from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.folder import FolderBusy
@@ -177,11 +178,11 @@ class StoreCheck:
 
     def check(self, folder: Path) -> str:
         """Returns `recorded`, `deleted in MLflow`, or why a finished run is left alone."""
-        transfer = EventTransfer(Tracker(), RunFolder(folder).events)
+        record = StoreRecord(RunFolder(folder).events, Tracker())
         uri = str(RunFolder(folder).read_record().get("uri"))
-        if not transfer.has_run:
+        if record.run_id is None:
             return "not recorded"
-        if not transfer.has_everything:
+        if not record.is_complete:
             return "not completely recorded; see scaleflow sync"
         if uri in self._failures:
             return self._failures[uri]

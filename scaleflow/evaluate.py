@@ -165,9 +165,7 @@ def record_evaluation(run: Run, events: Sequence[Event], display: Display, is_ne
     rows = [*format_model_rows(run), ("on", text)]
     try:
         tag = f"{text}, data {described['digest']}; {command_line(sys.orig_argv)}"
-        values: Mapping[str, float] = log_evaluation(
-            run.tracker, run.model, name, events=events, tag=tag, profiles=profiles
-        )
+        values: Mapping[str, float] = log_evaluation(run.tracker, run.model, name, events=[*events, *profiles], tag=tag)
         error = None
     except Exception as failed:  # a store may raise anything
         values = {k: v for event in events if isinstance(event, MetricsLogged) for k, v in event.values.items()}

@@ -14,7 +14,7 @@ import pytest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracker, Tracking
 from scaleflow.interfaces.events import Event, RunEnded
-from scaleflow.launcher.recording import recovery, store_transfer
+from scaleflow.launcher.recording import recovery, request_cursor
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.launcher.recording.recovery import LAUNCHER_DIED, finalize_run, repair
 from scaleflow.launcher.recording.store_transfer import EventTransfer
@@ -215,7 +215,7 @@ def test_masked_value_is_as_the_environment_has_it(uri: str, tmp_path: Path, mon
 def test_a_store_that_fails_now_and_then_gets_everything(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_transfer, "EVENTS_A_PASS", 10)
+    monkeypatch.setattr(request_cursor, "EVENTS_A_PASS", 10)
     made = MadeRun(tmp_path / "run", uri=uri).ready().train(1, 60).end()
     send, calls = MlflowTracker.log_metrics, []
 
@@ -264,7 +264,7 @@ def test_a_run_that_went_on_without_a_store_is_still_known_there_and_one_that_be
 def test_a_run_is_recorded_from_where_its_folder_was_moved_to(uri: str, tmp_path: Path) -> None:
     made = MadeRun(tmp_path / "run", uri=uri).ready().files().end()
     transfer = EventTransfer(MlflowTracker(find_tracking_options(made.folder, None)), made.events)
-    transfer.save_state()
+    transfer.record.save()
     made.folder.rename(tmp_path / "moved")
     assert repair(tmp_path / "moved").result == "recorded"
     run = assert_is_all_there(uri, made, files=["plot.txt"])

@@ -239,6 +239,19 @@ class StepsProfiled(Event, event="profile"):
     facts: Mapping[str, Any] = field(default_factory=dict)  # values of the run that the analysis uses
 
 
+class ReportMade(Event, event="report"):
+    """The launcher has drawn the table, or analyzed the trace, that an earlier event names. The files exist.
+
+    It may follow the end of the run. Its time is that of the earlier event.
+    """
+
+    at: int  # the offset of the earlier event in the file
+    files: Sequence[tuple[str, str | None]] = ()  # (path, artifact folder), with the table or the traces
+    values: Mapping[str, float] = field(default_factory=dict)  # metrics after `step` updates
+    step: int = 0
+    line: str = field(default="", metadata=MASKED)  # for the user, about a trace
+
+
 class ModelExported(Event, event="model"):
     """The model was exported to a folder, as it was after `step` updates."""
 

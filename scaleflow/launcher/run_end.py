@@ -89,6 +89,7 @@ def finish_run(monitor: RunMonitor) -> None:
     if spec.plan.tracking.name != "none" and spec.records:
         display.begin_phase("recording the run in MLflow")
     is_recorded = recorder.finish(patience, lambda: monitor.stop.times > signals)
+    monitor.read_reports()
     promoted = promote_run(monitor, is_recorded)
     if is_recorded:
         display.end_phase()
@@ -102,7 +103,7 @@ def finish_run(monitor: RunMonitor) -> None:
         rows += [("use", state.found.word), ("because", state.found.reason)]
     rows += describe_findings(spec) if state.status == "FINISHED" and spec.plan.evaluation.name != "none" else []
     rows += describe_formats(state.formats.values())
-    rows += [("profile", line) for line in recorder.transfer.profiles.values()]
+    rows += [("profile", line) for line in state.profiles.values()]
     rows += [("output", folder)]
     rows += describe_continuation(state, folder)
     if is_recorded:

@@ -31,7 +31,7 @@ from scaleflow.launcher.prepare import STAGE_TAGS
 from scaleflow.launcher.processes.stop import PartStop, StopRequest
 from scaleflow.launcher.recording.recorder import CommandRun
 from scaleflow.launcher.recording.recovery import repair_quietly
-from scaleflow.launcher.recording.store_transfer import PIPELINE
+from scaleflow.launcher.recording.request_cursor import PIPELINE
 from scaleflow.pipeline.decisions import LEAVE, REUSE, RUN, SKIP, Decider, StageProgress
 from scaleflow.pipeline.ledger import StageRecord
 from scaleflow.pipeline.recording import (

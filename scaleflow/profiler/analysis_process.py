@@ -7,11 +7,10 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from scaleflow.interfaces.events import StepsProfiled, to_fields
+from scaleflow.interfaces.events import ReportMade, StepsProfiled, to_fields
 from scaleflow.profiler.summary import to_line, to_metrics
 
 SUFFIX = ".xplane.pb"
@@ -46,41 +45,40 @@ ANALYSIS_SECONDS = 600.0
 INSTALL = "pip install 'scaleflow[profile]'"
 
 
-@dataclass(frozen=True)
-class Profile:
-    """The files and results of one traced window."""
-
-    files: Sequence[tuple[Path, str]]  # (path, folder among the run's artifacts)
-    values: Mapping[str, float]  # metrics of the window's last step; empty if the trace was not analyzed
-    line: str  # one line for the user
-
-
 def is_readable() -> bool:
     """Returns whether xprof is installed, which reads traces."""
     return importlib.util.find_spec("xprof") is not None
 
 
-def analyze_window(event: StepsProfiled) -> Profile:
-    """Analyzes the window of an event, unless a current summary exists. Keeps the trace even if that fails."""
+def analyze_window(event: StepsProfiled, at: int = 0) -> ReportMade:
+    """Analyzes the window of an event, unless a current summary exists. Keeps the trace even if that fails.
+
+    Returns:
+        A report on the event at the offset `at`, with a line for the user, and with metrics if the trace was analyzed.
+    """
     folder, artifacts = Path(event.folder), event.artifacts
     traces = find_xplanes(folder, (event.first, event.last))
-    files = [(path, f"profile/{path.parent.relative_to(folder)}") for path in traces]
-    target = folder.parent / artifacts
-    steps = f"steps {event.first} to {event.last}"
+    files = [(str(path), f"profile/{path.parent.relative_to(folder)}") for path in traces]
+    target, values = folder.parent / artifacts, dict[str, float]()
+    line = f"steps {event.first} to {event.last}: the trace "
     if not is_readable():
-        return Profile(files, {}, f"{steps}: the trace is not analyzed, because xprof is not installed: {INSTALL}")
-    reason = "" if (target / SUMMARY).is_file() and is_summary_of(target / SUMMARY, event) else run_analysis(event)
-    if reason:
-        return Profile(files, {}, f"{steps}: the trace could not be analyzed: {reason}")
-    summary = json.loads((target / SUMMARY).read_text())
-    results = [target / SUMMARY, target / MARKDOWN, *sorted(target.glob("trace*.json.gz"))]
-    results += [target / PICTURE] if (target / PICTURE).is_file() else []
-    return Profile([*files, *((path, artifacts) for path in results)], to_metrics(summary), to_line(summary))
+        line += f"is not analyzed, because xprof is not installed: {INSTALL}"
+    elif not is_summary_of(target / SUMMARY, event) and (reason := run_analysis(event)):
+        line += f"could not be analyzed: {reason}"
+    else:
+        summary = json.loads((target / SUMMARY).read_text())
+        values, line = to_metrics(summary), to_line(summary)
+        results = [target / SUMMARY, target / MARKDOWN, *sorted(target.glob("trace*.json.gz")), target / PICTURE]
+        files += [(str(path), artifacts) for path in results if path.is_file()]
+    return ReportMade(at, files, values, step=event.last, line=line, time=event.time)
 
 
 def is_summary_of(summary: Path, event: StepsProfiled) -> bool:
     """Returns whether a summary is of the event's window and no older than its traces."""
-    contents = json.loads(summary.read_text())
+    try:
+        contents = json.loads(summary.read_text())
+    except (OSError, ValueError):  # there is none, or its writer died
+        return False
     traces = find_xplanes(Path(event.folder), (event.first, event.last))
     is_newer = all(summary.stat().st_mtime >= trace.stat().st_mtime for trace in traces)
     return is_newer and (contents["first_step"], contents["last_step"]) == (event.first, event.last)

@@ -7,17 +7,17 @@ that it wrote stay, and a reader that starts again from an offset sees the same 
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from scaleflow.interfaces.events import Emit, Event, MetricsLogged, TagsSet, parse_event, to_fields
+from scaleflow.interfaces.events import Emit, Event, MetricsLogged, ReportMade, TagsSet, parse_event, to_fields
 from scaleflow.interfaces.secret_masking import mask_secrets
 
 TEST_PREFIX = "test/"
 
 #: The last event of a file is looked for in this many bytes at its end.
-TAIL_BYTES = 16_384
+TAIL_BYTES = 65_536
 
 
 class EventWriter:
@@ -48,12 +48,14 @@ class EventWriter:
 class EventReader:
     """Reads a growing file of events from an offset on. It skips a last line that is incomplete.
 
-    `offset` is the first byte after the last event that was read.
+    The last event that was read begins `at` a byte and ends before `offset`. Events of the classes `skipped` are not
+    parsed.
     """
 
-    def __init__(self, path: Path, offset: int = 0) -> None:
+    def __init__(self, path: Path, offset: int = 0, skipped: Sequence[type[Event]] = ()) -> None:
         self._path = path
-        self.offset = offset
+        self.at = self.offset = offset
+        self._skipped = tuple(f'{{"event": "{kind.event}",'.encode() for kind in skipped)
 
     def read(self) -> Iterator[Event]:
         """Yields the events that the file holds now; `offset` moves with each of them."""
@@ -66,7 +68,9 @@ class EventReader:
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                self.offset += len(line)
+                self.at, self.offset = self.offset, self.offset + len(line)
+                if line.startswith(self._skipped):
+                    continue
                 try:
                     event = parse_event(json.loads(line))
                 except ValueError:  # an incomplete line: its writer died
@@ -75,15 +79,23 @@ class EventReader:
                     yield event
 
 
+def read_event(path: Path, offset: int) -> Event:
+    """Returns the event at an offset of a file."""
+    return next(EventReader(path, offset).read())
+
+
 def read_last_event(path: Path) -> Event | None:
-    """Returns the last event of a file that is no tag, without reading all of it; None if that line is no event."""
+    """Returns the last event of a file, without reading all of it; None if that line is no event.
+
+    Tags and reports do not count: they may follow the end of a run.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             *lines, rest = file.read().split(b"\n")
         events = (parse_event(json.loads(line)) for line in reversed(lines)) if not rest else iter(())
-        return next((event for event in events if not isinstance(event, TagsSet)), None)
+        return next((event for event in events if not isinstance(event, TagsSet | ReportMade)), None)
     except (OSError, ValueError):
         return None
 

@@ -18,6 +18,7 @@ from scaleflow.interfaces.events import (
     MetricsLogged,
     ModelExported,
     PeersMet,
+    ReportMade,
     Restarted,
     RunEnded,
     RunReady,
@@ -62,6 +63,7 @@ class RunState:
     model_step: int | None = None  # the number of updates of the exported model; None while there is none
     formats: dict[str, FormatExported] = field(default_factory=dict)  # by name, those of the exported model
     time: int = 0  # of the newest event, in milliseconds since the epoch
+    profiles: dict[int, str] = field(default_factory=dict)  # a line about each traced window, by its last step
     found: SettingFound | None = None  # the setting that the run has found, if it is a trial
     tags: dict[str, str] = field(default_factory=dict)  # those that its events have set
     description: str = ""  # of a run whose command describes it
@@ -103,6 +105,8 @@ class RunState:
                 self.tags |= event.values
             case DescriptionSet():
                 self.description = event.text
+            case ReportMade() if event.line:
+                self.profiles[event.step] = event.line
             case _:
                 self._apply_progress(event)
 

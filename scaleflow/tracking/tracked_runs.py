@@ -10,11 +10,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import LEARNED_FILES, Tracking
-from scaleflow.interfaces.events import ArtifactWritten, ConfusionWritten, DatasetDescribed, Event, MetricsLogged
+from scaleflow.interfaces.events import (
+    ArtifactWritten,
+    ConfusionWritten,
+    DatasetDescribed,
+    Event,
+    MetricsLogged,
+    ReportMade,
+)
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.tracking.connection import explain_unusable, use_store
 from scaleflow.tracking.keys import to_allowed_key
@@ -22,10 +29,6 @@ from scaleflow.tracking.model_uris import KERAS_FILES, ModelReference, choose_re
 from scaleflow.tracking.plot import draw_confusion
 from scaleflow.tracking.store import GENERATED_NAME, SWEPT, MlflowTracker
 from scaleflow.tracking.uri import resolve_store, sqlite_file
-
-if TYPE_CHECKING:
-    from scaleflow.profiler.analysis_process import Profile
-
 
 #: The beginning of the tag of an evaluation, and the digest of its data in it.
 EVALUATION_TAG, TAGGED_DIGEST = "scaleflow.evaluate.", re.compile(r", data ([0-9a-f]+);")
@@ -156,16 +159,14 @@ def log_evaluation(
     name: str,
     events: Sequence[Event],
     tag: str,
-    profiles: Sequence[Profile] = (),
 ) -> dict[str, float]:
     """Logs an evaluation to the run that trained the model, and to the model. Returns the metrics by their names there.
 
     Args:
         name: name of the evaluation, which is part of the metrics' names; a digest is added if other data have it.
-        events: the events of the evaluating worker.
+        events: the events of the evaluating worker, and the reports on its traces.
         tag: value of the tag `scaleflow.evaluate.NAME`, which describes the evaluation; it has the digest of the data
             as `, data DIGEST;`.
-        profiles: profiles of some of its batches.
     """
     from mlflow.entities import Metric
 
@@ -197,10 +198,10 @@ def log_evaluation(
         elif isinstance(event, ArtifactWritten):
             subfolder = (event.folder or "").partition("/")[2]
             tracker.log_artifact(Path(event.path), f"{folder}/{subfolder}" if subfolder else folder)
-    for profile in profiles:
-        log_values(profile.values, int(time.time() * 1000))
-        for path, subfolder in profile.files:
-            tracker.log_artifact(path, f"{folder}/{subfolder}")
+        elif isinstance(event, ReportMade):
+            log_values(event.values, int(time.time() * 1000))
+            for file, part in event.files:
+                tracker.log_artifact(Path(file), f"{folder}/{part}")
     tracker.set_tags({f"{EVALUATION_TAG}{name}": tag})
     return logged
 

@@ -9,13 +9,14 @@ import pytest
 
 from scaleflow.errors import ConfigError, StoreUnreachable
 from scaleflow.interfaces import IDENTITY, Point, Status, Tracker
-from scaleflow.interfaces.events import DatasetDescribed, RunEnded, StepsProfiled
+from scaleflow.interfaces.events import DatasetDescribed, ReportMade, RunEnded, StepsProfiled
 from scaleflow.launcher.recording import recorder as recorder_module
-from scaleflow.launcher.recording import store_transfer
+from scaleflow.launcher.recording import request_cursor
 from scaleflow.launcher.recording.recorder import Recorder
+from scaleflow.launcher.recording.recovery import send_all
+from scaleflow.launcher.recording.store_record import StoreRecord
 from scaleflow.launcher.recording.store_transfer import EventTransfer
-from scaleflow.profiler.analysis_process import Profile
-from scaleflow.runs import RunFolder
+from scaleflow.runs import RunFolder, RunState
 from tests.event_files import EventWriter
 
 Call = tuple[Any, ...]
@@ -188,16 +189,16 @@ def test_a_run_is_told_in_the_order_of_its_events(setting: Setting, tmp_path: Pa
     assert setting.begin().finish(2)
     calls = setting.tracker.calls
     assert [call[0] for call in calls] == [
-        *("connect", "start", "params", "artifact", "metrics", "artifact", "metrics", "model", "tags", "finish")
+        *("connect", "start", "params", "metrics", "artifact", "artifact", "model", "tags", "finish")
     ]
-    assert calls[1:4] == [
+    assert calls[1:3] == [
         ("start", "a-run", {"team": "vision", "scaleflow.folder": str(tmp_path), IDENTITY: setting.identity}, BEGAN),
         ("params", {"model": "mlp"}),
-        ("artifact", config, None),
     ]
     assert setting.tracker.steps() == [1, 1, 2, 2, 3, 3]
-    assert calls[5] == ("artifact", Path("/x/plot.png"), "plots")
-    assert calls[7:] == [
+    assert calls[4:] == [
+        ("artifact", config, None),
+        ("artifact", Path("/x/plot.png"), "plots"),
         ("model", Path("/x/model"), 3),
         ("tags", {"scaleflow.status": "FINISHED"}),
         ("finish", "FINISHED", setting.time_of_the_last()),
@@ -210,8 +211,10 @@ def test_the_dataset_is_handed_on_and_a_table_of_classes_with_its_picture(settin
     setting.ready()
     setting.write("data", name="pets", splits={})
     setting.write("confusion", path=str(table), folder="plots", split="test")
+    recorder = setting.begin()
+    until(lambda: ("artifact", table, "plots") in setting.tracker.calls)
     setting.end()
-    assert setting.begin().finish(5)
+    assert recorder.finish(5)
     assert setting.tracker.calls[3:6] == [
         ("data", "pets"),
         ("artifact", tmp_path / "confusion_matrix.png", "plots"),
@@ -281,7 +284,7 @@ def test_a_model_that_comes_late_is_in_the_description(setting: Setting) -> None
     transfer.send()
     assert "load_model" not in setting.tracker.descriptions[-1]
     setting.tracker.fails = lambda call: None
-    transfer.send_all()
+    send_all(transfer)
     assert 'load_model("models:/m-3")' in setting.tracker.descriptions[-1]
 
 
@@ -329,7 +332,7 @@ def test_losses_and_metrics_come_before_baselines_and_speeds(setting: Setting, f
     setting.ready()
     setting.write("metrics", step=0, values={"baseline/loss": 2.0})
     recorder = setting.begin()
-    until(lambda: setting.state.exists() and "late" in setting.known)  # another command would send it
+    until(lambda: setting.state.exists() and setting.known["offset"] == setting.path.stat().st_size)
     setting.write("metrics", step=4, values={"train/loss": 1.0, "perf/step_ms": 3.0})
     until(lambda: "train/loss" in keys_of(setting.tracker))
     assert keys_of(setting.tracker) == ["train/loss"]
@@ -357,7 +360,7 @@ def test_speeds_wait_for_a_minute_of_the_run_or_for_its_end(setting: Setting) ->
     setting.end()
     assert not recorder.finish(0.1)
     setting.tracker.fails = lambda call: None
-    EventTransfer(setting.tracker, setting.path).send_all()
+    send_all(EventTransfer(setting.tracker, setting.path))
     assert setting.tracker.words()[-1] == "finish"
 
 
@@ -365,14 +368,14 @@ def test_speeds_that_a_killed_command_has_not_sent_are_sent_by_the_next(setting:
     setting.ready()
     setting.write("metrics", step=0, values={"baseline/loss": 2.0})
     recorder = setting.begin()
-    until(lambda: setting.state.exists() and "late" in setting.known)
+    until(lambda: setting.state.exists() and setting.known["offset"] == setting.path.stat().st_size)
     recorder._end_thread()  # as if it were killed
     setting.end("KILLED")
     transfer = EventTransfer(setting.tracker, setting.path)
-    assert not transfer.is_complete
-    transfer.send_all()
+    assert not transfer.record.is_complete
+    send_all(transfer)
     assert keys_of(setting.tracker) == ["baseline/loss"]
-    assert EventTransfer(setting.tracker, setting.path).is_complete
+    assert EventTransfer(setting.tracker, setting.path).record.is_complete
 
 
 def test_a_failure_and_its_reason_are_recorded(setting: Setting) -> None:
@@ -412,8 +415,9 @@ def test_an_event_that_this_version_does_not_know_counts_as_sent(setting: Settin
     setting.path.write_bytes(setting.path.read_bytes() + unknown)
     assert setting.begin().finish(2)
     assert setting.tracker.words() == ["connect", "start", "params", "metrics", "artifact", "tags", "finish"]
+    assert setting.known["file_offset"] == setting.known["offset"]
     assert setting.known["offset"] == setting.path.stat().st_size
-    assert EventTransfer(setting.tracker, setting.path).is_complete
+    assert EventTransfer(setting.tracker, setting.path).record.is_complete
 
 
 @pytest.mark.parametrize("word", ["start", "params", "metrics", "artifact", "model", "tags", "finish"])
@@ -436,7 +440,7 @@ def test_failed_call_is_sent_again_verbatim_and_nothing_is_skipped(setting: Sett
 
 
 def test_portions_before_the_failing_one_are_not_sent_again(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_transfer, "EVENTS_A_PASS", 3)
+    monkeypatch.setattr(request_cursor, "EVENTS_A_PASS", 3)
 
     def after_step_5(call: Call) -> None:
         if call[0] == "metrics" and call[1][-1].step > 5 and len(setting.tracker.tried) < 12:
@@ -459,13 +463,13 @@ def test_a_run_has_its_end_also_where_the_store_takes_no_tensorboard_files(setti
     setting.end()
     recorder = setting.begin()
     assert not recorder.finish(5)
-    assert setting.tracker.words()[-1] == "adopt"  # the store is there, and does not take this file
+    assert "adopt" in setting.tracker.words()  # the store is there, and does not take this file
     assert ("finish", "FINISHED", setting.time_of_the_last()) in setting.tracker.calls
     assert recorder.reason == "ConnectionError: the store is away"
     setting.tracker.fails = lambda call: None
     transfer = EventTransfer(setting.tracker, setting.path)
-    transfer.send_all()
-    assert transfer.is_complete
+    send_all(transfer)
+    assert transfer.record.is_complete
     assert setting.tracker.calls[-1] == ("artifact", board, "tensorboard")
 
 
@@ -475,10 +479,11 @@ class Profiles:
     def __init__(self) -> None:
         self.begun, self.may_end = threading.Event(), threading.Event()
 
-    def read(self, event: StepsProfiled) -> Profile:
+    def read(self, event: StepsProfiled, at: int) -> ReportMade:
         self.begun.set()
         assert self.may_end.wait(10)
-        return Profile([(Path("/x/trace"), "profile")], {"profile/step_ms": 2.0}, "steps 2 to 3: 2 ms")
+        values = {"profile/step_ms": 2.0}
+        return ReportMade(at, [("/x/trace", "profile")], values, 3, "steps 2 to 3: 2 ms", time=event.time)
 
 
 @pytest.fixture
@@ -498,13 +503,13 @@ def test_metrics_and_the_end_do_not_wait_for_a_profile_to_be_read(setting: Setti
     until(lambda: setting.tracker.steps() == [4, 4])
     setting.end()
     until(lambda: "finish" in setting.tracker.words())
-    assert setting.known["aside"]  # sent by the next command, should this one die
+    assert setting.known["left"]  # sent by the next command, should this one die
     profiles.may_end.set()
     assert recorder.finish(5)
     assert ("artifact", Path("/x/trace"), "profile") in setting.tracker.calls
     assert setting.tracker.steps() == [4, 4, 3]
-    assert recorder.transfer.profiles == {2: "steps 2 to 3: 2 ms"}
-    assert setting.known["aside"] == {}
+    assert RunState.read(setting.path.parent).profiles == {3: "steps 2 to 3: 2 ms"}
+    assert setting.known["left"] == {}
 
 
 def test_a_profile_is_sent_by_a_later_command_which_waits_for_its_analysis(
@@ -516,8 +521,8 @@ def test_a_profile_is_sent_by_a_later_command_which_waits_for_its_analysis(
     assert not setting.begin().finish(0.2)
     profiles.may_end.set()
     transfer = EventTransfer(setting.tracker, setting.path)
-    transfer.send_all()
-    assert transfer.is_complete
+    send_all(transfer)
+    assert transfer.record.is_complete
     assert ("artifact", Path("/x/trace"), "profile") in setting.tracker.calls
     assert setting.tracker.steps() == [3]
 
@@ -533,24 +538,24 @@ def test_a_profile_is_tried_again_if_the_store_fails_after_the_end(setting: Sett
     time.sleep(0.5)  # more often than a file is tried
     setting.tracker.fails = lambda call: None
     assert recorder.finish(5)
-    assert recorder.transfer.profiles == {2: "steps 2 to 3: 2 ms"}
+    assert RunState.read(setting.path.parent).profiles == {3: "steps 2 to 3: 2 ms"}
 
 
-def test_a_file_that_was_put_aside_is_sent_before_the_end(setting: Setting) -> None:
+def test_a_file_that_was_left_is_sent_before_the_end(setting: Setting) -> None:
     setting.tracker.fails = lambda call: unreachable(call) if call[0] == "artifact" else None
     setting.ready()
     setting.write("artifact", path="/x/plot.png")
     setting.metrics(1)
     recorder = setting.begin()
-    until(lambda: bool(setting.tracker.steps()))
-    assert list(setting.known["aside"].values()) == ["ConnectionError: the store is away"]
+    until(lambda: bool(setting.tracker.steps()) and bool(setting.known["left"]))
+    assert list(setting.known["left"].values()) == ["ConnectionError: the store is away"]
     setting.tracker.fails = lambda call: None
     setting.metrics(2)
     until(lambda: setting.tracker.steps() == [1, 1, 2, 2])
     assert "artifact" not in setting.tracker.words()
     setting.end()
     assert recorder.finish(5)
-    assert setting.tracker.words()[-3:] == ["tags", "artifact", "finish"]
+    assert setting.tracker.words()[-3:] == ["artifact", "tags", "finish"]
 
 
 def test_a_profile_that_takes_too_long_is_named(setting: Setting, profiles: Profiles) -> None:
@@ -748,7 +753,7 @@ def test_finish_does_not_wait_for_the_next_pass(setting: Setting, monkeypatch: p
 
 
 def test_the_file_is_read_in_portions(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_transfer, "EVENTS_A_PASS", 10)
+    monkeypatch.setattr(request_cursor, "EVENTS_A_PASS", 10)
     setting.ready()
     setting.metrics(*range(1, 96))
     setting.end()
@@ -763,15 +768,15 @@ def test_the_state_says_how_far_the_store_has_come_and_where(setting: Setting) -
     recorder = setting.begin()
     until(lambda: bool(recorder.recorded))
     ready = setting.path.stat().st_size
-    known = {"run_id": "run-7", "uri": "http://****@host", "folder": str(setting.path.parent), "aside": {}}
+    known = {"run_id": "run-7", "uri": "http://****@host", "folder": str(setting.path.parent), "left": {}}
     known["id"] = setting.identity
-    until(lambda: setting.known == {**known, "offset": ready, "done": False})
+    until(lambda: setting.known == {**known, "offset": ready, "file_offset": ready, "late": 0, "done": False})
     setting.metrics(1)
     setting.end()
     assert recorder.finish(2)
     recorder.join(5)
     whole = setting.path.stat().st_size
-    assert setting.known == {**known, "offset": whole, "done": True}
+    assert setting.known == {**known, "offset": whole, "file_offset": whole, "done": True}
 
 
 def test_a_run_that_goes_on_is_recorded_from_where_it_was_recorded_to(setting: Setting, tmp_path: Path) -> None:
@@ -791,7 +796,7 @@ def test_a_run_that_goes_on_is_recorded_from_where_it_was_recorded_to(setting: S
     setting.end()
     assert recorder.finish(2)
     assert state["done"]
-    assert setting.tracker.words() == ["connect", "adopt", "reopen", "artifact", "metrics", "tags", "tags", "finish"]
+    assert setting.tracker.words() == ["connect", "adopt", "reopen", "metrics", "tags", "artifact", "tags", "finish"]
     assert set(setting.tracker.steps()) == {3}
     assert ("tags", {"scaleflow.restarts": "1", "scaleflow.restart.1": "worker 1 died"}) in setting.tracker.calls
 
@@ -824,13 +829,13 @@ def test_the_state_stays_behind_what_failed(setting: Setting) -> None:
 
 
 def test_the_state_is_written_when_finish_returns(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep = EventTransfer.save_state
+    keep = StoreRecord.save
 
-    def keep_slowly(transfer: EventTransfer, is_vital: bool = False) -> None:
+    def keep_slowly(record: StoreRecord, is_vital: bool = False) -> None:
         time.sleep(0.1)
-        keep(transfer, is_vital)
+        keep(record, is_vital)
 
-    monkeypatch.setattr(EventTransfer, "save_state", keep_slowly)
+    monkeypatch.setattr(StoreRecord, "save", keep_slowly)
     setting.ready()
     setting.end()
     assert setting.begin().finish(2)
@@ -850,5 +855,5 @@ def test_a_store_that_takes_no_files_gets_the_end_of_the_run_also_with_files_of_
     recorder = setting.begin()
     until(recorder.done.is_set)
     assert not recorder.finish(5)
-    assert len(setting.known["aside"]) == 4
+    assert len(setting.known["left"]) == 4
     assert setting.known["done"]

@@ -92,8 +92,8 @@ def of_kind(kind: type[E], events: list[Event]) -> list[E]:
 
 def summary_of(event: StepsProfiled) -> dict[str, Any]:
     profile = analysis_process.analyze_window(event)
-    (path,) = [path for path, _ in profile.files if path.name == "summary.json"]
-    summary: dict[str, Any] = json.loads(path.read_text())
+    (path,) = [path for path, _ in profile.files if path.endswith("summary.json")]
+    summary: dict[str, Any] = json.loads(Path(path).read_text())
     return summary
 
 
@@ -121,7 +121,7 @@ def test_an_input_bound_run_s_profile_says_so_and_a_compute_bound_one_s_does_not
 def test_a_profile_is_complete(runs: dict[str, list[Event]]) -> None:
     (event,) = of_kind(StepsProfiled, runs["fast"])
     profile = analysis_process.analyze_window(event)
-    by_name = {path.name: (path, folder) for path, folder in profile.files}
+    by_name = {Path(path).name: (Path(path), folder) for path, folder in profile.files}
     assert set(by_name) == {"worker-0.xplane.pb", "summary.json", "summary.md", "profile.png", "trace.json.gz"}
     assert by_name["worker-0.xplane.pb"][1] == f"profile/plugins/profile/steps_{FIRST}-{FIRST + 5}"
     assert by_name["summary.md"][1] == "profile"
@@ -184,7 +184,7 @@ def test_without_xprof_the_trace_is_kept_and_the_line_says_what_to_install(
     (event,) = of_kind(StepsProfiled, runs["slow"])
     monkeypatch.setattr(analysis_process, "is_readable", lambda: False)
     profile = analysis_process.analyze_window(event)
-    assert [path.name for path, _ in profile.files] == ["worker-0.xplane.pb"]
+    assert [Path(path).name for path, _ in profile.files] == ["worker-0.xplane.pb"]
     assert profile.values == {}
     assert "pip install 'scaleflow[profile]'" in profile.line
 
@@ -196,7 +196,7 @@ def test_a_trace_that_cannot_be_read_is_kept(tmp_path: Path) -> None:
     broken.write_bytes(b"no trace")
     event = StepsProfiled(str(tmp_path / "profile"), 2, 3, "profile")
     profile = analysis_process.analyze_window(event)
-    assert [path for path, _ in profile.files] == [broken]
+    assert [path for path, _ in profile.files] == [str(broken)]
     assert profile.line.startswith("steps 2 to 3: the trace could not be analyzed")
 
 

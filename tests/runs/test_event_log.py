@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from scaleflow.interfaces.events import Event, MetricsLogged, Note, RunEnded, RunReady, Waiting, parse_event, to_fields
+from scaleflow.interfaces.events import (
+    Event,
+    MetricsLogged,
+    Note,
+    ReportMade,
+    RunEnded,
+    RunReady,
+    Waiting,
+    parse_event,
+    to_fields,
+)
 from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import (
     TAIL_BYTES,
@@ -227,11 +237,13 @@ def test_the_last_event_is_read_from_the_end_of_the_file(tmp_path: Path) -> None
     assert read_last_event(path) is None
     path.touch()
     assert read_last_event(path) is None
-    for step in range(500):  # far more than the end that is read
+    for step in range(2000):  # far more than the end that is read
         append_event(path, MetricsLogged(step, {"train/loss": 1.0}, time=5))
     assert path.stat().st_size > 2 * TAIL_BYTES
-    assert read_last_event(path) == MetricsLogged(499, {"train/loss": 1.0}, time=5)
+    assert read_last_event(path) == MetricsLogged(1999, {"train/loss": 1.0}, time=5)
     append_event(path, RunEnded("FINISHED", time=6))
+    assert read_last_event(path) == RunEnded("FINISHED", time=6)
+    append_event(path, ReportMade(0))  # the end of the run stays its last event
     assert read_last_event(path) == RunEnded("FINISHED", time=6)
     with path.open("a") as file:
         file.write('{"event": "metr')  # its writer died

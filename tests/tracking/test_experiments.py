@@ -44,7 +44,7 @@ def test_names_that_mlflow_rejects_are_refused_before_the_run(uri: str, monkeypa
 @pytest.mark.parametrize("name", ["x" * 500, "Ж" * 200, "..", "a/../b"])
 def test_any_other_name_is_recorded_with_its_files_below_the_artifacts(uri: str, tmp_path: Path, name: str) -> None:
     made = MadeRun(tmp_path / "run", uri=uri, experiment=name).ready().train(1, 3).files().end()
-    assert repair(made.folder, tries=1).result == "recorded"
+    assert repair(made.folder).result == "recorded"
     place = Path(unquote(only_run(uri, name).info.artifact_uri).removeprefix("file://"))
     assert place.resolve().is_relative_to(tmp_path / "mlartifacts")
     assert len(place.resolve().relative_to(tmp_path / "mlartifacts").parts) == 3
@@ -75,8 +75,8 @@ def test_a_run_of_a_deleted_experiment_is_not_forgotten(uri: str, tmp_path: Path
     transfer.send()
     experiment = client.get_experiment_by_name("run").experiment_id
     client.delete_experiment(experiment)
-    again = repair(made.folder, tries=1, again=True)
-    assert (again.result, again.run_id) == ("not recorded", transfer.run_id)
+    again = repair(made.folder, again=True)
+    assert (again.result, again.run_id) == ("not recorded", transfer.record.run_id)
     assert "tracking.experiment=run: was deleted; restore it with `mlflow experiments restore" in again.reason
     client.restore_experiment(experiment)
     assert repair(made.folder).result == "recorded"

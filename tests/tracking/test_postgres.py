@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from scaleflow.runs.state import is_finished
 from tests.campaign.judge import Stored, lost_points, written
 from tests.conftest import Command
 from tests.event_log import events_in
@@ -72,7 +73,7 @@ def test_sixteen_jobs_lose_nothing_when_their_server_is_killed_again_and_again(
         long.wait_for(lambda: any(record(job).get("model_uri") for job in jobs))
         service.stop()
         assert not all(record(job).get("done") for job in jobs)
-        long.wait_for(lambda: all(events_in(job / "events.jsonl")[-1]["event"] == "end" for job in jobs))
+        long.wait_for(lambda: all(is_finished(job) for job in jobs))
         service.start()
         assert long.end(240) == 0, long.err.read_text()
     assert "Traceback" not in long.err.read_text()
@@ -167,7 +168,7 @@ def assert_is_whole(job: Path, run: StoredRun, objects: Mapping[str, str]) -> No
     (ready,) = (event for event in events if event["event"] == "ready")
     assert run.params == ready["params"]
     assert record(job)["done"]
-    assert record(job)["aside"] == {}
+    assert record(job)["left"] == {}
     assert record(job)["run_id"] == run.id
     logged = [(Path(e["path"]), e.get("folder") or "") for e in events if e["event"] in ("artifact", "confusion")]
     logged += [(job / name, "") for name in ("config.yaml", "overrides.yaml", "environment.txt")]

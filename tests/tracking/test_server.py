@@ -18,7 +18,7 @@ import pytest
 
 from scaleflow.interfaces import Tracking
 from scaleflow.launcher.recording import recorder as recorder_module
-from scaleflow.launcher.recording import store_transfer
+from scaleflow.launcher.recording import request_cursor
 from scaleflow.launcher.recording.recorder import Recorder
 from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.tracking.store import MlflowTracker
@@ -63,7 +63,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorder asks again soon, and sends little at a time."""
     monkeypatch.setattr(recorder_module, "PASS_SECONDS", 0.02)
     monkeypatch.setattr(recorder_module, "MAX_PAUSE_SECONDS", 0.1)
-    monkeypatch.setattr(store_transfer, "EVENTS_A_PASS", 25)
+    monkeypatch.setattr(request_cursor, "EVENTS_A_PASS", 25)
 
 
 def recording(made: MadeRun, uri: str, offline: bool = False, **options: Any) -> Recorder:
@@ -127,7 +127,7 @@ def test_a_server_that_is_slow_does_not_either(
     proxy.plan = lambda: "delay"
     made = MadeRun(tmp_path / "slow", uri=server.uri).ready().train(1, 200).end()
     with monkeypatch.context() as patch:
-        patch.setattr(store_transfer, "EVENTS_A_PASS", 2)
+        patch.setattr(request_cursor, "EVENTS_A_PASS", 2)
         recorder = recording(made, proxy.uri)
         end_too_soon(recorder)
     part = steps_of(server.uri, only_run(server.uri, "slow"), "train/loss")

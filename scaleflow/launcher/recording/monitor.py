@@ -121,6 +121,11 @@ class RunMonitor:
             if isinstance(event, Restarted) and self.spec.records:
                 notify_meanwhile(self.spec.plan.tracking.notify, self.state.name, event.reason, display=self.display)
 
+    def read_reports(self) -> None:
+        """Reads what the launcher has made of the run since it ended."""
+        for event in self._reader.read():
+            self.state.apply(event)
+
     def _show_outage(self) -> None:
         """Shows once that the store takes nothing, and once that it does again, also for several jobs of a sweep."""
         outage, uri = self.recorder.outage, self.spec.plan.tracking.uri or ""
@@ -146,7 +151,7 @@ class RunMonitor:
 
     def has_stored(self) -> bool:
         """Returns whether the store has all events that were read."""
-        return self.recorder.transfer.taken >= self._reader.offset
+        return self.recorder.transfer.record.offset >= self._reader.offset
 
     def find_futile_wait(self) -> EndReason | None:
         """Returns why a worker that waits too long has to be killed; None if there is no such worker.

@@ -1,7 +1,7 @@
-"""Records a run while it trains: a thread sends the events to the tracking store.
+"""Records a run while it trains: a thread sends its events to the tracking store.
 
-After the start, neither training nor the terminal waits for it. A command that trains nothing itself has a recorded
-run, too: the parent of the jobs of a sweep, a pipeline, or one of its stages.
+After the start, neither training nor the terminal waits for it. Further threads make reports (`reports.py`). A command
+that trains nothing itself has a recorded run, too: the parent of the jobs of a sweep, a pipeline, or one of its stages.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from scaleflow.interfaces.events import (
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.processes.stop import StopRequest
+from scaleflow.launcher.recording.reports import append_report
 from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
@@ -73,21 +74,15 @@ class Recorder(threading.Thread):
         self, transfer: EventTransfer, before: int = 0, *, is_resumed: bool = False, offline: bool = False
     ) -> None:
         super().__init__(name="recorder", daemon=True)
-        self.transfer = transfer
-        self._before = before
+        self.transfer, self._before, self._offline = transfer, before, offline
         if not is_resumed:
-            transfer.start_after(before)
-        self._offline = offline
-        self._began = 0.0
-        self._is_open = self._hurries = False
-        self._woken = threading.Event()
-        self._stop_requested = threading.Event()
+            transfer.record.begin_after(before)
+        self._hurries = False
+        self._woken, self._stop_requested = threading.Event(), threading.Event()
+        self.is_settled, self.done = threading.Event(), threading.Event()
         self._failing_since: float | None = None
-        self._reason = ""
+        self._reason = self.outage = ""
         self.refusal: ConfigError | None = None
-        self.outage = ""
-        self.is_settled = threading.Event()
-        self.done = threading.Event()
 
     def wake(self) -> None:
         """Sends what is there now, without waiting for the end of the pause."""
@@ -96,12 +91,12 @@ class Recorder(threading.Thread):
     @property
     def recorded(self) -> int:
         """Bytes of `events.jsonl` that the store has taken."""
-        return self.transfer.taken if self.transfer.has_run else 0
+        return self.transfer.record.offset if self.transfer.record.run_id is not None else 0
 
     @property
     def reason(self) -> str:
         """The last error of the store; empty if there was none."""
-        return str(self.refusal or next(iter(self.transfer.aside.values()), self._reason))
+        return str(self.refusal or next(iter(self.transfer.record.left.values()), self._reason))
 
     def finish(self, patience: float, should_stop: Callable[[], bool] = bool) -> bool:
         """Waits until everything is recorded, or gives up; returns whether everything is. Nothing is sent after that.
@@ -119,11 +114,11 @@ class Recorder(threading.Thread):
             if time.monotonic() > deadline:
                 break
         self._end_thread()
-        return self._is_through and not self.transfer.aside
+        return self._is_through and not self.transfer.record.left
 
     def stop(self) -> None:
         """Stops sending, and writing to the run's folder."""
-        self.transfer.keeps_record = False
+        self.transfer.record.is_kept = False
         self._end_thread()
 
     def _end_thread(self) -> None:
@@ -133,20 +128,19 @@ class Recorder(threading.Thread):
         if self.is_alive():
             self.join(STOP_SECONDS)
             if self.is_alive():
-                self.transfer.keeps_record = False
+                self.transfer.record.is_kept = False
 
     def run(self) -> None:
-        self._began = time.monotonic()
         try:
             self._wait_for_earlier()
-            self.transfer.save_state()
+            self.transfer.record.save()
             while not self._stop_requested.is_set():
                 self._try_pass()
-                if self._is_open or self._offline:
+                if self.transfer.is_open or self._offline:
                     self.is_settled.set()
                     if self.transfer.tracker.uri is not None:
                         import_figure()  # while the workers start: at the end of a run the command would wait for it
-                if self._is_through and not self.transfer.is_analyzing:
+                if self._is_through and not self.transfer.files.awaited:
                     break
                 self._pause()
         except ConfigError as refusal:
@@ -155,16 +149,26 @@ class Recorder(threading.Thread):
             self.is_settled.set()
             self.done.set()
 
+    def _begin_reports(self) -> None:
+        """Starts a thread for each report that is still to be made. The event that it appends is then sent, too."""
+        for at in self.transfer.files.claim_reports():
+            threading.Thread(target=self._report, args=(at,), name="report", daemon=True).start()
+
+    def _report(self, at: int) -> None:
+        with contextlib.suppress(OSError):  # the disk is full: `scaleflow sync` makes it later
+            append_report(self.transfer.events, at, self.transfer.record.locate, self._stop_requested.is_set)
+        self.wake()
+
     def _wait_for_earlier(self) -> None:
         """Waits for the recorder of an earlier command in this process, whose last request may still end the run."""
         events = self.transfer.events
-        for thread in threading.enumerate():
+        for thread in {*threading.enumerate()} - {self}:
             if isinstance(thread, Recorder) and thread.transfer.events == events and thread._stop_requested.is_set():
                 thread.join()
 
     @property
     def _is_through(self) -> bool:
-        return self.transfer.ended > self._before
+        return self.transfer.record.ended > self._before
 
     def _pause(self) -> None:
         """Waits for more to send. The pause grows with the time for which the store has failed, if nobody waits."""
@@ -182,29 +186,29 @@ class Recorder(threading.Thread):
         """
         began = time.monotonic()
         try:
-            if not self._is_open:
+            if not self.transfer.is_open:
                 self.transfer.open()
-                self._is_open = True
             self.transfer.send(self._stop_requested.is_set)
+            self._begin_reports()
             self._failing_since, self._reason = None, ""
-            if self.outage == NO_ANSWER or not self.transfer.aside:
+            if self.outage == NO_ANSWER or not self.transfer.record.left:
                 self.outage = ""
         except Exception as error:  # a store may raise anything
             reason = format_store_error(error, self.transfer.tracker.uri)
-            if self._is_fatal(error):
+            if self._is_fatal(error, began):
                 raise (error if isinstance(error, ConfigError) else ConfigError(f"tracking: {reason}")) from error
-            self._failing_since = self._failing_since or began
-            self._reason = reason
+            self._failing_since, self._reason = self._failing_since or began, reason
             is_of_store = not isinstance(error, LookupError)  # such as a parent that is not recorded yet
             if is_of_store and not self.outage and time.monotonic() - self._failing_since > OUTAGE_SECONDS:
                 self.outage = NO_ANSWER if is_unreachable(error) else f"does not take the run ({reason})"
 
-    def _is_fatal(self, error: Exception) -> bool:
-        """Returns whether an error means that the store cannot be used, so that the run is refused."""
+    def _is_fatal(self, error: Exception, began: float) -> bool:
+        """Returns whether an error of a pass means that the store cannot be used, so that the run is refused."""
         if isinstance(error, ConfigError) and not isinstance(error, StoreUnreachable):
-            is_known_to_work = self.is_settled.is_set() and (self._offline or self.transfer.has_run)
+            is_known_to_work = self.is_settled.is_set() and (self._offline or self.transfer.record.run_id is not None)
             return self._failing_since is None and not is_known_to_work
-        return not (self._is_open or self._offline) and time.monotonic() - self._began > CONNECT_SECONDS
+        failing = time.monotonic() - (self._failing_since or began)
+        return not (self.transfer.is_open or self._offline) and failing > CONNECT_SECONDS
 
 
 class CommandRun:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from omegaconf.errors import OmegaConfBaseException
-
-from scaleflow.errors import ConfigError, RunMissing
+from scaleflow.errors import RunMissing
 from scaleflow.interfaces import Tracker, Tracking, name_command
 from scaleflow.interfaces.events import RunEnded, RunReady
 from scaleflow.launcher.command_exit import write_error
+from scaleflow.launcher.recording.reports import append_report
+from scaleflow.launcher.recording.store_record import StoreRecord
 from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.event_log import append_event
@@ -47,12 +47,11 @@ class SyncStatus:
     reason: str = ""  # why it is not recorded, or which process is alive
 
 
-def repair(folder: Path, uri: str | None = None, tries: int = MAX_ATTEMPTS, again: bool = False) -> SyncStatus:
+def repair(folder: Path, uri: str | None = None, again: bool = False) -> SyncStatus:
     """Writes a run's end if it has none, and sends what the store has not taken.
 
     Args:
         uri: the address of the store; None: the one in which the run was recorded, or which its config names.
-        tries: failures of the store in a row, without anything taken, after which to give up.
         again: whether to record a run that was deleted from the store again, as a new run.
 
     Returns:
@@ -67,28 +66,40 @@ def repair(folder: Path, uri: str | None = None, tries: int = MAX_ATTEMPTS, agai
             status = SyncStatus(folder, "no run", state.status, was_open=was_open)
             if not state.is_ready:
                 return status
-            return record_missing(status, uri, tries, ready=state.ready if again else None)
+            return record_missing(status, uri, ready=state.ready if again else None)
     except FolderBusy as busy:
         return SyncStatus(folder, "under way", reason=str(busy).removeprefix(f"{folder}: "))
     except OSError as error:
         return SyncStatus(folder, "not recorded", reason=explain_to_sync(error))
 
 
-def record_missing(status: SyncStatus, uri: str | None, tries: int, ready: RunReady | None) -> SyncStatus:
-    """Sends what the store lacks of a run. With the event `ready`, a run that was deleted there is recorded again."""
-    transfer = EventTransfer(Tracker(), RunFolder(status.folder).events)
-    is_complete = transfer.has_everything
-    status = replace(status, result="complete" if is_complete else "not recorded", run_id=transfer.run_id)
+def record_missing(status: SyncStatus, uri: str | None, ready: RunReady | None) -> SyncStatus:
+    """Sends what the store lacks of a run, or checks that it still has a run that was recorded.
+
+    With the event `ready`, a run that was deleted there is recorded again, below its sweep's run. A failure of the
+    store becomes the reason of the status.
+    """
+    record, address = StoreRecord(RunFolder(status.folder).events, Tracker()), None
+    is_complete = record.is_complete
+    status = replace(status, result="complete" if is_complete else "not recorded", run_id=record.run_id)
     try:
         tracking = find_tracking_options(status.folder, uri)
+        address = tracking.uri
         if tracking.name == "none":
             return status if is_complete else replace(status, result="not tracked")
-        status = confirm_recorded(status, tracking, ready) if is_complete else send_missing(status, tracking, tries)
-        if status.result == "deleted" and ready is not None:
-            return send_missing(replace(status, reason=""), tracking, tries, is_new=True)
-        return status
-    except (ConfigError, OmegaConfBaseException) as refusal:
-        return replace(status, reason=explain_to_sync(refusal))
+        try:
+            if not is_complete:
+                return send_missing(status, tracking)
+            transfer = EventTransfer(make_tracker(tracking), record.events)
+            transfer.open()
+            if ready is not None:
+                transfer.tracker.set_tags(transfer.requests.make_parent_tag(ready))  # it may have been recorded again
+            return status
+        except RunMissing as missing:
+            status = replace(status, result="deleted", reason=explain_to_sync(missing))
+            return status if ready is None else send_missing(replace(status, reason=""), tracking, is_new=True)
+    except Exception as error:  # the config refuses, or the store: it may raise anything
+        return replace(status, reason=explain_to_sync(error, address))
 
 
 def repair_quietly(folder: Path) -> bool:
@@ -110,51 +121,46 @@ def is_recorded(folder: Path) -> bool:
     """Whether a run is finished, and its store has all of it or it has none. Reads two small pieces of its files."""
     files = RunFolder(folder)
     is_tracked = files.read_record() != {"run_id": None}
-    return is_finished(folder) and (not is_tracked or EventTransfer(Tracker(), files.events).has_everything)
+    return is_finished(folder) and (not is_tracked or StoreRecord(files.events, Tracker()).is_complete)
 
 
-def confirm_recorded(status: SyncStatus, tracking: Tracking, ready: RunReady | None) -> SyncStatus:
-    """Checks that the store still has a run that was recorded, and makes it a child of its sweep's run if `ready`.
-
-    If the store does not answer, the reason says so.
-    """
-    try:
-        transfer = EventTransfer(make_tracker(tracking), RunFolder(status.folder).events)
-        transfer.open()
-        if ready is not None:
-            transfer.tracker.set_tags(transfer.make_parent_tag(ready))  # it may have been recorded again
-    except RunMissing as missing:
-        return replace(status, result="deleted", reason=explain_to_sync(missing))
-    except Exception as error:  # a store may raise anything
-        return replace(status, reason=explain_to_sync(error, tracking.uri))
-    return status
-
-
-def send_missing(status: SyncStatus, tracking: Tracking, tries: int, is_new: bool = False) -> SyncStatus:
-    """Sends what the store lacks, or if it `is_new` everything, as a new run."""
-    transfer = EventTransfer(make_tracker(tracking), RunFolder(status.folder).events, tries_of_a_file=max(1, tries - 1))
-    reason, left = "", tries
-    transfer.save_state()
+def send_missing(status: SyncStatus, tracking: Tracking, is_new: bool = False) -> SyncStatus:
+    """Sends what the store lacks, or if it `is_new` everything, as a new run. Raises RunMissing."""
+    events = RunFolder(status.folder).events
+    transfer = EventTransfer(make_tracker(tracking), events, tries_of_a_file=MAX_ATTEMPTS - 1)
+    record, reason, left = transfer.record, "", MAX_ATTEMPTS
+    record.save()
     while left:
-        before = transfer.taken
+        before = (record.offset, record.file_offset)
         try:
             if is_new:
                 transfer.start_over()
                 is_new = False
             transfer.open()
-            transfer.send_all()
+            send_all(transfer)
             break
-        except RunMissing as missing:
-            return replace(status, result="deleted", reason=explain_to_sync(missing))
+        except RunMissing:
+            raise
         except Exception as error:  # a store may raise anything
             reason = explain_to_sync(error, tracking.uri)
-            left = tries if transfer.taken > before else left - 1
+            left = MAX_ATTEMPTS if (record.offset, record.file_offset) > before else left - 1
             if left:
                 time.sleep(RETRY_SECONDS)
-    status = replace(status, run_id=transfer.run_id)
-    if transfer.is_complete:
+    status = replace(status, run_id=record.run_id)
+    if record.is_complete:
         return replace(status, result="recorded")
-    return replace(status, result="not recorded", reason=next(iter(transfer.aside.values()), reason))
+    return replace(status, result="not recorded", reason=next(iter(record.left.values()), reason))
+
+
+def send_all(transfer: EventTransfer) -> None:
+    """Sends all events, makes the reports that their launcher has not made, and sends those. Raises like `send`."""
+    if transfer.record.ended and transfer.record.left:  # otherwise the end of the run sends them
+        transfer.files.send_left()
+        transfer.requests.describe()  # with the model
+    transfer.send()
+    for at in transfer.files.awaited:
+        append_report(transfer.events, at, transfer.record.locate)
+    transfer.send()
 
 
 def explain_to_sync(error: Exception, uri: str | None = None) -> str:

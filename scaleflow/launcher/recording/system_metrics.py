@@ -9,7 +9,6 @@ of more than `MAX_NAMED` machines or processes are summarized.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 import threading
@@ -18,9 +17,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
-from scaleflow.interfaces.events import Event, ProcessStarted, RunReady, SystemMetrics
+from scaleflow.interfaces.events import Event, ProcessStarted, RunEnded, RunReady, RunRefused, SystemMetrics
 from scaleflow.runs import EventReader, RunSpec
-from scaleflow.runs.event_log import append_event
+from scaleflow.runs.event_log import append_event, read_last_event
 
 if TYPE_CHECKING:
     import psutil
@@ -30,9 +29,6 @@ SAMPLE_SECONDS = 10.0
 
 #: Seconds before the measurement begins: values from the start of the processes are useless.
 START_SECONDS = 1.0
-
-#: Bytes at the end of the file in which the event `end` is looked for.
-MAX_END_BYTES = 1 << 16
 
 MEGABYTE = 1e6
 
@@ -93,7 +89,7 @@ def append_samples(spec: RunSpec, measuring: Measuring, over: threading.Event) -
         values = summarize(measure())
         if step is None:
             step = next_sample(spec.events, RunReady if spec.records else ProcessStarted)  # a run begins with its chief
-        if step is None or has_ended(spec.events):
+        if step is None or isinstance(read_last_event(spec.events), RunEnded | RunRefused):
             continue
         with contextlib.suppress(OSError):  # the worker reports a full disk
             append_event(spec.events, SystemMetrics(step, values))
@@ -138,14 +134,6 @@ def next_sample(events: Path, first: type[Event]) -> int | None:
         if isinstance(event, SystemMetrics):
             step = event.step + 1
     return step if is_ready else None
-
-
-def has_ended(events: Path) -> bool:
-    """Returns whether the last event is the end of the run, after which no event may follow."""
-    with events.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_END_BYTES))
-        lines = file.read().splitlines()
-    return bool(lines) and lines[-1].startswith((b'{"event": "end"', b'{"event": "refused"'))
 
 
 def name_by_host(values: Values, spec: RunSpec, host: str) -> Values:

@@ -1,0 +1,129 @@
+"""Sends the files that the events of a run name: artifacts, the dataset, the model."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from scaleflow.interfaces.events import (
+    ArtifactWritten,
+    DatasetDescribed,
+    Event,
+    MetricsLogged,
+    ModelExported,
+    ReportMade,
+    RunEnded,
+    RunReady,
+    SystemMetrics,
+)
+from scaleflow.launcher.recording.reports import REPORTED, explain_wait
+from scaleflow.launcher.recording.store_record import StoreRecord
+from scaleflow.runs import EventReader
+from scaleflow.runs.event_log import read_event
+from scaleflow.tracking.connection import format_store_error
+from scaleflow.tracking.store import WEIGHTS
+
+#: Events that name files.
+NAMING = (*REPORTED, RunReady, DatasetDescribed, ArtifactWritten, ReportMade, ModelExported, RunEnded)
+
+
+class FileCursor:
+    """Goes through the events of a run, and sends the files of each. The record keeps how far it came.
+
+    It passes events whose files do not exist, or are refused, and notes them in `left` of the record. These are tried
+    again before the end of the run, and by `scaleflow sync`.
+
+    Args:
+        tries: failures in a row, without a file that was taken, after which a file is refused, if the store answers.
+    """
+
+    def __init__(self, record: StoreRecord, tries: int) -> None:
+        self._record, self._tracker = record, record.tracker
+        self._tries, self._failures = tries, 0
+        self._claimed = set[int]()
+
+    @property
+    def awaited(self) -> list[int]:
+        """The offsets of the events of which reports are still to be made."""
+        return [at for at in self._record.left if isinstance(read_event(self._record.events, at), REPORTED)]
+
+    def claim_reports(self) -> list[int]:
+        """Returns those that were not returned before. The caller makes their reports."""
+        new = [at for at in self.awaited if at not in self._claimed]
+        self._claimed |= {*new}
+        return new
+
+    def send(self, end: int, should_stop: Callable[[], bool]) -> None:
+        """Sends the files of the events before the offset `end`. Raises what the store raises."""
+        reader = self._read_events(self._record.file_offset)
+        for event in reader.read():
+            if reader.offset > end or should_stop():
+                return
+            if isinstance(event, NAMING):
+                self._send_event(event, reader.at)
+                self._take(reader.offset)
+        self._take(reader.offset)
+
+    def _read_events(self, offset: int) -> EventReader:
+        return EventReader(self._record.events, offset, skipped=(MetricsLogged, SystemMetrics))
+
+    def _take(self, offset: int) -> None:
+        if offset != self._record.file_offset:
+            self._record.file_offset = offset
+            self._record.save()
+
+    def _send_event(self, event: Event, at: int) -> None:
+        if isinstance(event, REPORTED):
+            self._record.left[at] = explain_wait(event)
+            return
+        self._try_files(event, at, self._tries)
+        if isinstance(event, ReportMade):
+            self._record.left.pop(event.at, None)
+
+    def send_left(self) -> None:
+        """Tries the files again that the store lacks. Raises what the store raises if it does not answer."""
+        for at in sorted({*self._record.left} - {*self.awaited}):
+            self._try_files(read_event(self._record.events, at), at, tries=1)
+            self._record.save()
+
+    def _try_files(self, event: Event, at: int, tries: int) -> None:
+        """Sends the files of an event at an offset, or notes why the store lacks them.
+
+        Raises what the store raises, if there were less than so many tries or if it does not answer.
+        """
+        try:
+            self._send_files(event, at)
+            self._failures = 0
+            self._record.left.pop(at, None)
+        except Exception as error:
+            if not isinstance(error, FileNotFoundError):
+                self._failures += 1
+                if self._failures < tries:
+                    raise
+                if self._record.run_id is not None:
+                    self._tracker.adopt(self._record.run_id)  # raises if the store does not answer
+            self._record.left[at] = format_store_error(error, self._tracker.uri)
+
+    def _send_files(self, event: Event, at: int) -> None:
+        match event:
+            case RunReady():
+                self._log_artifacts(self._record.files.list_logged_files())
+            case ArtifactWritten():
+                self._log_artifacts([(event.path, event.folder)])
+            case ReportMade():
+                self._log_artifacts(event.files)
+            case RunEnded():
+                folder = self._record.files.tensorboard
+                self._log_artifacts((path, folder.name) for path in sorted(folder.glob("*")))
+            case DatasetDescribed():
+                self._tracker.log_dataset(event)
+            case ModelExported() if not self._is_replaced(event, at):
+                self._tracker.log_model(self._record.locate(event.path), event.step)
+                if event.weights:
+                    self._tracker.set_tags({WEIGHTS: event.weights})
+
+    def _log_artifacts(self, files: Iterable[tuple[str | Path, str | None]]) -> None:
+        for path, folder in files:
+            self._tracker.log_artifact(self._record.locate(path), folder)
+
+    def _is_replaced(self, model: ModelExported, at: int) -> bool:
+        """Whether a later event says that another model was exported, to the same folder."""
+        return any(isinstance(event, ModelExported) and event != model for event in self._read_events(at).read())

@@ -1,0 +1,59 @@
+"""Makes reports of what a run's events name: draws tables, and analyzes traces.
+
+Each report becomes an event of the run, whose files exist. The launcher makes it in a thread while the run goes on. If
+the launcher dies before, `scaleflow sync` or `resume` makes it.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from scaleflow.interfaces.events import ConfusionWritten, Event, ReportMade, SettingFound, StepsProfiled
+from scaleflow.runs import RunFolder
+from scaleflow.runs.event_log import append_event, read_event
+from scaleflow.tracking.plot import draw_confusion, draw_trial
+
+#: Events of which reports are made.
+REPORTED = (ConfusionWritten, SettingFound, StepsProfiled)
+
+#: Analyses of profiles need much memory: one at a time. matplotlib is not made for threads.
+ANALYSIS_LOCK, DRAWING_LOCK = threading.Lock(), threading.Lock()
+
+
+def explain_wait(event: Event) -> str:
+    """Returns why the files of an event are not there yet."""
+    if isinstance(event, StepsProfiled):
+        return f"the profile of steps {event.first} to {event.last} is still being analyzed"
+    return f"the picture for the event {event.event} is still being drawn"
+
+
+def append_report(events: Path, at: int, locate: Callable[[str], Path], is_late: Callable[[], bool] = bool) -> None:
+    """Makes the report of the event at an offset, and appends it to the events, unless it `is_late`.
+
+    Args:
+        locate: returns the path of a file that an event names.
+
+    Raises OSError if it cannot be written.
+    """
+    from scaleflow.profiler import analyze_window
+
+    event = read_event(events, at)
+    with ANALYSIS_LOCK if isinstance(event, StepsProfiled) else DRAWING_LOCK:
+        report = analyze_window(event, at) if isinstance(event, StepsProfiled) else draw_report(event, at, locate)
+    if not is_late():
+        append_event(events, report)
+
+
+def draw_report(event: Event, at: int, locate: Callable[[str], Path]) -> ReportMade:
+    """Draws a table. A table that cannot be drawn has no picture."""
+    assert isinstance(event, ConfusionWritten | SettingFound)
+    table, picture = locate(event.path), None
+    with contextlib.suppress(Exception):
+        if isinstance(event, ConfusionWritten):
+            picture = draw_confusion(table, event.split)
+        else:
+            picture = draw_trial(table, event.word, event.value)
+    folder = event.folder if isinstance(event, ConfusionWritten) else RunFolder(table.parent).plots.name
+    names = [event.path] if picture is None else [str(Path(event.path).with_name(picture.name)), event.path]
+    return ReportMade(at, [(name, folder) for name in names], time=event.time)

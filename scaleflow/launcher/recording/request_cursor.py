@@ -1,0 +1,218 @@
+"""Sends what the events of a run are in a store, except files: metrics, params, tags, its beginning and its end.
+
+The page of a run in MLflow lists metrics in the order in which the store first got them. Baselines and the first speeds
+are known before the first loss. So they wait until the test is recorded or the run has ended, but at most a minute of
+the run's time.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+
+from scaleflow.interfaces import IDENTITY, Point
+from scaleflow.interfaces.events import (
+    DescriptionSet,
+    Event,
+    FormatExported,
+    MetricsLogged,
+    ReportMade,
+    Restarted,
+    RolledBack,
+    RunEnded,
+    RunReady,
+    RunRefused,
+    SettingFound,
+    SystemMetrics,
+    TagsSet,
+)
+from scaleflow.launcher.recording.description import describe_run
+from scaleflow.launcher.recording.store_record import StoreRecord
+from scaleflow.runs import EventReader, RunFolder, RunState
+from scaleflow.runs.provenance.tags import read_run_tags
+
+#: Prefixes of the metrics that wait, and of those that they wait for.
+LATE, AWAITED = ("baseline/", "perf/"), "test/"
+
+#: How long they wait, in milliseconds.
+LONGEST_WAIT = 60_000
+
+#: MLflow's tag of a child run.
+PARENT = "mlflow.parentRunId"
+
+#: The tag with the folder of the run of the pipeline that a run belongs to.
+PIPELINE = "scaleflow.pipeline"
+
+EVENTS_A_PASS = 500
+
+#: Events that are sent, in addition to metrics.
+REQUESTS = (
+    *(RunReady, RunEnded, RunRefused, Restarted, RolledBack),
+    *(TagsSet, DescriptionSet, SettingFound, FormatExported),
+)
+
+#: Events with metrics.
+Measured = MetricsLogged | SystemMetrics | ReportMade
+
+
+def list_points(event: Measured) -> list[Point]:
+    return [Point(name, value, event.step, time=event.time) for name, value in event.values.items()]
+
+
+class RequestCursor:
+    """Goes through the events of a run, and sends each until the store has taken it. The record keeps how far it came.
+
+    Args:
+        wait_for_files: returns when the files that are sent with `ready` are written.
+    """
+
+    def __init__(self, record: StoreRecord, wait_for_files: Callable[[], object]) -> None:
+        self._record, self._tracker = record, record.tracker
+        self._reader = EventReader(record.events)
+        self._wait_for_files = wait_for_files
+        self._late_since: int | None = None  # the time of the first event of which points wait
+        self._is_late_due = False
+
+    @property
+    def position(self) -> int:
+        """The offset after the events that `send` has read."""
+        return self._reader.offset
+
+    def send(self, should_stop: Callable[[], bool]) -> RunEnded | None:
+        """Sends the events that the file holds, up to the end of the run, which it returns without sending it."""
+        self._reader.offset = before = self._record.offset
+        while not should_stop():
+            if (end := self._send_portion(should_stop)) or self._reader.offset == before:
+                return end
+            before = self._reader.offset
+        return None
+
+    def _send_portion(self, should_stop: Callable[[], bool]) -> RunEnded | None:
+        """Sends some events, consecutive metrics in one request. Returns the end of the run if it meets that."""
+        points: list[Point] = []
+        for event in islice(self._reader.read(), EVENTS_A_PASS):
+            if should_stop():
+                return None
+            if isinstance(event, Measured):
+                points += self._hold_late_points(event)
+            elif isinstance(event, REQUESTS):
+                self._send_points(points, self._reader.at)
+                points = []
+                if isinstance(event, RunEnded):
+                    return event
+                self._send_event(event)
+                self.take(self._reader.offset)
+        self._send_points(points, self._reader.offset)  # after events at the end that this version does not know, too
+        return None
+
+    def _hold_late_points(self, event: Measured) -> list[Point]:
+        """Returns the points of an event that are to be sent now."""
+        points = list_points(event)
+        if self._record.late is None:
+            return points
+        others = [point for point in points if not point.key.startswith(LATE)]
+        if len(others) < len(points):
+            self._late_since = self._late_since or event.time
+        has_waited = event.time - (self._late_since or event.time) > LONGEST_WAIT
+        self._is_late_due |= has_waited or any(point.key.startswith(AWAITED) for point in points)
+        return others
+
+    def _send_points(self, points: Sequence[Point], offset: int) -> None:
+        """Sends the points of the events before an offset, and those that have waited for them."""
+        if points:
+            self._tracker.log_metrics(points)
+        if self._is_late_due:
+            self._send_late_points()
+        self.take(offset)
+
+    def _send_late_points(self) -> None:
+        """Sends the points that wait. From now on, none waits: the store has the metrics in order."""
+        if self._record.late is not None:
+            reader, points = EventReader(self._record.events, self._record.late), list[Point]()
+            for event in reader.read():
+                if isinstance(event, Measured) and reader.offset <= self.position:
+                    points += [point for point in list_points(event) if point.key.startswith(LATE)]
+            if points:
+                self._tracker.log_metrics(points)
+        self._record.late, self._is_late_due = None, False
+
+    def take(self, offset: int) -> None:
+        """Notes that the store has the requests of all events before an offset."""
+        if offset != self._record.offset:
+            self._record.offset = offset
+            self._record.save()
+
+    def _send_event(self, event: Event) -> None:
+        match event:
+            case RunReady():
+                self._start_run(event)
+                self._record.ended = 0
+            case RunRefused():  # there is no run, or a resumed run keeps its earlier end
+                self._record.ended = self._reader.offset
+            case DescriptionSet():
+                self._tracker.describe(event.text)
+            case TagsSet():
+                self._tracker.set_tags(event.values)
+            case FormatExported():
+                self._tracker.set_tags({f"scaleflow.export.{event.name}": event.error or "good"})
+            case SettingFound():
+                self._tracker.set_tags({"scaleflow.found": event.word, "scaleflow.found.reason": event.reason})
+            case Restarted() | RolledBack():
+                tag = f"scaleflow.{event.event}"
+                self._tracker.set_tags({f"{tag}s": str(event.number), f"{tag}.{event.number}": event.reason})
+
+    def _start_run(self, event: RunReady) -> None:
+        self._wait_for_files()
+        if event.resumed is not None and self._record.run_id is not None:
+            self._tracker.reopen()
+            self.describe()
+            return
+        self._record.save(is_vital=True)  # so that a later command finds the run that is created or adopted now
+        known = self._record.known
+        tags = {
+            **read_run_tags(self._record.files.path),
+            **event.tags,
+            "scaleflow.folder": known["folder"],
+            IDENTITY: known["id"],
+            **self.make_parent_tag(event),
+        }
+        self._tracker.start(event.name, tags, event.began)
+        self._record.save()
+        self._tracker.log_params(event.params)
+        self.describe()
+
+    def make_parent_tag(self, event: RunReady) -> dict[str, str]:
+        """Returns the tag that makes a run the child of its sweep's run.
+
+        Raises LookupError if the run of the sweep is not recorded yet.
+        """
+        folder = self._record.files.path
+        parent = event.parent or read_run_tags(folder).get(PIPELINE)
+        if parent in (None, str(folder)) or self._tracker.uri is None:
+            return {}
+        run_id = RunFolder(Path(parent)).read_record().get("run_id")
+        if run_id is None:
+            raise LookupError("its parent, the run of the sweep or of the pipeline, is not recorded yet")
+        return {PARENT: run_id}
+
+    def end_run(self, end: RunEnded) -> None:
+        """Sends the end of the run, which may not be in the file."""
+        self._send_late_points()
+        error = {"scaleflow.error": end.error} if end.error else {}
+        self._tracker.set_tags({"scaleflow.status": end.status, **error})
+        self._tracker.finish(end.status, end.time)
+        self.describe(end)
+
+    def describe(self, end: RunEnded | None = None) -> None:
+        """Writes the description of the run as it is now. The command of a sweep or a pipeline describes that.
+
+        Args:
+            end: the end of the run, which may not be in the file.
+        """
+        files, store = self._record.files, self._tracker.uri
+        if store is None or files.ledger.exists():
+            return
+        state = RunState.read(files.path)
+        if end is not None and state.is_open:
+            state.apply(end)
+        model = self._tracker.model_uri or self._record.known.get("model_uri")
+        self._tracker.describe(state.description or describe_run(files, state, store, model_uri=model))

@@ -1,0 +1,79 @@
+"""`record.json`, beside the events of a run: which run in the store they belong to, and how much the store has."""
+
+import contextlib
+import uuid
+from pathlib import Path
+from typing import Any
+
+from scaleflow.interfaces import Tracker
+from scaleflow.interfaces.secret_masking import mask_secrets
+from scaleflow.runs import RunFolder
+
+
+class StoreRecord:
+    """What `record.json` says, also if an earlier version wrote it.
+
+    Attributes:
+        is_kept: whether to write it: not if the folder goes, or if another command may record the run.
+        known: the run in the store: `id` identifies it even before it has a `run_id`. `folder` is where it was when it
+            was recorded first, `adopts` the run that a command began to adopt, `uri` the store, `model_uri` the model.
+        offset: how many bytes of the events the store has the requests of: metrics, params, tags, the run's end.
+        file_offset: how many it has the files of: artifacts, the dataset, the model.
+        left: the events before `file_offset` whose files it lacks: the reason, by offset.
+        late: the offset after which points wait (`request_cursor.py`); None if none waits any more.
+        ended: the offset after the end of the run, or its refusal, if that was the last event of a command; else 0.
+    """
+
+    def __init__(self, events: Path, tracker: Tracker, is_kept: bool = True) -> None:
+        self.events, self.files = events, RunFolder(events.parent)
+        self.tracker, self.is_kept = tracker, is_kept
+        known = self.known = self.files.read_record()
+        self.offset: int = known.get("offset", 0)
+        self.file_offset: int = known.get("file_offset", self.offset)  # earlier versions had one for both
+        self.left: dict[int, str] = {int(at): why for at, why in known.get("left", known.pop("aside", {})).items()}
+        late = known.get("late", None if self.offset else 0)
+        self.late: int | None = min(late) if isinstance(late, list) else late  # earlier versions wrote all of them
+        self.ended = self.offset if known.get("done") else 0
+        known.setdefault("id", uuid.uuid4().hex)
+        known.setdefault("folder", str(self.files.path.absolute()))
+
+    def begin_after(self, offset: int, folder: str | None = None) -> None:
+        """Begins a new run with the events after an offset, which name files in `folder`; None: where they are."""
+        self.known = {"id": uuid.uuid4().hex, "folder": folder or str(self.files.path.absolute())}
+        self.offset = self.file_offset = offset
+        self.left, self.late, self.ended = {}, offset, 0
+
+    @property
+    def run_id(self) -> str | None:
+        """The run in the store, once there is one."""
+        return self.known.get("run_id")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the store has the run with all of its events."""
+        size = self.events.stat().st_size if self.events.exists() else 0
+        has_all = not self.left and self.late is None and min(self.offset, self.file_offset) >= size
+        return has_all and self.run_id is not None
+
+    def locate(self, name: str | Path) -> Path:
+        """Returns the path of a file that an event names, even if the run's folder was moved."""
+        path, before = Path(name), Path(self.known["folder"])
+        if not path.exists() and path.is_relative_to(before):
+            return self.files.path / path.relative_to(before)
+        return path
+
+    def save(self, is_vital: bool = False) -> None:
+        """Writes the file, and if it `is_vital` to later requests, waits until it is on the disk."""
+        if not self.is_kept:
+            return
+        tracker, content = self.tracker, dict[str, Any]()
+        if tracker.uri is None:  # not tracked now: the file keeps a store that has the run
+            content = {"run_id": None, **self.files.read_record()}
+        else:
+            told = {"adopts": tracker.adopted, "run_id": tracker.run_id, "model_uri": tracker.model_uri}
+            self.known |= {key: value for key, value in told.items() if value is not None}
+            self.known |= {"offset": self.offset, "file_offset": self.file_offset, "left": self.left}
+            self.known |= {"late": self.late, "done": bool(self.ended), "uri": mask_secrets(tracker.uri)}
+            content = {key: value for key, value in self.known.items() if value is not None}
+        with contextlib.suppress(OSError):  # the disk is full; sending the same again later does no harm
+            self.files.write_record(content, is_vital)
