@@ -101,27 +101,31 @@ def add_parts(archive: Any, model: keras.Model, parts: Parts, specs: Any) -> Any
     """
     core = remove_wide_scaling(parts.core)
     is_full = parts.policy == "float32" and core is parts.core
-    serve = trace(lambda raw: model(raw, training=False), specs)
     if not parts.looked_up and is_full:
-        archive.add_endpoint("serve", serve)
-        return serve
+        return add_traced(archive, "serve", trace(lambda raw: model(raw, training=False), specs))
     preprocess = trace(parts.preprocess, specs)
-    features = preprocess.get_concrete_function().structured_outputs
+    features = preprocess.structured_outputs
     names = label_leaves(features)
     given = {name: tf.TensorSpec([None, *each.shape[1:]], each.dtype, names[name]) for name, each in features.items()}
-    portable = trace(lambda features: parts.compute(core, features), given)
     with compute_in_float32(parts.core):
-        portable.get_concrete_function()
-    if is_full:  # one graph for both
-        serve = trace(chain(preprocess, portable), specs)
-    for name, endpoint in (("serve", serve), ("preprocess", preprocess), ("portable", portable)):
-        archive.add_endpoint(name, endpoint)
-    return serve
+        portable = trace(lambda features: parts.compute(core, features), given)
+    add_traced(archive, "preprocess", preprocess)
+    add_traced(archive, "portable", portable)
+    # One graph for both, if that is what the model computes.
+    serve = chain(preprocess, portable) if is_full else lambda raw: model(raw, training=False)
+    return add_traced(archive, "serve", trace(serve, specs))
 
 
 def trace(function: Callable[[Any], Any], specs: Any) -> Any:
-    """Returns a `tf.function` of one signature, which several endpoints share."""
-    return tf.function(function, input_signature=[specs], autograph=False)
+    """Returns the concrete function of one signature, which several endpoints share."""
+    return tf.function(function, input_signature=[specs], autograph=False).get_concrete_function()
+
+
+def add_traced(archive: Any, name: str, function: Any) -> Any:
+    """Adds an endpoint that calls a concrete function, and returns that: saving traces each endpoint once more."""
+    (specs,), _ = function.structured_input_signature
+    archive.add_endpoint(name, tf.function(lambda given: function(given), input_signature=[specs], autograph=False))
+    return function
 
 
 def chain(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -461,7 +465,7 @@ def to_numpy_strings(batch: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def check_export(model: keras.Model, batch: Any, tolerance: float, folder: Path) -> dict[str, Any]:
     """Compares the outputs of the SavedModel, loaded from disk, with the live model's; returns the latter by name."""
     tensors = tf.nest.map_structure(tf.constant, batch)
-    live = name_leaves(tf.function(lambda x: model(x, training=False))(tensors))
+    live = name_leaves(model(tensors, training=False))  # without tracing, which takes long with many columns
     loaded = tf.saved_model.load(str(folder / SAVED_MODEL))  # keeps its variables alive
     saved = name_leaves(loaded.serve(tensors))
     for name, values in live.items():
