@@ -7,7 +7,6 @@ here share the cores.
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,8 @@ from pathlib import Path
 
 from benchmarks.measure import Benchmark, Results, Row, WrongResultError, check_store, environment, row, say
 from scaleflow.cluster.tasks import make_tf_config_environments
+from scaleflow.interfaces.events import RunEnded
+from scaleflow.runs.event_log import read_last_event
 from tests.cluster import engine
 from tests.cluster.machines import machines
 
@@ -118,8 +119,8 @@ def took(commands: Sequence[Sequence[str]], more: Sequence[Mapping[str, str]], f
             file.seek(0)
             if code:
                 raise WrongResultError(f"cluster={name} exited with {code}:\n{file.read()}")
-    last = json.loads((folder / name / "events.jsonl").read_text().splitlines()[-1])
-    if last.get("status") != "FINISHED":
+    last = read_last_event(folder / name / "events.jsonl")
+    if not isinstance(last, RunEnded) or last.status != "FINISHED":
         raise WrongResultError(f"cluster={name}: the run did not finish: {last}")
     check_store(folder)
     return seconds

@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scaleflow.interfaces.events import RunEnded
 from scaleflow.launcher.processes.handover import WARM_ENV
+from scaleflow.runs.event_log import read_last_event
 
 ROOT = Path(__file__).parent.parent
 BY_HAND = ROOT / "benchmarks" / "by_hand"
@@ -261,8 +263,9 @@ def run_scaleflow(
     shutil.rmtree(output, ignore_errors=True)
     _, seconds = run(["-m", "scaleflow", *overrides, f"hydra.run.dir={output}"], folder, is_warm=is_warm)
     events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
-    if events[-1].get("status") != "FINISHED":
-        raise WrongResultError(f"the run did not finish: {events[-1]}")
+    last = read_last_event(output / "events.jsonl")
+    if not isinstance(last, RunEnded) or last.status != "FINISHED":
+        raise WrongResultError(f"the run did not finish: {last}")
     if is_recorded:
         check_store(folder)
     return events, seconds

@@ -219,8 +219,7 @@ class Command:
         return found
 
     def events(self) -> list[dict[str, Any]]:
-        """The events of the run, without the reports of the launcher, which may follow the end."""
-        return [event for event in events_in(self.run_folder() / "events.jsonl") if event["event"] != "report"]
+        return events_in(self.run_folder() / "events.jsonl")
 
 
 def make_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], T]) -> tuple[Path, T]:

@@ -9,10 +9,13 @@ from typing import Any
 
 
 def events_in(path: Path, offset: int = 0) -> list[dict[str, Any]]:
-    """The whole events of a file, which may still be written, after an offset."""
+    """The whole events of a file, which may still be written, after an offset.
+
+    Without the reports of the launcher: it appends them when they are made, which may be after the end of the run.
+    """
     if not path.exists():
         return []
-    return list(whole_lines(path.read_bytes()[offset:]))
+    return [event for event in whole_lines(path.read_bytes()[offset:]) if event["event"] != "report"]
 
 
 def whole_lines(data: bytes) -> Iterator[dict[str, Any]]:

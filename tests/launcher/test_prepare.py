@@ -318,7 +318,7 @@ def test_a_run_goes_on_by_hand_from_a_damaged_checkpoint(command: Command) -> No
     assert "(tensors.data-00000-of-00001 has changed since it was written); the previous one is used" in ended.stdout
     steps = steps_in(command.events())
     assert steps == sorted(set(steps))
-    assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["status"] == "FINISHED"
+    assert events_in(folder / "events.jsonl")[-1]["status"] == "FINISHED"
 
 
 @pytest.mark.slow

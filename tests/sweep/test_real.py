@@ -269,7 +269,7 @@ def test_another_launcher_of_hydras_runs_each_job_as_a_command_of_its_own(comman
     ended = command("-m", f"hydra/launcher={launcher}", *words, "hydra.sweep.dir=b")
     assert ended.returncode == 1
     folder = command.folder / "b"
-    last = [json.loads(path.read_text().splitlines()[-1]) for path in sorted(folder.glob("?/events.jsonl"))]
+    last = [events_in(path)[-1] for path in sorted(folder.glob("?/events.jsonl"))]
     assert [event["status"] for event in last] == ["FINISHED"]
     if launcher.startswith("submitit"):  # it keeps what jobs print
         output = "".join(path.read_text() for path in folder.glob(".submitit/*/*log.*"))

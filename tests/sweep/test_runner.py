@@ -34,6 +34,7 @@ from scaleflow.sweep.composer import JobComposer, abbreviate_override
 from scaleflow.sweep.ledger import Ledger, LedgerEntry, read_job_state
 from scaleflow.sweep.ranking import choose_mode
 from scaleflow.sweep.sweep_report import SweepReport, make_loading_row
+from tests.event_log import events_in
 from tests.launcher.test_supervisor import wait_for
 from tests.sweep.fake_runs import FakeLaunch, Outcome
 
@@ -557,7 +558,7 @@ def test_first_losses_that_differ_are_named_and_stay_wrong_when_the_sweep_is_sen
         assert f"the first losses differ: {line}" in output.err
         assert "DIFFER" in output.out
     assert f"THE FIRST LOSSES DIFFER: {line}" in (folder / "s" / "report.md").read_text()
-    end = json.loads((folder / "s" / "events.jsonl").read_text().splitlines()[-1])
+    end = events_in(folder / "s" / "events.jsonl")[-1]
     assert (end["status"], end["error"]) == ("FAILED", f"the first losses differ: {line}")
 
 
