@@ -14,7 +14,7 @@ from scaleflow.interfaces import Point
 from scaleflow.interfaces.events import ReportMade, StepsProfiled
 from scaleflow.launcher.recording.recovery import send_all
 from scaleflow.launcher.recording.store_transfer import EventTransfer
-from scaleflow.runs import RunFolder
+from scaleflow.runs import RunFolder, RunState
 from tests.event_files import EventWriter
 from tests.launcher.test_recorder import BEGAN, FakeTracker
 
@@ -163,6 +163,17 @@ def test_a_refused_file_holds_nothing_back_and_is_sent_later(run: Path) -> None:
     assert store.files[-1] == "a.png"
     store.is_open = False
     assert_is_whole(run, store)
+
+
+def test_an_analysis_that_fails_is_reported_and_awaited_no_more(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(event: StepsProfiled, at: int) -> ReportMade:
+        raise ValueError("the summary is damaged")
+
+    monkeypatch.setattr("scaleflow.profiler.analyze_window", fail)
+    transfer = send(run, Store())
+    assert transfer.record.is_complete
+    (line,) = RunState.read(run).profiles.values()
+    assert line.startswith("no report of the event profile could be made: the summary is damaged")
 
 
 def test_the_record_of_an_earlier_version_is_read(run: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from scaleflow.errors import read_reason
 from scaleflow.interfaces.events import ConfusionWritten, Event, ReportMade, SettingFound, StepsProfiled
 from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import append_event, read_event
@@ -40,7 +41,11 @@ def append_report(events: Path, at: int, locate: Callable[[str], Path], is_late:
 
     event = read_event(events, at)
     with ANALYSIS_LOCK if isinstance(event, StepsProfiled) else DRAWING_LOCK:
-        report = analyze_window(event, at) if isinstance(event, StepsProfiled) else draw_report(event, at, locate)
+        try:
+            report = analyze_window(event, at) if isinstance(event, StepsProfiled) else draw_report(event, at, locate)
+        except Exception as error:  # such as a file that is damaged; without a report, the recorder would wait for it
+            line = f"no report of the event {event.event} could be made: {read_reason(error)}"
+            report = ReportMade(at, [], line=line, time=event.time)
     if not is_late():
         append_event(events, report)
 
