@@ -302,12 +302,13 @@ def complete_task(
 
     from scaleflow.predict.chunks import PredictionTask
     from scaleflow.predict.output import check_schema
+    from scaleflow.predict.reading import name_columns
 
     names = source.schema.names
     takes_all = typed.keep == "all" and "all" not in names
     keep = list(source.labels) or names if takes_all else split_names(typed.keep) or list(source.labels)
     if absent := [name for name in keep if name not in names]:
-        raise ConfigError(f"--keep {', '.join(absent)}: there is no such column; the table has {', '.join(names)}")
+        raise ConfigError(f"--keep {', '.join(absent)}: there is no such column; {name_columns(names, absent[0])}")
     kept = pyarrow.schema([pyarrow.field(name, plain_type(source.schema.field(name).type)) for name in keep])
     schema = check_schema(output, kept, predicted.make_schema())
     shard_rows = (typed.shard_rows or SHARD_ROWS) if output.is_folder else None

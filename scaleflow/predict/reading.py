@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow
 from pyarrow import types
 
-from scaleflow.errors import ConfigError
+from scaleflow.errors import ConfigError, find_similar
 from scaleflow.interfaces import Inputs, LearnedState, name_leaves
 from scaleflow.interfaces.formatting import join_first
 from scaleflow.serving.cells import CATEGORY, DATE, NUMBER, CellForm, read_forms
@@ -140,6 +140,12 @@ def to_words(value: Any) -> tuple[str, ...] | None:
 MOST_NAMED = 20
 
 
+def name_columns(names: Sequence[str], missing: str, others: Collection[str] = ()) -> str:
+    """Names the columns of a table that lacks one, first the most similar, unless it is one of the others."""
+    similar = find_similar(missing, [name for name in names if name not in others])
+    return f"{f'did you mean {similar}? The' if similar else 'the'} table has {format_columns(names)}"
+
+
 def match_columns(state: LearnedState, schema: Any, selected: Sequence[str]) -> dict[str, list[str]]:
     """Returns the columns of each input.
 
@@ -163,16 +169,15 @@ def match_columns(state: LearnedState, schema: Any, selected: Sequence[str]) -> 
             )
         if missing := [name for name in inputs if name not in schema.names]:
             raise ConfigError(
-                f"--input: there is no column {format_columns(missing)}, which the model takes; the table has "
-                f"{format_columns(schema.names)}"
+                f"--input: there is no column {format_columns(missing)}, which the model takes; "
+                f"{name_columns(schema.names, missing[0], others=inputs)}"
             )
         for name, described in inputs.items():
             check_type(name, schema.field(name).type, described, takes_pictures=name in state.pictures)
         return {name: [name] for name in inputs}
     if missing := [name for name in selected if name not in schema.names]:
         raise ConfigError(
-            f"--columns {format_columns(missing)}: there is no such column; the table has "
-            f"{format_columns(schema.names)}"
+            f"--columns {format_columns(missing)}: there is no such column; {name_columns(schema.names, missing[0])}"
         )
     columns = list(selected) or [name for name in schema.names if name != state.reading.get("target")]
     described, takes_pictures = inputs[""], "" in state.pictures

@@ -522,7 +522,10 @@ def test_invalid_config_is_refused_before_tensorflow_is_imported(
         ((run, table, "o.csv", "--resume"), "--resume: works with a folder of shards; use --output o/"),
         ((run, table, "o/", "--resume", "--overwrite"), "use one of them"),
         ((run, table, "o.csv", "--shard-rows", "5"), "--shard-rows 5: is for a folder"),
-        ((run, table, "o.csv", "--keep", "id,ide"), "--keep ide: there is no such column; the table has id"),
+        (
+            (run, table, "o.csv", "--keep", "id,ide"),
+            "--keep ide: there is no such column; did you mean id? The table has",
+        ),
         ((run, "lists_of_area.parquet", "o.csv", "--keep", "area"), "and the model takes one value"),
         ((run, table, "o.csv", "--columns", "area"), "takes columns by name: "),
         ((run, table, "o.csv", "--delimiter", ";"), "--delimiter ;: new.parquet is no CSV file"),

@@ -216,6 +216,7 @@ def test_columns_are_found_by_name_or_by_order(inputs: Any, columns: Any, select
     ("inputs", "columns", "selected", "message"),
     [
         (NAMED, schema(x=pyarrow.int8(), y=pyarrow.int8()), [], "there is no column word, .* the table has x, y"),
+        (NAMED, schema(x=pyarrow.int8(), Words=pyarrow.string()), [], "takes; did you mean Words\\? The table has"),
         (NAMED, schema(x=pyarrow.list_(pyarrow.int8()), word=pyarrow.string()), [], "takes one value of each row"),
         (NAMED, schema(x=pyarrow.binary(), word=pyarrow.string()), [], "x has the type binary"),
         (NAMED, schema(x=pyarrow.int8(), word=pyarrow.string()), ["x"], "takes columns by name: word, x"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -132,11 +131,11 @@ def check_known_columns(known: Sequence[str], names: Sequence[str], data_dir: st
     missing = [name for name in known if name not in names]
     if not missing:
         return
-    similar = difflib.get_close_matches(missing[0], [name for name in names if name not in known], n=1)
+    similar = find_similar(missing[0], [name for name in names if name not in known])
     more = f" and {', '.join(missing[1:])}" if missing[1:] else ""
     raise ConfigError(
         f"dataset.data_dir={data_dir}: has no column {missing[0]}{more}, which the earlier run read"
-        f"{f'; did you mean {similar[0]}? The' if similar else '; the'} columns are {', '.join(names)}"
+        f"{f'; did you mean {similar}? The' if similar else '; the'} columns are {', '.join(names)}"
     )
 
 
