@@ -19,6 +19,11 @@ Array = np.ndarray[Any, Any]
 #: Of the logistic regression. Most need less than 100, because numbers are standardised.
 MOST_ITERATIONS = 300
 
+#: Boosting has a place for each bin of each feature, and passes over all of them for each leaf. With many features of
+#: few rows that takes most of its time. So there are at most `MOST_PLACES` for all trees of an iteration, unless that
+#: leaves fewer bins than `FEWEST_BINS`.
+MOST_PLACES, FEWEST_BINS, MOST_BINS = 500_000, 31, 255
+
 
 @dataclass(frozen=True)
 class BaselineData:
@@ -69,7 +74,9 @@ def fit_baselines(data: BaselineData, outputs: dict[str, Array] | None = None) -
     """
     from threadpoolctl import threadpool_limits
 
-    models = make_models(data.classes > 0)  # before the limit, which knows the libraries that are loaded
+    models = make_models(
+        data.classes, data.features.shape[1]
+    )  # before the limit, which knows the libraries that are loaded
     with threadpool_limits(1):
         found = [
             (name, score_baseline(model, data, name, outputs={} if outputs is None else outputs))
@@ -79,17 +86,19 @@ def fit_baselines(data: BaselineData, outputs: dict[str, Array] | None = None) -
     return {**values, "rows": len(data.targets)} if data.is_sample else values
 
 
-def make_models(are_classes: bool) -> dict[str, Any]:
-    """Makes the models, with scikit-learn's defaults, but more iterations of the linear model."""
+def make_models(classes: int, features: int) -> dict[str, Any]:
+    """Makes the models, with scikit-learn's defaults, but more iterations of the linear model, and fewer bins of many
+    features.
+    """
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from sklearn.linear_model import LogisticRegression, Ridge
 
-    if are_classes:
-        return {
-            LINEAR: LogisticRegression(max_iter=MOST_ITERATIONS),
-            BOOSTING: HistGradientBoostingClassifier(random_state=0),
-        }
-    return {LINEAR: Ridge(), BOOSTING: HistGradientBoostingRegressor(random_state=0)}
+    trees = classes if classes > 2 else 1
+    bins = min(MOST_BINS, max(FEWEST_BINS, MOST_PLACES // (max(features, 1) * trees)))
+    if classes:
+        linear = LogisticRegression(max_iter=MOST_ITERATIONS)
+        return {LINEAR: linear, BOOSTING: HistGradientBoostingClassifier(random_state=0, max_bins=bins)}
+    return {LINEAR: Ridge(), BOOSTING: HistGradientBoostingRegressor(random_state=0, max_bins=bins)}
 
 
 def score_baseline(model: Any, data: BaselineData, name: str, outputs: dict[str, Array]) -> dict[str, float]:

@@ -20,8 +20,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import f1_score, log_loss, roc_auc_score
 
 from scaleflow import dataset
-from scaleflow.evaluation.baseline_models import BaselineData, fit_baselines
-from scaleflow.interfaces import Arrays, Inputs, ObjectiveOptions, Outputs
+from scaleflow.evaluation.baseline_models import BaselineData, fit_baselines, make_models
+from scaleflow.interfaces import BOOSTING, Arrays, Inputs, ObjectiveOptions, Outputs
 from scaleflow.interfaces.events import Event, MetricsLogged, Note
 from scaleflow.launcher.recording.monitor import fit_and_write
 from scaleflow.runs import RunFolder
@@ -73,6 +73,14 @@ print(baseline_models.fit_baselines(baseline_models.BaselineData(rows, rows[0], 
 def test_they_take_one_core() -> None:
     done = subprocess.run([sys.executable, "-c", COUNT_THREADS], capture_output=True, text=True, timeout=120)
     assert done.stdout == "{'linear/threads': 1, 'boosting/threads': 1}\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("classes", "features", "bins"),
+    [(0, 1_960, 255), (0, 5_000, 100), (2, 5_000, 100), (10, 500, 100), (0, 30_000, 31)],
+)
+def test_boosting_takes_fewer_bins_of_many_features(classes: int, features: int, bins: int) -> None:
+    assert make_models(classes, features)[BOOSTING].max_bins == bins
 
 
 def test_a_class_that_no_training_row_has_leaves_out_the_loss() -> None:
