@@ -362,7 +362,7 @@ def test_a_report_that_fails_ends_no_run(tmp_path: Path) -> None:
     write(
         tmp_path / "broken" / "mine.py",
         "import scaleflow.evaluation.model_report as report\n"
-        "def fail(*arguments):\n    raise ValueError('no room')\n"
+        "def fail(*arguments, **named):\n    raise ValueError('no room')\n"
         "report.make_report = fail\n"
         "from scaleflow.dataset.digits import Digits\n",
     )
