@@ -105,9 +105,9 @@ def drive(kind: str, jobs: int, template: Path, tracking: str) -> dict[str, floa
     figures: dict[str, float] = {"to first": 0.0, "report": 0.0}
     launch = make_launch(template) if kind == MADE else runner.launch_run
 
-    def launch_first(*arguments: Any) -> int:
+    def launch_first(*arguments: Any, **named: Any) -> int:
         figures["to first"] = figures["to first"] or time.time() - began
-        return launch(*arguments)
+        return launch(*arguments, **named)
 
     end_parent = runner.SweepRunner._end_parent
 
