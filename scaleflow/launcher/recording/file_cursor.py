@@ -41,13 +41,13 @@ class FileCursor:
         self._claimed = set[int]()
 
     @property
-    def awaited(self) -> list[int]:
+    def missing_reports(self) -> list[int]:
         """The offsets of the events of which reports are still to be made."""
         return [at for at in self._record.left if isinstance(read_event(self._record.events, at), REPORTED)]
 
     def claim_reports(self) -> list[int]:
         """Returns those that were not returned before. The caller makes their reports."""
-        new = [at for at in self.awaited if at not in self._claimed]
+        new = [at for at in self.missing_reports if at not in self._claimed]
         self._claimed |= {*new}
         return new
 
@@ -80,7 +80,7 @@ class FileCursor:
 
     def send_left(self) -> None:
         """Tries the files again that the store lacks. Raises what the store raises if it does not answer."""
-        for at in sorted({*self._record.left} - {*self.awaited}):
+        for at in sorted({*self._record.left} - {*self.missing_reports}):
             self._try_files(read_event(self._record.events, at), at, tries=1)
             self._record.save()
 

@@ -140,7 +140,7 @@ class Recorder(threading.Thread):
                     self.is_settled.set()
                     if self.transfer.tracker.uri is not None:
                         import_figure()  # while the workers start: at the end of a run the command would wait for it
-                if self._is_through and not self.transfer.files.awaited:
+                if self._is_through and not self.transfer.files.missing_reports:
                     break
                 self._pause()
         except ConfigError as refusal:

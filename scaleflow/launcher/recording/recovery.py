@@ -158,7 +158,7 @@ def send_all(transfer: EventTransfer) -> None:
         transfer.files.send_left()
         transfer.requests.describe()  # with the model
     transfer.send()
-    for at in transfer.files.awaited:
+    for at in transfer.files.missing_reports:
         append_report(transfer.events, at, transfer.record.locate)
     transfer.send()
 
