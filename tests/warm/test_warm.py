@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from scaleflow.launcher.processes.handover import WARM_ENV
+from scaleflow.launcher.processes.handover import STOP_CHECK_SECONDS, WARM_ENV
 from tests.conftest import Command
 from tests.launcher.test_supervisor import wait_for
 from tests.warm.warm_server import LONG, RUN, Warm, find_processes_of
@@ -110,10 +111,11 @@ def test_signals_reach_the_command(warm: Warm, number: int, code: int) -> None:
     with warm.start(*LONG) as process:
         wait_for(lambda: warm.has_event("epoch"))
         (command,) = warm.commands()
+        both = (command, psutil.Process(process.pid))
         process.send_signal(signal.SIGTSTP)  # Ctrl-Z
-        wait_for(lambda: command.status() == psutil.STATUS_STOPPED)
+        wait_for(lambda: [one.status() for one in both] == [psutil.STATUS_STOPPED] * 2)
         process.send_signal(signal.SIGCONT)
-        wait_for(lambda: command.status() != psutil.STATUS_STOPPED)
+        wait_for(lambda: psutil.STATUS_STOPPED not in [one.status() for one in both])
         process.send_signal(number)
         process.communicate(timeout=60)
     assert process.returncode == code
@@ -121,6 +123,19 @@ def test_signals_reach_the_command(warm: Warm, number: int, code: int) -> None:
     wait_for(lambda: not find_processes_of(warm.folder))
     ends = [event["status"] for event in warm.read_events() if event["event"] == "end"]
     assert ends == ["KILLED"]
+
+
+def test_a_command_that_is_stopped_and_continued_at_once_goes_on(warm: Warm) -> None:
+    warm.serve()
+    with warm.start(*LONG) as process:
+        wait_for(lambda: warm.has_event("epoch"))
+        for number in range(50):
+            process.send_signal(signal.SIGTSTP)
+            time.sleep(STOP_CHECK_SECONDS * number / 40)
+            process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 143
 
 
 @pytest.mark.slow  # the test below loses the server and the command

@@ -91,6 +91,7 @@ class Warm:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            process_group=0,  # as a shell does: the kernel ignores Ctrl-Z in a group that has no shell
         )
 
     def __call__(self, *words: str, module: str = "scaleflow", **environment: str) -> subprocess.CompletedProcess[str]:

@@ -20,6 +20,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -146,7 +147,10 @@ EXIT_SECONDS = 5.0
 MAX_BASE_LENGTH = 55
 
 #: The signals that the client passes on to the command.
-PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT")
+PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
+
+#: Seconds between two looks whether Ctrl-Z was typed.
+STOP_CHECK_SECONDS = 0.05
 
 
 class NotWarm(Exception):
@@ -392,7 +396,8 @@ class ForkedCommand:
         for name in PASSED_ON:
             signal.signal(getattr(signal, name), self._pass_on)
         if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
-            signal.signal(signal.SIGTSTP, self._suspend)
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTSTP])
+            threading.Thread(target=self._stop_together, name="job control", daemon=True).start()
         with contextlib.suppress(OSError):  # it was killed
             self._link.sendall(b"\n")  # until now the command waits, so that one that starts cold instead never began
         status: int | None = None
@@ -416,14 +421,24 @@ class ForkedCommand:
                 status = json.loads(self._server.recv(4096))["status"]
         return -signal.SIGKILL if status is None else status
 
-    def _pass_on(self, number: int, frame: object) -> None:
+    def _pass_on(self, number: int, frame: object = None) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._process, number)
 
-    def _suspend(self, number: int, frame: object) -> None:
-        """Ctrl-Z: the command has no terminal of its own that would stop it."""
-        self._pass_on(signal.SIGSTOP, frame)
-        os.kill(os.getpid(), signal.SIGSTOP)
+    def _stop_together(self) -> None:
+        """After Ctrl-Z, stops the command, which has no terminal of its own that would stop it, and this process.
+
+        SIGTSTP stays pending until the command has stopped: a SIGCONT that comes first takes it back. A handler would
+        stop this process in any case, and nobody would continue it.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are to wake the main thread
+        while True:
+            time.sleep(STOP_CHECK_SECONDS)
+            if signal.SIGTSTP in signal.sigpending():
+                self._pass_on(signal.SIGSTOP)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTSTP])  # this process stops here
+                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTSTP])
+                self._pass_on(signal.SIGCONT)
 
 
 def is_ignored(number: int) -> bool:
