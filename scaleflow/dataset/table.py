@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal
@@ -222,7 +223,12 @@ class Table:
             taken = {**known, **given}
             free = [name for name in names if name not in taken and told.columns is None]
             taken |= find_useless(sample, free, self._files.names[0], rows=rows.sampled)
-            found = {name: taken.get(name) or choose_kind(sample, name, told, is_free=name in free) for name in names}
+
+            def choose(name: str) -> str:
+                return taken.get(name) or choose_kind(sample, name, told, is_free=name in free)
+
+            with ThreadPoolExecutor() as pool:  # pyarrow computes without the interpreter's lock
+                found = dict(zip(names, pool.map(choose, names), strict=True))
             inferred = [
                 each for each in sought if format_ == "csv" and each not in given and found.get(each) in EXPECTED
             ]

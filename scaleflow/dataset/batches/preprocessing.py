@@ -282,7 +282,7 @@ def make_transform(
 READ_BATCH_SIZE = 256
 
 #: The same for arrays of single values, such as the columns of a table, where the time of a call dominates.
-VALUES_BATCH_SIZE = 4096
+VALUES_BATCH_SIZE = 32768
 
 AnyArrays = TypeVar("AnyArrays", bound=Arrays)
 
@@ -353,7 +353,7 @@ def batch_spec(examples: Rows, transforms: Transforms) -> Any:
     if examples.place != "stream" or not transforms:
         return inputs, *rest
     batch = tf.nest.map_structure(lambda spec: tf.TensorSpec([1, *spec.shape], spec.dtype), inputs)
-    traced = tf.function(lambda raw: preprocess_inputs(raw, transforms)).get_concrete_function(batch)
+    traced = tf.function(lambda raw: preprocess_inputs(raw, transforms), autograph=False).get_concrete_function(batch)
     made = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), traced.structured_outputs)
     return made, *rest
 

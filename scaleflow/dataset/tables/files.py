@@ -38,6 +38,9 @@ NO_HEADER = {b"header": b"none"}
 #: Bytes of a block of a text file.
 TEXT_BLOCK = 4 << 20
 
+#: Bytes that are parsed at once of a block of which only the first rows are needed.
+PARSED_AT_ONCE = 128 << 10
+
 #: The key that names the files of a run.
 DATA_DIR = "dataset.data_dir"
 
@@ -199,7 +202,7 @@ class TableFiles:
             if self.format == "csv":
                 try:
                     types = {name: pyarrow.float64() for name in numbers if name in columns}
-                    return self._read_csv(block, columns, types).slice(0, rows)
+                    return self._read_csv(block, columns, types, rows)
                 except pyarrow.ArrowInvalid:
                     return self._read_csv(block, columns, {}).slice(0, rows)
             return self._cast(self._read_as_declared(block, list(columns), rows).slice(0, rows))
@@ -344,8 +347,9 @@ class TableFiles:
         if rest.strip():
             yield first, rest
 
-    def _read_csv(self, block: Block, columns: Sequence[str], types: Mapping[str, Any]) -> Any:
-        return self._parse_csv(read_text(block), block.path, not block.place[0], columns, types, None)
+    def _read_csv(self, block: Block, columns: Sequence[str], types: Mapping[str, Any], rows: int | None = None) -> Any:
+        text, is_first = read_text(block), not block.place[0]
+        return self._parse_csv(text, block.path, is_first, columns, types, None, rows)
 
     def _parse_csv(
         self,
@@ -355,10 +359,12 @@ class TableFiles:
         columns: Sequence[str],
         types: Mapping[str, Any],
         malformed: dict[int, str] | None,
+        rows: int | None = None,
     ) -> Any:
         """Reads a block, of which `text` yields the bytes, without the rows that have a wrong number of fields.
 
-        `malformed` gets what is wrong with these, by their numbers in the block, counted from 0.
+        `malformed` gets what is wrong with these, by their numbers in the block, counted from 0. Of a block of which
+        only the first `rows` are needed, the rest is not parsed.
         """
         import pyarrow
         from pyarrow import csv
@@ -381,7 +387,14 @@ class TableFiles:
             skip_rows=int(self.csv.has_separator_line and is_first),
         )
         parse = self.csv.parse_options(path, note)
-        return csv.read_csv(text, read_options=read, parse_options=parse, convert_options=convert)
+        if rows is None:
+            return csv.read_csv(text, read_options=read, parse_options=parse, convert_options=convert)
+        read.block_size, read.use_threads = PARSED_AT_ONCE, False
+        batches: list[Any] = []
+        with csv.open_csv(text, read_options=read, parse_options=parse, convert_options=convert) as reader:
+            while sum(map(len, batches)) < rows and (batch := next(reader, None)) is not None:
+                batches.append(batch)
+        return pyarrow.Table.from_batches(batches, reader.schema).slice(0, rows)
 
     def _read_as_declared(self, block: Block, columns: list[str], rows: int | None) -> Any:
         import pyarrow
