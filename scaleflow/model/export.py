@@ -347,10 +347,12 @@ def make_input_specs(inputs: InputStructure) -> Any:
 def write_example(inputs: InputStructure, batch: Any, folder: Path, pictures: Collection[str] = ()) -> None:
     """Writes the first two raw inputs; those of the names in `pictures` as base64 texts of PNG files."""
 
+    described = name_leaves(inputs)
+
     def to_plain(name: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if name in pictures:
             return np.array([base64.b64encode(tf.io.encode_png(each).numpy()).decode() for each in values[:2]])
-        return to_numpy_strings(values[:2]) if name_leaves(inputs)[name].dtype == "string" else values[:2]
+        return to_numpy_strings(values[:2]) if described[name].dtype == "string" else values[:2]
 
     examples = name_leaves(map_named(to_plain, batch))
     if "" in examples:

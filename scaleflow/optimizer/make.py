@@ -433,8 +433,9 @@ def update_rows(optimizer: keras.optimizers.Optimizer, gradient: Any, variable: 
     values, rows = tf.cast(gradient.values, variable.dtype), gradient.indices
     if isinstance(optimizer, keras.optimizers.Adagrad):
         accumulator = private.find_slots(optimizer, variable)[0].value
-        accumulator.scatter_add(tf.IndexedSlices(tf.square(values), rows))
-        values = values / tf.sqrt(tf.gather(accumulator, rows) + optimizer.epsilon)
+        squares = tf.gather(accumulator, rows) + tf.square(values)  # faster than `scatter_add`: rows are prefetched
+        accumulator.scatter_update(tf.IndexedSlices(squares, rows))
+        values = values / tf.sqrt(squares + optimizer.epsilon)
     variable.scatter_sub(tf.IndexedSlices(rate * values, rows))
 
 

@@ -102,13 +102,13 @@ def measure_columns(engine: Engine, kept: KeptSplit, predictions: Predictions) -
     resamples, is_class = predictions.resample(200, used), described.is_one_class
     weights = resamples.weights
     measure, constant_loss = measure_constant(described, target, weights)
-    found = []
+    found, values_of = [], name_leaves(raw)
     for column, (key, place) in columns.items():
         importance = Figure(np.nan) if not losses[column] else resamples.mean(np.mean(losses[column], axis=0))
         row: dict[str, Any] = {"column": column, "importance": importance, "measure": measure}
         row["is_useless"] = max(-importance.low, importance.high) < LEAST * constant_loss
         if is_class or target.size == len(target):
-            values, flat = name_leaves(raw)[key], target.reshape(len(target))
+            values, flat = values_of[key], target.reshape(len(target))
             answers = flat.astype(np.int64) if is_class else flat.astype(np.float64)
             values = values if place is None else values[:, place]
             row["alone"], constant = score_column(values, answers, is_class, weights=weights)

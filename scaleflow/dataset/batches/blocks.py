@@ -146,9 +146,13 @@ class Blocks(StreamRows):
         return self.head(count).inputs
 
     def read_to_learn(self, name: str) -> Iterator[Array]:
+        columns, numbers = self._sample
+        yield columns[name] if self.keep is None else columns[name][self.keep[numbers]]
+
+    @cached_property
+    def _sample(self) -> tuple[dict[str, Array], Array]:
         inputs, numbers = self.rows.sample()
-        column = name_leaves(inputs)[name]
-        yield column if self.keep is None else column[self.keep[numbers]]
+        return name_leaves(inputs), numbers
 
     def read_to_digest(self) -> tuple[str, Iterator[tuple[Any, ...]]]:
         if self.has_read_all:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import numpy as np
@@ -392,7 +393,12 @@ def are_paths(values: Array) -> bool:
 
 
 def dtype_name(values: Array) -> str:
-    return "string" if values.dtype.kind in "OSU" else values.dtype.name
+    return name_dtype(values.dtype)
+
+
+@cache
+def name_dtype(dtype: np.dtype[Any]) -> str:
+    return "string" if dtype.kind in "OSU" else dtype.name
 
 
 def update_digest(digest: hashlib.blake2b, values: Array) -> None:
