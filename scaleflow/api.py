@@ -34,10 +34,10 @@ from scaleflow.config.compose import (
     compose_config,
     compose_sweep,
     find_own_modules,
+    list_own_folders,
     read_app_choices,
     resolve_config,
     to_folders,
-    user_module_folders,
 )
 from scaleflow.config.trust import list_targets
 from scaleflow.config.words import make_override
@@ -254,9 +254,8 @@ def normalize_config(config: Any, dirs: Sequence[str | Path]) -> ComposedConfig:
     resolved = OmegaConf.create(resolve_config(node))  # another app's interpolations may refer to keys outside of it
     with open_dict(resolved):
         resolved.pop("hydra", None)
-    folders = [str(Path(each).absolute()) for each in dirs]
     choices = {**infer_choices(resolved), **read_app_choices()}
-    return ComposedConfig(resolved, choices, [*user_module_folders(), *folders], folder=default_folder())
+    return ComposedConfig(resolved, choices, list_own_folders(dirs), folder=default_folder())
 
 
 def infer_choices(config: DictConfig) -> dict[str, str]:

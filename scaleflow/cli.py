@@ -23,7 +23,6 @@ from scaleflow.commands.table import check_first_word, describe_commands, find_c
 from scaleflow.config.compose import (
     CONF,
     CommandWords,
-    check_config_dirs,
     check_flags,
     check_overrides,
     explain_error,
@@ -31,14 +30,9 @@ from scaleflow.config.compose import (
     parse_config_dirs,
 )
 from scaleflow.config.synonyms import translate_words
-from scaleflow.config.words import FLAGS_WITH_VALUE, prepare_words, split_flags, split_overrides
+from scaleflow.config.words import FLAGS_WITH_VALUE, split_flags, split_overrides
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces.secret_masking import (
-    find_environment_secrets,
-    find_typed_secrets,
-    register_resolver,
-    remember_secrets,
-)
+from scaleflow.interfaces.secret_masking import find_environment_secrets, find_typed_secrets, remember_secrets
 from scaleflow.launcher.command_exit import FAILED, JSON
 from scaleflow.launcher.display import end_greeting
 from scaleflow.runs.folder_use import FolderRefused
@@ -79,17 +73,15 @@ def run_words(words: list[str], began: float) -> int:
     if "--version" in flags:  # Hydra would print its own version
         print(f"scaleflow {__version__}")
         return 0
-    given = CommandWords(prepare_words(overrides), parse_config_dirs(flags), bool({"-m", "--multirun"} & set(flags)))
+    remember_secrets([*find_environment_secrets(), *find_typed_secrets(flags)])
+    check_flags(flags)
+    given = CommandWords(overrides, parse_config_dirs(flags), bool({"-m", "--multirun"} & set(flags))).prepare()
     words = [*flags, *given.overrides]  # Hydra's parser accepts no flag between two overrides
-    remember_secrets([*find_environment_secrets(), *find_typed_secrets(words)])
-    register_resolver()
     OmegaConf.register_new_resolver("scaleflow.commands", describe_commands, replace=True)  # of the page of help
     task = HydraTask(began, f"scaleflow {__version__}")
     app = hydra.main(version_base="1.3", config_path=f"pkg://{CONF}", config_name="config")(task)
     sys.argv = ["scaleflow", *words]
     try:
-        check_flags(words)
-        check_config_dirs(given.config_dirs)
         if given.is_sweep:
             check_overrides(given)  # before Hydra creates a folder for the sweep
         with raise_hydra_errors(), compose_once(words), find_own_modules(given.config_dirs), task:

@@ -82,6 +82,13 @@ class CommandWords:
         values = [o.value() for o, is_one in zip(self.parsed, is_set, strict=True) if is_one and o.key_or_group == key]
         return values[-1] if values else None
 
+    def refuse_sweep(self, why: str) -> None:
+        """Raises ConfigError for a key with several values. `why` says what the command takes instead of a sweep."""
+        for override in self.parsed:
+            if override.is_sweep_override():
+                key = override.key_or_group
+                raise ConfigError(f"{key}: several values make a sweep, and {why}; write a list as [a,b]")
+
     @property
     def missing_dirs(self) -> list[str]:
         """The folders of options that the tracked run had, and this command has not."""
@@ -105,7 +112,9 @@ class CommandWords:
                 raise ConfigError(
                     f"{word}: expected an override KEY=VALUE, not a flag; pass folders of options as config_dir"
                 )
-        check_config_dirs(self.config_dirs)
+        for folder in self.config_dirs:  # Hydra only warns about it
+            if not Path(folder).is_dir():
+                raise ConfigError(f"--config-dir {folder}: there is no such folder")
         return replace(self, overrides=prepare_words(self.overrides))
 
 
@@ -271,13 +280,6 @@ def raise_flag_error(message: str) -> NoReturn:
     raise ConfigError(f"{mask_secrets(message)}; see {name_command()} --help")
 
 
-def check_config_dirs(folders: Sequence[str | Path]) -> None:
-    """Raises `ConfigError` if a `--config-dir` is no folder. Hydra only warns about it."""
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise ConfigError(f"--config-dir {folder}: there is no such folder")
-
-
 def parse_config_dirs(flags: Sequence[str]) -> list[str]:
     """Returns the folders of `--config-dir` in the flags of a command."""
     after = [folder for flag, folder in itertools.pairwise(flags) if flag in ("--config-dir", "-cd")]
@@ -339,17 +341,10 @@ def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] =
     would work.
     """
     words = CommandWords(overrides, config_dirs).prepare()
-    for override in words.parsed:
-        if override.is_sweep_override():
-            raise ConfigError(
-                f"{override.key_or_group}: several values make a sweep, and this is a single run; write a list as [a,b]"
-            )
-    try:
-        with open_hydra():
-            config = hydra.compose("config", overrides=[*words.search, *words.overrides], return_hydra_config=True)
+    words.refuse_sweep("this is a single run")
+    with open_hydra(), as_command(words):  # the version of Hydra's rules is global, and others may compose now
+        config = hydra.compose("config", overrides=[*words.search, *words.overrides], return_hydra_config=True)
         folder = Path(config.hydra.run.dir)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(explain_error(error, words)) from error
     choices = select_group_choices(config.hydra.runtime.choices)
     if config.hydra.mode is RunMode.MULTIRUN:
         raise ConfigError(

@@ -18,7 +18,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from scaleflow.config.compose import (
     CommandWords,
-    check_config_dirs,
     explain_error,
     list_options,
     open_hydra,
@@ -200,8 +199,7 @@ def load_pipeline(name: str, config_dirs: Sequence[str], words: Sequence[str] = 
 
 def compose_pipeline(name: str, config_dirs: Sequence[str]) -> Any:
     """Composes the file, whose content is the root."""
-    given = CommandWords(config_dirs=config_dirs)
-    check_config_dirs(config_dirs)
+    given = CommandWords(config_dirs=config_dirs).prepare()
     files = find_pipeline_files(name, config_dirs)
     if not files and name not in (known := list_options(config_dirs).get(GROUP, [])):  # it reads many files
         raise ConfigError(

@@ -178,12 +178,9 @@ def complete_command(config: Mapping[str, Any], trusted: Sequence[str], words: C
 
 def check_rerun_overrides(words: CommandWords) -> None:
     """Raises `ConfigError` for an override that a tracked run does not support."""
+    words.refuse_sweep("this command uses one run")
     for override in words.parsed:
         key = str(override.key_or_group)
-        if override.is_sweep_override():
-            raise ConfigError(
-                f"{key}: several values make a sweep, and this command uses one run; write a list as [a,b]"
-            )
         if key == "experiment" and override.value() is not None:
             raise ConfigError(
                 f"experiment={override.value()}: a recipe cannot be applied to the config of an existing run; type "

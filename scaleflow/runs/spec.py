@@ -130,14 +130,12 @@ class RunSpec:
         """Returns the spec for a worker, without credentials of the store and without what only the launcher needs.
 
         Of the tracking options only the address is masked: a password may be equal to another value, such as `mlflow`.
+        A worker has the address that was typed: it uses no store.
         """
-        plan = self.plan
-        uri = plan.tracking.uri and str(mask_secrets(plan.tracking.uri))
-        tracking = dict(plan.config.get("tracking") or {})
-        if "uri" in tracking:
-            tracking["uri"] = mask_secrets(tracking["uri"])
-        plan = replace(plan, tracking=replace(plan.tracking, uri=uri), config={**plan.config, "tracking": tracking})
-        return replace(self, plan=plan, environment={}, server=None, tags={})
+        from scaleflow.config.plan import set_values  # `scaleflow --help` imports this module, and needs no rules
+
+        uri = mask_secrets((self.plan.config.get("tracking") or {}).get("uri"))
+        return replace(self, plan=set_values(self.plan, {"tracking.uri": uri}), environment={}, server=None, tags={})
 
     def to_line(self, environment: Mapping[str, str] | None = None) -> bytes:
         """Serializes the spec for a pipe to a process of the same version, which has this environment.
