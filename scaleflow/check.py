@@ -30,8 +30,9 @@ from typing import Any
 
 from scaleflow.commands.frame import CommandParser, check_page, make_main
 from scaleflow.commands.process import end_with
-from scaleflow.commands.tracked_run import find_run, make_one_process_plan, supervise_worker
+from scaleflow.commands.tracked_run import find_run, supervise_worker
 from scaleflow.config.compose import CommandWords, compose_config
+from scaleflow.config.policies import CHECK
 from scaleflow.config.words import split_overrides
 from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError, RunError
@@ -39,6 +40,7 @@ from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.events import DataChecked
 from scaleflow.launcher.command_exit import ANSWER, FAILED, FINISHED, to_printable
 from scaleflow.launcher.display import Display, display_for, hidden_display
+from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.runs import DataCheckSpec, RunSpec
 from scaleflow.runs.learned_state import read_learned_state
@@ -92,7 +94,7 @@ def make_check_plan(overrides: Sequence[str], config_dirs: Sequence[str], exampl
         raise ConfigError(f"--examples {examples}: expected at least 1")
     typed = CommandWords(overrides).keys
     added = [word for word in DEVICES if word.partition("=")[0] not in typed]
-    plan = make_one_process_plan(compose_config([*added, *overrides], config_dirs), "data checks")
+    plan = make_plan(compose_config([*added, *overrides], config_dirs), CHECK)
     check_source_files(plan.dataset.target, plan.dataset.split)
     return plan
 

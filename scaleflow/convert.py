@@ -34,6 +34,7 @@ from scaleflow.commands.tracked_run import (
     parse_command,
 )
 from scaleflow.config.compose import CommandWords
+from scaleflow.config.policies import CONVERT
 from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.export.formats import check_formats
 from scaleflow.interfaces.events import FormatExported
@@ -46,9 +47,6 @@ from scaleflow.runs import RunSpec
 from scaleflow.runs.run import Run
 from scaleflow.tracking.saved_models import download_exported, log_formats
 from scaleflow.worker.export import export_formats, make_format_table
-
-#: The sections of a tracked config that a conversion uses.
-SECTIONS = ("dataset", "objective", "precision", "seed", "export")
 
 
 @make_main
@@ -77,7 +75,7 @@ def convert_tracked_model(
             check_formats(list(map(str, names)))
     display.begin_phase("reading the run and its model from MLflow")
     run, words = find_run(words)
-    plan = make_evaluation_plan(run.reuse_config(words, SECTIONS), run.store)
+    plan = make_evaluation_plan(run.reuse_config(words, CONVERT))
     if not plan.export.formats:
         raise ConfigError("export.formats: is null; name the formats to make, such as export.formats=[onnx]")
     check_formats(plan.export.formats)

@@ -24,6 +24,7 @@ from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import make_evaluation_spec, make_plan_on, run_evaluation
 from scaleflow.comparison.results import MetricDifference
 from scaleflow.config.compose import CommandWords
+from scaleflow.config.policies import COMPARE
 from scaleflow.interfaces import Tracking, name_command
 from scaleflow.interfaces.events import MetricsLogged
 from scaleflow.launcher.command_exit import ANSWER
@@ -32,9 +33,6 @@ from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.runs import RunFolder
 from scaleflow.runs.run import Run, locate_run
 from scaleflow.worker.evaluate import ALL
-
-#: The sections of a tracked config that an evaluation uses.
-SECTIONS = ("dataset", "objective", "precision", "seed", "evaluation")
 
 
 @make_main
@@ -84,7 +82,7 @@ def compare_on(options: argparse.Namespace, line: list[str]) -> list[MetricDiffe
             folder.mkdir()
             run = Run.find(named, Tracking(uri=options.uri))
             words = run.complete(CommandWords(run_id=named, trusted=options.trust, line=line))
-            plan = make_plan_on(options.on, run, words, sections=SECTIONS)
+            plan = make_plan_on(options.on, run, words, COMPARE)
             spec = make_evaluation_spec(run, words, plan, folder=folder, named=run)
             events = run_evaluation(plan, spec, folder, stop=stop, display=display)
             if stop.is_set():

@@ -44,6 +44,7 @@ from scaleflow.commands.tracked_run import (
 from scaleflow.config.compose import CommandWords
 from scaleflow.config.evaluation_rules import ADVICE
 from scaleflow.config.parse import is_under
+from scaleflow.config.policies import EVALUATE
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.interfaces import Dataset
 from scaleflow.interfaces.events import DatasetDescribed, EvaluationReady, Event, MetricsLogged, StepsProfiled
@@ -60,9 +61,6 @@ from scaleflow.runs.run import Run
 from scaleflow.runs.state import drop_intervals
 from scaleflow.tracking.tracked_runs import describe_opened_run, download_model, log_evaluation
 from scaleflow.worker.evaluate import ALL, SPLITS
-
-#: The sections of a tracked config that an evaluation uses.
-SECTIONS = ("dataset", "objective", "precision", "seed")
 
 #: The arguments of scaleflow's datasets that say which data they read.
 DATA_KEYS = ("_target_", "data_dir", "name", "config", "version")
@@ -103,13 +101,13 @@ def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -
     display.begin_phase("reading the run and its model from MLflow")
     run, words = find_run(words)
     describe_opened_run(run.model.run_id, run.name, run.store)
-    composed = run.reuse_config(words, SECTIONS)
+    composed = run.reuse_config(words, EVALUATE)
     config = composed.resolved
     is_new = has_new_data(run.config, config, typed_keys)
     names_test = "dataset.test" in typed_keys and config["dataset"].get("test")
     split = flags.split or ("test" if is_new and names_test else None)
     takes_all = (is_new or split == ALL) and "dataset.limit" not in typed_keys
-    plan = make_evaluation_plan(composed, run.store, takes_all)
+    plan = make_evaluation_plan(composed, takes_all)
     with tempfile.TemporaryDirectory(prefix="scaleflow-evaluate-") as folder, catch_stop_signals() as stop:
         evaluation = EvaluationSpec(
             str(download_model(run.tracker, run.model, Path(folder))),

@@ -31,6 +31,7 @@ from scaleflow.api import launch_command
 from scaleflow.commands.frame import make_main
 from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command, reuse_for_new_run
 from scaleflow.config.compose import CommandWords, ComposedConfig
+from scaleflow.config.policies import LOOK
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.events import TagsSet
 from scaleflow.launcher.command_exit import ANSWER, FAILED, to_printable
@@ -107,7 +108,7 @@ class ExactRerun:
             composed, masked = replace(composed, search=[*built.folders, *composed.search]), built.masked
             for note in (f"the code of the run is in {self._checkout}", *built.notes):
                 display.print_line(to_printable(f"note: {note}"))
-        here = exact.describe_here(make_plan(composed, look_outside=False), self._run)
+        here = exact.describe_here(make_plan(composed, LOOK), self._run)
         differences = exact.compare_with_here(self._run, here, masked)
         for line in exact.describe_categories(differences, list_unknown(self._run.states[0])):
             display.print_line(to_printable(line))

@@ -22,6 +22,7 @@ import pytest
 from scaleflow.cluster.tasks import count_workers, process_names
 from scaleflow.config.compose import ComposedConfig
 from scaleflow.config.plan import check_rules, explain_rule, find_applicable, list_rules, set_values
+from scaleflow.config.policies import LOOK
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Rule
 from scaleflow.interfaces.events import to_fields
@@ -77,7 +78,7 @@ def outcome(cell: Cell) -> Plan | str:
     """The plan that the command would have, or what it says instead. Nothing but a ConfigError may come."""
     with mock.patch.dict(os.environ, list_variables(cell)):
         try:
-            return make_plan(ComposedConfig(assemble_config(list_overrides(cell))), look_outside=False)
+            return make_plan(ComposedConfig(assemble_config(list_overrides(cell))), LOOK)
         except ConfigError as refusal:
             return str(refusal)
 
@@ -239,7 +240,7 @@ def batches(cells: Sequence[Cell]) -> Iterator[Sequence[Cell]]:
 
 
 def plan_of(cell: Cell) -> Plan:
-    return make_plan(ComposedConfig(assemble_config([*list_overrides(cell), *SMALL])), look_outside=False)
+    return make_plan(ComposedConfig(assemble_config([*list_overrides(cell), *SMALL])), LOOK)
 
 
 def events_of(cell: Cell, folder: Path) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from scaleflow.commands.tracked_run import (
     run_evaluation,
 )
 from scaleflow.config.compose import CommandWords
+from scaleflow.config.policies import PROMOTE
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.evaluation.comparison import PairedScores, pair_scores
@@ -71,9 +72,6 @@ Array = np.ndarray[Any, Any]
 
 #: The fewest examples on which models are compared.
 FEWEST_EXAMPLES = 30
-
-#: The sections of a tracked config that a promotion uses.
-SECTIONS = ("dataset", "objective", "precision", "seed", "evaluation", "promotion")
 
 #: The split on which models are compared.
 SPLIT = "test"
@@ -133,9 +131,9 @@ def promote_if_better(
     run, words = find_run(words)
     words, name = complete_promotion(words, run, name)
     if on is None:
-        plan = make_evaluation_plan(run.reuse_config(words, SECTIONS), run.store)
+        plan = make_evaluation_plan(run.reuse_config(words, PROMOTE))
     else:
-        plan = make_plan_on(on, run, words, sections=SECTIONS)
+        plan = make_plan_on(on, run, words, PROMOTE)
     with tempfile.TemporaryDirectory(prefix="scaleflow-promote-") as folder:
         try:
             candidate = Candidate(
@@ -301,7 +299,7 @@ class Candidate:
     def make_training_plan(self, run: Run) -> Plan:
         """Returns the plan whose data a run was trained on."""
         words = run.complete(replace(self.words, overrides=[]))
-        return make_evaluation_plan(run.reuse_config(words, SECTIONS), run.store)
+        return make_evaluation_plan(run.reuse_config(words, PROMOTE))
 
     def read_kept(self, run: Run, label: str) -> Predictions | None:
         """Returns the predictions that a run has kept, if they are those of the model that is named."""

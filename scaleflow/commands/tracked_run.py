@@ -3,13 +3,14 @@
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from scaleflow.commands.frame import CommandParser
 from scaleflow.config.compose import CommandWords, ComposedConfig
 from scaleflow.config.plan import set_values
+from scaleflow.config.policies import EVALUATE, Policy
 from scaleflow.config.words import quote_override, split_overrides
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Tracking, name_command
@@ -28,9 +29,6 @@ from scaleflow.tracking.model_uris import FORMS
 from scaleflow.tracking.tracked_runs import download_model
 from scaleflow.worker.evaluate import ALL
 from scaleflow.worker.train import run_worker
-
-#: The strategies that run in one process.
-ONE_PROCESS = ("auto", "one_device", "mirrored")
 
 
 def add_run_id(parser: argparse.ArgumentParser) -> None:
@@ -80,36 +78,20 @@ def reuse_for_new_run(run: Run, words: CommandWords, said: str) -> ComposedConfi
     return composed if is_elsewhere else composed.set({"tracking.uri": run.store.uri})
 
 
-def make_one_process_plan(composed: ComposedConfig, work: str) -> Plan:
-    """Makes the plan of a command that computes in one process.
-
-    `work` is what it computes, for the refusal, such as `predictions`.
-
-    Raises ConfigError if the config asks for several processes or a TPU, or is wrong.
-    """
-    plan = make_plan(composed, look_outside=False)
-    if plan.strategy.name not in ONE_PROCESS or plan.evaluator is not None or plan.hardware.name == "tpu":
-        raise ConfigError(
-            f"strategy={plan.strategy.name}: {work} are computed in one process, on GPUs or a CPU; use "
-            f"strategy={' or '.join(ONE_PROCESS[1:])}"
-        )
-    return plan
-
-
-def make_evaluation_plan(composed: ComposedConfig, store: Tracking, takes_all: bool = False) -> Plan:
+def make_evaluation_plan(composed: ComposedConfig, takes_all: bool = False) -> Plan:
     """Makes the plan of an evaluation, which runs in one process. If it `takes_all`, the run's `dataset.limit` is not
     used.
 
     Raises ConfigError if the config asks for several processes or a TPU, or is wrong.
     """
     values = {"dataset.shards": 1, **({"dataset.limit": None} if takes_all else {})}  # its shards are for workers
-    plan = make_one_process_plan(composed.set(values), "evaluations")
+    plan = make_plan(composed.set(values), EVALUATE)
     if plan.training.batch_size == "auto":
         raise ConfigError("training.batch_size=auto: an evaluation needs a number, such as training.batch_size=32")
-    return replace(plan, tracking=store)
+    return plan
 
 
-def make_plan_on(file: str, run: Run, words: CommandWords, sections: Sequence[str]) -> Plan:
+def make_plan_on(file: str, run: Run, words: CommandWords, policy: Policy) -> Plan:
     """Makes the plan of an evaluation on all examples of a file or folder, which the user named with `--on`.
 
     Raises ConfigError if it is not there, or if the run's dataset reads no file.
@@ -120,7 +102,7 @@ def make_plan_on(file: str, run: Run, words: CommandWords, sections: Sequence[st
     if not isinstance(dataset, dict) or "data_dir" not in dataset:
         raise ConfigError(f"--on {file}: the dataset of {run.name} reads no file: it has no dataset.data_dir")
     words = replace(words, overrides=[*words.overrides, quote_override("dataset.data_dir", file)])
-    return make_evaluation_plan(run.reuse_config(words, sections), run.store, takes_all=True)
+    return make_evaluation_plan(run.reuse_config(words, policy), takes_all=True)
 
 
 def make_evaluation_spec(run: Run, words: CommandWords, plan: Plan, folder: Path, named: Run) -> EvaluationSpec:

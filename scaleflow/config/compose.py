@@ -266,14 +266,11 @@ def parse_options(override: Override) -> list[str]:
     return [value if isinstance(value, str) else override.get_value_element_as_str()]
 
 
-def check_flags(words: Sequence[str]) -> None:
-    """Raises `ConfigError` for flags that Hydra does not accept. Hydra would print its usage and end the process.
-
-    `words` are those of the command, its flags first.
-    """
+def check_flags(flags: Sequence[str]) -> None:
+    """Raises `ConfigError` for flags that Hydra does not accept. Hydra would print its usage and end the process."""
     parser = make_flag_parser()
     parser.error = raise_flag_error  # type: ignore[method-assign]
-    parser.parse_args(words)
+    parser.parse_args(flags)
 
 
 def raise_flag_error(message: str) -> NoReturn:

@@ -36,6 +36,7 @@ from urllib.parse import urlsplit
 from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.config.compose import compose_config
+from scaleflow.config.policies import LOOK
 from scaleflow.doctor import machine
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
@@ -338,7 +339,7 @@ def locate_tpu() -> tuple[str | None, str | None]:
 def resolve_auto(answer: Report) -> dict[str, Any]:
     """Returns what `strategy=auto hardware=auto precision=mixed` resolve to here, or why they are refused."""
     try:
-        plan = make_plan(compose_config(()), look_outside=False)  # `check_store` contacts the store
+        plan = make_plan(compose_config(()), LOOK)  # `check_store` contacts the store
     except ConfigError as refusal:
         return {"strategy": None, "hardware": None, "mixed": None, "refusal": mask_secrets(str(refusal))}
     kind = "TPU" if plan.hardware.name == "tpu" else answer.get("kind")

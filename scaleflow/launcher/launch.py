@@ -35,6 +35,7 @@ from scaleflow.config.compose import (
     read_composed_config,
 )
 from scaleflow.config.plan import leave_schedule_out
+from scaleflow.config.policies import NEW, TRAIN
 from scaleflow.config.words import quote_override, split_flags
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracker, name_command
@@ -186,13 +187,13 @@ def run_job(config: DictConfig, started: float) -> int:
     code.
     """
     composed = read_composed_config(config)
-    may_submit = HydraConfig.get().mode is not RunMode.MULTIRUN
+    is_job = HydraConfig.get().mode is RunMode.MULTIRUN
     try:
-        if not may_submit:
+        if is_job:
             check_job(config)
         if config.get("resume") is None:
             check_single_run(config)
-        run = prepare_run(RunCommand(composed, started, may_submit=may_submit))
+        run = prepare_run(RunCommand(composed, started, policy=TRAIN if is_job else NEW))
         if run.spec.plan.cluster.submit is not None:
             print(render_submission(run.spec.plan, sys.argv[1:]), end="")
             remove_created(composed.folder)

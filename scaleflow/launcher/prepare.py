@@ -19,9 +19,10 @@ from scaleflow.cluster.network import port_is_free
 from scaleflow.cluster.tasks import describe_copies
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu, is_sure
-from scaleflow.config.compose import CommandWords, ComposedConfig
+from scaleflow.config.compose import ComposedConfig
 from scaleflow.config.parse import parse_section
 from scaleflow.config.plan import check_plan, check_trial, parse_plan, set_values
+from scaleflow.config.policies import TRAIN, Policy
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.export.formats import check_formats
@@ -32,7 +33,7 @@ from scaleflow.launcher.recording.description import read_overrides
 from scaleflow.runs import RunFolder, RunSpec, RunState
 from scaleflow.runs.data_digest import Repetition
 from scaleflow.runs.provenance.collect import refuse_changed_code
-from scaleflow.runs.reuse import is_longer, load_saved_config, make_resumed_config
+from scaleflow.runs.reuse import reuse_to_resume
 from scaleflow.runs.run import Run
 from scaleflow.runs.run_name import label_overrides
 from scaleflow.tracking.model_uris import RUN_OR_MODEL
@@ -90,7 +91,7 @@ class RunCommand:
     started: float = field(default_factory=time.time)  # when the command began, in seconds since the epoch
     tags: Mapping[str, str] = field(default_factory=dict)  # tags of the run, in addition to those that every run has
     resume: str | None = None  # the folder or the id of the run to resume; None: the config's `resume`
-    may_submit: bool = False  # whether `cluster.submit` is allowed
+    policy: Policy = TRAIN  # of a run that begins
     trial: Trial | None = None  # the setting to look for; None: train a model
     repeats: Repetition = field(default_factory=Repetition)  # the run that this one repeats
 
@@ -117,7 +118,7 @@ def prepare_run(command: RunCommand) -> PreparedRun:
         raise ConfigError(f"resume={resume}: a setting is found with a new model; leave it out")
     if resume is not None:
         return prepare_resume(command, str(resume))
-    plan = make_plan(composed, may_submit=command.may_submit)
+    plan = make_plan(composed, command.policy)
     if command.trial is not None:
         if isinstance(command.trial, RateTest) and plan.choices.get("optimizer") == "tabular":
             plan = set_values(plan, {"optimizer.schedule": "constant"})  # this option brings another along
@@ -179,8 +180,7 @@ def prepare_resume(command: RunCommand, named: str) -> PreparedRun:
 
     Raises ConfigError if there is no such run, or if an override may not change.
     """
-    composed, config = command.composed, command.composed.resolved
-    files = RunFolder(find_folder_to_resume(named, config))
+    files = RunFolder(find_folder_to_resume(named, command.composed.resolved))
     state = RunState.read(files.path)
     if state.ready is None:
         raise ConfigError(f"resume={named}: the run in {files.path} ended before training began; start a new run")
@@ -189,22 +189,15 @@ def prepare_resume(command: RunCommand, named: str) -> PreparedRun:
             f"resume={named}: this run looked for a setting and trained no model; repeat its command, "
             f"{name_command('find')} {state.params[PARAM]}"
         )
-    typed = [override for override in composed.words.parsed if override.key_or_group != "resume"]
-    saved = load_saved_config(files.path, config)
-    resumed = make_resumed_config(saved, config, [str(each.key_or_group) for each in typed], state=state, files=files)
-    is_finished = state.last_status == "FINISHED" and not is_longer(saved, resumed, state)
-    had_checkpoints = state.checkpoint is not None and resumed["checkpoint"].get("folder") is None
+    composed, is_extended = reuse_to_resume(command.composed, state, files)
+    is_finished = state.last_status == "FINISHED" and not is_extended
+    had_checkpoints = state.checkpoint is not None and composed.config["checkpoint"].get("folder") is None
     has_checkpoints = any(files.checkpoints.glob("step-*"))
     if had_checkpoints and not has_checkpoints and state.last_status == "FINISHED" and not is_finished:
         raise ConfigError(
             f"resume={named}: its checkpoints were deleted, so it cannot be trained longer; start a new run with "
             f"model.init_from={files.path}"
         )
-    choices = {group: option for group, option in state.params.items() if group in composed.choices}
-    choices |= {o.key_or_group: composed.choices[o.key_or_group] for o in typed if o.key_or_group in composed.choices}
-    search = list(dict.fromkeys((*composed.search, *state.ready.search)))
-    changes = CommandWords([str(override.input_line).removeprefix("++") for override in typed])
-    composed = ComposedConfig(resumed, choices, search, folder=files.path, words=changes)
     plan = make_plan(composed)
     if not is_finished:
         refuse_changed_code(plan, files)
@@ -213,19 +206,26 @@ def prepare_resume(command: RunCommand, named: str) -> PreparedRun:
     return PreparedRun(spec, composed, 1 + files.count_resumes(), is_finished, is_saved or has_checkpoints)
 
 
-def make_plan(composed: ComposedConfig, look_outside: bool = True, may_submit: bool = False) -> Plan:
-    """Parses and checks a config, as far as that is possible without TensorFlow. Raises what `prepare_run` raises.
+#: The strategies that run in one process.
+ONE_PROCESS = ("auto", "one_device", "mirrored")
 
-    Args:
-        look_outside: whether to check ports, the TPU and the tracking store, too.
-        may_submit: whether `cluster.submit` is allowed: in the command of one new run.
+
+def make_plan(composed: ComposedConfig, policy: Policy = TRAIN) -> Plan:
+    """Parses and checks a config, as far as that is possible without TensorFlow: every plan is made here.
+
+    Raises what `prepare_run` raises.
     """
     asked = parse_plan(composed.resolved, composed.choices, composed.search)
     plan = resolve_environment(asked, os.environ)
-    check_plan(plan, may_submit)
-    if not look_outside or plan.cluster.submit is not None:
-        return plan
-    return probe(plan, asked.hardware.tpu)
+    check_plan(plan, policy.may_submit)
+    is_one = plan.strategy.name in ONE_PROCESS and plan.evaluator is None and plan.hardware.name != "tpu"
+    if policy.work and not is_one:
+        raise ConfigError(
+            f"strategy={plan.strategy.name}: {policy.work} are computed in one process, on GPUs or a CPU; use "
+            f"strategy={' or '.join(ONE_PROCESS[1:])}"
+        )
+    looks_outside = policy.looks_outside and not policy.work and plan.cluster.submit is None
+    return probe(plan, asked.hardware.tpu) if looks_outside else plan
 
 
 def resolve_environment(plan: Plan, environment: Mapping[str, str]) -> Plan:

@@ -20,7 +20,6 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 
 from scaleflow.cluster.engines import find_engine
-from scaleflow.commands.tracked_run import make_one_process_plan
 from scaleflow.config.compose import (
     CommandWords,
     ComposedConfig,
@@ -31,6 +30,7 @@ from scaleflow.config.compose import (
     override_key,
 )
 from scaleflow.config.parse import flatten_config, is_under, parse_section
+from scaleflow.config.policies import CHECK, STAGE, TRAIN
 from scaleflow.config.trust import list_own_modules, list_targets
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan, Tracking
@@ -46,9 +46,6 @@ from scaleflow.runs.identity import compare, record_parts
 from scaleflow.runs.provenance.machine import list_packages
 from scaleflow.runs.reuse import find_store_options
 from scaleflow.runs.run import Run
-
-#: The sections of a tracked config that a stage about a run uses.
-SECTIONS = ("dataset", "objective", "precision", "seed", "evaluation", "export", "promotion")
 
 #: Sections and keys that do not change what a stage gives.
 IGNORED = ("hydra", "debug", "resume", "resume_data", "resume_code", "sweep.on_change")
@@ -136,7 +133,7 @@ class StageComposer:
             found = Run.find(run, options if options.uri else replace(options, uri=self.store))
         trusted = list_own_modules(found.config)
         given = CommandWords(words, self.config_dirs, run_id=run, trusted=trusted)
-        config = found.reuse_config(given, SECTIONS).resolved
+        config = found.reuse_config(given, STAGE).resolved
         settings = {word.partition("=")[0]: str(mask_secrets(word.partition("=")[2])) for word in words}
         return Composition(settings, [select_inputs(config)])
 
@@ -145,13 +142,7 @@ def check_stage_rules(stage: Stage, composed: ComposedConfig) -> Plan:
     """Checks the rules of a config, as its command will; returns its plan. Raises ConfigError if it cannot work."""
     if (resume := composed.resolved.get("resume")) is not None:
         raise ConfigError(f"resume={resume}: a pipeline continues its own runs; leave it out")
-    if stage.command.name == "check":
-        return make_one_process_plan(composed, "data checks")
-    plan = make_plan(composed)
-    if plan.cluster.submit is not None:
-        raise ConfigError(
-            f"cluster.submit={plan.cluster.submit}: prints a script, and trains nothing; submit the whole pipeline"
-        )
+    plan = make_plan(composed, CHECK if stage.command.name == "check" else TRAIN)
     if stage.command.name == "sweep":
         check_job(composed.config)
     return plan

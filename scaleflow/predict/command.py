@@ -45,8 +45,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.commands.frame import CommandParser, make_main
-from scaleflow.commands.tracked_run import add_run_id, answer_model, find_run, format_model_rows, make_one_process_plan
+from scaleflow.commands.tracked_run import add_run_id, answer_model, find_run, format_model_rows
 from scaleflow.config.compose import CommandWords, compose_config
+from scaleflow.config.policies import PREDICT
 from scaleflow.dataset.reading.files import identify_in_store
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.files.cache import identify_file
@@ -56,6 +57,7 @@ from scaleflow.interfaces.events import Event, Note
 from scaleflow.interfaces.sampling import Sampling
 from scaleflow.launcher.command_exit import ANSWER, FINISHED, write_error
 from scaleflow.launcher.display import IMPORTING, BarDisplay, Display, display_for
+from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.processes.stop import Stopped, catch_stop_signals
 from scaleflow.predict.language_model import (
     add_sampling_flags,
@@ -248,7 +250,7 @@ def make_prediction_plan(typed: argparse.Namespace) -> Plan:
                 f"{override.input_line}: this command takes one value each of hardware=..., its keys for devices and "
                 "threads, strategy=... and tracking.uri=...; the model computes as it was saved"
             )
-    return make_one_process_plan(compose_config(typed.overrides), "predictions")
+    return make_plan(compose_config(typed.overrides), PREDICT)
 
 
 def make_task(

@@ -454,14 +454,16 @@ def is_longer(saved: Config, config: Config, state: RunState) -> bool:
     )
 
 
-def make_resumed_config(
-    saved: Config, composed: Config, keys: Sequence[str], state: RunState, files: RunFolder
-) -> Config:
-    """Returns the saved config of a run with the typed keys of a command that resumes it.
+def reuse_to_resume(composed: ComposedConfig, state: RunState, files: RunFolder) -> tuple[ComposedConfig, bool]:
+    """Returns the saved config of a run with the typed keys of a command that resumes it, and whether it asks for more
+    than the run has trained.
 
-    The sizes in `saved` become those that the run has. Raises ConfigError if a typed key may not change.
+    Raises ConfigError if a typed key may not change.
     """
-    config = merge_config(saved, composed, keys)
+    typed = [each for each in composed.words.parsed if each.key_or_group != "resume"]
+    keys = [str(each.key_or_group) for each in typed]
+    saved = load_saved_config(files.path, composed.resolved)
+    config = merge_config(saved, composed.resolved, keys)
     for section, key in (("training", "batch_size"), ("optimizer", "learning_rate")):
         if config[section].get(key) == "auto":  # the run keeps the one that was found when it began
             config[section][key] = saved[section][key]
@@ -472,4 +474,11 @@ def make_resumed_config(
     keep_batching(config, state.params)
     keep_store(config, files)
     # Each command says anew whether data and code may have changed.
-    return {**config, "resume": str(files.path), **{key: "same" for key in RESUME_KEYS[1:] if key not in keys}}
+    config |= {"resume": str(files.path), **{key: "same" for key in RESUME_KEYS[1:] if key not in keys}}
+    params = {**state.params, **{group: composed.choices[group] for group in keys if group in composed.choices}}
+    choices = {group: option for group, option in params.items() if group in composed.choices}
+    assert state.ready is not None  # `prepare_resume` refuses a run without it
+    search = list(dict.fromkeys((*composed.search, *state.ready.search)))
+    words = CommandWords([str(each.input_line).removeprefix("++") for each in typed])
+    resumed = ComposedConfig(config, choices, search, folder=files.path, words=words)
+    return resumed, is_longer(saved, config, state)

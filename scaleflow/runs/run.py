@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from scaleflow.config.compose import CommandWords, ComposedConfig
 from scaleflow.config.parse import parse_section
+from scaleflow.config.policies import TRAIN, Policy
 from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.interfaces import LearnedState, Tracking, name_command
 from scaleflow.interfaces.secret_masking import MASK
@@ -282,12 +283,12 @@ class Run:
         """Returns a command about this run, with the folders of options that its own command had."""
         return replace(words, run_id=self.model.run_id, tracked_dirs=find_config_dirs(self.command))
 
-    def reuse_config(self, words: CommandWords, sections: Sequence[str] | None = None) -> ComposedConfig:
-        """Applies the words of a command to its config, or to some sections of it.
+    def reuse_config(self, words: CommandWords, policy: Policy = TRAIN) -> ComposedConfig:
+        """Applies the words of a command to its config, or to those sections of it that the command takes.
 
         Raises ConfigError, naming the key that is wrong or not trusted.
         """
-        return reuse_config(self.config, self.params, words, sections=sections)
+        return reuse_config(self.config, self.params, words, policy.sections)
 
 
 def select_computed(params: Mapping[str, str]) -> dict[str, str]:

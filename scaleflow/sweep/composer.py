@@ -155,7 +155,7 @@ def abbreviate_override(override: str, last: Mapping[str, int]) -> str:
 
 
 #: The most composed configs that are kept.
-MAX_TEMPLATES = 32
+MAX_CACHED = 32
 
 #: A reference to another key, and not to an environment variable.
 REFERENCE = re.compile(r"\$\{[^}:]*\}")
@@ -165,7 +165,7 @@ OVERRIDE_DIRNAME = re.compile(r"override_dirname\s*}")
 
 
 @dataclass(frozen=True)
-class Template:
+class CachedConfig:
     """What Hydra composed from some overrides, for all jobs that have these."""
 
     config: DictConfig  # the composed config with Hydra's own part
@@ -183,7 +183,7 @@ class JobComposer:
     def __init__(self, context: HydraContext, sweep: DictConfig) -> None:
         self._loader = context.config_loader
         self._sweep = sweep
-        self._load_template = functools.lru_cache(MAX_TEMPLATES)(self._make_template)
+        self._load_cached = functools.lru_cache(MAX_CACHED)(self._compose_anew)
         self._parse = functools.lru_cache(4096)(lambda word: CommandWords([word]).parsed[0])
         self._sections: dict[str, Any] = {}
 
@@ -199,7 +199,7 @@ class JobComposer:
         If it cannot be composed, the request has the reason as its `refusal`.
         """
         try:
-            with self._compose(words, number) as (config, template):
+            with self.compose(words, number) as (config, cached):
                 resolved = resolve_config(drop_hydra(config))
                 options = parse_section(Sweep, resolved.get("sweep"), "sweep")
                 environment = {str(k): str(v) for k, v in config.hydra.job.env_set.items()}
@@ -212,7 +212,7 @@ class JobComposer:
             return JobRequest(tuple(words), words, number, config={"words": list(words)}, refusal=refusal)
         shared = {key: self._share_section(key, value) for key, value in resolved.items()}
         typed = {override_key(word) for word in words}
-        references = (template.references - typed) | {override_key(word) for word in words if REFERENCE.search(word)}
+        references = (cached.references - typed) | {override_key(word) for word in words if REFERENCE.search(word)}
         known = JobRequest(tuple(words), overrides, number, config=shared, environment=environment, options=options)
         return replace(known, references=references)
 
@@ -225,16 +225,8 @@ class JobComposer:
         """Returns the folder in which Hydra would run a job as the one with this `hydra.job.num`."""
         if request.refusal:
             return Path(self._sweep.hydra.sweep.dir, str(number)).absolute()
-        with self._compose(request.words, number) as (config, _):
+        with self.compose(request.words, number) as (config, _):
             return Path(config.hydra.runtime.output_dir)
-
-    @contextmanager
-    def compose_job(self, request: JobRequest, folder: Path) -> Iterator[DictConfig]:
-        """Yields a job's config with Hydra's own part, in which it runs in this folder; Hydra's global config is it."""
-        with self._compose(request.words, request.number) as (config, _):
-            with read_write(config.hydra), open_dict(config.hydra):
-                config.hydra.runtime.output_dir = str(folder)
-            yield config
 
     def prepare(self, request: JobRequest, folder: Path, is_resumed: bool) -> PreparedRun:
         """Checks a job and prepares its run in a folder, which has a run that continues if `is_resumed`.
@@ -246,7 +238,7 @@ class JobComposer:
                 f"resume={resume}: continues a single run, and this is a sweep; remove -m, or continue a sweep by "
                 "repeating its command with hydra.sweep.dir=FOLDER"
             )
-        with self._compose(request.words, request.number) as (config, _):
+        with self.compose(request.words, request.number) as (config, _):
             words = request.overrides
             if is_resumed:
                 words = [override for override in words if is_under(override_key(override), IGNORED_KEYS)]
@@ -263,21 +255,21 @@ class JobComposer:
             return prepare_run(RunCommand(composed, resume=str(folder) if is_resumed else None))
 
     @contextmanager
-    def _compose(self, words: Sequence[str], number: int) -> Iterator[tuple[DictConfig, Template]]:
-        """Yields the config of a job with Hydra's own part, and its template. During the block Hydra's global config is
-        this one, so one thread at a time can be in it.
+    def compose(self, words: Sequence[str], number: int) -> Iterator[tuple[DictConfig, CachedConfig]]:
+        """Yields the config of a job with Hydra's own part, and what it is a copy of. During the block Hydra's global
+        config is this one, so one thread at a time can be in it.
         """
         with HYDRA_LOCK:
             parsed = [self._parse(word) for word in words]
             others = [each for each in parsed if self._is_key(each)]
-            template = self._load_template(tuple(str(each.input_line) for each in parsed if each not in others))
-            if others and (template.names_overrides or any(OVERRIDE_DIRNAME.search(word) for word in words)):
-                others, template = [], self._load_template(tuple(words))
-            config = copy.deepcopy(template.config)
+            cached = self._load_cached(tuple(str(each.input_line) for each in parsed if each not in others))
+            if others and (cached.names_overrides or any(OVERRIDE_DIRNAME.search(word) for word in words)):
+                others, cached = [], self._load_cached(tuple(words))
+            config = copy.deepcopy(cached.config)
             apply_overrides(others, config)
             with use_hydra_config(config):
                 set_job(config, [str(each.input_line) for each in parsed if not each.is_hydra_override()], number)
-                yield config, template
+                yield config, cached
 
     def _is_key(self, override: Override) -> bool:
         """Whether an override is of a key of the config, and not of Hydra's own part or of a group's option."""
@@ -285,7 +277,7 @@ class JobComposer:
         is_option = "/" in key or (key in self._groups and not isinstance(override.value(), dict))
         return not (is_option or override.is_hydra_override() or override.package or override.is_sweep_override())
 
-    def _make_template(self, words: tuple[str, ...]) -> Template:
+    def _compose_anew(self, words: tuple[str, ...]) -> CachedConfig:
         config = self._loader.load_sweep_config(self._sweep, list(words))
         for key in ("launcher", "sweeper"):
             own, common = (OmegaConf.to_container(each.hydra[key], resolve=False) for each in (config, self._sweep))
@@ -299,7 +291,7 @@ class JobComposer:
         plain: Any = OmegaConf.to_container(drop_hydra(config), resolve=False)
         everything = str(OmegaConf.to_container(config, resolve=False))
         references = frozenset(key for key, value in flatten_config(plain).items() if REFERENCE.search(str(value)))
-        return Template(config, references, OVERRIDE_DIRNAME.search(everything) is not None)
+        return CachedConfig(config, references, OVERRIDE_DIRNAME.search(everything) is not None)
 
 
 def set_job(config: DictConfig, overrides: Sequence[str], number: int) -> None:
@@ -343,9 +335,11 @@ class JobCallbacks:
     def begin(self, request: JobRequest, folder: Path) -> None:
         """Says that a job begins in its folder, which exists."""
         if self._callbacks.callbacks:
-            with self._composer.compose_job(request, folder) as config:
+            with self._composer.compose(request.words, request.number) as (config, _):
+                with read_write(config.hydra), open_dict(config.hydra):
+                    config.hydra.runtime.output_dir = str(folder)
                 self._begun[folder] = config
-                self._callbacks.on_job_start(config=self._begun[folder], task_function=self._task)
+                self._callbacks.on_job_start(config=config, task_function=self._task)
 
     def end(self, request: JobRequest, folder: Path, status: str, reason: str) -> None:
         """Says how a job has ended; nothing if it has not begun."""
@@ -355,7 +349,7 @@ class JobCallbacks:
         value = metrics.get(request.options.metric) if status == "FINISHED" else error
         returned = make_return(request.overrides, status == "FINISHED", value)
         returned.cfg, returned.hydra_cfg = drop_hydra(config), config
-        with self._composer.compose_job(request, folder):
+        with HYDRA_LOCK, use_hydra_config(config):
             self._callbacks.on_job_end(config=config, job_return=returned)
 
 

@@ -17,6 +17,7 @@ from scaleflow.cluster.engines import find_engine, list_engines
 from scaleflow.cluster.tasks import count_processes
 from scaleflow.config.compose import ComposedConfig
 from scaleflow.config.plan import list_rules
+from scaleflow.config.policies import Policy
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.launcher.launch import make_host, render_submission
@@ -115,7 +116,7 @@ def planned(
 
     def plan(*words: str) -> Plan:
         config = compose(f"hydra.searchpath=[file://{tmp_path}/conf]", *words)
-        return make_plan(ComposedConfig(config), look_outside=False, may_submit=True)
+        return make_plan(ComposedConfig(config), Policy(looks_outside=False, may_submit=True))
 
     yield plan
     for name in ("batch", "fleet"):

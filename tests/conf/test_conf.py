@@ -12,6 +12,7 @@ import yaml
 from scaleflow.cluster.engines import list_engines
 from scaleflow.config.compose import ComposedConfig
 from scaleflow.config.parse import parse_section
+from scaleflow.config.policies import LOOK
 from scaleflow.interfaces import (
     Best,
     Checkpoint,
@@ -144,13 +145,13 @@ def test_every_option_composes_and_makes_a_plan(compose: Compose, path: Path, mo
     for name, value in {"JOB_COMPLETION_INDEX": "0", "SCALEFLOW_PODS": "1", "SCALEFLOW_JOB": "a"}.items():
         monkeypatch.setenv(name, value)
     config = compose(f"{path.parts[0]}={path.stem}")
-    assert isinstance(make_plan(ComposedConfig(config), look_outside=False), Plan)
+    assert isinstance(make_plan(ComposedConfig(config), LOOK), Plan)
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=str)
 def test_every_experiment_composes_and_makes_a_plan(compose: Compose, path: Path) -> None:
     config = compose(f"experiment={path.stem}")
-    assert isinstance(make_plan(ComposedConfig(config), look_outside=False), Plan)
+    assert isinstance(make_plan(ComposedConfig(config), LOOK), Plan)
     assert config != compose()
 
 
@@ -220,7 +221,7 @@ def test_the_default_option_is_what_the_dataclass_says(compose: Compose, group: 
 @pytest.mark.parametrize("group", WITH_TARGET)
 def test_the_common_keys_of_a_group_with_targets_are_the_dataclass_s(compose: Compose, group: str) -> None:
     target = Target(group, "")
-    made = make_plan(ComposedConfig(compose()), look_outside=False)
+    made = make_plan(ComposedConfig(compose()), LOOK)
     ours = WITH_TARGET[group](target)
     if group == "dataset":
         ours = dataclasses.replace(ours, split=Split("auto"))  # recorded configs without the key have drawn at random
@@ -298,9 +299,7 @@ def test_every_target_resolves_and_takes_its_arguments(compose: Compose, isolate
     for path in OPTIONS:
         group = path.parts[0]
         if group in WITH_TARGET:
-            target = getattr(
-                make_plan(ComposedConfig(compose(f"{group}={path.stem}")), look_outside=False), group
-            ).target
+            target = getattr(make_plan(ComposedConfig(compose(f"{group}={path.stem}")), LOOK), group).target
             arguments = {**target.arguments, "learning_rate": 0.1} if group == "optimizer" else target.arguments
             targets.append((str(path), target.path, arguments, GIVEN[group]))
     assert len(targets) >= 7

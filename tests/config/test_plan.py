@@ -19,6 +19,7 @@ from scaleflow.config.plan import (
     parse_sections,
     set_values,
 )
+from scaleflow.config.policies import LOOK
 from scaleflow.config.unknown_keys import unknown_option_error
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plan, Strategy, Target, Training
@@ -71,9 +72,7 @@ def test_a_cluster_may_have_thousands_of_workers(compose: Compose) -> None:
         "cluster.workers=4096",
         "cluster.min_workers=4000",
     )
-    made = make_plan(
-        ComposedConfig(compose(*words), {"strategy": "multi_worker", "cluster": "ray"}), look_outside=False
-    )
+    made = make_plan(ComposedConfig(compose(*words), {"strategy": "multi_worker", "cluster": "ray"}), LOOK)
     assert (made.cluster.workers, made.cluster.min_workers) == (4096, 4000)
 
 
@@ -321,13 +320,13 @@ def test_a_server_that_takes_and_never_answers_is_waited_for_three_seconds(
 
 def test_a_worker_leaves_the_store_to_its_launcher(compose: Compose, free_port: int) -> None:
     uri = f"http://127.0.0.1:{free_port}"
-    assert make_plan(ComposedConfig(compose(f"tracking.uri={uri}")), look_outside=False).tracking.uri == uri
+    assert make_plan(ComposedConfig(compose(f"tracking.uri={uri}")), LOOK).tracking.uri == uri
 
 
 def test_a_plan_that_a_worker_reads_again_is_the_same(plan: Make, compose: Compose) -> None:
     config = compose("model=cnn", "tracking=none", EARLY + "{monitor: train/loss}")
     first = make_plan(ComposedConfig(config, {"model": "cnn"}, ["/x"]))
-    assert make_plan(ComposedConfig(first.config, first.choices, first.search), look_outside=False) == first
+    assert make_plan(ComposedConfig(first.config, first.choices, first.search), LOOK) == first
 
 
 def test_an_optimizer_of_ones_own_may_have_other_arguments_of_these_names(plan: Make, refused: Any) -> None:
@@ -400,7 +399,7 @@ def test_what_the_plan_resolves_is_in_its_config_too(
 ) -> None:
     if role is not None:
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": TWO, "task": {"type": role, "index": 0}}))
-    made = make_plan(ComposedConfig(compose(*words), {"optimizer": "tabular"}), look_outside=False)
+    made = make_plan(ComposedConfig(compose(*words), {"optimizer": "tabular"}), LOOK)
     search = leave_schedule_out(set_values(made, {"training.batch_size": 48}))
     for each in (made, search):
         for name, section in parse_sections(each.config).items():

@@ -16,6 +16,7 @@ import yaml
 
 import scaleflow
 from scaleflow.config.compose import CommandWords, ComposedConfig, compose_config, resolve_config
+from scaleflow.config.policies import LOOK
 from scaleflow.config.trust import TEXT_KEYS, check_origins, check_trusted_targets, check_values
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.prepare import make_plan
@@ -269,7 +270,7 @@ def test_a_path_of_yaml_is_checked_as_text(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_a_config_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
-        make_plan(made_again(text, "tracking=none").set({"x": 1}), look_outside=False)
+        make_plan(made_again(text, "tracking=none").set({"x": 1}), LOOK)
 
 
 def test_a_tracked_run_does_not_say_what_is_trusted(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from scaleflow.config.compose import ComposedConfig
+from scaleflow.config.policies import LOOK
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Best, EarlyStopping
 from scaleflow.launcher.prepare import make_plan
@@ -98,7 +99,7 @@ def test_a_wrong_argument_is_refused_before_anything_starts(
     from scaleflow.config.plan import check_plan
 
     with pytest.raises(ConfigError) as refusal:
-        check_plan(make_plan(ComposedConfig(compose(*words.split(" "))), look_outside=False))
+        check_plan(make_plan(ComposedConfig(compose(*words.split(" "))), LOOK))
     assert message in str(refusal.value)
 
 
