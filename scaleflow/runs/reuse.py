@@ -92,10 +92,10 @@ def reuse_config(
     if sections is not None:
         params = {key: value for key, value in params.items() if key != "promotion"}  # it is of runs, and takes a model
     base = compose_base(params, groups, words, options=options)
-    default = to_container(base.config)
+    default = base.raw
     tracked, local_keys = resolve_separately(raw, default)
     local_keys |= {*groups, *(key for key in default if key not in tracked)}
-    config = merge_config({**default, **tracked}, default, list(groups))
+    config = copy.deepcopy({**default, **tracked})
     for section, key in MACHINE_KEYS:
         if isinstance(config.get(section), dict) and key in config[section]:
             config[section][key] = None
@@ -111,8 +111,7 @@ def reuse_config(
     reused.resume = None
     check_code(to_container(reused), reused.trusted_modules, words, search=base.search)
     restore_secrets(reused, default, local_keys)
-    config = to_container(reused)
-    check_values(config, local_keys | {"trusted_modules"}, words.trusted)
+    check_values(to_container(reused), local_keys | {"trusted_modules"}, words.trusted)
     tracked_choices = {
         group: params[group] for group in base.choices if group in raw and NAME.fullmatch(params.get(group, ""))
     }

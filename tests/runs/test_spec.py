@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from scaleflow.config.plan import parse_sections
 from scaleflow.interfaces import Plan, secret_masking
 from scaleflow.interfaces.secret_masking import mask_secrets, remember_secrets
 from scaleflow.runs import EvaluationSpec, RunSpec
@@ -56,6 +57,7 @@ def test_a_process_is_sent_only_the_secrets_of_its_config_and_environment(
     assert mask_secrets("it is of-the-environment") == "it is ****"
     assert received.plan.tracking.uri == "http://****@host"
     assert received.plan.config["tracking"]["uri"] == "http://****@host"
+    assert parse_sections(received.plan.config, ["tracking"]) == {"tracking": received.plan.tracking}
     assert received.plan.config["optimizer"]["api_key"] == "of-the-config"
     assert spec.plan.tracking.uri == "http://me:of-the-store@host"  # the launcher still has it
 
