@@ -101,9 +101,9 @@ class OptunaSweeper(Sweeper):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Checks the options. Hydra calls it once for each sweep. Raises HydraException if an option is wrong."""
         self._direction = choose_direction(self._direction, config)
-        one_of("sampler", self._sampler, SAMPLERS)
+        check_choice("sampler", self._sampler, SAMPLERS)
         if self._pruner is not None:
-            one_of("pruner", self._pruner, PRUNERS)
+            check_choice("pruner", self._pruner, PRUNERS)
         if self._count < 1:
             raise HydraException(f"hydra.sweeper.n_trials={self._count}: expected at least 1")
         self._task: Any = task_function
@@ -126,7 +126,7 @@ class OptunaSweeper(Sweeper):
         parser = OverridesParser.create(config_loader=self._context.config_loader)
         overrides = parser.parse_overrides([*(f"{k}={v}" for k, v in self._params.items()), *arguments])
         latest = {override.get_key_element(): override for override in overrides}
-        space = {key: distribution(o) for key, o in latest.items() if o.is_sweep_override()}
+        space = {key: make_distribution(o) for key, o in latest.items() if o.is_sweep_override()}
         fixed = [f"{k}={o.get_value_element_as_str()}" for k, o in latest.items() if not o.is_sweep_override()]
         if not space:
             raise HydraException(
@@ -144,7 +144,7 @@ class OptunaSweeper(Sweeper):
         """Opens the study, or creates it. Raises HydraException if that fails, or if it has the other direction."""
         from scaleflow.tracking.connection import migration_lock
 
-        optuna = imported()
+        optuna = import_optuna()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         pruner = (
             optuna.pruners.NopPruner() if self._pruner is None else getattr(optuna.pruners, PRUNERS[self._pruner])()
@@ -176,14 +176,14 @@ class OptunaSweeper(Sweeper):
         """
         seed = None if self._seed is None else self._seed + first
         is_seeded = self._sampler != "cmaes" or seed is not None
-        return getattr(imported().samplers, SAMPLERS[self._sampler])(**({"seed": seed} if is_seeded else {}))
+        return getattr(import_optuna().samplers, SAMPLERS[self._sampler])(**({"seed": seed} if is_seeded else {}))
 
     def _search(self, study: optuna.Study, space: Mapping[str, Any], fixed: Sequence[str], folder: Path) -> None:
         """Runs trials in batches of the launcher's `n_jobs`, first those that an earlier command of this folder left.
 
         Other commands may run trials of the same study. Their trials count, but are left to them.
         """
-        optuna = imported()
+        optuna = import_optuna()
         owner = read_owner(folder)
         if not self._find_left(study, owner) and count_begun(study) >= self._count:
             return
@@ -218,7 +218,7 @@ class OptunaSweeper(Sweeper):
 
     def _find_left(self, study: optuna.Study, owner: str) -> list[optuna.Trial]:
         """Returns the open trials that a command in this folder began."""
-        optuna = imported()
+        optuna = import_optuna()
         running = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING])
         own = [trial for trial in running if self._storage is None or trial.user_attrs.get(OWNER) == owner]
         return [continue_trial(study, trial) for trial in own]
@@ -271,14 +271,14 @@ class OptunaSweeper(Sweeper):
         """Writes all trials of the study and the best values to the sweep's folder, prints and returns the best ones;
         empty if no trial is complete.
         """
-        states = imported().trial.TrialState
+        states = import_optuna().trial.TrialState
         trials = study.get_trials(deepcopy=False)
         write_trials(trials, folder / TRIALS)
         if not any(trial.state == states.COMPLETE for trial in trials):
             return {}
         best = {"name": "optuna", "best_params": dict(study.best_params), "best_value": study.best_value}
         OmegaConf.save(OmegaConf.create(best), folder / RESULTS)
-        words = " ".join(f"{key}={shown(value)}" for key, value in study.best_params.items())
+        words = " ".join(f"{key}={format_choice(value)}" for key, value in study.best_params.items())
         sweep = study.best_trial.user_attrs.get(SWEEP, "")
         elsewhere = f" in {sweep}" if study.best_trial.user_attrs.get(OWNER) != read_owner(folder) and sweep else ""
         running = sum(trial.state == states.RUNNING for trial in trials)
@@ -292,12 +292,12 @@ def choose_values(trial: optuna.Trial, space: Mapping[str, Any]) -> list[str]:
     """Returns the overrides of a trial, with the values that the sampler proposes."""
     for key, values in space.items():
         suggest_value(trial, key, values)
-    return [f"{key}={shown(value)}" for key, value in trial.params.items()]
+    return [f"{key}={format_choice(value)}" for key, value in trial.params.items()]
 
 
 def tell_result(study: optuna.Study, number: int, value: float | None, is_pruned: bool, is_stopped: bool) -> None:
     """Tells a study the result of a trial. One that a signal stopped stays open: the next command runs it first."""
-    states = imported().trial.TrialState
+    states = import_optuna().trial.TrialState
     if is_pruned:
         study.tell(number, state=states.PRUNED)
     elif value is not None:
@@ -326,13 +326,13 @@ def open_storage(address: str) -> Any:
 
 def count_begun(study: optuna.Study) -> int:
     """Counts the trials of a study that run or have ended, of all commands."""
-    waiting = imported().trial.TrialState.WAITING
+    waiting = import_optuna().trial.TrialState.WAITING
     return sum(trial.state != waiting for trial in study.get_trials(deepcopy=False))
 
 
 def suggest_value(trial: optuna.Trial, key: str, values: Any) -> None:
     """Has the sampler choose a value, unless the trial has one."""
-    distributions = imported().distributions
+    distributions = import_optuna().distributions
     if isinstance(values, distributions.CategoricalDistribution):
         trial.suggest_categorical(key, values.choices)
     elif isinstance(values, distributions.IntDistribution):
@@ -348,7 +348,7 @@ def write_trials(trials: Sequence[optuna.trial.FrozenTrial], path: Path) -> None
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["trial", "state", "value", *keys, "sweep"])
         for trial in trials:
-            chosen = [shown(trial.params[key]) if key in trial.params else "" for key in keys]
+            chosen = [format_choice(trial.params[key]) if key in trial.params else "" for key in keys]
             value = trial.value if trial.state.name == "COMPLETE" else None
             writer.writerow([trial.number, trial.state.name, value, *chosen, trial.user_attrs.get(SWEEP, "")])
 
@@ -369,7 +369,7 @@ def choose_direction(typed: str | None, config: DictConfig) -> str:
                 "sweep.mode=max or min"
             )
         return f"{chosen}imize"
-    one_of("direction", typed, DIRECTIONS)
+    check_choice("direction", typed, DIRECTIONS)
     if mode in ("min", "max") and not typed.startswith(mode):
         raise HydraException(
             f"hydra.sweeper.direction={typed}: sweep.mode={mode} is the opposite; remove one of the two"
@@ -377,15 +377,15 @@ def choose_direction(typed: str | None, config: DictConfig) -> str:
     return typed
 
 
-def distribution(override: Override) -> Any:
+def make_distribution(override: Override) -> Any:
     """Converts a sweep override to the Optuna distribution of its key.
 
     Raises HydraException for a sweep that has none, such as `glob(...)`.
     """
-    optuna = imported()
+    optuna = import_optuna()
     sweep = override.value()
     if isinstance(sweep, ChoiceSweep):
-        return optuna.distributions.CategoricalDistribution([plain(value) for value in sweep.list])
+        return optuna.distributions.CategoricalDistribution([to_plain_value(value) for value in sweep.list])
     if isinstance(sweep, RangeSweep):
         low, stop, step = sweep.start or 0, sweep.stop or 0, sweep.step
         high = low + (math.ceil((stop - low) / step) - 1) * step  # `stop` is exclusive
@@ -399,7 +399,7 @@ def distribution(override: Override) -> Any:
     raise HydraException(f"{override.input_line}: optuna5 supports values, choice(...), range(...), interval(...)")
 
 
-def plain(value: Any) -> Any:
+def to_plain_value(value: Any) -> Any:
     """Converts a value of Hydra's parser to one that Optuna can store: str, int, float, bool or None.
 
     A text becomes what is typed for it, with quotes if Hydra needs them.
@@ -410,7 +410,7 @@ def plain(value: Any) -> Any:
     return value if is_plain else Transformer.str(value)
 
 
-def shown(value: Any) -> str:
+def format_choice(value: Any) -> str:
     """Formats a value as it is typed in an override."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -424,13 +424,13 @@ def as_number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def one_of(key: str, value: str, known: Sequence[str] | Mapping[str, str]) -> None:
+def check_choice(key: str, value: str, known: Sequence[str] | Mapping[str, str]) -> None:
     names = list(known)
     if value not in names:
         raise HydraException(f"hydra.sweeper.{key}={value}: expected one of {', '.join(names)}")
 
 
-def imported() -> Any:
+def import_optuna() -> Any:
     """Imports Optuna only when it is needed, since that takes seconds. Raises HydraException if it is not installed."""
     try:
         import optuna

@@ -168,7 +168,7 @@ def rank_numbers(values: Array) -> Array:
     return np.asarray(((np.cumsum(counts) - counts / 2) / len(values))[places.reshape(len(values))])
 
 
-def differ(values: Array, others: Array) -> Array:
+def compare_values(values: Array, others: Array) -> Array:
     """Returns how much encoded values differ, from 0 to 1."""
     return np.asarray(np.minimum(np.abs(values - others), 1))
 
@@ -188,8 +188,8 @@ def measure_alike(values: Array, a: Array, b: Array, limit: float) -> Array:
     It is 0 where they are hardly smaller, or by less than `limit` standard errors. Each has a pair more: if few pairs
     are equal by chance, their number is not distributed normally.
     """
-    usual = differ(values[a], values[np.stack([np.random.default_rng(n).permutation(b) for n in range(3)])])
-    mean, own = usual.mean(axis=(0, 1)), differ(values[a], values[b]).mean(axis=0)
+    usual = compare_values(values[a], values[np.stack([np.random.default_rng(n).permutation(b) for n in range(3)])])
+    mean, own = usual.mean(axis=(0, 1)), compare_values(values[a], values[b]).mean(axis=0)
     error = usual.std(axis=(0, 1)) * np.sqrt(4 / 3 / len(a)) + 1 / len(a)
     return np.where(mean - own > np.maximum(limit * error, LEAST * mean), 1 - own / np.maximum(mean, 1e-9), 0)
 
@@ -211,15 +211,15 @@ def measure_gain(codes: Array, paired: Array, values: Array, weights: Array, tar
     similar = int(np.clip(np.median(is_own.sum(axis=1)) - 1, 1, MOST_SIMILAR))
     apart = np.random.default_rng(0).random(is_own.shape, np.float32) * 1e-3  # which of equal rows is chance
     for column in chosen:
-        apart += weights[column] * differ(values[rows, column][:, None], values[:, column])
+        apart += weights[column] * compare_values(values[rows, column][:, None], values[:, column])
     apart[np.arange(len(rows)), rows] = np.inf
     errors = []
     for distances in (apart, np.where(is_own, np.inf, apart)):
         nearest = np.argpartition(distances, similar, axis=1)[:, :similar]
-        errors.append(differ(targets[rows][:, None], targets[nearest]).mean(axis=1))
+        errors.append(compare_values(targets[rows][:, None], targets[nearest]).mean(axis=1))
     groups = np.unique(codes[rows], return_inverse=True)[1]
     lost = np.stack([np.bincount(groups, each) for each in (errors[1] - errors[0]).T]) / np.bincount(groups)
-    guess = differ(targets[paired], targets[np.random.default_rng(1).permutation(paired)]).mean(axis=0)
+    guess = compare_values(targets[paired], targets[np.random.default_rng(1).permutation(paired)]).mean(axis=0)
     is_certain = lost.mean(axis=1) > ERRORS * lost.std(axis=1) / np.sqrt(lost.shape[1])
     return float(np.where(is_certain, lost.mean(axis=1) / np.maximum(guess, 1e-9), 0).max())
 

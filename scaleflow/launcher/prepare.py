@@ -1,6 +1,7 @@
 """Turns a command into a `PreparedRun`, or refuses it. Every command that starts a run calls `prepare_run`.
 
-    command --resolve_config--> config --parse_plan--> Plan --resolve_environment--> Plan --check_plan, probe--> RunSpec
+    command --resolve_config--> config --parse_plan--> Plan --resolve_environment--> Plan
+    Plan --check_plan, check_outside--> RunSpec
 
 This module resolves what depends on the machine: environment variables, a TPU, free ports, the tracking store, and the
 folder of a run to resume. The spec holds the results, so that no process has to look again.
@@ -225,7 +226,7 @@ def make_plan(composed: ComposedConfig, policy: Policy = TRAIN) -> Plan:
             f"strategy={' or '.join(ONE_PROCESS[1:])}"
         )
     looks_outside = policy.looks_outside and not policy.work and plan.cluster.submit is None
-    return probe(plan, asked.hardware.tpu) if looks_outside else plan
+    return check_outside(plan, asked.hardware.tpu) if looks_outside else plan
 
 
 def resolve_environment(plan: Plan, environment: Mapping[str, str]) -> Plan:
@@ -284,7 +285,7 @@ def apply_tpu(plan: Plan) -> Plan:
     return set_values(plan, {"strategy.name": "tpu", **found})
 
 
-def probe(plan: Plan, tpu: str | None) -> Plan:
+def check_outside(plan: Plan, tpu: str | None) -> Plan:
     """Checks what the run needs outside of this process; returns the plan with the address of the tracking store.
 
     `tpu` is the TPU that was asked for.

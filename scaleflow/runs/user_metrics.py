@@ -61,14 +61,14 @@ def user_metrics(log: Callable[[str, float], None] = log_nowhere) -> Iterator[No
 
     global _log
     before, _log = _log, log
-    wrapt.register_post_import_hook(guard, FLUENT)  # if it is imported already, this calls guard now
+    wrapt.register_post_import_hook(refuse_runs, FLUENT)  # if it is imported already, this calls it now
     try:
         yield
     finally:
         _log = before
 
 
-def guard(fluent: ModuleType) -> None:
+def refuse_runs(fluent: ModuleType) -> None:
     """Makes the fluent API raise an error instead of starting a run in a worker."""
     begin = getattr(fluent, BEGIN, None)
     if begin is None or hasattr(begin, "__wrapped__"):

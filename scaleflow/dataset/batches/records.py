@@ -409,7 +409,7 @@ class StreamRows(Stream, Rows):
         return [record for _, record in matches.take(len(places))]
 
     def _keep_readable(self, numbered: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns (index, witness) of those of numbered records that can be decoded, in their order.
+        """Returns (index, extract_text) of those of numbered records that can be decoded, in their order.
 
         Errors that are raised before the decoding are raised here, too.
         """
@@ -494,8 +494,8 @@ def to_mask(chosen: Sequence[int] | Array, length: int) -> Array:
 
 
 def place_if_read(stream: Stream, place: tf.Tensor, record: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the index of a record, and a witness of the example that it is decoded to. Traced."""
-    return place, witness(decode(stream, record))
+    """Returns the index of a record, and a extract_text of the example that it is decoded to. Traced."""
+    return place, extract_text(decode(stream, record))
 
 
 def make_records(stream: Stream, components: tuple[tf.Tensor, ...]) -> Records:
@@ -507,16 +507,16 @@ def make_records(stream: Stream, components: tuple[tf.Tensor, ...]) -> Records:
 
 
 def readable_batches(stream: Stream) -> tf.data.Dataset:
-    """Returns (indices [b], witness) of the batches of records that can be decoded as a whole."""
+    """Returns (indices [b], extract_text) of the batches of records that can be decoded as a whole."""
 
     def places_if_read(places: tf.Tensor, records: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        return places, witness(call_decode(stream, records))
+        return places, extract_text(call_decode(stream, records))
 
     batches = stream.dataset.take(len(stream)).enumerate().batch(stream.at_once)
     return batches.map(places_if_read, num_parallel_calls=tf.data.AUTOTUNE).ignore_errors()
 
 
-def witness(example: Any) -> tf.Tensor:
+def extract_text(example: Any) -> tf.Tensor:
     """Returns a little of an example, as text: tf.data would prune a decoding whose result is not used."""
     first = [tf.reshape(tensor, [-1])[:1] for tensor in tf.nest.flatten(example)]
     texts = [value if value.dtype == tf.string else tf.strings.as_string(value) for value in first]
