@@ -40,11 +40,7 @@ Array = np.ndarray[Any, Any]
 
 
 def make_data_page(
-    title: str,
-    about: str,
-    findings: Sequence[DataFinding],
-    samples: Mapping[str, SplitSample],
-    pictures: Mapping[str, Array],
+    title: str, findings: Sequence[DataFinding], samples: Mapping[str, SplitSample], pictures: Mapping[str, Array]
 ) -> str:
     """Returns the page.
 
@@ -53,6 +49,7 @@ def make_data_page(
         pictures: of each class, or of all examples: [n, height, width, channels] uint8.
     """
     train = next(iter(samples.values()))
+    looked = ", ".join(f"{len(each):,} of {each.examples:,} examples of {split}" for split, each in samples.items())
     schema = make_schema(train)
     hidden = len(train.columns) - MOST_CHARTS
     more = f"<p>{hidden:,} more columns are in the table only.</p>" if hidden > 0 else ""
@@ -62,7 +59,7 @@ def make_data_page(
     sheets = "".join(make_sheet(name, each) for name, each in pictures.items())
     return make_page(
         title,
-        about,
+        looked,
         [
             compose_section("Findings", *list_by_level(findings)),
             compose_section("Splits", make_table(splits)),

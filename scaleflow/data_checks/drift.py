@@ -86,7 +86,8 @@ def make_sample(inputs: InputStructure, outputs: OutputStructure, raw: tuple[Any
             count = 2 if output.kind != "classification" else output.shape[-1]
             names = np.array([*(output.names or map(str, range(count))), ""], object)
             targets[name] = names[np.where((flat >= 0) & (flat < count), flat, count).astype(np.int64)]
-    return SplitSample(columns, kinds, targets, examples, isinstance(inputs, Mapping) and len(columns) > 1)
+    is_table = isinstance(inputs, Mapping) and len(columns) > 1
+    return SplitSample(columns, kinds, targets, examples=examples, is_table=is_table)
 
 
 def expand_input(name: str, described: Inputs, values: Array) -> dict[str, Array]:
@@ -221,7 +222,8 @@ class DriftCounter:
             )
             if is_more and exceeds_chance(known["missing"], self._rows, now=missing, total=total):
                 text = f"{name}: {missing:.1%} of the values are missing, {known['missing']:.1%} in training"
-                yield DataFinding("missing", DRIFT, text, "10 % more than in training, or above 1 % of none", [name])
+                because = "10 % more than in training, or above 1 % of none"
+                yield DataFinding("missing", DRIFT, text, because=because, columns=[name])
             yield from self._find_shift(name, known)
 
     def _find_shift(self, name: str, known: Mapping[str, Any]) -> Iterator[DataFinding]:
@@ -271,7 +273,8 @@ def describe_unseen(name: str, unseen: Counter[str], total: int, known: Mapping[
     expected = total * counts.count(1) / rows
     is_much = unseen.total() > max(SHARE * total, FEWEST + 2 * expected + ERRORS * math.sqrt(expected))
     level = DRIFT if is_much and exceeds_chance(0.0, rows, now=unseen.total() / total, total=total) else HINT
-    return DataFinding("unseen", level, text, "a category that training did not have; drift above 1 %", [name])
+    because = "a category that training did not have; drift above 1 %"
+    return DataFinding("unseen", level, text, because=because, columns=[name])
 
 
 def compute_stability(before: Array, now: Array, looks: int = 1) -> tuple[float, float]:

@@ -79,9 +79,8 @@ def find_copies(sample: SplitSample) -> Iterator[DataFinding]:
         first = seen.setdefault(key, name)
         is_constant = len(set(values.tolist())) <= 1
         if first != name and not is_constant:
-            yield DataFinding(
-                "duplicate columns", FAULT, f"{name} is a copy of {first}", "equal in every row", [first, name]
-            )
+            text, pair = f"{name} is a copy of {first}", [first, name]
+            yield DataFinding("duplicate columns", FAULT, text, because="equal in every row", columns=pair)
 
 
 def find_mostly_missing(sample: SplitSample) -> Iterator[DataFinding]:
@@ -134,9 +133,8 @@ def find_class_faults(sample: SplitSample) -> Iterator[DataFinding]:
         label = f"target {target}".strip()
         if answers.dtype != object:
             if len(np.unique(answers)) == 1:
-                yield DataFinding(
-                    "near-constant target", FAULT, f"{label}: one value only", "one distinct value", [label]
-                )
+                text = f"{label}: one value only"
+                yield DataFinding("near-constant target", FAULT, text, because="one distinct value", columns=[label])
             continue
         counts = Counter(each for each in answers.tolist() if each)
         total, scale = counts.total(), sample.examples / max(1, len(answers))
@@ -151,7 +149,8 @@ def find_class_faults(sample: SplitSample) -> Iterator[DataFinding]:
         ]
         if rare and len(counts) > 1:
             text = f"{label}: few examples of {join_first(rare, MOST_NAMED)}"
-            yield DataFinding("rare class", HINT, text, "fewer than 10, or a tenth of an equal share", [label])
+            because = "fewer than 10, or a tenth of an equal share"
+            yield DataFinding("rare class", HINT, text, because=because, columns=[label])
 
 
 def find_outliers(sample: SplitSample) -> Iterator[DataFinding]:
@@ -190,7 +189,8 @@ def find_sentinels(sample: SplitSample) -> Iterator[DataFinding]:
                 text = (
                     f"{name}: {extreme:g} is far from all others, and {share:.1%} of the values: does it mean missing?"
                 )
-                yield DataFinding("sentinel", HINT, text, "at least 1 %, and 1.5 times the spread away", [name])
+                because = "at least 1 %, and 1.5 times the spread away"
+                yield DataFinding("sentinel", HINT, text, because=because, columns=[name])
 
 
 def find_correlated(sample: SplitSample) -> Iterator[DataFinding]:
@@ -245,7 +245,8 @@ def find_unknown_words(splits: Mapping[str, SplitSample]) -> Iterator[DataFindin
             share = measure_unknown(texts, [find_words(text) for text in sample.columns[name].tolist()])
             if share > max(UNKNOWN, usual + UNKNOWN / 2):
                 text = f"{name}: the training split does not have {share:.0%} of the words of the split {split}"
-                yield DataFinding("unknown words", FAULT, text, f"between halves of train it is {usual:.0%}", [name])
+                because = f"between halves of train it is {usual:.0%}"
+                yield DataFinding("unknown words", FAULT, text, because=because, columns=[name])
 
 
 def find_words(text: str) -> list[str]:
@@ -311,7 +312,8 @@ def find_duplicates(splits: Mapping[str, SplitSample]) -> Iterator[DataFinding]:
         count = int(np.isin(nearly[owner == b], in_first).sum())
         if count >= max(1, ACROSS * lengths[b]) and count > allow_for(likely * lengths[a] * lengths[b]):
             text = f"{count:,} of the {lengths[b]:,} {what} of {names[b]} are in {names[a]}, too{but}"
-            yield DataFinding("duplicates across splits", FAULT, text, "at least 1 %; of pictures nearly equal ones")
+            because = "at least 1 %; of pictures nearly equal ones"
+            yield DataFinding("duplicates across splits", FAULT, text, because=because)
     own = groups[owner == 0]
     repeats = len(own) - len(np.unique(own))
     if repeats >= WITHIN * len(own) and repeats > allow_for(chance * len(own) ** 2 / 2):

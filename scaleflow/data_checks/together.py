@@ -70,12 +70,14 @@ def find_undivided(rule: Split, keys: Mapping[str, DivisionKeys]) -> Iterator[Da
             shared = np.isin(np.unique(each.groups), train.groups)
             if shared.any():
                 text = f"{shared.sum():,} of {len(shared):,} groups of {name} in {where} are in train, too: {advice}"
-                yield DataFinding("groups", FAULT, text, "test figures are too good for new groups", [name])
+                because = "test figures are too good for new groups"
+                yield DataFinding("groups", FAULT, text, because=because, columns=[name])
         if rule.by == "time" and train.times is not None and each.times is not None:
             is_early = each.times <= train.times.max()
             if is_early.any():
                 text = f"{is_early.sum():,} of {len(is_early):,} rows in {where} are no later than train: {advice}"
-                yield DataFinding("time drift", FAULT, text, "test figures are too good for later rows", [name])
+                because = "test figures are too good for later rows"
+                yield DataFinding("time drift", FAULT, text, because=because, columns=[name])
 
 
 def find_groups(

@@ -158,14 +158,15 @@ class HuggingFace:
         records = tf.data.Dataset.from_tensor_slices(numbers)
         at_once = None if has_images else ROWS  # images are decoded one by one, several in parallel
         row_keys = vars(keys.select(chosen))
-        return Stream(
-            records, len(numbers), decode, lambda place: f"{self._label}, row {place}", (), at_once, **row_keys
-        )
+        return Stream(records, len(numbers), decode, name=self._name_row, at_once=at_once, **row_keys)
+
+    def _name_row(self, row: Any) -> str:
+        return f"{self._label}, row {row}"
 
     def _draw_splits(self, name: str) -> tuple[Mapping[str, Array], DivisionKeys]:
         """Returns which rows of a stored split are in which split, [n] bool, and by what all are divided."""
         rule, rows = self._division.rule, self._splits[name]
-        keys = read_keys(rule, lambda each: read_arrow(rows, each), lambda row: f"{self._label}, row {row}")
+        keys = read_keys(rule, lambda each: read_arrow(rows, each), self._name_row)
         if is_by_target(rule) or (rule.by == "auto" and self.outputs.is_one_class):
             targets = self._to_targets(read_arrow(rows, self._target).to_pylist())
             keys = replace(keys, strata=find_strata(np.ravel(targets), self.outputs))

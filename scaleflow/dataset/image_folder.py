@@ -26,6 +26,8 @@ class ImageFolder(ClassFolders):
         ConfigError: if a folder is missing or empty, or an option is invalid.
     """
 
+    suffixes = PICTURE_SUFFIXES
+
     @check_options("dataset")
     def __init__(
         self,
@@ -43,7 +45,7 @@ class ImageFolder(ClassFolders):
         self._decode = make_image_decoder(size, resize, channels)
         self.decoders = {"": self._decode}
         self.inputs = Inputs((*size, channels), "uint8", scale=1 / 255)
-        super().__init__(data_dir, PICTURE_SUFFIXES, classes, kind, test, split_seed, earlier, split)
+        super().__init__(data_dir, classes, kind, test=test, split_seed=split_seed, earlier=earlier, split=split)
 
     def read(self, path: tf.Tensor) -> tf.Tensor:
         return self._decode(tf.io.read_file(path))

@@ -47,7 +47,8 @@ def check_table(arguments: Arguments) -> None:
     files = find_tables(arguments["data_dir"], form, LearnedCache(given("cache_dir"), arguments["data_dir"]))
     kinds = {kind: given(key.removeprefix("dataset.")) for kind, key in KEYS.items()}
     roles = find_keys(arguments["split"], given("weights"))
-    names = choose_columns(files.read_names(), given("target"), given("columns"), given("drop"), kinds, roles)
+    target, columns, drop = map(given, ("target", "columns", "drop"))
+    names = choose_columns(files.read_names(), target, columns, drop=drop, kinds=kinds, roles=roles)
     parse_column_kinds(names, kinds)
 
 

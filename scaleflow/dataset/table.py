@@ -138,20 +138,31 @@ class Table:
         self._files = open_tables(data_dir, form, self.learned_cache)
         self._past = {} if earlier is None else earlier.find_reading(self)  # how the earlier run read its table
         told = ColumnOptions(
-            *(columns, weights, drop, numeric, categorical, text, decimal, thousands, dates),
-            *(kind, most_values, rare, scale_target),
+            columns=columns,
+            weights=weights,
+            drop=drop,
+            numeric=numeric,
+            categorical=categorical,
+            text=text,
+            decimal=decimal,
+            thousands=thousands,
+            dates=dates,
+            kind=kind,
+            most_values=most_values,
+            rare=rare,
+            scale_target=scale_target,
         )
         names, given = self._choose_inputs(data_dir, told)
         used = [*names, *([weights] if weights else []), target]
         self._files.use(used)
         words = find_categories(self._past.get("columns", {}), earlier)
-        self._read = partial(TableRows, self._files, used, form.missing, learn_on, words=words, weights=weights)
+        self._read = partial(TableRows, self._files, used, learn_on=learn_on, words=words, weights=weights)
         self.unlabelled: dict[str, str] = {}  # by split, a text on the rows that `load` leaves out
         self._learn(form, names, told=told, given=given)
-        self.preprocessing = {
-            name: make_preprocessing(name, each, embed, vocabulary, tokens, standardize, most_values)
-            for name, each in self._kinds.items()
-        }
+        make = partial(
+            make_preprocessing, told=told, embed=embed, words=vocabulary, tokens=tokens, standardize=standardize
+        )
+        self.preprocessing = {name: make(name, each) for name, each in self._kinds.items()}
 
     def _learn(self, form: CsvForm, names: list[str], *, told: ColumnOptions, given: Mapping[str, str]) -> None:
         """Learns from the first rows what the columns are."""
@@ -184,8 +195,8 @@ class Table:
             find_columns([*filter(None, [self._weights])], self._files.names, "dataset.weights")
             check_weights_name(self._weights, known, self._target, key="the inputs of the earlier run")
             return list(known), dict(known)
-        roles = find_keys(self._division.rule, self._weights)
-        names = choose_columns(self._files.names, self._target, told.columns, told.drop, told.by_kind, roles)
+        found, roles = self._files.names, find_keys(self._division.rule, self._weights)
+        names = choose_columns(found, self._target, told.columns, drop=told.drop, kinds=told.by_kind, roles=roles)
         names = [*(name for name in known if name in names), *(name for name in names if name not in known)]
         return names, parse_column_kinds(names, told.by_kind)
 
@@ -213,10 +224,11 @@ class Table:
             if (rule := self._division.rule).by == "time" and rule.column is not None and rule.column not in forms:
                 columns |= rows.open_columns([rule.column], "dataset.split.column")(rows.sampled)
             quantities = [*columns] if format_ == "csv" else (told.numeric or ())
-            rows.forms = {**forms, **find_forms(columns, quantities, told.decimal, told.thousands, told.dates)}
+            new = find_forms(columns, quantities, told.decimal, thousands=told.thousands, dates=told.dates)
+            rows.forms = {**forms, **new}
             sample = rows.sample_columns
             check_column_types(sample, {name: each for name, each in given.items() if name not in known})
-            outputs = describe_known_target(sample, target, told.kind, told.most_values, told.scale_target, earlier)
+            outputs = describe_known_target(sample, target, told, earlier=earlier)
             is_trained = self._divide(rows, outputs)[0]["train"][rows.sampled]
             outputs = find_limits(outputs, sample.columns[target], is_trained, earlier=earlier)
             check_weights_column(sample, self._weights)
@@ -307,9 +319,8 @@ class TableRows:
     Args:
         files: all files.
         columns: names of the used ones.
-        missing: strings that mean a missing value.
-        learn_on: number of rows that are read first, to learn from them; None: all.
         group: the split whose files are read, or `all`.
+        learn_on: number of rows that are read first, to learn from them; None: all.
         words: by the name of a column, the categories that an earlier run knows.
         weights: the column of the weights of rows, if there is one.
     """
@@ -318,9 +329,8 @@ class TableRows:
         self,
         files: TableFiles,
         columns: Sequence[str],
-        missing: Sequence[str],
-        learn_on: int | None,
         group: str,
+        learn_on: int | None,
         words: Mapping[str, Sequence[str]] | None = None,
         weights: str | None = None,
     ) -> None:
@@ -329,7 +339,7 @@ class TableRows:
         self._words = words or {}
         self._files = files
         self._columns = list(columns)
-        self._missing = missing
+        self._missing = files.csv.missing
         self._learn_on = learn_on
         self.forms: dict[str, Form] = {}  # how numbers and dates are written
         self._raw_targets: list[Any] = []
@@ -371,7 +381,10 @@ class TableRows:
         """The sample, with numbers and dates in one form."""
         columns = {name: apply_form(column, self.forms.get(name)) for name, column in self.raw_columns.items()}
         words, (_, classes) = self.count_missing_words(), self._targets
-        return SampleColumns(columns, self._files.format, lambda row: self.name(int(self.sampled[row])), words, classes)
+        return SampleColumns(columns, self._files.format, self._name_sampled, missing_words=words, classes=classes)
+
+    def _name_sampled(self, row: int) -> str:
+        return self.name(int(self.sampled[row]))
 
     @cached_property
     def _sample(self) -> tuple[Arrays, dict[int, str]]:
@@ -445,7 +458,7 @@ class TableRows:
             numbers = [name for name in plain if are_plain_numbers(self.sample_columns.columns[name])]
             faults = self._sample[1]
             named = [row for row in sorted(faults) if self.has_target[self.sampled[row]]][:NAMED]
-            return numbers, [f"{self.name(int(self.sampled[row]))}: {faults[row]}" for row in named]
+            return numbers, [f"{self._name_sampled(row)}: {faults[row]}" for row in named]
 
         self._numbers, faults = self.recall("types", [kinds, outputs, self.forms], learn)
         self.faults: Sequence[str] = [*self.malformed, *faults][:NAMED]

@@ -25,6 +25,7 @@ class TextFolder(ClassFolders):
         ConfigError: if a folder is missing or empty, or an option is invalid.
     """
 
+    suffixes = TEXT_SUFFIXES
     inputs = Inputs((), "string")
 
     def __init__(
@@ -41,7 +42,7 @@ class TextFolder(ClassFolders):
         split: Split | None = None,
     ) -> None:
         self.preprocessing = Text(vocabulary, tokens, standardize)
-        super().__init__(data_dir, TEXT_SUFFIXES, classes, kind, test, split_seed, earlier, split)
+        super().__init__(data_dir, classes, kind, test=test, split_seed=split_seed, earlier=earlier, split=split)
 
     def read(self, path: tf.Tensor) -> tf.Tensor:
         """Reads a text file, which must be UTF-8. Traced."""

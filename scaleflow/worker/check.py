@@ -64,9 +64,8 @@ def look_at_dataset(plan: Plan, spec: DataCheckSpec, emit: Emit) -> None:
     together = find_together(samples, sum(map(len, splits.raw.values())), plan.dataset.split, keys=keys)
     among = () if spec.schema is not None else together
     findings = sort_findings([*among, *left_out, *find_in_samples(samples, spec.schema)])
-    looked = ", ".join(f"{len(each):,} of {each.examples:,} examples of {split}" for split, each in samples.items())
-    pictures = pick_pictures(source, samples["train"])
-    Path(spec.report).write_text(make_data_page(f"Data: {name}", looked, findings, samples, pictures), encoding="utf-8")
+    page = make_data_page(f"Data: {name}", findings, samples, pictures=pick_pictures(source, samples["train"]))
+    Path(spec.report).write_text(page, encoding="utf-8")
     counts = {split: {"examples": each.examples, "looked_at": len(each)} for split, each in samples.items()}
     emit(DataChecked([asdict(each) for each in findings], counts))
 

@@ -148,7 +148,7 @@ def test_a_page_shows_findings_columns_and_examples(kind: str) -> None:
     splits = CLEAN[kind](7)
     found = sort_findings([DataFinding("a", HINT, "the <first>", "x"), DataFinding("b", FAULT, "the second", "y")])
     pictures = {"ant": splits["train"].columns["input"]} if kind == "pictures" else {}
-    page = make_data_page("Data: mine", "all", found, splits, pictures)
+    page = make_data_page("Data: mine", found, splits, pictures=pictures)
     assert page.index("the second") < page.index("the &lt;first&gt;")
     assert page.count('<img src="data:image/png;base64,') == len(pictures)
     titles = "Distributions by split" if kind == "values" else "Distributions by class"

@@ -11,7 +11,6 @@ from scaleflow.dataset.reading.division import (
     Division,
     assign_folds,
     draw_strata,
-    hold_out,
     hold_out_fold,
     is_by_target,
     read_keys,
@@ -26,7 +25,9 @@ def test_groups_are_in_one_split_and_have_the_share_of_the_rows() -> None:
     for _ in range(50):
         sizes = random.integers(1, 30, random.integers(20, 200))
         groups = random.permutation(np.repeat(np.arange(len(sizes)), sizes))
-        rest, held_out = hold_out(Split("group"), DivisionKeys(groups), len(groups), 0.2, (int(random.integers(99)), 1))
+        rest, held_out = Division(Split("group"), 0.2, int(random.integers(99))).hold_out(
+            DivisionKeys(groups), len(groups), draw=1
+        )
         assert (rest == ~held_out).all()
         assert not {*groups[rest]} & {*groups[held_out]}
         assert abs(held_out.mean() - 0.2) < 30 / len(groups)
@@ -35,7 +36,7 @@ def test_groups_are_in_one_split_and_have_the_share_of_the_rows() -> None:
 def test_groups_with_a_stratum_have_the_share_of_each_class() -> None:
     groups = np.repeat(np.arange(200), 5)
     strata = (np.arange(200) % 10 == 0).astype(int)[groups]
-    _, held_out = hold_out(Split("group"), DivisionKeys(groups, strata=strata), 1000, 0.2, (3, 1))
+    _, held_out = Division(Split("group"), 0.2, 3).hold_out(DivisionKeys(groups, strata=strata), 1000, draw=1)
     assert abs(held_out[strata == 1].mean() - 0.2) <= 0.05
     assert abs(held_out[strata == 0].mean() - 0.2) <= 0.02
 
@@ -54,11 +55,13 @@ def test_each_class_with_two_rows_is_in_train_and_test() -> None:
 
 def test_the_latest_rows_are_held_out_with_a_gap_before_them() -> None:
     times = np.random.default_rng(2).permutation(np.repeat(np.arange(100) * 86400.0, 3))
-    rest, held_out = hold_out(Split("time", gap="7d"), DivisionKeys(times=times), 300, 0.2, (0, 1))
+    rest, held_out = Division(Split("time", gap="7d"), 0.2, 0).hold_out(DivisionKeys(times=times), 300, draw=1)
     assert held_out.sum() == 60
     assert times[held_out].min() - times[rest].max() == 8 * 86400
     ties = np.array([1.0, 1, 1, 1, 2])
-    assert hold_out(Split("time"), DivisionKeys(times=ties), 5, 0.5, (0, 1))[1].tolist() == [False] * 4 + [True]
+    assert Division(Split("time"), 0.5, 0).hold_out(DivisionKeys(times=ties), 5, draw=1)[1].tolist() == [False] * 4 + [
+        True
+    ]
 
 
 def test_a_hash_keeps_a_row_in_its_split_when_the_file_grows() -> None:
@@ -110,7 +113,7 @@ def test_folds_have_whole_groups_equal_classes_or_an_order() -> None:
 )
 def test_a_split_that_cannot_be_is_refused(rule: Split, keys: DivisionKeys, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        hold_out(rule, keys, 9, 0.2, (0, 1))
+        Division(rule, 0.2, 0).hold_out(keys, 9, draw=1)
 
 
 @pytest.mark.parametrize("text", ["2024-13-01", "31/01/2024", "soon"])
@@ -131,23 +134,25 @@ def test_groups_do_not_depend_on_the_order_of_rows_and_keep_their_share() -> Non
     names = np.array([f"Kunde Ä {n} " for n in np.repeat(np.arange(40), random.lognormal(2, 1.2, 40).astype(int) + 1)])
     order, rule = random.permutation(len(names)), Split("group", "c")
     divided = [
-        hold_out(rule, read_keys(rule, lambda _, some=some: some, str), len(names), 0.2, (5, 1))[1]
+        Division(rule, 0.2, 5).hold_out(read_keys(rule, lambda _, some=some: some, str), len(names), draw=1)[1]
         for some in (names, names[order])
     ]
     assert (divided[0][order] == divided[1]).all()
     assert abs(divided[0].mean() - 0.2) <= 1 / len(names)
     own_strata = DivisionKeys(np.repeat(np.arange(60), 20), strata=np.repeat(np.arange(60), 20))
-    assert hold_out(rule, own_strata, 1200, 0.2, (0, 1))[1].sum() == 240, "no two groups have a stratum in common"
+    assert Division(rule, 0.2, 0).hold_out(own_strata, 1200, draw=1)[1].sum() == 240, (
+        "no two groups have a stratum in common"
+    )
 
 
 def test_a_stratum_of_many_whole_numbers_is_drawn_from_their_ranges() -> None:
     ages, rule = np.random.default_rng(3).integers(0, 10_000, 1000), Split("stratum", "age")
     for column in (ages, ages.astype(str)):  # as in a CSV file
-        _, held_out = hold_out(rule, read_keys(rule, lambda _, some=column: some, str), 1000, 0.2, (0, 1))
+        _, held_out = Division(rule, 0.2, 0).hold_out(read_keys(rule, lambda _, some=column: some, str), 1000, draw=1)
         upper = ages > np.median(ages)
         assert abs(held_out[upper].mean() - 0.2) < 0.02 > abs(held_out[~upper].mean() - 0.2)
     with pytest.raises(ConfigError, match="leaves nothing to hold out of 9 rows"):
-        hold_out(rule, DivisionKeys(strata=np.arange(9)), 9, 0.2, (0, 1))
+        Division(rule, 0.2, 0).hold_out(DivisionKeys(strata=np.arange(9)), 9, draw=1)
 
 
 @pytest.mark.parametrize(
@@ -176,9 +181,9 @@ def test_times_with_zones_are_those_of_utc() -> None:
 
 def test_a_fold_without_rows_is_refused() -> None:
     with pytest.raises(ConfigError, match="has rows for 5 of 10 folds; use fewer"):
-        hold_out_fold(Split("random"), DivisionKeys(), 5, 8, 10)
+        hold_out_fold(Split("random"), DivisionKeys(), 5, fold=(8, 10))
     with pytest.raises(ConfigError, match=r"the fold 1/4 leaves nothing to train on of 9 rows; use .* a smaller gap"):
-        hold_out_fold(Split("time", gap=99), DivisionKeys(times=np.arange(9.0)), 9, 0, 4)
+        hold_out_fold(Split("time", gap=99), DivisionKeys(times=np.arange(9.0)), 9, fold=(0, 4))
 
 
 def test_a_pattern_says_the_stratum_and_a_column_that_of_groups(tmp_path: Path) -> None:

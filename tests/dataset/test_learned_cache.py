@@ -24,7 +24,7 @@ PARTS = "columns, rows, types and statistics"
 def refuse_to_learn(patch: pytest.MonkeyPatch) -> None:
     """Has everything fail that learns of a table."""
 
-    def fail(*arguments: Any) -> Any:
+    def fail(*arguments: Any, **named: Any) -> Any:
         raise AssertionError("this was learned before")
 
     patch.setattr("scaleflow.dataset.tables.files.TableFiles.read_schema", fail)

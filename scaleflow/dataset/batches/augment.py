@@ -78,14 +78,14 @@ MATRICES: Mapping[str, Callable[[float, tf.Tensor, Sequence[int]], tf.Tensor]] =
     "randaugment": move_at_random,
 }
 
-#: Options that change the values of pixels, in this order: (images, strength, random numbers, white) -> images.
-CHANGES: Mapping[str, Callable[[tf.Tensor, float, tf.Tensor, float], tf.Tensor]] = {
+#: Options that change the values of pixels, in this order: (images, strength, random numbers, white=) -> images.
+CHANGES: Mapping[str, Callable[..., tf.Tensor]] = {
     "randaugment": change_at_random,
-    "color_jitter": lambda images, most, drawn, _: jitter(images, most, drawn),
-    "contrast": lambda images, most, drawn, _: jitter(
+    "color_jitter": lambda images, most, drawn, white: jitter(images, most, drawn),
+    "contrast": lambda images, most, drawn, white: jitter(
         images, most, tf.pad(drawn, [[1, 1], [0, 0]], constant_values=0.5)
     ),
-    "erase": lambda images, chance, drawn, _: erase(images, chance, drawn),
+    "erase": lambda images, chance, drawn, white: erase(images, chance, drawn),
 }
 
 #: The options that move pixels, those that need an image, and those that mix two examples.
@@ -105,13 +105,15 @@ def augment_feed(
     if options is None or options == Augment():
         return feed  # type: ignore[no-any-return]
     mixes = [key for key in MIXTURES if getattr(options, key)]
-    image = find_only(options, IMAGE_OPTIONS, "images of shape (height, width, channels)", is_single_image, inputs)
-    text = find_only(options, ("word_dropout",), "texts as numbers of words", fits=is_numbered_text, inputs=inputs)
+    find = functools.partial(find_only, options, inputs)
+    image = find(IMAGE_OPTIONS, needed="images of shape (height, width, channels)", fits=is_single_image)
+    text = find(("word_dropout",), needed="texts as numbers of words", fits=is_numbered_text)
     for key in mixes:
         check_mixture(key, options, inputs, outputs=outputs)
     check_changed_values(options, inputs, outputs, image=image, text=text)
     white = None if image is None else find_range(name_leaves(inputs)[image])
-    changes = Changes(options, image, text, find_masks(options, image, inputs, outputs=outputs), white or 1.0)
+    masks = find_masks(options, image, inputs, outputs=outputs)
+    changes = Changes(options, image, text, masks=masks, white=white or 1.0)
     return MixedFeed(feed, changes, seed, outputs=outputs) if mixes else AugmentedFeed(changes, seed, feed)
 
 
@@ -157,7 +159,7 @@ def check_changed_values(
 
 
 def find_only(
-    options: Augment, keys: Sequence[str], needed: str, fits: Callable[[Inputs], bool], inputs: InputStructure
+    options: Augment, inputs: InputStructure, keys: Sequence[str], *, needed: str, fits: Callable[[Inputs], bool]
 ) -> str | None:
     """Returns the name of the only input that `fits`, "" if it is the only input; None without one.
 
@@ -252,7 +254,7 @@ class Changes:
         images = self._move(images, draws)
         for key, change in CHANGES.items():
             if strength := getattr(self.options, key):
-                images = change(images, strength, draws.of(key, batch_length(images)), self.white)
+                images = change(images, strength, draws.of(key, batch_length(images)), white=self.white)
         return images
 
     def _change_text(self, words: tf.Tensor, draws: Draws) -> tf.Tensor:

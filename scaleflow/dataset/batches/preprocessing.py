@@ -251,11 +251,10 @@ def make_transform(
     learned: Mapping[str, Any],
     names: Sequence[str],
     samples: Mapping[str, np.ndarray[Any, Any]],
-    features: Mapping[str, Inputs],
 ) -> Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]:
     """Returns the preprocessing function of the input pipeline for some inputs, on the CPU.
 
-    Raises ConfigError if the layer turns the samples (raw inputs) into another shape or dtype than `features`.
+    Raises ConfigError if the layer turns the samples (raw inputs) into another shape or dtype than its features.
     """
     with tf.device("CPU:0"), use_float32():
         layer = make_layer(preprocessings, learned, names)
@@ -264,6 +263,7 @@ def make_transform(
         specs = [tf.TensorSpec([None] * each.shape.rank, each.dtype) for each in raw]
         run = tf.function(lambda inputs: apply_layer(layer, inputs), input_signature=[specs], autograph=False)
         outputs = run(raw)
+    features = {name: preprocessings[name].features(learned[name]) for name in names}
     for name, output in zip(names, outputs, strict=True):
         wanted = features[name]
         if (tuple(output.shape[1:]), output.dtype.name) != (tuple(wanted.shape), wanted.dtype):
@@ -312,7 +312,7 @@ def cache_split(split: str, examples: Rows, cache: str, transforms: Transforms, 
             "be cached; use dataset.cache=none"
         )
     arrays = tf.nest.map_structure(lambda each: allocate([len(examples), *each.shape], each.dtype, cache), spec)
-    return fill_arrays(split, stream, transforms, ArrayRows(*arrays))
+    return fill_arrays(split, stream, transforms, arrays=ArrayRows(*arrays))
 
 
 def cache_blocks(splits: Sequence[Blocks], cache: str, transforms: Transforms, workers: Workers) -> list[Rows]:
@@ -321,7 +321,7 @@ def cache_blocks(splits: Sequence[Blocks], cache: str, transforms: Transforms, w
     masks = [keep for keep in keeps if keep is not None]
     union = np.logical_or.reduce(masks) if len(masks) == len(keeps) else None
     together = make_blocks(splits[0].rows, union)
-    examples = cache_split("train", together, cache, transforms, workers)
+    examples = cache_split("train", together, cache, transforms=transforms, workers=workers)
     if examples.place == "stream":
         return list(splits)
     cached = cast(ArrayRows, examples)

@@ -233,7 +233,7 @@ def divide_records(
     if not held_out:
         return (records, count) if split == "train" else (records.take(0), 0)
     size = held_out if split == "test" else count - held_out
-    return draw(records, count, held_out, (seed, 0x7E57), split == "test"), size
+    return draw(records, count, held_out, seeds=(seed, 0x7E57), is_held_out=split == "test"), size
 
 
 def draw(

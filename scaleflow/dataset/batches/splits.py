@@ -36,10 +36,10 @@ from scaleflow.dataset.batches.rows import (
 )
 from scaleflow.dataset.batches.unreadable import refuse_unreadable
 from scaleflow.dataset.reading.division import (
+    Division,
     choose_validation,
     encode_keys,
     find_strata,
-    hold_out,
     hold_out_fold,
     is_by_target,
     number_folds,
@@ -203,7 +203,7 @@ def divide_training(
     train, validation, is_drawn = splits["train"], None, False
     if options.held_out_fold:
         keys = find_division_keys(options.split, train, source.outputs)
-        rest, held_out = hold_out_fold(options.split, keys, len(train), *options.held_out_fold)
+        rest, held_out = hold_out_fold(options.split, keys, len(train), fold=options.held_out_fold)
         validation, train, is_drawn = train.select(held_out), train.select(rest), not train.is_random_access
         chosen, folds = None, 0
     else:
@@ -310,7 +310,7 @@ def preprocess_splits(
         splits,
         learned=splits.learned and replace(splits.learned, preprocessing=records),
         inputs=map_named(lambda name, inputs: features.get(name, inputs), splits.inputs),
-        transforms={names: make_transform(preprocessings, learned, names, samples, features) for names in groups},
+        transforms={names: make_transform(preprocessings, learned, names, samples=samples) for names in groups},
         preprocessing_layers={names: functools.partial(make_layer, preprocessings, learned, names) for names in groups},
     )
 
@@ -385,7 +385,8 @@ def hold_out_examples(
     has_keys = any(each is not None for each in vars(keys).values())
     if is_drawn and not has_keys and rule.by in ("auto", "random", "column"):
         return *hold_out_of_stream(cast(StreamRows, examples), count, fraction, seed=seed, emit=emit), True
-    rest, held_out = hold_out(rule, keys, len(examples), fraction, (seed, 1), examples.drawn_together)
+    division = Division(rule, fraction, seed)
+    rest, held_out = division.hold_out(keys, len(examples), draw=1, together=examples.drawn_together)
     return examples.select(rest), examples.select(held_out), is_drawn
 
 
@@ -393,7 +394,7 @@ def hold_out_of_stream(stream: StreamRows, count: int, fraction: float, seed: in
     """Does the same for a stream whose records are not in memory."""
     dataset = stream.dataset.take(len(stream))
     if record_bytes(stream) <= SMALL_RECORD_BYTES:
-        rest, held_out = (draw(dataset, len(stream), count, (seed, 1), which) for which in (False, True))
+        rest, held_out = (draw(dataset, len(stream), count, seeds=(seed, 1), is_held_out=out) for out in (False, True))
     else:
         emit(
             Note(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -44,16 +44,17 @@ class LabeledFiles:
 class ClassFolders:
     """Base of sources with one folder per class: finds the files of each class, and describes the targets.
 
-    It reads the files with one of the lower-case `suffixes`. The classes that use it describe the other arguments.
+    It reads the files with one of the lower-case `suffixes`. The classes that use it describe the arguments.
 
     Raises ConfigError if a folder is missing or empty, or an option is invalid.
     """
+
+    suffixes: ClassVar[Sequence[str]]
 
     @check_options("dataset")
     def __init__(
         self,
         data_dir: Any,
-        suffixes: Sequence[str],
         classes: Words | None,
         kind: ClassKind,
         test: TestFraction,
@@ -66,13 +67,13 @@ class ClassFolders:
         folders = find_split_folders(base)
         self.outputs = describe_classes(folders.get("train", base), selected, kind, earlier=earlier)
         names, unknown = self.outputs.names or (), self.outputs.ignore
-        label = partial(label_files, names=names, suffixes=suffixes, is_whole=not selected, unknown=unknown)
+        label = partial(label_files, names=names, suffixes=self.suffixes, is_whole=not selected, unknown=unknown)
         self._files = {
             split: label(path, is_train=split == "train" and earlier is None)
             for split, path in (folders or {"train": base}).items()
         }
         unused = sum((each.unused for each in self._files.values()), Counter())
-        self.notes = describe_unused(unused, suffixes)
+        self.notes = describe_unused(unused, self.suffixes)
         rule = split or Split("random")
         keyed = {name: replace(each, keys=read_file_keys(rule, base, each)) for name, each in self._files.items()}
         self._files = keyed if folders else draw_test_files(keyed["train"], Division(rule, test, self._seed))

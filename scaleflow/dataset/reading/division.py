@@ -39,10 +39,10 @@ MOST_DRAWS, MOST_DRAWN, MOST_CELLS = 200, 1_000_000, 50_000_000
 
 @dataclass(frozen=True)
 class Division:
-    """How a source draws its test split, if its files name none."""
+    """How rows are held out, such as a source's test split if its files name none."""
 
     rule: Split  # `dataset.split`
-    test: float = TEST_FRACTION  # the fraction of the rows
+    test: float = TEST_FRACTION  # the fraction of the rows that is held out
     seed: int = 0  # draws them
 
     @property
@@ -61,8 +61,46 @@ class Division:
             return found
         if not self.test:
             return {"train": np.ones(count, bool)}
-        rest, held_out = hold_out(self.rule, keys, count, self.test, (self.seed, 0x7E57), together, least=1)
+        rest, held_out = self.hold_out(keys, count, draw=0x7E57, together=together, least=1)
         return {"train": rest, "test": held_out}
+
+    def hold_out(
+        self, keys: DivisionKeys, count: int, draw: int, together: int = DRAWN_TOGETHER, least: int = 0
+    ) -> tuple[Array, Array]:
+        """Draws the fraction of rows. A rule that names the splits by a column draws at random; so does `auto` without
+        strata.
+
+        Args:
+            keys: of the rows.
+            count: of the rows.
+            draw: the number of the draw, of those with one seed.
+            together: the same share of each so many rows is drawn at random.
+            least: rows of each class with more that are held out at least.
+
+        Returns:
+            Which rows are left, and which are held out, [count] bool. Rows in the gap before the latest are in none.
+
+        Raises:
+            ConfigError: if one of the two would be empty.
+        """
+        rule, fraction, seeds = self.rule, self.test, (self.seed, draw)
+        rest: Array | None = None
+        if rule.by == "group":
+            held_out = draw_groups(require_keys(rule, keys.groups), keys.strata, fraction, seeds=seeds)
+        elif rule.by == "hash":
+            held_out = spread_hashes(require_keys(rule, keys.groups), seeds) < fraction
+        elif rule.by == "time":
+            times = require_keys(rule, keys.times)
+            start = find_first_time(times, fraction)
+            rest, held_out = times < start - parse_gap(rule.gap), times >= start
+        elif rule.by in ("auto", "stratum") and keys.strata is not None:
+            held_out = draw_strata(keys.strata, fraction, seeds, least=least)
+        else:
+            held_out = draw_rows(count, fraction, seeds, together=together)
+        rest = ~held_out if rest is None else rest
+        if rule.by in ("stratum", "group", "hash", "time"):
+            refuse_empty(rule, rest, held_out, part=f"a fraction of {fraction:g}")
+        return rest, held_out
 
 
 def find_keys(rule: Split, weights: str | None = None) -> dict[str, str]:
@@ -292,51 +330,6 @@ def check_pattern(pattern: str | None) -> None:
         raise ConfigError(f"dataset.split.pattern={pattern}: is no regular expression ({error})") from error
 
 
-def hold_out(
-    rule: Split,
-    keys: DivisionKeys,
-    count: int,
-    fraction: float,
-    seeds: Sequence[int],
-    together: int = DRAWN_TOGETHER,
-    least: int = 0,
-) -> tuple[Array, Array]:
-    """Draws a fraction of rows.
-
-    Args:
-        rule: `dataset.split`; one that names the splits by a column draws at random, and so does `auto` without strata.
-        keys: of the rows.
-        count: of the rows.
-        fraction: of the rows that are held out.
-        seeds: draw them.
-        together: the same share of each so many rows is drawn at random.
-        least: rows of each class with more that are held out at least.
-
-    Returns:
-        Which rows are left, and which are held out, [count] bool. Rows in the gap before the latest ones are in none.
-
-    Raises:
-        ConfigError: if one of the two would be empty.
-    """
-    rest: Array | None = None
-    if rule.by == "group":
-        held_out = draw_groups(require_keys(rule, keys.groups), keys.strata, fraction, seeds=seeds)
-    elif rule.by == "hash":
-        held_out = spread_hashes(require_keys(rule, keys.groups), seeds) < fraction
-    elif rule.by == "time":
-        times = require_keys(rule, keys.times)
-        start = find_first_time(times, fraction)
-        rest, held_out = times < start - parse_gap(rule.gap), times >= start
-    elif rule.by in ("auto", "stratum") and keys.strata is not None:
-        held_out = draw_strata(keys.strata, fraction, seeds, least=least)
-    else:
-        held_out = draw_rows(count, fraction, seeds, together=together)
-    rest = ~held_out if rest is None else rest
-    if rule.by in ("stratum", "group", "hash", "time"):
-        refuse_empty(rule, rest, held_out, part=f"a fraction of {fraction:g}")
-    return rest, held_out
-
-
 def refuse_empty(rule: Split, rest: Array, held_out: Array, part: str) -> None:
     """Raises ConfigError if there is nothing to train on, or nothing to hold out; `part` is what is held out."""
     if not (rest.any() and held_out.any()):
@@ -468,15 +461,16 @@ def assign_folds(rule: Split, keys: DivisionKeys, count: int, folds: int, seeds:
     return numbers
 
 
-def hold_out_fold(rule: Split, keys: DivisionKeys, count: int, fold: int, folds: int) -> tuple[Array, Array]:
+def hold_out_fold(rule: Split, keys: DivisionKeys, count: int, fold: tuple[int, int]) -> tuple[Array, Array]:
     """Returns which rows are left to train on, and which are in a fold, [count] bool. By time, only earlier ones are
-    left, without the gap. The folds are the same in every run.
+    left, without the gap. The folds are the same in every run. `fold` is its number, from 0, and that of the folds.
     """
-    held_out = assign_folds(rule, keys, count, folds=folds, seeds=(0, 3)) == fold
+    number, folds = fold
+    held_out = assign_folds(rule, keys, count, folds=folds, seeds=(0, 3)) == number
     rest = ~held_out
     if rule.by == "time" and keys.times is not None:
         rest = keys.times < keys.times[held_out].min() - parse_gap(rule.gap)
-    refuse_empty(rule, rest, held_out, part=f"the fold {fold + 1}/{folds}")
+    refuse_empty(rule, rest, held_out, part=f"the fold {number + 1}/{folds}")
     return rest, held_out
 
 

@@ -17,6 +17,7 @@ from keras import ops
 from scaleflow.dataset.column_kinds import TABLE_KINDS
 from scaleflow.dataset.reading.targets import find_mean_and_deviation
 from scaleflow.dataset.reading.text import LOWER, SPECIAL, Text, add_variants, add_words, find_split
+from scaleflow.dataset.tables.kinds import ColumnOptions
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Inputs, Preprocessing, Standardize
 from scaleflow.serving.cells import CATEGORY, NUMBER, TEXT
@@ -330,10 +331,11 @@ def describe_input_column(kind: str) -> Inputs:
 
 
 def make_preprocessing(
-    name: str, kind: str, embed: bool, vocabulary: int, tokens: int | None, standardize: Standardize, most_values: int
+    name: str, kind: str, told: ColumnOptions, embed: bool, words: int, tokens: int | None, standardize: Standardize
 ) -> Preprocessing:
+    """Makes what converts a column of a kind; `words` and `tokens` are the most words known, and those of a text."""
     if kind == TEXT:
-        return Text(vocabulary, tokens or TOKENS, standardize) if embed else WordBag(name, vocabulary, standardize)
+        return Text(words, tokens or TOKENS, standardize) if embed else WordBag(name, words, standardize)
     if kind == CATEGORY:
-        return Category(embed, most_values)
+        return Category(embed, told.most_values)
     return Number() if kind == NUMBER else Date()

@@ -176,7 +176,7 @@ class TableFiles:
                 table = self._parse_json(io.BytesIO(text), columns)
             else:
                 lines = text if text.endswith(b"\n") else text + b"\n"  # pyarrow reads no header without one
-                table = self._parse_csv(io.BytesIO(lines), path, not first, columns, {}, malformed)
+                table = self._parse_csv(io.BytesIO(lines), path, not first, columns=columns, malformed=malformed)
             yield (first, first + len(text)), table, malformed
 
     def _add_partitions(self, path: str, table: Any, columns: Sequence[str], numbers: Sequence[str] = ()) -> Any:
@@ -349,7 +349,7 @@ class TableFiles:
 
     def _read_csv(self, block: Block, columns: Sequence[str], types: Mapping[str, Any], rows: int | None = None) -> Any:
         text, is_first = read_text(block), not block.place[0]
-        return self._parse_csv(text, block.path, is_first, columns, types, None, rows)
+        return self._parse_csv(text, block.path, is_first, columns=columns, types=types, rows=rows)
 
     def _parse_csv(
         self,
@@ -357,8 +357,8 @@ class TableFiles:
         path: str,
         is_first: bool,
         columns: Sequence[str],
-        types: Mapping[str, Any],
-        malformed: dict[int, str] | None,
+        types: Mapping[str, Any] = {},
+        malformed: dict[int, str] | None = None,
         rows: int | None = None,
     ) -> Any:
         """Reads a block, of which `text` yields the bytes, without the rows that have a wrong number of fields.

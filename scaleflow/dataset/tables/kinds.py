@@ -379,15 +379,16 @@ MOST_LISTED = 10_000
 RAREST = 5
 
 
-def describe_target(rows: SampleColumns, target: str, kind: OneKind, most: int, is_scaled: bool) -> Outputs:
-    """Describes the target; raises `ConfigError` if its values do not fit `kind`."""
+def describe_target(rows: SampleColumns, target: str, told: ColumnOptions) -> Outputs:
+    """Describes the target; raises `ConfigError` if its values do not fit `dataset.kind`."""
+    kind = told.kind
     if kind == "regression" or (kind == "auto" and has_values(rows, target)):
         numbers, is_bad = to_numbers(rows.columns[target])
         numbers = numbers[~is_bad & ~np.isnan(numbers)]
         if not len(numbers):
             raise ConfigError(f"dataset.target={target}: no row of the training split has a number in it")
         mean, deviation = find_mean_and_deviation(numbers)
-        return Outputs("regression", (1,), scaling=(mean, deviation) if is_scaled and deviation > 0 else None)
+        return Outputs("regression", (1,), scaling=(mean, deviation) if told.scale_target and deviation > 0 else None)
     classes = find_classes(rows, target)
     if len(classes) < 2 or (kind == "binary" and len(classes) != 2):
         expected = "2" if kind == "binary" else "at least 2"
@@ -402,30 +403,31 @@ def describe_target(rows: SampleColumns, target: str, kind: OneKind, most: int, 
             f"{classes[0]}, and is no number; dataset.decimal and dataset.thousands say how numbers are written, "
             "dataset.kind=classification takes each word for a class"
         )
-    check_class_count(rows, target, classes, most=most)
+    check_class_count(rows, target, classes, most=told.most_values)
     return describe_outputs(kind, len(classes), classes)
 
 
 def describe_known_target(
-    rows: SampleColumns, target: str, kind: OneKind, most: int, is_scaled: bool, earlier: EarlierState | None
+    rows: SampleColumns, target: str, told: ColumnOptions, earlier: EarlierState | None
 ) -> Outputs:
     """Describes the target as an earlier run learned it, with new classes if it may be extended."""
     known = None if earlier is None else earlier.find_outputs()
     if earlier is None or known is None:
-        return describe_target(rows, target, kind, most=most, is_scaled=is_scaled)
+        return describe_target(rows, target, told)
+    kind = told.kind
     is_same = earlier.state.reading.get("target", target) == target and kind in ("auto", known.kind)
     if earlier.extends and not is_same:
-        return describe_target(rows, target, kind, most=most, is_scaled=is_scaled)
+        return describe_target(rows, target, told)
     if not earlier.extends and kind not in ("auto", known.kind):
         raise ConfigError(f"dataset.kind={kind}: the earlier run has the kind {known.kind}; leave it auto")
-    if not earlier.extends and known.scaling and not is_scaled:
+    if not earlier.extends and known.scaling and not told.scale_target:
         raise ConfigError("dataset.scale_target=false: the earlier run scaled its target; leave it out")
     if known.kind == "regression":
-        return known if is_scaled else replace(known, scaling=None)
+        return known if told.scale_target else replace(known, scaling=None)
     if not earlier.extends:
         return known
     classes = find_classes(rows, target)
-    check_class_count(rows, target, classes, most=most)
+    check_class_count(rows, target, classes, most=told.most_values)
     extended = extend_classes(known, classes)
     if kind == "binary" and extended.kind != kind:
         raise ConfigError(
