@@ -35,7 +35,7 @@ class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]  # keras has no typ
         epsilon: float = 1e-7,
         **options: Any,
     ) -> None:
-        super().__init__(learning_rate, beta_1, beta_2, epsilon, **options)
+        super().__init__(learning_rate, beta_1, beta_2, epsilon=epsilon, **options)
         if self.amsgrad:
             raise ValueError("the maxima of amsgrad are not kept by rows; leave it out")
         self.tables: frozenset[int] = frozenset()

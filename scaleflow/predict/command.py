@@ -183,7 +183,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
     from scaleflow.predict.bad_rows import RowReport
     from scaleflow.predict.reasons import ExplainingModel, describe_cost, make_explainer
 
-    load: Callable[..., Any] = partial(load_predictor, plan, run, typed.batch_size, typed.layer)
+    load: Callable[..., Any] = partial(load_predictor, plan, run, batch_size=typed.batch_size, layer=typed.layer)
     has_text = is_language_model(run.learned_state)
     if sampling is not None and not has_text:
         raise explain_no_language_model(run)
@@ -193,11 +193,11 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
         raise ConfigError(f"{flag}: this model continues texts, of which it is not known; leave it out")
     if has_text:
         sampling, state = sampling or Sampling(), replace(state, schema={})
-        load = partial(load_prompt_model, sampling, plan, run)
+        load = partial(load_prompt_model, plan, run, sampling=sampling)
     with tempfile.TemporaryDirectory(prefix="scaleflow-predict-") as folder:
         load_once = cache(partial(hide_errors()(load), Path(folder)))
         more = load_once()[0].more if typed.layer is not None else {}
-        task = make_text_task(typed, state, output) if has_text else make_task(typed, state, output, more)
+        task = make_text_task(typed, state, output) if has_text else make_task(typed, state, output, more=more)
         with output.lock(), catch_stop_signals() as stop:
             manifest = describe_task(typed, run, task) | ({"sampling": asdict(sampling)} if sampling else {})
             first = output.find_first(manifest, typed.resume)
@@ -211,10 +211,12 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
             for note in [*notes, *([Note(NO_RECORD)] if run.learned_state is None else [])]:
                 display.show_event(note)
             output.begin(manifest, first)
-            report = RowReport(typed.on_bad, task.source.name, state, task.form.categories)
+            report = RowReport(typed.on_bad, task.source.name, state, counted=task.form.categories)
             began, skipped = time.monotonic(), output.count_rows(first)
             with show_progress(display, task.source.rows) as advance:
-                rows, bad = write_predictions(task, model, output, first, report, advance, stop.is_set)
+                rows, bad = write_predictions(
+                    task, model, output, first=first, report=report, advance=advance, must_stop=stop.is_set
+                )
             seconds = time.monotonic() - began
     new = task.list_columns_unknown_to_run()
     counts = {"there before": skipped, "new columns": new, **report.to_counts(bad)}
@@ -268,7 +270,7 @@ def make_task(
     from scaleflow.tracking.saved_models import drop_unfit_names
 
     selected = split_names(typed.columns)
-    source = open_input(typed.input, typed.delimiter, state, selected)
+    source = open_input(typed.input, typed.delimiter, state, selected=selected)
     columns = match_columns(state, source.schema, selected or source.values)
     outputs = {name: drop_unfit_names(each) for name, each in name_leaves(state.outputs).items()}
     if typed.logits and all(each.kind in ("regression", None) for each in outputs.values()):
@@ -277,8 +279,8 @@ def make_task(
     if typed.explain:
         more = {**more, **make_explainer(state, predicted).make_empty()}
     if more:
-        predicted = ExtendedColumns(outputs, typed.probabilities, typed.logits, more)
-    return complete_task(typed, source, InputForm(state, columns), predicted, output)
+        predicted = ExtendedColumns(outputs, typed.probabilities, typed.logits, more=more)
+    return complete_task(typed, source, InputForm(state, columns), predicted=predicted, output=output)
 
 
 def make_text_task(typed: argparse.Namespace, state: LearnedState, output: Output) -> PredictionTask:
@@ -293,7 +295,7 @@ def make_text_task(typed: argparse.Namespace, state: LearnedState, output: Outpu
     else:
         source = open_table(typed.input, typed.delimiter)
         column = choose_prompt_column(source.schema.names, split_names(typed.columns), state.reading.get("column"))
-    return complete_task(typed, source, InputForm(state, {"": [column]}), TextColumns({}), output)
+    return complete_task(typed, source, InputForm(state, {"": [column]}), predicted=TextColumns({}), output=output)
 
 
 def complete_task(
@@ -314,7 +316,7 @@ def complete_task(
     kept = pyarrow.schema([pyarrow.field(name, plain_type(source.schema.field(name).type)) for name in keep])
     schema = check_schema(output, kept, predicted.make_schema())
     shard_rows = (typed.shard_rows or SHARD_ROWS) if output.is_folder else None
-    return PredictionTask(source, form, keep, predicted, schema, shard_rows)
+    return PredictionTask(source, form, keep, predicted=predicted, schema=schema, shard_rows=shard_rows)
 
 
 def split_names(text: str) -> list[str]:
@@ -362,7 +364,7 @@ def hide_errors() -> Iterator[None]:
         os.close(shown)
 
 
-def load_prompt_model(sampling: Sampling, plan: Plan, run: Run, folder: Path) -> tuple[PromptModel, str, list[Note]]:
+def load_prompt_model(plan: Plan, run: Run, folder: Path, sampling: Sampling) -> tuple[PromptModel, str, list[Note]]:
     """Does what `load_predictor` does for a language model."""
     from scaleflow.predict.chunks import PromptModel
 
@@ -370,7 +372,7 @@ def load_prompt_model(sampling: Sampling, plan: Plan, run: Run, folder: Path) ->
 
 
 def load_predictor(
-    plan: Plan, run: Run, batch_size: int | None, layer: str | None, folder: Path
+    plan: Plan, run: Run, folder: Path, batch_size: int | None, layer: str | None
 ) -> tuple[DistributedModel, str, list[Note]]:
     """Sets up the devices, downloads the model and loads it. Returns it, the devices in words, and notes about them.
 
@@ -395,8 +397,8 @@ def load_predictor(
         raise ConfigError(f"the SavedModel of the run cannot be loaded: {reason[:300]}") from error
     if layer is not None:
         model.add_layer(download_model(run.tracker, run.model, folder / "keras"), layer)
-    replicas = len(runtime.devices)
-    words = f"{replicas} {runtime.kind}{'s' if replicas > 1 else ''}, {model.batch_size:,} rows at once"
+    replicas = len(runtime.devices.names)
+    words = f"{replicas} {runtime.devices.kind}{'s' if replicas > 1 else ''}, {model.batch_size:,} rows at once"
     return model, words, [event for event in events if isinstance(event, Note)]
 
 
@@ -417,7 +419,7 @@ def write_predictions(
 
     rows, good = 0, 0
     shard_rows = task.shard_rows or sys.maxsize
-    read = read_ahead(read_chunks(task, model, report, first * shard_rows))
+    read = read_ahead(read_chunks(task, model, report, skip=first * shard_rows))
     shards = itertools.groupby(read, key=lambda chunk: chunk.rows.first // shard_rows)
     with contextlib.suppress(Stopped):
         advance(first * shard_rows)

@@ -190,9 +190,7 @@ def divide_graph(graph: Graph, count: int, cuts: Sequence[str] | None, examples:
     layers = [call.run for call in graph.calls]
     parameters = count_parameters(layers)
     costs = estimate_costs(layers, [call.positions for call in graph.calls], examples)
-    starts = (
-        find_named_starts(graph.calls, cuts) if cuts else find_balanced_starts(graph.calls, parameters, costs, count)
-    )
+    starts = find_named_starts(graph.calls, cuts) if cuts else find_balanced_starts(graph.calls, costs, count)
     total = max(sum(costs), 1)
     stages = []
     earlier: set[int] = set()
@@ -275,7 +273,9 @@ def list_node_calls(
     numbers_of_outputs = tuple(ref.number for ref in outputs)
     positions = count_positions(layer, node.input_tensors, node.outputs)
     sizes = measure_tensors(node.outputs)
-    return [Call(prefix + layer.name, layer, (args, named), numbers_of_outputs, sizes, positions)], outputs
+    name = prefix + layer.name
+    call = Call(name, layer, (args, named), outputs=numbers_of_outputs, sizes=sizes, positions=positions)
+    return [call], outputs
 
 
 def measure_tensors(tensors: Sequence[keras.KerasTensor]) -> tuple[int, ...]:
@@ -294,9 +294,7 @@ def find_shared_cuts(calls: Sequence[Call]) -> dict[int, str]:
     return shared
 
 
-def find_balanced_starts(
-    calls: Sequence[Call], parameters: Sequence[int], costs: Sequence[int], count: int
-) -> list[int]:
+def find_balanced_starts(calls: Sequence[Call], costs: Sequence[int], count: int) -> list[int]:
     """Returns the first calls of all stages but the first, so that the largest stage costs as little as possible.
 
     A stage begins with a layer that has parameters. Layers without, such as an activation or a pooling, stay with the
@@ -304,7 +302,7 @@ def find_balanced_starts(
 
     Raises ConfigError if the model has fewer places to cut than `count` stages need.
     """
-    shared = find_shared_cuts(calls)
+    shared, parameters = find_shared_cuts(calls), count_parameters([call.run for call in calls])
     possible = [i for i, size in enumerate(parameters) if size and i not in shared][1:]
     if len(possible) + 1 < count:
         names = sorted(set(shared.values()))

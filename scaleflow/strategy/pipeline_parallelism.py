@@ -160,8 +160,12 @@ def divide_model(
             "statistics of a micro-batch, so the result differs from that of strategy=one_device; with "
             f"{' '.join(f'strategy.{name}=1' for name in names)} it does not"
         )
-    segments = [divide_model_stage(stage, graph.source, options.micro_batches, is_recomputed) for stage in stages]
-    return StagedForwardBackward(model, graph, stages, replicas, objective, options.micro_batches, segments), notes
+    divide = functools.partial(divide_model_stage, source=graph.source, options=options, is_recomputed=is_recomputed)
+    count, segments = options.micro_batches * len(replicas), list(map(divide, stages))
+    passes = StagedForwardBackward(
+        model, graph, stages, replicas=replicas, objective=objective, count=count, segments=segments
+    )
+    return passes, notes
 
 
 def describe_model_stages(stages: Sequence[ModelStage], replicas: Sequence[Sequence[str]]) -> str:
@@ -173,11 +177,11 @@ def describe_model_stages(stages: Sequence[ModelStage], replicas: Sequence[Seque
     return f"strategy=pipeline: {', '.join(places)}"
 
 
-def divide_model_stage(stage: ModelStage, source: int, micro_batches: int, is_recomputed: bool) -> list[Segment]:
+def divide_model_stage(stage: ModelStage, source: int, options: Strategy, is_recomputed: bool) -> list[Segment]:
     """Divides a stage into the segments in which training runs it."""
     if not is_recomputed:
         return [Segment(stage.calls, stage.inputs, stage.outputs, is_recomputed=False)]
-    return choose_segments(stage.calls, set(stage.outputs), source, copies=micro_batches, keeps_last=False)
+    return choose_segments(stage.calls, set(stage.outputs), source, copies=options.micro_batches, keeps_last=False)
 
 
 def move_variables(stages: Sequence[ModelStage], devices: Sequence[str]) -> None:
@@ -210,7 +214,7 @@ class StagedForwardBackward:
         stages: Sequence[ModelStage],
         replicas: Sequence[Sequence[str]],  # the devices of each replica's stages
         objective: Objective,
-        micro_batches: int,
+        count: int,  # the micro-batches of all replicas
         segments: Sequence[Sequence[Segment]],
     ) -> None:
         self.variables = list(model.trainable_variables)
@@ -223,7 +227,7 @@ class StagedForwardBackward:
         self._segments = segments
         self._first, self._last = replicas[0][0], replicas[0][-1]
         self._loss = objective.loss
-        self._count = micro_batches * len(replicas)
+        self._count = count
 
     def count_recomputed(self) -> int:
         """Returns the number of segments that the backward pass computes again."""
@@ -249,6 +253,7 @@ class StagedForwardBackward:
             divide_tensors(weights, self._count, self._last),
             strict=True,
         )
+        forward = functools.partial(self._forward_micro_batch, parts=parts, scale=scale)
         states: list[ForwardState] = []
         sums: list[dict[int, tf.Tensor]] = []
         for devices, own in self._divide(list(shares), self._replicas):
@@ -256,9 +261,7 @@ class StagedForwardBackward:
             with scope or contextlib.nullcontext():
                 first = len(states)
                 for share in own:
-                    states.append(
-                        self._forward_micro_batch(share, devices, scope, parts, scale, counts_weights=not states)
-                    )
+                    states.append(forward(share, devices, scope, counts_weights=not states))
             sums.append({})
             for state in states[first:]:
                 self._backward_micro_batch(state, devices, scope, sums=sums[-1])

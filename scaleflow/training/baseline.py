@@ -4,7 +4,7 @@ The prediction is the majority class, the more frequent value of each label, or 
 median. For the loss it is the frequency of each class or label, or the quantiles.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -159,12 +159,12 @@ def baselines(
     """
     options, weights = options or ObjectiveOptions(), weights or {}
     replaced: Set[str] = frozenset() if objective is None else objective.replaced
-    found = {split: split_baseline(outputs, options, splits, split, weights) for split in ("validation", "test")
-             if split in splits}  # fmt: skip
+    chosen = [split for split in ("validation", "test") if split in splits]
+    found = {split: split_baseline(outputs, options, splits, split=split, weights=weights) for split in chosen}
     for split, values in found.items():
         kept = {name: value for name, value in values.items() if name not in replaced}
         if objective is not None and options.metrics:
-            constant = map_outputs(make_constant, outputs, splits["train"], weights.get("train"), splits[split])
+            constant = make_constants(outputs, splits["train"], weights.get("train"), evaluated=splits[split])
             measured = measure_outputs(objective, splits[split], constant, weights=weights.get(split))
             kept = {name: value for name, value in measured.items() if name.rpartition("/")[2] != "loss"} | kept
         found[split] = kept
@@ -177,14 +177,11 @@ def baselines(
     }
 
 
-def map_outputs(
-    make: Callable[..., Array], outputs: Outputs | Mapping[str, Outputs], train: Any, weights: Any, evaluated: Any
-) -> Any:
-    """Returns what the function makes for the only output, or for each output by name."""
+def make_constants(outputs: Outputs | Mapping[str, Outputs], train: Any, weights: Any, evaluated: Any) -> Any:
+    """Returns what `make_constant` does for the only output, or for each output by name."""
     if isinstance(outputs, Outputs):
-        return make(outputs, make_targets(outputs, train, weights), len(evaluated))
-    parts = {name: (train[name], weights, evaluated[name]) for name in outputs}
-    return {name: map_outputs(make, outputs[name], *each) for name, each in parts.items()}
+        return make_constant(outputs, make_targets(outputs, train, weights), len(evaluated))
+    return {n: make_constants(each, train[n], weights, evaluated=evaluated[n]) for n, each in outputs.items()}
 
 
 def make_constant(outputs: Outputs, train: Targets, count: int) -> Array:

@@ -76,7 +76,7 @@ class Engine(ABC):
         strategy: its replicas share each global batch.
         model: built; returns float32.
         optimizer: not built yet; None if the training step has its own.
-        variables: the variables to update; the shards of partitioned ones.
+        variables: the variables to update, the shards of partitioned ones; None: those of the model.
 
     Attributes:
         remat: which parts the backward pass computes again, such as `12 segments`; `false` if none.
@@ -94,7 +94,7 @@ class Engine(ABC):
         optimizer: keras.optimizers.Optimizer | None,
         objective: Objective,
         evaluation: Evaluation,
-        variables: Sequence[Any],
+        variables: Sequence[Any] | None = None,
     ) -> None:
         self.strategy = strategy
         self.model = model
@@ -111,7 +111,8 @@ class Engine(ABC):
         self._captured: list[Any] = []
         draw_by_replica()
         self._metric_sums = MetricSums(objective)
-        self._slots = None if optimizer is None else state.Slots(optimizer, variables, model)
+        trained = model.trainable_variables if variables is None else variables
+        self._slots = None if optimizer is None else state.Slots(optimizer, trained, model)
         self._averages = self._slots.list_averages() if self._slots else []
         self._reset_averages()  # so that there is one before the first update
         self._synchronized = list_synchronized_layers(model, strategy)

@@ -282,7 +282,7 @@ class Evaluation:
         def receive(step: np.ndarray[Any, Any], *flat: np.ndarray[Any, Any]) -> None:
             for first in range(0, len(flat), len(names)):
                 values = dict(zip(names, flat[first : first + len(names)], strict=True))
-                keeper.add(int(step), int(values.pop("replica")), values.pop("mask"), values)
+                keeper.add(int(step), int(values.pop("replica")), values.pop("mask"), values=values)
 
         flat = [values[n] for n in range(len(by_name["mask"])) for values in by_name.values()]
         with tf.device("CPU:0"):

@@ -72,7 +72,7 @@ class FitEngine(Engine):
         steps_per_execution: int = 1,
     ) -> None:
         evaluation = Evaluation(strategy, functools.partial(trained, training=False), objective)
-        super().__init__(strategy, model, optimizer, objective, evaluation, model.trainable_variables)
+        super().__init__(strategy, model, optimizer, objective=objective, evaluation=evaluation)
         self._trained = trained
         self._per_execution = steps_per_execution
         self._restored: dict[str, np.ndarray[Any, Any]] = {}
@@ -246,7 +246,8 @@ class EpochSums(keras.metrics.Metric):  # type: ignore[misc]  # keras has no typ
 
     def update_state(self, y: Any, y_pred: Any, loss: Any, mask: Any, weights: Any, extra: Any) -> None:
         """Adds a batch in a replica. `good` counts steps while the sum of the losses stays finite."""
-        sums = self.sums + tf.cast(self._metric_sums.compute(y, y_pred, loss, mask, weights, extra), tf.float64)
+        batch = self._metric_sums.compute(y, y_pred, loss, mask=mask, weights=weights, extra=extra)
+        sums = self.sums + tf.cast(batch, tf.float64)
         self.sums.assign(sums)
         self.good.assign(self.good + tf.cast(tf.math.is_finite(sums[1] + sums[-1]), tf.float64))
 

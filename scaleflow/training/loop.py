@@ -25,13 +25,7 @@ from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, SUM_SCOPE, Feed, Forwar
 from scaleflow.training import state
 from scaleflow.training.engine import Engine, Host
 from scaleflow.training.evaluation import Evaluation
-from scaleflow.training.forward_backward import (
-    Gradient,
-    RowStore,
-    TapeForwardBackward,
-    make_loss_step,
-    sum_rows,
-)
+from scaleflow.training.forward_backward import Gradient, RowStore, TapeForwardBackward, make_loss_step, sum_rows
 from scaleflow.training.graph import has_convolution, keep_devices, repeat_in_graph
 from scaleflow.training.metrics_log import flops_per_example
 from scaleflow.training.xla import XlaChoice, find_slow_operation, with_xla
@@ -41,6 +35,7 @@ NEVER = np.iinfo(np.int64).max
 #: The result of a call: the sums [count, loss, *metrics], the first step with a bad loss or `NEVER`, and the norm of
 #: the last step's gradients.
 CallResult: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+LoopState: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor, Any]
 
 
 class Loop(Engine):
@@ -76,7 +71,8 @@ class Loop(Engine):
         self.passes = passes or TapeForwardBackward(model, make_loss_step(objective))
         forward = with_xla(self.passes.forward) if xla else self.passes.forward
         evaluation = evaluation or Evaluation(strategy, forward, objective)
-        super().__init__(strategy, model, optimizer, objective, evaluation, self.passes.variables)
+        variables = self.passes.variables
+        super().__init__(strategy, model, optimizer, objective=objective, evaluation=evaluation, variables=variables)
         self._clip_norm = clip_norm
         self._has_xla_passes = xla
         self._differentiate = with_xla(self._gradients) if xla else self._gradients
@@ -111,7 +107,8 @@ class Loop(Engine):
         zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
         graph = self._function(feed).get_concrete_function(feed.open(0, 0), zero, zero, one).graph
         self._note_state(graph)
-        self.flops_per_example = flops_per_example(graph, self.strategy, feed.batching, bool(self._synchronized))
+        is_unrolled = bool(self._synchronized)
+        self.flops_per_example = flops_per_example(graph, self.strategy, feed.batching, is_unrolled=is_unrolled)
         self._evaluation.overlaps &= not has_convolution(graph)
 
     @contextlib.contextmanager
@@ -198,7 +195,7 @@ class Loop(Engine):
                 with tf.name_scope(READ_SCOPE):
                     fetched = feed.fetch(opened)
                 state = *self.strategy.run(self._zero_state), ()
-                arguments = feed, False, fetched, epoch, step, step + 1, *state
+                arguments = feed, fetched, (epoch, step, step + 1), state
                 return self._end_call(*self.strategy.run(self._step, args=arguments))
 
         return one
@@ -208,10 +205,10 @@ class Loop(Engine):
         @tf.function(autograph=False, reduce_retracing=True)
         def call(opened: Any, epoch: tf.Tensor, first: tf.Tensor, steps: tf.Tensor) -> CallResult:
             def update(step: tf.Tensor, *state: Any) -> Any:
-                arguments = feed, feed.ahead, feed.fetch(opened), epoch, step, first + steps, *state
+                arguments = feed, feed.fetch(opened), (epoch, step, first + steps), state, feed.ahead
                 return self.strategy.run(self._step, args=arguments)
 
-            ahead = self.strategy.run(self._batch, args=(feed, opened, epoch, first)) if feed.ahead else ()
+            ahead = self.strategy.run(self._batch, args=(feed, opened, (epoch, first))) if feed.ahead else ()
             state = *self.strategy.run(self._zero_state), ahead
             return self._end_call(*repeat_in_graph(update, first, steps, state=state))
 
@@ -227,33 +224,25 @@ class Loop(Engine):
         """Returns a replica's initial loop state."""
         return tf.zeros([self._metric_sums.size], tf.float64), tf.constant(NEVER, tf.int64), tf.zeros([])
 
-    def _batch(self, feed: Feed, fetched: Any, epoch: tf.Tensor, step: tf.Tensor, index: Any = 0) -> Any:
-        """Reads a micro-batch of a step in a replica, (inputs, targets, mask)."""
+    def _batch(self, feed: Feed, fetched: Any, position: tuple[tf.Tensor, tf.Tensor], index: Any = 0) -> Any:
+        """Reads a micro-batch at (epoch, step) in a replica, (inputs, targets, mask)."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         with tf.name_scope(READ_SCOPE):
-            return feed.micro_batch(fetched, epoch, step, replica=replica, index=tf.convert_to_tensor(index, tf.int64))
+            return feed.micro_batch(fetched, *position, replica=replica, index=tf.convert_to_tensor(index, tf.int64))
 
     def _step(
-        self,
-        feed: Feed,
-        reads_ahead: bool,
-        fetched: Any,
-        epoch: tf.Tensor,
-        step: tf.Tensor,
-        end: tf.Tensor,
-        sums: tf.Tensor,
-        first_bad: tf.Tensor,
-        norm: tf.Tensor,
-        ahead: Any,
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Any]:
-        """Takes one step in a replica; returns the new loop state, with the next batch if it reads ahead.
+        self, feed: Feed, fetched: Any, position: tuple[tf.Tensor, ...], state: LoopState, reads_ahead: bool = False
+    ) -> LoopState:
+        """Takes the step at (epoch, step, end) in a replica; returns the new state, with the next batch if it reads
+        ahead.
 
-        The norm of the gradients is computed in the last step before `end` only, so that it takes no time.
+        The norm of the gradients is computed in the last step before the end only, so that it takes no time.
         """
-        next_batch = self._batch(feed, fetched, epoch, step=step + 1) if reads_ahead else ()
+        (epoch, step, end), (sums, first_bad, _, ahead) = position, state
+        next_batch = self._batch(feed, fetched, (epoch, step + 1)) if reads_ahead else ()
         weight = 1.0 / tf.cast(self._count_valid(feed, step), tf.float32)
         is_last = tf.equal(step + 1, end)
-        read = (lambda: ahead) if ahead else functools.partial(self._batch, feed, fetched, epoch, step)
+        read = (lambda: ahead) if ahead else functools.partial(self._batch, feed, fetched, (epoch, step))
         step_sums, loss, norm = self._update(feed, read, weight, is_last=is_last)
         bad = tf.where(tf.math.is_finite(loss), tf.constant(NEVER, tf.int64), step)
         return sums + tf.cast(step_sums, sums.dtype), tf.minimum(first_bad, bad), norm, next_batch
@@ -318,7 +307,7 @@ class Loop(Engine):
         zero_sums = tf.zeros([self._metric_sums.size], self._metric_sums.dtype)
         repeat = unroll if self._synchronized else repeat_in_loop
         with keep_devices() if any(self.passes.devices) else contextlib.nullcontext():
-            sums, gradients = repeat(add, feed.batching.accumulate, zero_sums, start)
+            sums, gradients = repeat(add, feed.batching.accumulate, zero_sums, gradients=start)
         for i, store in stores.items():
             gradients[i] = store.finish(gradients[i])
         placed = self._map_on_devices(tf.identity, gradients)  # the results of a loop have no device
@@ -359,7 +348,8 @@ class Loop(Engine):
         )
         extra = None if extra is None else extra / weight
         reported = self.objective.report(outputs, False)
-        return gradients, self._metric_sums.compute(targets, reported, loss / weight, mask, weights, extra)
+        sums = self._metric_sums.compute(targets, reported, loss / weight, mask=mask, weights=weights, extra=extra)
+        return gradients, sums
 
     def _scale_loss(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies by the loss scale, if there is one."""
@@ -439,7 +429,7 @@ class XlaLoop(Loop):
         listed = feed.with_indices(indices, first)
 
         def update(step: tf.Tensor, *state: Any) -> Any:
-            return self._step(listed, False, arrays, epoch, step, first + steps, *state)
+            return self._step(listed, arrays, (epoch, step, first + steps), state=state)
 
         sums, first_bad, norm, _ = repeat_in_graph(update, first, steps, state=(*self._zero_state(), ()))
         return sums, first_bad, norm

@@ -44,7 +44,9 @@ class ParameterServerLoop(Loop):
         whole: keras.Model,
         evaluation: Evaluation,
     ) -> None:
-        super().__init__(strategy, model, optimizer, objective, clip_norm, passes=passes, evaluation=evaluation)
+        super().__init__(
+            strategy, model, optimizer, objective=objective, clip_norm=clip_norm, passes=passes, evaluation=evaluation
+        )
         count_every_update(optimizer)
         self._applied = tf.Variable(0, dtype=tf.int64, trainable=False, name="applied")
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -53,7 +55,7 @@ class ParameterServerLoop(Loop):
 
     def _trace_training(self, feed: Feed) -> None:
         # Workers compile what they run, so this schedules a call of 0 steps.
-        self._schedule(cast(CoordinatedFeed, feed), feed.open(0, 0), 0, first=0, steps=0)
+        self._schedule(feed, feed.open(0, 0), 0, first=0, steps=0)
         self._coordinator.join()
 
     def evaluate(self, feed: Feed) -> Mapping[str, float]:
@@ -89,7 +91,7 @@ class ParameterServerLoop(Loop):
     def _take(self, feed: Feed, opened: Any, epoch: int, first: int, steps: int) -> tuple[np.ndarray[Any, Any], int]:
         length = max(1, -(-steps // self._portions))
         scheduled = [
-            self._schedule(cast(CoordinatedFeed, feed), opened, epoch, begin, min(length, first + steps - begin))
+            self._schedule(feed, opened, epoch, first=begin, steps=min(length, first + steps - begin))
             for begin in range(first, first + steps, length)
         ]
         self._coordinator.join()
@@ -97,11 +99,10 @@ class ParameterServerLoop(Loop):
         self.gradient_norm = float(results[-1][2])
         return sum(sums for sums, *_ in results), min(int(bad) for _, bad, _ in results)
 
-    def _schedule(self, feed: CoordinatedFeed, opened: Any, epoch: int, first: int, steps: int) -> Any:
+    def _schedule(self, feed: Feed, opened: Any, epoch: int, first: int, steps: int) -> Any:
         position = tuple(tf.constant(value, tf.int64) for value in (epoch, first, steps))
-        return self._coordinator.schedule(
-            self._function(feed), args=(feed.worker_argument(opened, first, steps), *position)
-        )
+        argument = cast(CoordinatedFeed, feed).worker_argument(opened, first, steps)
+        return self._coordinator.schedule(self._function(feed), args=(argument, *position))
 
     def _step(self, *arguments: Any) -> Any:
         following = super()._step(*arguments)

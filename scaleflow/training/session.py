@@ -511,7 +511,7 @@ class Session:
         if self._steps_per_call.calls and not is_single:  # the first call includes compilation
             size = train.batching.global_size
             examples = min((first + steps) * size, train.examples) - first * size
-            self._log.clock.add(examples, steps, seconds, waited)
+            self._log.clock.add(examples, steps, seconds, waited=waited)
         self._tracing.count_steps(self.step + steps)
         agreed, self._stopped = self._sync(seconds)
         if not is_single:

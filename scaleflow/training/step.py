@@ -15,10 +15,9 @@ from scaleflow.interfaces import (
     LossStep,
     MakeOptimizer,
     Objective,
-    Optimizer,
     OutputStructure,
     OwnUpdates,
-    Training,
+    Plan,
     describe_keys,
     label_leaf,
     map_leaves,
@@ -151,15 +150,17 @@ def accepts_arguments(method: Callable[..., Any] | None, count: int) -> bool:
     return True
 
 
-def check_own_updates(options: Training, optimizer: Optimizer, policy: str, xla: bool, name: str) -> None:
+def check_own_updates(plan: Plan, name: str, policy: str) -> None:
     """Rejects options that act on the loop's gradients or optimizer, which a step with its own does not use.
 
     Args:
         name: the configured `training.step._target_`.
+        policy: the precision, resolved.
 
     Raises ConfigError if one of these options is set.
     """
-    if xla:
+    options, optimizer = plan.training, plan.optimizer
+    if plan.hardware.xla is True:
         raise ConfigError(
             f"hardware.xla=true with {KEY}={name}: its update applies optimizers, which XLA does not compile here; use "
             "hardware.xla=false, or write a function (model, batch, weights) -> (loss, outputs)"

@@ -54,12 +54,12 @@ def write_baseline_data(splits: Splits, outputs: Any, most: int, files: RunFolde
     rows, test_rows = (dataset.sample_rows(each, count, splits.transforms) for each in (splits.train, test))
     if rows is None or test_rows is None:
         return
-    (features, targets), tested = (to_matrix(each, splits.inputs, classes) for each in (rows, test_rows))
+    arrays = to_matrices(rows, splits.inputs, classes)
+    arrays |= {f"test_{name}": each for name, each in to_matrices(test_rows, splits.inputs, classes).items()}
     unit = math.nan if outputs.levels else 1.0 if outputs.scaling is None else outputs.scaling[1]
     try:
-        is_sample = len(targets) < len(splits.train)
-        weights = rows.weights, test_rows.weights
-        data = BaselineData(features, targets, *tested, classes, unit, is_sample, keeps_outputs, *weights)
+        is_sample = len(rows) < len(splits.train)
+        data = BaselineData(**arrays, classes=classes, unit=unit, is_sample=is_sample, keeps_outputs=keeps_outputs)
         data.save(files.baseline_data)
     except OSError:  # a full disk, which the run itself will meet
         files.baseline_data.unlink(missing_ok=True)
@@ -70,8 +70,10 @@ def is_table(inputs: Any) -> bool:
     return isinstance(inputs, Mapping) and all(len(each.shape) < 2 for each in name_leaves(inputs).values())
 
 
-def to_matrix(rows: Arrays, inputs: Any, classes: int) -> tuple[Array, Array]:
-    """Returns the features of rows as [n, features] float32, with a place for each word and category, and targets."""
+def to_matrices(rows: Arrays, inputs: Any, classes: int) -> dict[str, Any]:
+    """Returns the features of rows as [n, features] float32, with a place for each word and category, the targets and
+    the weights, as `BaselineData` names them.
+    """
     import numpy as np
 
     def to_columns(values: Array, spec: Inputs) -> Array:
@@ -83,8 +85,8 @@ def to_matrix(rows: Arrays, inputs: Any, classes: int) -> tuple[Array, Array]:
 
     values = name_leaves(rows.inputs)
     features = [to_columns(values[name], spec) for name, spec in name_leaves(inputs).items()]
-    targets = np.ravel(rows.targets)
-    return np.concatenate(features, axis=1), targets.astype(np.int64) if classes else targets
+    targets = np.ravel(rows.targets).astype(np.int64) if classes else np.ravel(rows.targets)
+    return {"features": np.concatenate(features, axis=1), "targets": targets, "weights": rows.weights}
 
 
 def report_baselines(

@@ -218,7 +218,8 @@ def build_training(
     `resumed` is the folder of the run that is resumed. Raises ConfigError if something in the plan cannot work.
     """
     startup_timer = startup_timer or StartupTimer(time.time())
-    return build_engine(plan, prepare_data(plan, emit, startup_timer, resumed), emit, startup_timer=startup_timer)
+    data = prepare_data(plan, emit, startup_timer, resumed=resumed)
+    return build_engine(plan, data, emit, startup_timer=startup_timer)
 
 
 @pause_collector()
@@ -313,7 +314,9 @@ class EngineBuilder:
     def _collect_facts(self, doubts: Mapping[str, str]) -> RunFacts:
         plan, splits, outputs = self.plan, self.splits, self.data.source.outputs
         resolved = {**self._list_values(), **self.sizes}
-        metadata = collect_metadata(plan, outputs, splits, self.engine.model, self.goal) if is_chief(plan) else None
+        metadata = None
+        if is_chief(plan):
+            metadata = collect_metadata(plan, outputs, splits, model=self.engine.model, objective=self.goal)
         sizes = choose_model_sizes(plan, self.data)
         known = {name: plan.model.target.arguments.get(name, size) for name, size in sizes.items()}
         more = {"input": find_example_location(splits.train), "shards": plan.dataset.shards}

@@ -207,7 +207,8 @@ class Converter:
             error = explain_format_error(form, failed)
         if error and form.convert is not None:
             shutil.rmtree(path.parent, ignore_errors=True)
-        return FormatExported(form.name, str(path), values, self.proof.split, self.proof.count, error)
+        proof = self.proof
+        return FormatExported(form.name, str(path), values, split=proof.split, examples=proof.count, error=error)
 
     def _read_calibration(self) -> Iterator[Mapping[str, Array]]:
         features = self._to_arguments(self.proof.calibration)
@@ -371,9 +372,11 @@ def read_split(plan: Plan, state: LearnedState | None, runtime: Runtime, parts: 
 
     emit(PhaseBegan(f"reading {describe_data_name(plan)}"))
     source = open_source(plan, None if state is None else EarlierState(state))
-    splits = dataset.prepare_splits(source, plan.dataset, plan.seed, runtime.worker_sync, emit, preprocesses=False)
+    splits = dataset.prepare_splits(
+        source, plan.dataset, plan.seed, workers=runtime.worker_sync, emit=emit, preprocesses=False
+    )
     split, examples = choose_split(splits.by_name(), None)
-    batching = make_evaluation_batching(runtime.batching, runtime.kind)
+    batching = make_evaluation_batching(runtime.batching, runtime.devices.kind)
     feed = dataset.make_feed(examples, batching, runtime.strategy, threads=plan.dataset.threads)
     loader = objective.Loader(locate_target, bind_target)
     goal = objective.make_objective(source.outputs, plan.objective, is_weighted=splits.is_weighted, loader=loader)
@@ -388,6 +391,5 @@ def read_split(plan: Plan, state: LearnedState | None, runtime: Runtime, parts: 
     count = min(plan.export.calibration_examples, len(splits.train))
     drawn = np.random.default_rng([plan.seed, 0x18]).choice(len(splits.train), count, replace=False, shuffle=False)
     emit(PhaseBegan(f"evaluating the {split} split"))
-    return Proof(
-        split, len(examples), read(split, np.arange(min(TIMED, len(examples)))), read("train", np.sort(drawn)), evaluate
-    )
+    sample, calibration = read(split, np.arange(min(TIMED, len(examples)))), read("train", np.sort(drawn))
+    return Proof(split, len(examples), sample, calibration=calibration, evaluate=evaluate)

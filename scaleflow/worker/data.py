@@ -87,10 +87,10 @@ def make_look(
 
             try:
                 if known:
-                    found = compare_split(known, source, splits.train, splits.sample)
+                    found = compare_split(known, source, splits.train, few=splits.sample)
                 else:
                     sample = sample_split(source, splits.train, splits.sample)
-                    found = find_told(source, splits, plan.dataset.split, sample)
+                    found = find_told(source, splits, plan.dataset.split, sample=sample)
                     schema.update(make_schema(sample))
                     schema["together"] = [asdict(each) for each in found if each.rule in TOGETHER]
             except Exception as error:  # strange data end no run, and an example that cannot be read has its own error
@@ -120,7 +120,7 @@ def find_told(source: Source, splits: Splits, rule: Split, sample: SplitSample) 
         samples["test" if splits.test else "validation"] = sample_split(source, judge, splits.sample)
     parts = {name: each for name, each in splits.by_name().items() if name == "train" or each is not splits.train}
     keys = {name: DivisionKeys.of(each) for name, each in parts.items()}
-    together = find_together(samples, sum(map(len, parts.values())), rule, keys)
+    together = find_together(samples, sum(map(len, parts.values())), rule, keys=keys)
     found = [*together, *(find_duplicates(samples) if len(samples) > 1 else ())]
     return select_level([*found, *find_faults(sample, with_hints=False)], DRIFT)
 
@@ -145,7 +145,7 @@ def tell_comparison(
     if plan.dataset.check == "none" or earlier is None:
         return
     try:
-        found = compare_split(earlier.state.schema, source, examples, few)
+        found = compare_split(earlier.state.schema, source, examples, few=few)
     except Exception as error:
         traceback.print_exc()
         tell_findings({"error": read_reason(error)}, plan.dataset.check, emit)
@@ -200,7 +200,7 @@ def sample_split(
     values = sum(array.size for array in leaves) / max(1, max(map(len, leaves), default=1))
     count = min(most[0], max(FEWEST_EXAMPLES, int(most[1] / max(1.0, values))))
     places, (inputs, targets, *_) = examples.read_spread(count, reads_all)
-    sample = make_sample(source.inputs, source.outputs, (inputs, targets), len(examples))
+    sample = make_sample(source.inputs, source.outputs, (inputs, targets), examples=len(examples))
     return dataclasses.replace(sample, others=read_others(source, examples, places))
 
 
@@ -256,14 +256,14 @@ def prepare_data(plan: Plan, emit: Emit, startup_timer: StartupTimer, resumed: P
     emit(PhaseBegan(f"reading {describe_data_name(plan)}"))
     earlier = find_earlier(plan, resumed, runtime.worker_sync)
     source = open_source(plan, earlier)
-    look = make_look(plan, source, earlier, resumed is not None, runtime.worker_sync, emit)
+    look = make_look(plan, source, earlier, is_resumed=resumed is not None, workers=runtime.worker_sync, emit=emit)
     sizes = find_known_sizes(plan, earlier)
     folds = find_folds(plan, sizes)
     splits = dataset.prepare_splits(
-        source, plan.dataset, plan.seed, runtime.worker_sync, emit, earlier=earlier, look=look, folds=folds
+        source, plan.dataset, plan.seed, workers=runtime.worker_sync, emit=emit, earlier=earlier, look=look, folds=folds
     )
     assert splits.learned is not None
-    return PreparedData(runtime, source, splits, find_changes(plan, splits.learned, emit), sizes)
+    return PreparedData(runtime, source, splits, changes=find_changes(plan, splits.learned, emit), sizes=sizes)
 
 
 def find_known_sizes(plan: Plan, earlier: EarlierState | None) -> Mapping[str, Any]:
@@ -328,7 +328,7 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan, order: ClassOrder |
 
     batching = runtime.read_batching(runtime.batching)
     evaluation_batching = runtime.read_batching(divide_evaluation(runtime, plan))
-    device_bytes = gpu_memory_bytes(runtime.kind, plan.hardware)
+    device_bytes = gpu_memory_bytes(runtime.devices.kind, plan.hardware)
     read = functools.partial(
         dataset.make_feed,
         transforms=splits.transforms,
@@ -341,12 +341,12 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan, order: ClassOrder |
         return None if examples is None else read(examples, evaluation_batching, runtime.evaluation_strategy)
 
     seed = None if plan.debug.overfit else plan.seed  # all its batches are the same
-    drawn: Any = read(splits.train, batching, runtime.strategy, seed, buffer=plan.dataset.shuffle)
+    drawn: Any = read(splits.train, batching, runtime.strategy, shuffle_seed=seed, buffer=plan.dataset.shuffle)
     train = drawn if order is None else drawn.reorder(seed, order)
-    train = dataset.augment_feed(train, plan.dataset.augment, plan.seed, splits.inputs, splits.outputs)
+    train = dataset.augment_feed(train, plan.dataset.augment, plan.seed, inputs=splits.inputs, outputs=splits.outputs)
     validation = in_order(splits.validation)
     test = validation if splits.test is splits.validation else in_order(splits.test)
-    return training.Feeds(train, validation, test, splits.is_drawn_as_read)
+    return training.Feeds(train, validation, test, is_drawn_as_read=splits.is_drawn_as_read)
 
 
 def resolve_cache(plan: Plan, splits: Splits) -> str:

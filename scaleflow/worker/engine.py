@@ -56,7 +56,7 @@ def make_model_maker(
         return made
 
     has_step = plan.training.step is not None
-    make = model.keep_names(functools.partial(model.make_model, make_watched, inputs, outputs, has_step))
+    make = model.keep_names(functools.partial(model.make_model, make_watched, inputs, outputs, has_step=has_step))
     saved = None
     if plan.weights is not None:
         import keras
@@ -127,22 +127,22 @@ class EngineMaker:
         passes: ForwardBackward
         if runtime.is_divided:
             optimizer.update_in_place(model_optimizer)
-            is_recomputed = plan.hardware.remat is True
+            devices, share = runtime.devices.names, runtime.batching.share
             staged, notes = strategy.divide_model(
-                trained, goal, runtime.devices, plan.strategy, runtime.batching.share, is_recomputed
+                trained, goal, devices, options=plan.strategy, examples=share, is_recomputed=plan.hardware.remat is True
             )
             passes = staged
         else:
             by_rows = can_update_by_rows(net, model_optimizer)
             passes, notes = training.TapeForwardBackward(trained, loss, keeps_rows=by_rows), []
-        facts = runtime.strategy_name, runtime.kind, runtime.policy
+        facts = runtime.strategy_name, runtime.devices.kind, runtime.policy
         compiled = len(plan.model.freeze) if isinstance(plan.model.freeze, dict) else 1  # each phase is compiled anew
         choice = training.choose_xla(
             plan, facts, net, feed=self.feed, keeps_rows=passes.keeps_rows, steps=self.length.total // compiled
         )
-        options = plan.training.clip_norm, plan.hardware.xla is True
+        limit, xla = plan.training.clip_norm, plan.hardware.xla is True
         make = training.XlaLoop if choice.mode == "loop" else training.Loop
-        loop = make(runtime.strategy, net, model_optimizer, goal, *options, passes=passes)
+        loop = make(runtime.strategy, net, model_optimizer, objective=goal, clip_norm=limit, xla=xla, passes=passes)
         loop.xla = choice
         if runtime.is_divided and plan.hardware.remat is True:
             loop.remat = count_of(staged.count_recomputed(), "segment")
@@ -208,9 +208,7 @@ class EngineMaker:
 
         step = self.plan.training.step
         assert step is not None
-        training.check_own_updates(
-            self.plan.training, self.plan.optimizer, self.runtime.policy, self.plan.hardware.xla is True, step.path
-        )
+        training.check_own_updates(self.plan, step.path, self.runtime.policy)
         return training.CustomUpdateLoop(
             strategy=self.runtime.strategy,
             model=net,

@@ -91,8 +91,8 @@ def evaluate_model(plan: Plan, spec: EvaluationSpec, files: RunFolder, emit: Emi
         from scaleflow.worker.trained_rows import write_seen
 
         assert earlier is not None
-        write_seen(raw, plan, spec.trained, earlier=earlier, runtime=runtime, path=files.seen, emit=emit)
-    batching = make_evaluation_batching(runtime.batching, runtime.kind)
+        write_seen(raw, plan, spec.trained, earlier=earlier, workers=runtime.worker_sync, path=files.seen, emit=emit)
+    batching = make_evaluation_batching(runtime.batching, runtime.devices.kind)
     feed = dataset.make_feed(examples, batching, runtime.strategy, threads=plan.dataset.threads)
     goal = make_goal(plan, spec, source, splits=splits, earlier=earlier)
     evaluate = training.Evaluation(runtime.strategy, functools.partial(compute_outputs, model), goal)
@@ -133,7 +133,7 @@ def open_evaluation_splits(
         plan, source, is_whole = open_data(plan, spec, earlier)
         folds = find_folds(plan, {} if earlier is None else earlier.state.sizes)
         splits = dataset.prepare_splits(
-            source, plan.dataset, plan.seed, runtime.worker_sync, emit, preprocesses=False, folds=folds
+            source, plan.dataset, plan.seed, workers=runtime.worker_sync, emit=emit, preprocesses=False, folds=folds
         )
         return plan, source, splits, is_whole
 

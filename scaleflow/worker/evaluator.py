@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scaleflow.interfaces import Status
+from scaleflow.cluster.network import is_listening
+from scaleflow.interfaces import Plan, Status
 from scaleflow.interfaces.events import Emit, Event, MetricsLogged, Note
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.runs import EventReader, EventWriter
@@ -26,16 +27,28 @@ END = "end.json"
 SECONDS_BETWEEN_LOOKS = 0.5
 
 
-def run_evaluator(
-    setup: TrainingSetup, folder: Path, emit: Emit, should_stop: Callable[[], bool], is_alone: Callable[[], bool]
-) -> Status:
+def is_chief_gone(plan: Plan) -> Callable[[], bool]:
+    """Returns a function that says whether an evaluator's chief has not answered for `cluster.start_seconds`."""
+    answered_at = time.monotonic()
+
+    def is_gone() -> bool:
+        nonlocal answered_at
+        if plan.chief is None or is_listening(plan.chief):
+            answered_at = time.monotonic()
+        return time.monotonic() - answered_at > plan.cluster.start_seconds
+
+    return is_gone
+
+
+def run_evaluator(setup: TrainingSetup, folder: Path, emit: Emit, should_stop: Callable[[], bool]) -> Status:
     """Evaluates each checkpoint that appears in a folder, until `end.json` says that there will be no more.
+
+    It also ends when the processes that train are gone.
 
     Args:
         setup: everything that was built, with a validation split.
         emit: receives the same metrics, for the events of this process.
         should_stop: returns whether the user asked for the end.
-        is_alone: returns whether the processes that train are gone.
     """
     from scaleflow import checkpoint
 
@@ -43,6 +56,7 @@ def run_evaluator(
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / EVALUATIONS
     write = EventWriter(file)
+    is_alone = is_chief_gone(setup.plan)
     evaluated = {event.checkpoint for event in EventReader(file).read() if isinstance(event, MetricsLogged)}
     seen = {step for step in store.steps() if step in evaluated}
     while True:

@@ -63,9 +63,9 @@ def try_formats(spec: RunSpec, setup: TrainingSetup, emit: Emit, should_stop: Ca
     """
     if not spec.plan.export.formats or spec.is_resumed or spec.plan.evaluator == "here":
         return
-    with tempfile.TemporaryDirectory(prefix="scaleflow-formats-") as temporary:
-        setup.export(Path(temporary), True)
-        found = export_formats(spec, Path(temporary), emit, should_stop, is_trial=True) if spec.records else []
+    with tempfile.TemporaryDirectory(prefix="scaleflow-formats-") as folder:
+        setup.export(Path(folder), True)
+        found = export_formats(spec, Path(folder), emit, should_stop=should_stop, is_trial=True) if spec.records else []
     for each in found:
         if each.error:
             others = [other.name for other in found if not other.error]

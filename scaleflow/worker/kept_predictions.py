@@ -186,7 +186,7 @@ class KeptSplit:
             return None
         for content in contents:
             collector.merge(content)
-        table = add_identity(make_predictions_table(self.outputs, collector), self.reader.raw, self.read_id, self.rule)
+        table = self._add_identity(make_predictions_table(self.outputs, collector))
         sums = collector.positions.items()
         return Predictions(
             table,
@@ -197,6 +197,29 @@ class KeptSplit:
             positions={name: {key: values.tolist() for key, values in each.items()} for name, each in sums},
             divided_by=self.rule.column or "",
         )
+
+    def _add_identity(self, table: Any) -> Any:
+        """Returns the table with columns that say where the examples come from, after the first one."""
+        import numpy as np
+        import pyarrow
+
+        from scaleflow.evaluation.collector import EXAMPLE
+        from scaleflow.evaluation.predictions import FILE, ID, ROW
+
+        places, raw = table[EXAMPLE].to_numpy(), self.reader.raw
+        files, rows = raw.locate(places)
+        columns = {}
+        if files is not None:
+            columns[FILE] = pyarrow.array(files, pyarrow.string()).dictionary_encode()
+        if rows is not None:
+            columns[ROW] = pyarrow.array(rows.astype(np.int64))
+        if self.read_id is not None:
+            (values,) = self.read_id(places).values()
+            columns[ID] = pyarrow.array(values) if isinstance(values, np.ndarray) else values
+        columns |= {name: pyarrow.array(values) for name, values in read_division(self.rule, raw, places).items()}
+        for place, (name, values) in enumerate(columns.items(), 1):
+            table = table.add_column(place, name, values)
+        return table
 
 
 def choose_kept_split(feeds: Feeds, splits: Splits, source: Source, plan: Plan) -> KeptSplit | None:
@@ -250,30 +273,6 @@ def read_division(rule: Split, raw: Rows, places: Array) -> dict[str, Array]:
             read = raw.open_columns([rule.column], DIVISION_KEY)
             keys = read_keys(replace(rule, stratum=None), lambda name: read(places)[name], str)
     return {name: each for name, each in ((GROUP, keys.groups), (TIME, keys.times)) if each is not None}
-
-
-def add_identity(table: Any, raw: Rows, read_id: Callable[[Array], Mapping[str, Any]] | None, rule: Split) -> Any:
-    """Returns the table with columns that say where the examples come from, after the first one."""
-    import numpy as np
-    import pyarrow
-
-    from scaleflow.evaluation.collector import EXAMPLE
-    from scaleflow.evaluation.predictions import FILE, ID, ROW
-
-    places = table[EXAMPLE].to_numpy()
-    files, rows = raw.locate(places)
-    columns = {}
-    if files is not None:
-        columns[FILE] = pyarrow.array(files, pyarrow.string()).dictionary_encode()
-    if rows is not None:
-        columns[ROW] = pyarrow.array(rows.astype(np.int64))
-    if read_id is not None:
-        (values,) = read_id(places).values()
-        columns[ID] = pyarrow.array(values) if isinstance(values, np.ndarray) else values
-    columns |= {name: pyarrow.array(values) for name, values in read_division(rule, raw, places).items()}
-    for place, (name, values) in enumerate(columns.items(), 1):
-        table = table.add_column(place, name, values)
-    return table
 
 
 def keep_predictions(

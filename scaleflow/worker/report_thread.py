@@ -197,7 +197,7 @@ def explain_mistakes(engine: Engine, kept: KeptSplit, predictions: Predictions) 
     key = next((n for n, each in inputs.items() if has_pixels(each) or each.dtype == "string"), None)
     if key is None or choose_form(described) not in ("class", "best"):
         return {}
-    analysis = analyse_output(predictions, name, described, resample_count=0)
+    analysis = analyse_output(predictions, name, described)
     examples = np.sort(predictions.column(EXAMPLE)[analysis.rows[analysis.worst[: kept.options.worst]]])
     raw = kept.reader.read_examples(examples)[0] if len(examples) else {}
     deadline, found = time.monotonic() + kept.options.seconds, {}

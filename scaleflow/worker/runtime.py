@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +26,7 @@ from scaleflow.interfaces.parent_process import end_with_parent
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from scaleflow.hardware import Devices
     from scaleflow.training import WorkerSync
 
 
@@ -37,8 +38,7 @@ EVALUATION_BATCH = 256
 class Runtime:
     """The basis of everything else: devices, the strategy over them, the precision, the division of a batch."""
 
-    kind: str  # the kind of the devices, such as `CPU`
-    devices: Sequence[str]
+    devices: Devices
     strategy_name: str
     strategy: tf.distribute.Strategy
     #: The strategy for evaluations; a coordinator evaluates in its own process
@@ -62,7 +62,7 @@ class Runtime:
         return {
             "strategy": self.strategy_name,
             "precision": self.policy,
-            "hardware": self.kind.lower(),
+            "hardware": self.devices.kind.lower(),
             "replicas": self.batching.replicas,
             "batch_size": self.batching.batch_size,
             "global_batch_size": self.batching.global_size,
@@ -100,13 +100,15 @@ def setup_runtime(plan: Plan, emit: Emit) -> Runtime:
     local = strategy.create_strategy("one_device", devices.names)[0] if name == "parameter_server" else tf_strategy
     replicas = plan.strategy.replicas if name == "pipeline" else tf_strategy.num_replicas_in_sync
     batching = make_batching(plan.training, replicas, is_resumed=plan.resume is not None)
-    return Runtime(devices.kind, devices.names, name, tf_strategy, local, policy, batching, worker_sync)
+    return Runtime(
+        devices, name, tf_strategy, evaluation_strategy=local, policy=policy, batching=batching, worker_sync=worker_sync
+    )
 
 
 def divide_evaluation(runtime: Runtime, plan: Plan) -> Batching:
     """Returns the division of the run's evaluation batches."""
     multiple = plan.strategy.micro_batches if runtime.is_divided else 1
-    return make_evaluation_batching(runtime.batching, runtime.kind, multiple)
+    return make_evaluation_batching(runtime.batching, runtime.devices.kind, multiple)
 
 
 def make_evaluation_batching(batching: Batching, kind: str, multiple: int = 1) -> Batching:
@@ -128,8 +130,9 @@ def compute_peak(plan: Plan, runtime: Runtime) -> float | None:
     if runtime.strategy_name == "parameter_server":
         return None  # the coordinator does not see the devices of its workers
     workers = count_synchronous_workers(plan)
-    devices = len(runtime.devices) if runtime.is_divided else runtime.batching.replicas // workers
-    local_peak = hardware.process_peak(runtime.kind, runtime.policy, -(-devices // plan.hardware.logical_devices))
+    kind, names = runtime.devices.kind, runtime.devices.names
+    devices = len(names) if runtime.is_divided else runtime.batching.replicas // workers
+    local_peak = hardware.process_peak(kind, runtime.policy, -(-devices // plan.hardware.logical_devices))
     return None if local_peak is None else local_peak * workers
 
 

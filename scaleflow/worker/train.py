@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaleflow.cluster.network import is_listening
 from scaleflow.cluster.tasks import count_synchronous_workers, process_names
 from scaleflow.config.parse import flatten_config
 from scaleflow.errors import ConfigError, read_reason
 from scaleflow.files.object_store import is_store_address
-from scaleflow.interfaces import LearnedState, Plan
+from scaleflow.interfaces import LearnedState
 from scaleflow.interfaces.events import (
     ArtifactWritten,
     Emit,
@@ -137,7 +136,7 @@ def do_other_work(spec: RunSpec, emit: Emit) -> None:
 def evaluate_checkpoints(spec: RunSpec, setup: TrainingSetup, emit: Emit, should_stop: Callable[[], bool]) -> bool:
     """Does the work of an evaluator's process, which trains nothing."""
     report_ready(spec, setup, 0, emit=emit)
-    status = run_evaluator(setup, Path(spec.checkpoints), emit, should_stop, is_chief_gone(spec.plan))
+    status = run_evaluator(setup, Path(spec.checkpoints), emit, should_stop=should_stop)
     emit(RunEnded(status, "" if status == "FINISHED" else "stopped"))
     return True
 
@@ -162,19 +161,6 @@ def run_trial(spec: RunSpec, trial: RateTrial | BatchSizeTrial, emit: Emit) -> b
     return True
 
 
-def is_chief_gone(plan: Plan) -> Callable[[], bool]:
-    """Returns a function that says whether an evaluator's chief has not answered for `cluster.start_seconds`."""
-    answered_at = time.monotonic()
-
-    def is_gone() -> bool:
-        nonlocal answered_at
-        if plan.chief is None or is_listening(plan.chief):
-            answered_at = time.monotonic()
-        return time.monotonic() - answered_at > plan.cluster.start_seconds
-
-    return is_gone
-
-
 def make_worker_sync(spec: RunSpec, setup: TrainingSetup, should_stop: Callable[[], bool]) -> WorkerSync:
     """Makes the object by which all workers stop together, after a request or after `checkpoint.max_seconds`."""
     from scaleflow import training
@@ -187,7 +173,7 @@ def make_worker_sync(spec: RunSpec, setup: TrainingSetup, should_stop: Callable[
     def must_stop() -> bool:
         return should_stop() or (limit is not None and read_seconds() > limit)
 
-    return training.WorkerSync(setup.runtime.strategy, workers, must_stop, read_seconds)
+    return training.WorkerSync(setup.runtime.strategy, workers, must_stop, read_seconds=read_seconds)
 
 
 def make_startup_timer(spec: RunSpec) -> StartupTimer:
@@ -278,7 +264,9 @@ def begin_training(
         setup.engine,
         spec.plan.training,
         replace(setup.feeds, validation=validation, may_have_changed=spec.plan.resume_data == "changed"),
-        log=training.MetricsLog(setup.engine, emit, startup_timer, setup.facts.peak_flops, histogram_epochs),
+        log=training.MetricsLog(
+            setup.engine, emit, startup_timer, peak_flops=setup.facts.peak_flops, histograms_every=histogram_epochs
+        ),
         sync=worker_sync,
         checkpointing=training.Checkpointing(
             None if options.name == "none" else manager,
@@ -354,10 +342,10 @@ def make_tracer(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> StepTracer |
     # A trace of a GPU cannot be taken in a child process.
     is_in_child = len(process_names(spec.plan)) > 1 and setup.facts.resolved["hardware"] == "cpu"
 
-    def collect_facts() -> dict[str, Any]:
+    def read_facts() -> dict[str, Any]:
         return {**setup.facts.profile, "memory": training.measure_peaks()}
 
-    return StepTracer(options, spec.files.profile, spec.file_name, emits, collect_facts, is_in_child)
+    return StepTracer(options, spec.files.profile, spec.file_name, emit=emits, facts=read_facts, in_child=is_in_child)
 
 
 def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> None:
@@ -400,7 +388,7 @@ def write_baselines(spec: RunSpec, setup: TrainingSetup) -> None:
     if is_first_report(spec, setup) and spec.parent is None and not spec.plan.debug.fast:
         most, objective = spec.plan.evaluation.baselines, spec.plan.objective
         keeps = bool(objective.metrics) and objective.levels is None
-        write_baseline_data(setup.splits, setup.source.outputs, most, spec.files, keeps_outputs=keeps)
+        write_baseline_data(setup.splits, setup.source.outputs, most, files=spec.files, keeps_outputs=keeps)
 
 
 def is_first_report(spec: RunSpec, setup: TrainingSetup) -> bool:
@@ -412,7 +400,7 @@ def report_augmented(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> None:
     """Logs some augmented examples, to look at. A fault there does not end the run."""
     try:
         words = {name: each.learned for name, each in setup.facts.learned.preprocessing.items()}
-        for path in write_sheet(setup.feeds.train, setup.splits, words, spec.files.plots):
+        for path in write_sheet(setup.feeds.train, setup.splits, words, folder=spec.files.plots):
             emit(ArtifactWritten(str(path), spec.files.plots.name))
     except Exception as error:
         traceback.print_exc()

@@ -7,24 +7,21 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import EarlierState, Plan, Rows, name_leaves
+from scaleflow.interfaces import EarlierState, Plan, Rows, Workers, name_leaves
 from scaleflow.interfaces.events import Emit, PhaseBegan
 from scaleflow.runs.run_name import describe_data_name
 from scaleflow.worker.earlier import open_source
-
-if TYPE_CHECKING:
-    from scaleflow.worker.runtime import Runtime
 
 Array = np.ndarray[Any, Any]
 
 
 def write_seen(
-    examples: Rows, plan: Plan, trained: Plan, earlier: EarlierState, runtime: Runtime, path: Path, emit: Emit
+    examples: Rows, plan: Plan, trained: Plan, earlier: EarlierState, workers: Workers, path: Path, emit: Emit
 ) -> None:
     """Writes which examples of a split are among those that a run was trained on.
 
@@ -46,7 +43,7 @@ def write_seen(
     try:
         source = open_source(trained, earlier)
         options = replace(trained.dataset, shards=1, augment=None)
-        splits = dataset.prepare_splits(source, options, trained.seed, runtime.worker_sync, emit, preprocesses=False)
+        splits = dataset.prepare_splits(source, options, trained.seed, workers=workers, emit=emit, preprocesses=False)
         raw = splits.raw["train"]
         names = [] if column else find_common_inputs(examples, raw)
         known = set(identify(raw, column, names))

@@ -207,8 +207,9 @@ def compiled(policy: str, accumulate: int) -> tuple[list[np.ndarray[Any, Any]], 
 
             @tf.function(jit_compile=by_xla, autograph=False)
             def in_replica(fetched: Any, epoch: tf.Tensor, number: tf.Tensor) -> Any:
-                ahead = loop._batch(feed, fetched, epoch, number) if feed.ahead else ()
-                return loop._step(feed, feed.ahead, fetched, epoch, number, number + 1, *loop._zero_state(), ahead)
+                ahead = loop._batch(feed, fetched, (epoch, number)) if feed.ahead else ()
+                state = (*loop._zero_state(), ahead)
+                return loop._step(feed, fetched, (epoch, number, number + 1), state, feed.ahead)
 
             return strategy.run(in_replica, args=(fetched, epoch, number))
 
