@@ -114,19 +114,17 @@ def describe_promotion(done: PromotionOutcome) -> list[tuple[str, str]]:
     before = "none" if done.champion is None else f"models:/{name}/{done.champion}"
     texts = [f"{'yes' if each.holds else 'no'}: {each.text}" for each in decision.conditions]
     marks = [("" if n else "because", text) for n, text in enumerate(texts)]
-    rows = [
-        ("run", done.run.title),
-        ("model", str(done.run.model_uri)),
-        ("champion before", before),
-    ]
+    rows = [("run", done.run.title), ("model", str(done.run.model_uri)), ("champion before", before)]
     return [*rows, *marks, ("promoted", end)]
 
 
 def to_result(done: PromotionOutcome) -> PromotionResult:
     decision = done.decision
-    comparison = None if decision.comparison is None else asdict(decision.comparison)
-    conditions = [(each.text, each.holds) for each in decision.conditions]
-    return PromotionResult(decision.is_promoted, done.version, done.champion, conditions, comparison, decision.smoke)
+    compared = None if decision.comparison is None else asdict(decision.comparison)
+    checks = [(each.text, each.holds) for each in decision.conditions]
+    return PromotionResult(
+        decision.is_promoted, done.version, done.champion, conditions=checks, comparison=compared, smoke=decision.smoke
+    )
 
 
 def promote_model(

@@ -211,7 +211,8 @@ class OptunaSweeper(Sweeper):
                 continue  # other combinations of the values may work
             is_stopped = runner is not None and runner.is_stopped
             for trial, returned in zip(batch, results, strict=True):
-                tell_result(study, trial.number, as_number(returned.return_value), trial.number in pruned, is_stopped)
+                value, is_pruned = as_number(returned.return_value), trial.number in pruned
+                tell_result(study, trial.number, value, is_pruned=is_pruned, is_stopped=is_stopped)
             number += len(batch)
             if is_stopped:
                 return

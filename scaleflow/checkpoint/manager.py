@@ -61,9 +61,9 @@ class CheckpointManager:
         self._writer = BackgroundWriter(self._write, options.write_seconds, self._store.folder)
         self._noted_write = 0.0
         self._remote = RemoteStore(options.folder) if is_store_address(options.folder) and options.folder else None
-        self._uploader = (
-            Uploader(self._store, self._remote, options.keep, emit) if self._remote is not None and writes else None
-        )
+        self._uploader: Uploader | None = None
+        if self._remote is not None and writes:
+            self._uploader = Uploader(self._store, self._remote, options.keep, emit=emit)
 
     def steps_left(self, step: int) -> int | None:
         """Returns the number of steps until the next checkpoint is due; None if that is not known beforehand."""

@@ -223,6 +223,7 @@ def job(cluster: KubernetesCluster, pods: int, command: Sequence[str], grace_sec
     rejected config fails the whole Job.
     """
     exit_codes = {"containerName": CONTAINER, "operator": "In"}
+    spec = pod(cluster, pods, command, grace_seconds=grace_seconds)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -241,7 +242,7 @@ def job(cluster: KubernetesCluster, pods: int, command: Sequence[str], grace_sec
                     {"action": "FailJob", "onExitCodes": {**exit_codes, "values": [REFUSED]}},
                 ]
             },
-            "template": {"metadata": {"labels": labels(cluster)}, "spec": pod(cluster, pods, command, grace_seconds)},
+            "template": {"metadata": {"labels": labels(cluster)}, "spec": spec},
         },
     }
 

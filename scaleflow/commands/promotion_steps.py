@@ -376,7 +376,7 @@ def compare_models(
 
     Raises ConfigError if the models do not have the metric, or too few examples are left.
     """
-    pair = choose_pair(pair_scores(candidate, champion), options.metric)
+    pair = choose_pair([*pair_scores(candidate, champion)], options.metric)
     is_used = ~is_seen[pair.examples]
     count, left_out = int(is_used.sum()), int((~is_used).sum())
     if count < FEWEST_EXAMPLES:

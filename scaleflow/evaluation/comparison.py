@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,8 +94,8 @@ class PairedScores:
         return self.resample(MOST_RESAMPLES, confidence=confidence, is_expanded=True).mean(self.gains)
 
 
-def pair_scores(model: Predictions, other: Predictions) -> list[PairedScores]:
-    """Returns the scores of each output of two models, for the examples that both have predictions for.
+def pair_scores(model: Predictions, other: Predictions) -> Iterator[PairedScores]:
+    """Yields the scores of each output of two models, for the examples that both have predictions for.
 
     Classes are compared by their names with the targets of the first: the other model may not know all of them.
     Raises ConfigError if the models have other outputs.
@@ -103,13 +103,12 @@ def pair_scores(model: Predictions, other: Predictions) -> list[PairedScores]:
     outputs, known = name_leaves(model.outputs), name_leaves(other.outputs)
     if outputs.keys() != known.keys():
         raise ConfigError("the models have other outputs")
-    found = []
     for name, described in outputs.items():
-        own, kinds = analyse_output(model, name, described, 0), {choose_form(described), choose_form(known[name])}
+        own, kinds = analyse_output(model, name, described), {choose_form(described), choose_form(known[name])}
         has_classes = kinds <= {"class", "best"}
         if len(kinds) > 1 and not has_classes:
             raise ConfigError("the models have other outputs")
-        theirs = None if has_classes else analyse_output(other, name, known[name], resample_count=0)
+        theirs = None if has_classes else analyse_output(other, name, known[name])
         its_rows = np.arange(len(other.table)) if theirs is None else theirs.rows
         pair = model.column(EXAMPLE)[own.rows], other.column(EXAMPLE)[its_rows]
         examples, mine, its = np.intersect1d(*pair, assume_unique=True, return_indices=True)
@@ -119,9 +118,8 @@ def pair_scores(model: Predictions, other: Predictions) -> list[PairedScores]:
         others = is_right.astype(np.float64) if theirs is None else theirs.scores[its]
         weights, units = model.weights(), find_units((model, rows), (other, its_rows))
         of_rows = None if weights is None else weights[rows]
-        metric = name_metric(name, own.measure)
-        found.append(PairedScores(metric, own.is_error, examples, own.scores[mine], others, of_rows, units))
-    return found
+        metric, scores = name_metric(name, own.measure), own.scores[mine]
+        yield PairedScores(metric, own.is_error, examples, scores=scores, others=others, weights=of_rows, units=units)
 
 
 def compare_predictions(model: Predictions, other: Predictions, count: int = 1000) -> list[PairedDifference]:

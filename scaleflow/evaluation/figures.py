@@ -224,8 +224,8 @@ def rank_scores(scores: Array, is_positive: Array, resamples: Resamples) -> Rank
         drawn = areas(*(np.cumsum(each, axis=1, dtype=np.float64) for each in sums))
     auc, precision = (resamples.figure(float(v[0]), each, is_rate=True) for v, each in zip(values, drawn, strict=True))
     true, false = (each[0] for each in curve)
-    rates = divide_or(false, false[-1]), divide_or(true, true[-1])
-    return Ranking(auc, precision, *rates, divide_or(true, true + false), thresholds)
+    false_rate, true_rate, share = divide_or(false, false[-1]), divide_or(true, true[-1]), divide_or(true, true + false)
+    return Ranking(auc, precision, false_rate, true_rate=true_rate, precision=share, thresholds=thresholds)
 
 
 def accumulate(scores: Array, is_positive: Array, draws: Array) -> tuple[Array, Array, Array]:

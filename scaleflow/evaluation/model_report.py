@@ -417,7 +417,7 @@ def name_decided(analysis: OutputAnalysis) -> OutputAnalysis:
 def of_coverage(analysis: OutputAnalysis) -> OutputAnalysis | None:
     """Returns an analysis of how often intervals, or sets, hold the target; None if there are none."""
     covered = analysis.facts.get("covered", ())
-    return replace(analysis, scores=covered, measure="coverage", is_error=False) if len(covered) else None
+    return replace(analysis, scores=covered, measure="coverage") if len(covered) else None
 
 
 def describe_examples_of(predictions: Predictions, options: EvaluationOptions) -> str:

@@ -98,7 +98,8 @@ class Chart:
             self._parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
             self._text(LEFT - 6, at + 4, format_number(tick), anchor="end", kind="faint")
         self._text((LEFT + right) / 2, size[1] - 8, labels[0], anchor="middle")
-        self._parts.append(f'<g transform="rotate(-90)">{text(-(TOP + bottom) / 2, 13, labels[1], "middle")}</g>')
+        turned = text(-(TOP + bottom) / 2, 13, labels[1], anchor="middle")
+        self._parts.append(f'<g transform="rotate(-90)">{turned}</g>')
 
     def _x(self, value: Any) -> Any:
         low, high = self._ends[0]
@@ -254,7 +255,6 @@ class OutputAnalysis:
     rows: Array  # of the table of predictions that count, [n]
     scores: Array  # how good the prediction for each of them is, [n]; `measure` says what that is
     measure: str  # the name of the scores' mean
-    is_error: bool  # whether smaller scores are better
     worst: Array  # places in [n] of the examples that the model got wrong, the worst first
     #: Places of those whose label is probably wrong
     suspects: Array = field(default_factory=lambda: np.array([], np.int64))
@@ -262,9 +262,14 @@ class OutputAnalysis:
     groups: Mapping[str, Array] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)  # what findings are made of
 
+    @property
+    def is_error(self) -> bool:
+        """Whether smaller scores are better."""
+        return self.measure not in ("accuracy", "coverage")
+
 
 def analyse_output(
-    predictions: Predictions, output: str, described: Outputs, resample_count: int, miss_cost: float = 1.0
+    predictions: Predictions, output: str, described: Outputs, resample_count: int = 0, miss_cost: float = 1.0
 ) -> OutputAnalysis:
     """Computes what the kept predictions of an output show.
 
@@ -333,7 +338,6 @@ def analyse_classes(
         rows=data.rows,
         scores=data.is_correct.astype(np.float64),
         measure="accuracy",
-        is_error=False,
         worst=worst,
         suspects=find_label_errors(calibrated),
         groups={"class": np.array(data.names, object)[data.target]},
@@ -355,11 +359,14 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
         losses = -np.log(np.clip(np.where(target > 0.5, chances, 1 - chances), 1e-12, 1)).mean(axis=1)
         worst = np.flatnonzero(scores < 1)
         worst = worst[np.argsort(-losses[worst], kind="stable")]
-        return OutputAnalysis(output, figures, classes, drawings, rows, scores, "accuracy", False, worst)
+        return OutputAnalysis(
+            output, figures, classes, drawings=drawings, rows=rows, scores=scores, measure="accuracy", worst=worst
+        )
     figures, classes = measure_values(names, target, prediction, resamples=resamples)
     is_covered = np.array([], bool)
     if ends := list(bound_values(described, np.zeros((1, *described.model_shape)))):
-        bounds = [read_number_columns(predictions, output, described, "prediction", f"_{end}")[rows] for end in ends]
+        read = functools.partial(read_number_columns, predictions, output, described)
+        bounds = [read(column="prediction", end=f"_{end}")[rows] for end in ends]
         is_covered = ((bounds[0] <= target) & (target <= bounds[-1])).mean(axis=1)
         figures["coverage"] = resamples.mean(is_covered)
         if described.levels is not None:
@@ -372,13 +379,18 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
         errors = prediction[:, n] - target[:, n]
         drawings += draw_errors(prediction[:, n], errors, "" if count == 1 else name, weights=resamples.weights)
     quantiles = find_error_quantiles(scores, resamples.weights)
-    groups = {"target": target[:, 0]} if count == 1 else {}
-    measure = "mae" if count == 1 else "error in standard deviations"
-    worst = np.argsort(-scores, kind="stable")
     gain = np.nan_to_num(np.fmin(figures["r2"].low, figures["r2"].value))
-    facts = {"covered": is_covered, "quantiles": quantiles, "gain": gain}
     return OutputAnalysis(
-        output, figures, classes, drawings, rows, scores, measure, True, worst, groups=groups, facts=facts
+        output,
+        figures,
+        classes,
+        drawings=drawings,
+        rows=rows,
+        scores=scores,
+        measure="mae" if count == 1 else "error in standard deviations",
+        worst=np.argsort(-scores, kind="stable"),
+        groups={"target": target[:, 0]} if count == 1 else {},
+        facts={"covered": is_covered, "quantiles": quantiles, "gain": gain},
     )
 
 
@@ -387,9 +399,9 @@ def read_vectors(predictions: Predictions, output: str, described: Outputs) -> t
     probabilities, [n, k] float64.
     """
     read = functools.partial(read_number_columns, predictions, output, described)
-    target, prediction = read("target"), read("prediction")
+    target, prediction = read(column="target"), read(column="prediction")
     rows = np.flatnonzero(np.isfinite(target).all(axis=1) & np.isfinite(prediction).all(axis=1))
-    chances = None if described.kind == "regression" else read("probability")[rows]
+    chances = None if described.kind == "regression" else read(column="probability")[rows]
     return rows, target[rows], prediction[rows], chances
 
 
@@ -431,7 +443,9 @@ def analyse_positions(predictions: Predictions, output: str, described: Outputs,
     if is_sequence:
         worst = np.argsort(-columns["loss"], kind="stable")
     measure, facts = "mae" if is_error else "accuracy", {"unit": "positions"}
-    return OutputAnalysis(output, figures, classes, drawings, rows, scores, measure, is_error, worst, facts=facts)
+    return OutputAnalysis(
+        output, figures, classes, drawings=drawings, rows=rows, scores=scores, measure=measure, worst=worst, facts=facts
+    )
 
 
 def read_lists(predictions: Predictions, name: str, output: str) -> Array:
@@ -499,9 +513,10 @@ def draw_errors(prediction: Array, errors: Array, name: str, weights: Array) -> 
     label, suffix = (f" of {name}", f"_{name}") if name else ("", "")
     x, y = prediction[shown], errors[shown]
     ends = (float(x.min()), float(x.max())), (float(y.min()), float(y.max()))
-    chart = Chart("residuals", *ends, ("prediction", "prediction - target")).add_line(ends[0], (0, 0), "rule")
+    chart = Chart("residuals", *ends, labels=("prediction", "prediction - target")).add_line(ends[0], (0, 0), "rule")
     scatter = Drawing(f"residuals{suffix}", f"Residuals{label}", chart.add_points(x, y).to_svg())
-    return [scatter, draw_histogram(f"errors{suffix}", f"Errors{label}", errors, "prediction - target", weights)]
+    title = f"Errors{label}"
+    return [scatter, draw_histogram(f"errors{suffix}", title, errors, label="prediction - target", weights=weights)]
 
 
 def draw_histogram(name: str, title: str, values: Array, label: str, weights: Array) -> Drawing:
@@ -514,6 +529,6 @@ def draw_histogram(name: str, title: str, values: Array, label: str, weights: Ar
 def draw_by_position(values: Array) -> Drawing:
     is_known = np.isfinite(values)
     places = np.arange(1, len(values) + 1)[is_known]
-    top = float(values[is_known].max())
-    chart = Chart("perplexity by position", (1, len(values)), (0, top), ("position in the sequence", "perplexity"))
+    y, labels = (0, float(values[is_known].max())), ("position in the sequence", "perplexity")
+    chart = Chart("perplexity by position", (1, len(values)), y, labels=labels)
     return Drawing("positions", "Perplexity by position", chart.add_line(places, values[is_known]).to_svg())

@@ -57,9 +57,8 @@ def measure_own(
             target, predicted = target[:, 0], predicted[:, 0]
     weights = predictions.weights()
     own = None if weights is None else weights[rows].astype(np.float64)
-    resamples = Resamples(
-        len(rows), min(MOST_RESAMPLES, max(1, len(rows))), None, predictions.units and predictions.units.take(rows)
-    )
+    units = predictions.units and predictions.units.take(rows)
+    resamples = Resamples(len(rows), min(MOST_RESAMPLES, max(1, len(rows))), units=units)
     figures: dict[str, Figure] = {}
     faults: dict[str, str] = {}
     for name, function in metrics.items():

@@ -280,7 +280,8 @@ def launch_run(
             (refuse or display.print_error)(to_printable(str(mask_secrets(str(error)))))
             return REFUSED
         collector = ProvenanceCollector(spec, facts or LaunchFacts())
-        recorder = make_recorder(spec, run.resume_number > 0, adopts and not run.resume_number, collector.join)
+        is_resumed = run.resume_number > 0
+        recorder = make_recorder(spec, is_resumed, adopts and not is_resumed, wait_for_files=collector.join)
         with catch_stop_signals() if stop is None else contextlib.nullcontext(stop) as stop:
             digesting = threading.Thread(target=digest_data, args=(spec,), daemon=True)
             monitor = RunMonitor(spec, recorder, display, stop=stop, on_event=on_event, helpers=[collector, digesting])

@@ -37,10 +37,8 @@ BATCH_ROWS = 65_536
 class ObjectFile:
     """An object that a run reads from a file in its folder."""
 
-    argument: str  # of `scaleflow.run`
     option: tuple[str, str]  # the config group and its option that reads such a file
     target: str  # what that option names
-    key: str  # the key of the group that names the file
     name: str  # the name of the file
     write: Callable[[Path], object]  # writes it to a path
     more: Mapping[str, str] = field(default_factory=dict)  # further keys of the group, with their values
@@ -53,10 +51,10 @@ def plan_data_file(data: Any) -> ObjectFile:
         digest = hash_parts(part for name, each in arrays.items() for part in (f"{name}{each.dtype}{each.shape}", each))
         more = {"weights": "w"} if isinstance(data, tuple) and "w" in arrays else {}
         save = functools.partial(save_arrays, arrays)
-        return ObjectFile("data", ("dataset", "npz"), NPZ, "data_dir", f"data-{digest}.npz", save, more)
+        return ObjectFile(("dataset", "npz"), NPZ, f"data-{digest}.npz", write=save, more=more)
     table = to_arrow(data)
-    name = f"data-{hash_table(table)}.feather"
-    return ObjectFile("data", ("dataset", "table"), TABLE, "data_dir", name, functools.partial(write_feather, table))
+    write = functools.partial(write_feather, table)
+    return ObjectFile(("dataset", "table"), TABLE, f"data-{hash_table(table)}.feather", write=write)
 
 
 def name_arrays(data: tuple[Any, ...] | Mapping[Any, Any]) -> dict[str, Any]:
@@ -87,7 +85,7 @@ def plan_model_file(model: Any) -> ObjectFile | None:
     if not model.built:
         raise ConfigError("run(model=...): the model has no weights yet; begin it with keras.Input, or call it once")
     digest = hash_parts((model.to_json(), *(each for each in model.get_weights())))
-    return ObjectFile("model", ("model", "keras_file"), KERAS_FILE, "path", f"model-{digest}.keras", model.save)
+    return ObjectFile(("model", "keras_file"), KERAS_FILE, f"model-{digest}.keras", write=model.save)
 
 
 def use_function(composed: ComposedConfig, model: Any) -> ComposedConfig:
@@ -132,17 +130,18 @@ def place_file(composed: ComposedConfig, file: ObjectFile) -> tuple[ComposedConf
 
     Raises ConfigError if the config has something else there.
     """
-    (group, option), said = file.option, f"run({file.argument}=...)"
+    group, option = file.option
+    argument, key = ("data", "data_dir") if group == "dataset" else ("model", "path")
+    said = f"run({argument}=...)"
     section = composed.config.get(group) or OmegaConf.create({})
     if composed.config.get("resume"):
-        raise ConfigError(f"{said}: a resumed run reads what is in its folder; leave out {file.argument}")
+        raise ConfigError(f"{said}: a resumed run reads what is in its folder; leave out {argument}")
     if section.get("_target_") != file.target:
         raise ConfigError(f"{said}: the {group} is {section.get('_target_')}; add {group}={option}")
-    if not OmegaConf.is_missing(section, file.key):
-        value = section[file.key]
-        raise ConfigError(f"{said}: there is also {group}.{file.key}={value}; leave out one of the two")
+    if not OmegaConf.is_missing(section, key):
+        raise ConfigError(f"{said}: there is also {group}.{key}={section[key]}; leave out one of the two")
     path = composed.folder.absolute() / file.name
-    return composed.set({f"{group}.{key}": value for key, value in {**file.more, file.key: str(path)}.items()}), path
+    return composed.set({f"{group}.{name}": value for name, value in {**file.more, key: str(path)}.items()}), path
 
 
 def to_arrow(data: Any) -> Any:

@@ -292,7 +292,8 @@ def write_model(
         whole = add_preprocessing(layers, model, inputs) if layers else model
         if is_whole:
             whole.save(folder / KERAS_FILE)
-        write_saved_model(whole, Parts(model, layers, inputs, policy), outputs, folder / SAVED_MODEL, raw.decoders)
+        parts = Parts(model, layers, inputs, policy=policy)
+        write_saved_model(whole, parts, outputs, folder=folder / SAVED_MODEL, decoders=raw.decoders)
         with tf.device("CPU:0") if on_host else contextlib.nullcontext():
             outputs_of = check_export(whole, batch, TOLERANCE[policy], folder=folder)
     write_example(inputs, batch, folder, pictures=raw.decoders)

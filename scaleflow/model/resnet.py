@@ -78,7 +78,8 @@ def build_small(x: Any, blocks: int) -> Any:
     x = keras.layers.ReLU()(convolve(x, FILTERS[0], 1, name="first"))
     for stage, filters in enumerate(FILTERS, 1):
         for number in range(1, blocks + 1):
-            x = build_residual_block(x, filters, 2 if stage > 1 and number == 1 else 1, f"stage{stage}_block{number}")
+            stride = 2 if stage > 1 and number == 1 else 1
+            x = build_residual_block(x, filters, stride, name=f"stage{stage}_block{number}")
     return keras.layers.GlobalAveragePooling2D()(x)
 
 

@@ -207,12 +207,13 @@ def build(
         own = 0 if shared else count
         x = concatenate_all([*embed_numbers(columns, kind, own), *take_features(features, begin, own)])
         x = weigh(x, f"scales{suffix}")
-        name, begin = f"hidden1{suffix}", begin + count
-        hidden.append(add_layer(x, f"{letters},kdw->bkw", (count, first), name, normal(1.0), activation=activation))
+        name, equation, begin = f"hidden1{suffix}", f"{letters},kdw->bkw", begin + count
+        hidden.append(add_layer(x, equation, (count, first), name=name, bias=normal(1.0), activation=activation))
     x = concatenate_all(hidden, axis=1)
     labelled = name_members(outputs)
     for number, width in enumerate(later, 2):
-        x = add_layer(x, "bkd,kdw->bkw", (members, width), f"hidden{number}", normal(1.0), activation=activation)
+        name = f"hidden{number}"
+        x = add_layer(x, "bkd,kdw->bkw", (members, width), name=name, bias=normal(1.0), activation=activation)
 
     def add_head(name: str, each: Outputs) -> keras.KerasTensor:
         count, label = math.prod(each.shape), labelled[name]
@@ -342,10 +343,11 @@ def embed_by_waves(x: Any) -> Any:
 
     Numbers [b, k, n] of members become [b, k, WAVE_FEATURES, n].
     """
-    angle = embed_each(x, "", "f", FREQUENCIES, "frequencies", normal(FREQUENCY / SLOW), uniform(0.5 / SLOW))
-    width = FREQUENCIES**-0.5 / SLOW
+    kernel, bias = normal(FREQUENCY / SLOW), uniform(0.5 / SLOW)
+    angle = embed_each(x, "", "f", count=FREQUENCIES, name="frequencies", kernel=kernel, bias=bias)
     waves = compute_waves(angle * SLOW)
-    return embed_each(waves, "f", "e", WAVE_FEATURES, "periodic", uniform(width), uniform(width)) * SLOW
+    kernel, bias = (uniform(FREQUENCIES**-0.5 / SLOW) for _ in range(2))
+    return embed_each(waves, "f", "e", count=WAVE_FEATURES, name="periodic", kernel=kernel, bias=bias) * SLOW
 
 
 #: sin(2 pi x) / x as a polynomial in x² for x within 1/4, by least squares at Chebyshev nodes. The sine is within 2e-7.

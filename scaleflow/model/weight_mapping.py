@@ -414,7 +414,8 @@ def map_weight(old: Array, fresh: Array, axes: Axes, moves: Sequence[Move], conv
     else:
         row -= column is not None and column < row
         old, fresh = (np.moveaxis(each, row, 0) for each in (old, fresh))
-        result = np.moveaxis(copy_rows(old, fresh, moves, lambda value, new: convert(value, new, False)), 0, row)
+        rows = copy_rows(old, fresh, moves, convert=lambda value, new: convert(value, new, False))
+        result = np.moveaxis(rows, 0, row)
     return result if column is None else np.moveaxis(result, -1, column)
 
 

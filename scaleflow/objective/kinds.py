@@ -186,10 +186,11 @@ def defaults_for(described: Outputs) -> Defaults:
     if described.kind == "regression":
         columns = described.shape[-1] if described.shape else 1
         targets, outputs = (with_counted(described, each) for each in (lambda t, o: t, lambda t, o: o))
+        center = described.scaling[0] if described.scaling else 0.0
         return Defaults(
             squared_error if described.levels is None else make_pinball_loss(described.levels),
             (mean("mae", absolute_error), mean("rmse", squared_error, math.sqrt)),
-            (r2_measure("r2", targets, outputs, columns, described.scaling[0] if described.scaling else 0.0),),
+            (r2_measure("r2", targets, outputs, columns=columns, center=center),),
             modes={"mae": "min", "rmse": "min", "r2": "max"},
         )
     modes: dict[str, Literal["min", "max"]] = {"accuracy": "max", "exact_match": "max", "balanced_accuracy": "max"}

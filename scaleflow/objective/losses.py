@@ -7,7 +7,7 @@ metrics get probabilities. Keras's get the form that they take: classes or one-h
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -182,13 +182,13 @@ def choose_loss(
     target: Target | None,
     smoothing: float,
     loader: Loader | None,
-    has_class_weights: bool,
+    class_weights: Sequence[float] | None,
 ) -> Loss:
     """Returns the loss of each target of one output, (targets, outputs) -> [b, ...].
 
     Args:
         target: `objective.loss`; None for that of the kind.
-        has_class_weights: whether each target is to be weighted by its class (`objective.class_weight`).
+        class_weights: by which each target is to be weighted (`objective.class_weight`); None: by none.
 
     Raises ConfigError if the loss does not fit the output.
     """
@@ -197,7 +197,7 @@ def choose_loss(
     assert loader is not None
     named = loader.locate(target)
     loss = make_loss(described, target, named, smoothing=smoothing, loader=loader)
-    check_loss(described, target, named, loss=loss, has_class_weights=has_class_weights)
+    check_loss(described, target, named, loss=loss, has_class_weights=class_weights is not None)
     return loss
 
 

@@ -305,7 +305,8 @@ def make_objective(
         if metrics.get(name) == []:
             return drop_metrics(parts)
         targets = find_metrics(described, parts, metrics.get(name, ()), key=f"objective.metrics{dot}{name}")
-        return measure_medians(add_metrics(parts, described, targets, loader, is_weighted), described)
+        parts = add_metrics(parts, described, targets, loader=loader, is_weighted=is_weighted)
+        return measure_medians(parts, described)
 
     if isinstance(outputs, Outputs):
         return replace(make_one("", outputs), is_weighted=is_weighted)
@@ -329,7 +330,7 @@ def make_output_objective(
 ) -> Objective:
     """Makes the loss of one output, with the metrics of its kind."""
     parts = defaults_for(described)
-    loss = choose_loss(described, parts, target, smoothing, loader, weights is not None)
+    loss = choose_loss(described, parts, target, smoothing=smoothing, loader=loader, class_weights=weights)
     if described.scaling is not None and is_free_of_unit(target):
         loss = standardise_loss(loss, *described.scaling)
     plain = minimised = example_loss(described, loss)

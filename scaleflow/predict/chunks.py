@@ -149,24 +149,39 @@ class Chunk:
 
     rows: RowBatch  # the rows, with the columns that are read
     inputs: dict[str, Array]  # of the model, by name, for the good rows
-    is_good: Array  # which rows are: [rows] bool
+    is_good: Array  # which rows are, or have predictions: [rows] bool
 
     def predict(self, task: PredictionTask, model: RowModel, report: RowReport) -> tuple[Any, int]:
         """Returns the rows of the output, and the number of predictions. Raises RunError if the model fails."""
-        places, is_good = np.flatnonzero(self.is_good), self.is_good
+        places, chunk = np.flatnonzero(self.is_good), self
         if not len(places):
-            return make_rows(task, self.rows, is_good, predicted=task.predicted.make_empty(), report=report), 0
+            return self.make_table(task, task.predicted.make_empty(), report), 0
         outputs = model.predict(self.inputs, lambda row: task.source.name(self.rows.first + int(places[row])))
         failed = [find_failed(values).reshape(len(places), -1) for values in outputs.values()]
         is_failed = np.any([each.any(axis=1) for each in failed], axis=0)
         if is_failed.any():
-            is_bad = np.zeros(len(is_good), bool)
+            is_bad = np.zeros(len(self.is_good), bool)
             is_bad[places[is_failed]] = True
             faults = {int(places[row]): model.explain_failure(int(row)) for row in np.flatnonzero(is_failed)}
             report.add_problems([Problem("prediction", is_bad, faults.__getitem__)], self.rows.first)
-            is_good = is_good & ~is_bad
+            chunk = replace(self, is_good=self.is_good & ~is_bad)
             outputs = {name: values[~is_failed] for name, values in outputs.items()}
-        return make_rows(task, self.rows, is_good, task.predicted.convert(outputs), report), int(is_good.sum())
+        return chunk.make_table(task, task.predicted.convert(outputs), report), int(chunk.is_good.sum())
+
+    def make_table(self, task: PredictionTask, predicted: Mapping[str, Any], report: RowReport) -> Any:
+        """Returns the kept columns and the predictions, as a table. Bad rows are left out, or have empty predictions.
+
+        `predicted` has the columns of the predictions, [good].
+        """
+        kept = pyarrow.schema([task.schema.field(name) for name in task.keep])
+        columns = self.rows.table.select(list(task.keep)).cast(kept).columns
+        arrays = list(predicted.values())
+        if not self.is_good.all() and report.on_bad == "empty":
+            places = pyarrow.array(np.cumsum(self.is_good) - 1, mask=~self.is_good)
+            arrays = [array.take(places) for array in arrays]
+        elif not self.is_good.all():
+            columns = [column.filter(pyarrow.array(self.is_good)) for column in columns]
+        return pyarrow.Table.from_arrays([*columns, *arrays], schema=task.schema)
 
 
 def find_failed(values: Array) -> Array:
@@ -195,28 +210,3 @@ def read_ahead(items: Iterator[T]) -> Iterator[T]:
         while (item := ahead.result()) is not None:
             ahead = pool.submit(next, items, None)
             yield item
-
-
-def make_rows(
-    task: PredictionTask, rows: RowBatch, is_good: Array, predicted: Mapping[str, Any], report: RowReport
-) -> Any:
-    """Returns the kept columns and the predictions of some rows, as a table.
-
-    Bad rows are left out, or have empty predictions.
-
-    Args:
-        task: what is predicted.
-        rows: all of them.
-        is_good: which of them have predictions: [rows] bool.
-        predicted: the columns of the predictions, [good].
-        report: says what is done with bad rows.
-    """
-    kept = pyarrow.schema([task.schema.field(name) for name in task.keep])
-    columns = rows.table.select(list(task.keep)).cast(kept).columns
-    arrays = list(predicted.values())
-    if not is_good.all() and report.on_bad == "empty":
-        places = pyarrow.array(np.cumsum(is_good) - 1, mask=~is_good)
-        arrays = [array.take(places) for array in arrays]
-    elif not is_good.all():
-        columns = [column.filter(pyarrow.array(is_good)) for column in columns]
-    return pyarrow.Table.from_arrays([*columns, *arrays], schema=task.schema)

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -185,13 +186,11 @@ def convert_to_inputs(
     for name, spec in specs.items():
         columns = {column: rows.table[column] for column in form.columns[name]}
         if is_picture(next(iter(columns.values())).type):
-            found[name] = [read_pictures(spec, name, each, decode, is_malformed, problems) for each in columns.values()]
+            read = partial(read_pictures, spec, name, decode=decode, is_malformed=is_malformed, problems=problems)
+            found[name] = [read(each) for each in columns.values()]
         else:
-            can_miss = name in form.filled
-            found[name] = [
-                convert_column(spec, column, each, form.describe_cells(column), can_miss, problems)
-                for column, each in columns.items()
-            ]
+            convert = partial(convert_column, spec, can_miss=name in form.filled, problems=problems)
+            found[name] = [convert(column, each, form=form.describe_cells(column)) for column, each in columns.items()]
     problems[1:] = [each._replace(is_bad=each.is_bad & ~is_malformed) for each in problems[1:]]
     report.add_problems(problems, rows.first)
     is_good = ~np.any([each.is_bad for each in problems], axis=0)

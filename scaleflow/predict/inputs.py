@@ -196,7 +196,8 @@ def open_files(files: Sequence[str], column: str) -> RowSource:
         table = pyarrow.table([pyarrow.array(files[first:end]), pyarrow.array(values, type_)], schema=schema)
         return RowBatch(first, table.select(columns), {first + row: why for row, why in enumerate(faults) if why})
 
-    return RowSource(files, schema, read_places(len(files), read), files.__getitem__, len(files), (column,), (FILE,))
+    read_all, count = read_places(len(files), read), len(files)
+    return RowSource(files, schema, read_all, name=files.__getitem__, rows=count, values=(column,), labels=(FILE,))
 
 
 def read_file(path: str, is_text: bool) -> tuple[bytes | str, str]:
@@ -235,9 +236,8 @@ def open_npz(path: str, files: Sequence[str], state: LearnedState, selected: Seq
         return RowBatch(first, table)
 
     schema = read([name for name, each in arrays.items() if len(each) == rows], 0, 0).table.schema
-    return RowSource(
-        files, schema, read_places(rows, read), partial(name_row, files[0]), rows, names if is_single else ()
-    )
+    read_all, values = read_places(rows, read), names if is_single else ()
+    return RowSource(files, schema, read_all, name=partial(name_row, files[0]), rows=rows, values=values)
 
 
 def name_row(path: str, place: int) -> str:
@@ -297,4 +297,5 @@ def open_saved_dataset(path: str, reading: Mapping[str, Any]) -> RowSource:
 
     schema = rows.features.arrow_schema
     values = [name for name in schema.names if name == find_input(reading)]
-    return RowSource((path,), schema, read_places(len(rows), read), partial(name_row, path), len(rows), values)
+    read_all, count = read_places(len(rows), read), len(rows)
+    return RowSource((path,), schema, read_all, name=partial(name_row, path), rows=count, values=values)

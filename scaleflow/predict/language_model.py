@@ -99,8 +99,8 @@ class LanguageModel:
         from scaleflow.dataset.reading.tokenizer import TextStream
         from scaleflow.model.gpt import generate_tokens
 
-        stream = TextStream(self._tokenizer, tokens)
-        for token in generate_tokens(self._predict, tokens, self._window, sampling, self._tokenizer.unused):
+        stream, unused = TextStream(self._tokenizer, tokens), self._tokenizer.unused
+        for token in generate_tokens(self._predict, tokens, self._window, sampling=sampling, unused=unused):
             yield stream.add(token)
         yield stream.finish()
 

@@ -58,7 +58,7 @@ class FileState(NamedTuple):
     @classmethod
     def read(cls, path: str) -> FileState:
         status = os.stat(path)  # noqa: PTH116  (three times as fast as Path, for folders of many files)
-        return cls(os.path.abspath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns)  # noqa: PTH100
+        return cls(os.path.abspath(path), status.st_size, status.st_mtime_ns, status_changed=status.st_ctime_ns)  # noqa: PTH100
 
     @property
     def is_settled(self) -> bool:

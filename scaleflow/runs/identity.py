@@ -100,7 +100,7 @@ def compare_code(before: Provenance, now: Provenance) -> Iterator[Difference]:
         old, new = (each.modules.get(name, ("", "", "")) for each in (first, second))
         if old[1] != new[1]:
             is_same = first.version == second.version and old[0] == new[0]
-            yield Difference("code", name, old[1][:SHOWN] or None, new[1][:SHOWN] or None, matters=not is_same)
+            yield Difference("code", name, old[1][:SHOWN] or None, now=new[1][:SHOWN] or None, matters=not is_same)
     if first.commit != second.commit:
         yield Difference("code", COMMIT, before=first.commit[:SHOWN], now=second.commit[:SHOWN], matters=False)
     elif first.is_kept and second.is_kept:

@@ -263,8 +263,9 @@ def read_forms(reading: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str
         words: what the preprocessing of each input learned.
     """
     kinds, written = (each if isinstance(each, dict) else {} for each in map(reading.get, ("columns", "forms")))
+    missing = reading.get("missing")
     return {
-        name: CellForm(kind, reading.get("missing"), written.get(name), words.get(name, ()) if kind == CATEGORY else ())
+        name: CellForm(kind, missing, written.get(name), known=words.get(name, ()) if kind == CATEGORY else ())
         for name, kind in kinds.items()
         if kind in [*CONVERSIONS]
     }

@@ -192,11 +192,12 @@ class RayHost:
             plan = spec.plan
             count = sum(count_processes(plan).values())
             least = count - count_workers(plan) + min(self._least, count_workers(plan)) if spec.attempt else count
-            group = ray.reserve_slots(ray.ray_options(plan), count, least, should_stop, display.print_line)
+            cluster, report = ray.ray_options(plan), display.print_line
+            group = ray.reserve_slots(cluster, count, least, should_stop=should_stop, report=report)
             if group is not None:
                 return spec, group
             if should_stop() or least == count:
-                raise ConfigError(ray.explain_too_large(ray.ray_options(plan), count))
+                raise ConfigError(ray.explain_too_large(cluster, count))
 
     def find_reason(self, processes: Sequence[RunProcess]) -> EndReason:
         """Returns why the attempt ended, after Ray has had time to report a loss that processes noticed before it."""
@@ -224,8 +225,8 @@ class RayHost:
         """
         plan = spec.plan
         others = sum(count_processes(plan).values()) - count_workers(plan)
-        least, should_stop = self._least, self._monitor.stop.is_set
-        available = ray.wait_for_slots(self._cluster, self._workers + others, least + others, should_stop) - others
+        least, wanted, stop = self._least, self._workers + others, self._monitor.stop
+        available = ray.wait_for_slots(self._cluster, wanted, least + others, should_stop=stop.is_set) - others
         if available < least:
             raise ConfigError(
                 f"the remaining machines have room for {max(0, available)} worker(s), and the run needs at least "

@@ -156,7 +156,7 @@ class Recorder(threading.Thread):
 
     def _report(self, at: int) -> None:
         with contextlib.suppress(OSError):  # the disk is full: `scaleflow sync` makes it later
-            append_report(self.transfer.events, at, self.transfer.record.locate, self._stop_requested.is_set)
+            append_report(self.transfer.events, at, self.transfer.record.locate, is_late=self._stop_requested.is_set)
         self.wake()
 
     def _wait_for_earlier(self) -> None:

@@ -99,7 +99,8 @@ def read_git(folder: Path) -> GitState | None:
         return None
     tracked = [entry.split(" ", 10 if entry[0] == "u" else 8) for entry in entries if entry[:2] in ("1 ", "u ")]
     new = [entry[2:] for entry in entries if entry.startswith("? ")]
-    state = GitState(root, commit, "HEAD" if branch == "(detached)" else branch, read_origin(root), bool(tracked))
+    branch = "HEAD" if branch == "(detached)" else branch
+    state = GitState(root, commit, branch, origin=read_origin(root), is_dirty=bool(tracked))
     changed = {words[-1]: GONE if "D" in words[1] else "changed" for words in tracked if words[2] == "N..."}
     changed |= dict.fromkeys(list_new_files(root, new), "new")
     kept = {path: how for path, how in changed.items() if not is_output(path) and not (root / path).is_dir()}
