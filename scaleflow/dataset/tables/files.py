@@ -202,7 +202,7 @@ class TableFiles:
             if self.format == "csv":
                 try:
                     types = {name: pyarrow.float64() for name in numbers if name in columns}
-                    return self._read_csv(block, columns, types, rows)
+                    return self._read_csv(block, columns, types, rows=rows)
                 except pyarrow.ArrowInvalid:
                     return self._read_csv(block, columns, {}).slice(0, rows)
             return self._cast(self._read_as_declared(block, list(columns), rows).slice(0, rows))
