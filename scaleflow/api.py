@@ -298,9 +298,14 @@ def default_folder() -> Path:
 def read_result(folder: Path, of_model: bool = False) -> Result:
     """Reads the result of the run in a folder, with the last metrics, or with those `of_model`, the exported one."""
     run = Run(folder.absolute())
-    state, history = run.state, {name: dict(points) for name, points in run.state.curves.items()}
-    metrics, error = state.model_metrics if of_model else state.metrics, state.error or None
-    return Result(state.status or "FAILED", run.run_id, run.files.path, metrics, error, run.model_uri, history)
+    state = run.state
+    metrics = state.model_metrics if of_model else state.metrics
+    return make_result(run, state.status or "FAILED", metrics, error=state.error or None)
+
+
+def make_result(run: Run, status: Status, metrics: Mapping[str, float], error: str | None = None) -> Result:
+    history = {name: dict(points) for name, points in run.state.curves.items()} if run.is_here else {}
+    return Result(status, run.run_id, run.path, metrics=metrics, error=error, model_uri=run.model_uri, history=history)
 
 
 def check_result(result: Result, code: int) -> Result:
@@ -380,10 +385,7 @@ def best_run(parent: str | Path, uri: str | None = None) -> JobResult:
 
 
 def to_job_result(best: BestJob) -> JobResult:
-    run = best.run
-    history = {name: dict(points) for name, points in run.state.curves.items()} if run.is_here else {}
-    result = Result("FINISHED", run.run_id, run.path, best.metrics, None, run.model_uri, history)
-    return JobResult(best.number, tuple(best.overrides), result)
+    return JobResult(best.number, tuple(best.overrides), make_result(best.run, "FINISHED", best.metrics))
 
 
 def read_sweep(folder: Path, status: Status) -> SweepResult:

@@ -82,7 +82,7 @@ def compare_on(options: argparse.Namespace, line: list[str]) -> list[MetricDiffe
             folder.mkdir()
             run = Run.find(named, Tracking(uri=options.uri))
             words = run.complete(CommandWords(run_id=named, trusted=options.trust, line=line))
-            plan = make_plan_on(options.on, run, words, COMPARE)
+            plan = make_plan_on(options.on, run, words, policy=COMPARE)
             spec = make_evaluation_spec(run, words, plan, folder=folder, named=run)
             events = run_evaluation(plan, spec, folder, stop=stop, display=display)
             if stop.is_set():

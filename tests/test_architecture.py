@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -361,6 +361,86 @@ def test_a_function_or_class_has_a_name_of_its_own() -> None:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 places.setdefault(node.name, []).append(name)
     assert {name: found for name, found in places.items() if len(found) > 1 and name not in SHARED_NAMES} == {}
+
+
+#: The most positional arguments of a call: names say what further ones mean.
+MOST_POSITIONAL = 3
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+@functools.cache
+def list_definitions() -> dict[str, list[Definition]]:
+    """The functions, methods and classes of the package, by name."""
+    found: dict[str, list[Definition]] = {}
+    for name in SOURCES:
+        for node in ast.walk(parse(name)):
+            if isinstance(node, Definition):
+                found.setdefault(node.name, []).append(node)
+    return found
+
+
+@functools.cache
+def list_libraries(module: str) -> set[str]:
+    """The names in a module that are imported from elsewhere than the package."""
+    found: set[str] = set()
+    for node in ast.walk(parse(module)):
+        origin = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        for each in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            if not f"{origin}{each.name}".startswith(("scaleflow", "hydra_plugins")):
+                found.add((each.asname or each.name).partition(".")[0])
+    return found
+
+
+def list_calls(node: ast.AST, inside: ast.ClassDef | None = None) -> Iterator[tuple[ast.Call, ast.ClassDef | None]]:
+    """Yields each call with the class that it is in."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Call):
+            yield child, inside
+        yield from list_calls(child, child if isinstance(child, ast.ClassDef) else inside)
+
+
+def find_called(called: ast.expr, module: str, inside: ast.ClassDef | None) -> list[Definition]:
+    """The definitions in the package that a call may mean: of a method, all of its name; none of a library's."""
+    text = ast.unparse(called)
+    if text == "cls" and inside is not None:
+        return [inside]
+    if text.startswith("super().") and inside is not None:
+        bases = [each for base in inside.bases for each in list_definitions().get(ast.unparse(base), [])]
+        return [each for base in bases for each in base.body if isinstance(each, Definition) and each.name == text[8:]]
+    if re.split(r"\W", text, maxsplit=1)[0] in list_libraries(module):
+        return []
+    return list_definitions().get(text.rpartition(".")[2], [])
+
+
+def count_positional(arguments: Sequence[ast.expr], definition: Definition) -> int:
+    """Returns how many arguments are given by position; those that `*names` takes do not count."""
+    literal = (each.value.elts if isinstance(each, ast.Starred) and isinstance(each.value, ast.Tuple) else [each]
+               for each in arguments)  # fmt: skip
+    count = sum(map(len, literal))
+    makers = [each for each in definition.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+    function = definition if not isinstance(definition, ast.ClassDef) else makers[0] if makers else None
+    if function is None or function.args.vararg is None:
+        return count
+    taken = [each.arg for each in function.args.args if each.arg not in ("self", "cls")]
+    return min(count, len(taken))
+
+
+def find_long_calls(module: str) -> Iterator[str]:
+    """Yields the calls of the package's functions with more positional arguments than allowed."""
+    for call, inside in list_calls(parse(module)):
+        called, arguments = call.func, call.args
+        if ast.unparse(called) in ("partial", "functools.partial"):
+            called, *arguments = arguments
+        most = max((count_positional(arguments, each) for each in find_called(called, module, inside)), default=0)
+        if most > MOST_POSITIONAL:
+            file = SOURCES[module].relative_to(ROOT)
+            yield f"{file}:{call.lineno}: {ast.unparse(called)} gets {most} arguments by position, not by name"
+
+
+def test_a_call_has_few_positional_arguments() -> None:
+    """Of a function, method or class of the package; a library's may have no names for them."""
+    assert [each for module in SOURCES for each in find_long_calls(module)] == []
 
 
 def test_no_module_is_long() -> None:

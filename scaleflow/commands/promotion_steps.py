@@ -133,7 +133,7 @@ def promote_if_better(
     if on is None:
         plan = make_evaluation_plan(run.reuse_config(words, PROMOTE))
     else:
-        plan = make_plan_on(on, run, words, PROMOTE)
+        plan = make_plan_on(on, run, words, policy=PROMOTE)
     with tempfile.TemporaryDirectory(prefix="scaleflow-promote-") as folder:
         try:
             candidate = Candidate(

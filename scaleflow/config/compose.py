@@ -504,7 +504,8 @@ def read_composed_config(config: DictConfig) -> ComposedConfig:
     own = HydraConfig.get()
     typed: Any = OmegaConf.to_container(own.overrides.task, resolve=False)
     words, choices = CommandWords(list(map(str, typed))), select_group_choices(own.runtime.choices)
-    return ComposedConfig(config, choices, list_module_folders(own.runtime), Path(own.runtime.output_dir), words)
+    search, folder = list_module_folders(own.runtime), Path(own.runtime.output_dir)
+    return ComposedConfig(config, choices, search, folder=folder, words=words)
 
 
 def list_module_folders(runtime: Any) -> list[str]:

@@ -396,7 +396,8 @@ TRAINING_RULES: Sequence[Rule] = (
         ("training.early_stopping.restore_best", "checkpoint.best.monitor", "checkpoint.export"),
         lambda p: restores_best(p) and has_other_best(p),
         "two values would decide which model is exported",
-        "leave checkpoint.best out, or give it the monitor of training.early_stopping and checkpoint.export=best",
+        instead="leave checkpoint.best out, or give it the monitor of training.early_stopping and "
+        "checkpoint.export=best",
     ),
     Rule(
         ("model.init_from_preprocessing", "model.init_from"),

@@ -202,9 +202,9 @@ def prepare_resume(command: RunCommand, named: str) -> PreparedRun:
     plan = make_plan(composed)
     if not is_finished:
         refuse_changed_code(plan, files)
-    is_saved = is_store_address(plan.checkpoint.folder) and state.checkpoint is not None
+    has_weights = has_checkpoints or (is_store_address(plan.checkpoint.folder) and state.checkpoint is not None)
     spec = make_spec(plan, files.path, command, earlier=read_overrides(files))
-    return PreparedRun(spec, composed, 1 + files.count_resumes(), is_finished, is_saved or has_checkpoints)
+    return PreparedRun(spec, composed, 1 + files.count_resumes(), is_finished=is_finished, has_weights=has_weights)
 
 
 #: The strategies that run in one process.

@@ -399,7 +399,8 @@ class Decider:
             composition = self.composer.compose(stage, values["overrides"])
         elif stage.command.takes_run:
             run = self.stored.fix_aliases(str(values["run"]))
-            composition = self.composer.compose(stage, values.get("overrides", []), run, self.find_folder_of_run(run))
+            words, folder = values.get("overrides", []), self.find_folder_of_run(run)
+            composition = self.composer.compose(stage, words, run, folder=folder)
         key = make_key(stage, values, composition, config_dirs=self.pipeline.config_dirs)
         settings = {name: self.stored.fix_aliases(text) for name, text in key["settings"].items()}
         return {**key, "settings": settings}

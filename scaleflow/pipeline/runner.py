@@ -270,7 +270,7 @@ class PipelineRunner:
                 environment["MLFLOW_TRACKING_URI"] = self._tracking.uri
         each.state = "RUNNING"
         self._display.print_line(f"[{each.name}] {each.stage.command.name}: {each.decision.why}")
-        return partial(self._run_stage, each, run, words, environment)
+        return partial(self._run_stage, each, run, words, environment=environment)
 
     def _make_words(self, each: StageProgress, folder: Path) -> list[str]:
         dirs, command, values = self._pipeline.config_dirs, each.stage.command, each.decision.values

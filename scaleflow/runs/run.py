@@ -288,7 +288,7 @@ class Run:
 
         Raises ConfigError, naming the key that is wrong or not trusted.
         """
-        return reuse_config(self.config, self.params, words, policy.sections)
+        return reuse_config(self.config, self.params, words, sections=policy.sections)
 
 
 def select_computed(params: Mapping[str, str]) -> dict[str, str]:

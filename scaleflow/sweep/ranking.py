@@ -242,4 +242,5 @@ def find_best_job(parent: str, options: Tracking | None = None) -> BestJob:
         raise ConfigError(f"{parent}: expected the folder of a sweep, or the id of its run in MLflow")
     tracker, model, sweep = open_best_job(parent.removeprefix("runs:/"), options or Tracking())
     run, tags = Run(None, tracker, model), sweep.data.tags
-    return BestJob(run, tags, {**run.tracked.data.metrics, **sweep.data.metrics}, shlex.split(tags[BEST_OVERRIDES]))
+    metrics = {**run.tracked.data.metrics, **sweep.data.metrics}
+    return BestJob(run, tags, metrics, overrides=shlex.split(tags[BEST_OVERRIDES]))
