@@ -10,14 +10,7 @@ from scaleflow.comparison.results import compare_metrics, judge_runs
 from scaleflow.comparison.tables import Comparison
 from scaleflow.interfaces import Tracking
 from scaleflow.runs.folder import RunFolder
-from scaleflow.runs.identity import (
-    compare,
-    compare_files,
-    compare_known,
-    list_unknown,
-    list_value_changes,
-    name_files,
-)
+from scaleflow.runs.identity import compare, compare_files, compare_known, list_unknown, list_value_changes, name_files
 from scaleflow.runs.run import Run
 
 

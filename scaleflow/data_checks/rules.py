@@ -379,9 +379,7 @@ def group_rows(splits: list[SplitSample]) -> tuple[Array, float]:
     return groups, chance if len(codes) > 1 else 0.0
 
 
-# ---------------------------------------------------------------------------------------------
-# Pictures
-# ---------------------------------------------------------------------------------------------
+# Pictures ------------------------------------------------------------------------------------
 
 
 def find_blank(pictures: list[Array]) -> Iterator[DataFinding]:

@@ -92,12 +92,12 @@ class Chart:
         self._parts: list[str] = []
         bottom, right = size[1] - BOTTOM, size[0] - RIGHT
         for tick in choose_ticks(*self._ends[0]):
-            self._text(self._x(tick), bottom + 16, format_number(tick), anchor="middle", kind="faint")
+            self._parts.append(text(self._x(tick), bottom + 16, format_number(tick), anchor="middle", kind="faint"))
         for tick in choose_ticks(*self._ends[1]):
             at = self._y(tick)
             self._parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
-            self._text(LEFT - 6, at + 4, format_number(tick), anchor="end", kind="faint")
-        self._text((LEFT + right) / 2, size[1] - 8, labels[0], anchor="middle")
+            self._parts.append(text(LEFT - 6, at + 4, format_number(tick), anchor="end", kind="faint"))
+        self._parts.append(text((LEFT + right) / 2, size[1] - 8, labels[0], anchor="middle"))
         turned = text(-(TOP + bottom) / 2, 13, labels[1], anchor="middle")
         self._parts.append(f'<g transform="rotate(-90)">{turned}</g>')
 
@@ -108,9 +108,6 @@ class Chart:
     def _y(self, value: Any) -> Any:
         low, high = self._ends[1]
         return self._size[1] - BOTTOM - (value - low) / (high - low) * (self._size[1] - TOP - BOTTOM)
-
-    def _text(self, x: float, y: float, words: str, anchor: str, kind: str = "") -> None:
-        self._parts.append(text(x, y, words, anchor=anchor, kind=kind))
 
     def add_line(self, x: Sequence[float] | Array, y: Sequence[float] | Array, kind: str = "line") -> Chart:
         """Adds a line; `kind` is its style: `line`, `line other` or `rule`."""
@@ -463,9 +460,7 @@ def list_confused(counts: Array, names: Sequence[str], most: int = 10) -> list[d
     return [{"true": names[a], "predicted": names[b], "examples": float(wrong[a, b])} for a, b in pairs]
 
 
-# ---------------------------------------------------------------------------------------------
-# Charts
-# ---------------------------------------------------------------------------------------------
+# Charts --------------------------------------------------------------------------------------
 
 
 def draw_reliability(data: Classes, weights: Array, error: Figure) -> Drawing:

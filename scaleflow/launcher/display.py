@@ -28,14 +28,7 @@ from scaleflow.interfaces.events import (
 )
 from scaleflow.interfaces.formatting import format_elapsed
 from scaleflow.launcher.command_exit import write_error
-from scaleflow.launcher.lines import (
-    fit_columns,
-    format_row,
-    format_run_line,
-    list_figures,
-    measure_width,
-    wrap_line,
-)
+from scaleflow.launcher.lines import fit_columns, format_row, format_run_line, list_figures, measure_width, wrap_line
 from scaleflow.launcher.processes.handover import WARM_ENV, Client
 from scaleflow.launcher.progress import BAR_WIDTH, TrainingProgress
 

@@ -87,9 +87,7 @@ def add_arguments(target: Target, arguments: Mapping[str, Any]) -> Target:
     return replace(target, arguments={**target.arguments, **arguments})
 
 
-# ---------------------------------------------------------------------------------------------
-# Targets and outputs
-# ---------------------------------------------------------------------------------------------
+# Targets and outputs -------------------------------------------------------------------------
 
 
 def to_integers(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:

@@ -320,9 +320,7 @@ def check_smoothing(outputs: Described, smoothing: float) -> None:
         raise ConfigError(f"objective.label_smoothing={smoothing:g}: the targets are values, not classes; leave it 0")
 
 
-# ---------------------------------------------------------------------------------------------
-# One output
-# ---------------------------------------------------------------------------------------------
+# One output ----------------------------------------------------------------------------------
 
 
 def make_output_objective(
@@ -433,9 +431,7 @@ def add_metrics(
     )
 
 
-# ---------------------------------------------------------------------------------------------
-# Several outputs
-# ---------------------------------------------------------------------------------------------
+# Several outputs -----------------------------------------------------------------------------
 
 
 def join_outputs(named: Mapping[str, Objective], factors: Mapping[str, float]) -> Objective:

@@ -102,9 +102,7 @@ def make_measure(
     return Measure(names, sums, state.finish, size=state.size), {} if mode is None else dict.fromkeys(names, mode)
 
 
-# ---------------------------------------------------------------------------------------------
-# The form of the targets and outputs
-# ---------------------------------------------------------------------------------------------
+# The form of the targets and outputs ---------------------------------------------------------
 
 
 class MetricRows:
@@ -181,9 +179,7 @@ class MetricRows:
         return targets, predicted, tf.cast(weights, self._weights_dtype)
 
 
-# ---------------------------------------------------------------------------------------------
-# The state of a metric
-# ---------------------------------------------------------------------------------------------
+# The state of a metric -----------------------------------------------------------------------
 
 
 class State:
@@ -244,9 +240,7 @@ class State:
         return [float(value) for result in self.compute(sums).values() for value in np.ravel(result)]
 
 
-# ---------------------------------------------------------------------------------------------
-# Checks
-# ---------------------------------------------------------------------------------------------
+# Checks --------------------------------------------------------------------------------------
 
 
 def check_metric_kind(described: Outputs, start: str, named: Any, keras_name: str | None) -> None:
@@ -327,9 +321,7 @@ def is_close(found: Any, wanted: Any) -> bool:
     return np.allclose(found, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-# ---------------------------------------------------------------------------------------------
-# Names and directions
-# ---------------------------------------------------------------------------------------------
+# Names and directions ------------------------------------------------------------------------
 
 
 def choose_name(target: Target, metric: Any, start: str) -> str:

@@ -148,9 +148,7 @@ def join_replicas(values: Any) -> Array:
     return np.concatenate([np.asarray(value) for value in values]) if len(values) > 1 else np.asarray(values[0])
 
 
-# ---------------------------------------------------------------------------------------------
-# Columns to arrays
-# ---------------------------------------------------------------------------------------------
+# Columns to arrays ---------------------------------------------------------------------------
 
 
 class InputColumn(NamedTuple):

@@ -154,11 +154,7 @@ STAGE_BEGAN = "SCALEFLOW_STAGE_BEGAN"
 
 
 def log_evaluation(
-    tracker: MlflowTracker,
-    model: ModelReference,
-    name: str,
-    events: Sequence[Event],
-    tag: str,
+    tracker: MlflowTracker, model: ModelReference, name: str, events: Sequence[Event], tag: str
 ) -> dict[str, float]:
     """Logs an evaluation to the run that trained the model, and to the model. Returns the metrics by their names there.
 

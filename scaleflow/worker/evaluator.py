@@ -41,9 +41,7 @@ def is_chief_gone(plan: Plan) -> Callable[[], bool]:
 
 
 def run_evaluator(setup: TrainingSetup, folder: Path, emit: Emit, should_stop: Callable[[], bool]) -> Status:
-    """Evaluates each checkpoint that appears in a folder, until `end.json` says that there will be no more.
-
-    It also ends when the processes that train are gone.
+    """Evaluates each checkpoint that appears in a folder, until `end.json` says that no more come or the chief is gone.
 
     Args:
         setup: everything that was built, with a validation split.

@@ -171,9 +171,7 @@ def permute(inputs: Any, key: str, place: int | None, order: Array) -> Any:
     return map_named(change, inputs)
 
 
-# ---------------------------------------------------------------------------------------------
-# Occlusion
-# ---------------------------------------------------------------------------------------------
+# Occlusion -----------------------------------------------------------------------------------
 
 
 def explain_mistakes(engine: Engine, kept: KeptSplit, predictions: Predictions) -> dict[int, Any]:
