@@ -210,17 +210,13 @@ def explain_mistakes(engine: Engine, kept: KeptSplit, predictions: Predictions) 
             each: np.repeat(values[n : n + 1], len(variants), axis=0) for each, values in name_leaves(raw).items()
         }
         repeated[key] = np.array(variants, object if parts else value.dtype)
-        batch = kept.reader.preprocess(map_named(functools.partial(take_named, repeated), raw))
+        batch = kept.reader.preprocess(map_named(lambda name, _, of=repeated: of[name], raw))  # type: ignore[misc]
         chances = compute_probabilities(described, name_leaves(engine.predict(batch))[name])
         assert chances is not None
         losses = np.maximum(0, chances[0].max() - chances[1:, chances[0].argmax()])
         shares = losses / max(float(losses.max()), 1e-12)
         found[int(example)] = list(zip(parts, shares.tolist(), strict=True)) if parts else shares.reshape(GRID, GRID)
     return found
-
-
-def take_named(values: Mapping[str, Any], name: str, _: Any) -> Any:
-    return values[name]
 
 
 def occlude(value: Any, is_picture: bool) -> tuple[list[str], list[Any]]:

@@ -106,8 +106,9 @@ def augment_feed(
         return feed  # type: ignore[no-any-return]
     mixes = [key for key in MIXTURES if getattr(options, key)]
     find = functools.partial(find_only, options, inputs)
-    image = find(IMAGE_OPTIONS, needed="images of shape (height, width, channels)", fits=is_single_image)
-    text = find(("word_dropout",), needed="texts as numbers of words", fits=is_numbered_text)
+    images, words = "images of shape (height, width, channels)", "texts as numbers of words"
+    image = find(IMAGE_OPTIONS, needed=images, fits=lambda each: len(each.shape) == 3 and not is_text(each))
+    text = find(("word_dropout",), needed=words, fits=lambda each: len(each.shape) == 1 and each.vocabulary is not None)
     for key in mixes:
         check_mixture(key, options, inputs, outputs=outputs)
     check_changed_values(options, inputs, outputs, image=image, text=text)
@@ -216,17 +217,9 @@ def is_text(inputs: Inputs) -> bool:
     return inputs.dtype == "string" or inputs.vocabulary is not None
 
 
-def is_single_image(inputs: Inputs) -> bool:
-    return len(inputs.shape) == 3 and not is_text(inputs)
-
-
 def find_range(inputs: Inputs) -> float | None:
     """Returns the value of white in images whose black is 0; None if it is not known."""
     return 255.0 if inputs.dtype == "uint8" else None if inputs.scale is None else 1 / inputs.scale
-
-
-def is_numbered_text(inputs: Inputs) -> bool:
-    return len(inputs.shape) == 1 and inputs.vocabulary is not None
 
 
 @dataclass(frozen=True)

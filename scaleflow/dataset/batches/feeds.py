@@ -90,7 +90,7 @@ class ShuffledOrder:
         in_order = self._stream.dataset.take(count)
         dataset = in_order.apply(tf.data.experimental.assert_cardinality(count))
         if self._seed is not None:
-            seed = epoch_seed(self._seed, epoch)
+            seed = shuffle_position(tf.constant(0, tf.int64), self._seed, epoch, count=2**31)  # a single number
             with replace_global_seed():
                 dataset = dataset.shuffle(self._buffer, seed=seed, reshuffle_each_iteration=False)
         dataset = dataset.concatenate(in_order.repeat().take(last - count)).skip(first)
@@ -120,11 +120,6 @@ def buffer_size(stream: Stream, wanted: int | None) -> int:
     size = record_bytes(stream)
     fitting = SHUFFLE_BUFFER if size == float("inf") else int(RECORD_BYTES / max(size, 1.0))
     return max(1, min(fitting, len(stream)))
-
-
-def epoch_seed(seed: int, epoch: tf.Tensor | int) -> tf.Tensor:
-    """Derives the seed of one epoch for operations that take a single number."""
-    return shuffle_position(tf.constant(0, tf.int64), seed, epoch, count=2**31)
 
 
 #: A replica's share of a batch up to this size is read while the previous step computes: small steps leave cores

@@ -261,7 +261,11 @@ def join_examples(parts: list[Examples]) -> Examples:
         return parts[0]
     rows = [to_rows(each) for each in parts]
     is_weighted = any(each.is_weighted for each in rows)
-    arrays = [add_weights(each) if is_weighted else each for each in rows if isinstance(each, Arrays)]
+    arrays = [
+        replace(each, weights=np.ones(len(each), np.float32)) if is_weighted and each.weights is None else each
+        for each in rows
+        if isinstance(each, Arrays)
+    ]
     if len(arrays) == len(rows):
         joined = Arrays(*tf.nest.map_structure(lambda *parts: np.concatenate(parts), *(each.parts for each in arrays)))
         places = [each.rows for each in arrays if each.rows is not None]  # of a file from which splits are drawn
@@ -269,10 +273,6 @@ def join_examples(parts: list[Examples]) -> Examples:
     streams = [each.stream().map(add_weight) if is_weighted else each.stream() for each in rows]
     whole = functools.reduce(tf.data.Dataset.concatenate, streams)
     return Stream(whole, sum(map(len, rows)), faults=[fault for each in rows for fault in each.faults])
-
-
-def add_weights(arrays: Arrays) -> Arrays:
-    return arrays if arrays.weights is not None else replace(arrays, weights=np.ones(len(arrays), np.float32))
 
 
 def add_weight(*example: Any) -> tuple[Any, ...]:
