@@ -409,7 +409,7 @@ class StreamRows(Stream, Rows):
         return [record for _, record in matches.take(len(places))]
 
     def _keep_readable(self, numbered: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns (index, extract_text) of those of numbered records that can be decoded, in their order.
+        """Returns (index, a little of it as text) of those of numbered records that can be decoded, in their order.
 
         Errors that are raised before the decoding are raised here, too.
         """
@@ -494,7 +494,7 @@ def to_mask(chosen: Sequence[int] | Array, length: int) -> Array:
 
 
 def place_if_read(stream: Stream, place: tf.Tensor, record: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the index of a record, and a extract_text of the example that it is decoded to. Traced."""
+    """Returns the index of a record, and a little of the example that it is decoded to. Traced."""
     return place, extract_text(decode(stream, record))
 
 
@@ -507,7 +507,7 @@ def make_records(stream: Stream, components: tuple[tf.Tensor, ...]) -> Records:
 
 
 def readable_batches(stream: Stream) -> tf.data.Dataset:
-    """Returns (indices [b], extract_text) of the batches of records that can be decoded as a whole."""
+    """Returns (indices [b], a little of each as text) of the batches of records that can be decoded as a whole."""
 
     def places_if_read(places: tf.Tensor, records: Any) -> tuple[tf.Tensor, tf.Tensor]:
         return places, extract_text(call_decode(stream, records))
