@@ -86,14 +86,9 @@ def is_sure(tpu: TpuAddress) -> bool:
 
     Other hardware has device files of these names too, so a local TPU also needs the TPU library.
     """
-    if tpu.address != LOCAL:
-        return True
-    return bool(device_files()) and has_library()
-
-
-def has_library() -> bool:
-    path = os.environ.get("TPU_LIBRARY_PATH")
-    return any(Path(file).exists() for file in ((path,) if path else LIBRARIES)) or find_spec("libtpu") is not None
+    libraries = (path,) if (path := os.environ.get("TPU_LIBRARY_PATH")) else LIBRARIES
+    has_library = any(Path(file).exists() for file in libraries) or find_spec("libtpu") is not None
+    return tpu.address != LOCAL or (bool(device_files()) and has_library)
 
 
 def explain_no_tpu() -> str:

@@ -56,7 +56,8 @@ def make_data_page(
     by_class = pick_target(train)
     caption = "by class" if by_class is not None else "by split" if len(samples) > 1 else ""
     splits = [{"split": name, "examples": each.examples, "looked_at": len(each)} for name, each in samples.items()]
-    sheets = "".join(make_sheet(name, each) for name, each in pictures.items())
+    addresses = {name: to_data_address(draw_sheet(each[:SHOWN_PICTURES])) for name, each in pictures.items()}
+    sheets = [make_charts([Drawing("", name, f'<img src="{each}" alt="">')]) for name, each in addresses.items()]
     return make_page(
         title,
         looked,
@@ -66,7 +67,7 @@ def make_data_page(
             compose_section("Targets", make_charts(draw_targets(samples))),
             compose_section("Columns", make_table([describe_row(*each) for each in schema["columns"].items()])),
             compose_section(f"Distributions {caption}".strip(), make_charts(draw_columns(samples, by_class)), more),
-            compose_section("Examples", sheets, make_table(list_examples(train))),
+            compose_section("Examples", "".join(sheets), make_table(list_examples(train))),
         ],
     )
 
@@ -111,11 +112,6 @@ def list_examples(sample: SplitSample) -> list[dict[str, Any]]:
         values |= {name: each[n] for name, each in sample.columns.items() if each.ndim == 1}
         rows.append({name: shorten_value(value) for name, value in values.items()})
     return rows if any(len(row) > len(sample.targets) for row in rows) else []
-
-
-def make_sheet(name: str, pictures: Array) -> str:
-    address = to_data_address(draw_sheet(pictures[:SHOWN_PICTURES]))
-    return make_charts([Drawing("", name, f'<img src="{address}" alt="">')])
 
 
 def draw_targets(samples: Mapping[str, SplitSample]) -> Iterator[Drawing]:

@@ -78,7 +78,7 @@ def recompute(
 
         return list_differentiable(*first[0]), backward
 
-    before = count_graph_operations()
+    before = 0 if tf.executing_eagerly() else len(tf.compat.v1.get_default_graph().get_operations())
     if inputs or weights:
         tensors = iter(differentiate(*inputs.values(), *values))
     else:
@@ -180,11 +180,6 @@ def read_value(variable: keras.Variable, scope: keras.StatelessScope | None) -> 
     """Returns the value of a variable in a scope of Keras, or its own."""
     value = None if scope is None else scope.get_current_value(variable)
     return tf.convert_to_tensor(private.read_stored(variable) if value is None else value)
-
-
-def count_graph_operations() -> int:
-    """Returns the number of operations of the graph so far; 0 without a graph."""
-    return 0 if tf.executing_eagerly() else len(tf.compat.v1.get_default_graph().get_operations())
 
 
 def check_operations(first: int, label: str) -> None:

@@ -38,6 +38,7 @@ OF_HOST = {
     "system/disk_available_megabytes",
     "system/network_receive_megabytes",
     "system/network_transmit_megabytes",
+    "system/run_peak_memory_megabytes",
 }
 OF_PROCESS = ("cpu_utilization_percentage", "memory_usage_megabytes", "threads")
 
@@ -81,6 +82,34 @@ def test_the_machine_and_each_process_are_measured_by_name(tmp_path: Path, busy:
     assert not any(key.startswith("system/worker-1/") for key in machine.measure())
     other.pid = os.getpid()
     assert "system/worker-1/memory_usage_megabytes" in machine.measure()
+
+
+#: Takes 200 MB, and has two forks that share them.
+SHARING = """
+import os, sys
+kept = bytes(range(256)) * 800_000
+pids = []
+for _ in range(2):
+    pid = os.fork()
+    if not pid:
+        sys.stdin.read()
+        os._exit(0)
+    pids.append(pid)
+print(*pids, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_peak_counts_a_page_that_processes_share_once_and_stays(tmp_path: Path) -> None:
+    name, key = SimpleNamespace(file_name="worker-0"), "system/run_peak_memory_megabytes"
+    before = MachineMetrics(tmp_path, []).measure()[key]
+    with subprocess.Popen([sys.executable, "-c", SHARING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        machine = MachineMetrics(tmp_path, [Handle(name, int(pid)) for pid in parent.stdout.readline().split()])
+        peak = machine.measure()[key]
+        parent.communicate()
+    assert 200 < peak - before < 300
+    assert machine.measure()[key] >= peak
 
 
 class FakeNvml:

@@ -355,7 +355,9 @@ class StreamRows(Stream, Rows):
         if found:
             parts = tuple(map_leaves(lambda *values: stack_values(values), *each) for each in zip(*found, strict=True))
         else:
-            parts = tuple(map_leaves(empty_examples, spec) for spec in self.spec)
+            parts = tf.nest.map_structure(
+                lambda spec: np.empty([0, *(size or 0 for size in spec.shape)], spec.dtype.as_numpy_dtype), self.spec
+            )
         return f"a sample of {len(found)} examples", iter([parts])
 
     def locate(self, places: Array) -> tuple[list[str | None] | None, Array | None]:
@@ -567,10 +569,6 @@ def read_readable(dataset: tf.data.Dataset, count: int) -> Iterator[Any]:
             return
         except tf.errors.OpError:
             continue
-
-
-def empty_examples(spec: tf.TensorSpec) -> Array:
-    return np.empty([0, *(size or 0 for size in spec.shape)], spec.dtype.as_numpy_dtype)
 
 
 def spread_evenly(length: int, count: int) -> Array:

@@ -456,7 +456,8 @@ def find_limits(outputs: Outputs, column: Any, is_seen: Array, earlier: EarlierS
 def find_classes(rows: SampleColumns, target: str) -> list[str]:
     """Returns the classes of a target: numbers by value, then words."""
     words = {*to_classes(rows.columns[target]).unique().to_pylist(), *(rows.classes or ())}
-    return sorted(words - {""}, key=number_sort_key)
+    numbers = {name: float(name) for name in words if re.match(IS_NUMBER, name)}
+    return sorted(words - {""}, key=lambda name: (name not in numbers, numbers.get(name, 0.0), name))
 
 
 def find_targets(blocks: Iterable[Any]) -> tuple[list[int], list[str] | None]:
@@ -509,8 +510,3 @@ def has_values(rows: SampleColumns, target: str) -> bool:
             "choose another one, or write it so in the file, such as days in place of dates"
         )
     return True
-
-
-def number_sort_key(name: str) -> tuple[bool, float, str]:
-    """Returns a sort key: numbers by value, then words."""
-    return (False, float(name), name) if re.match(IS_NUMBER, name) else (True, 0.0, name)

@@ -32,6 +32,9 @@ START_SECONDS = 1.0
 
 MEGABYTE = 1e6
 
+#: Bytes from which the pages of a process are not looked at one by one.
+LARGE = 8e9
+
 #: The most machines, and processes, with metrics of their own. More would send thousands of metrics to the store.
 MAX_NAMED = 64
 
@@ -188,6 +191,7 @@ class MachineMetrics:
         self._folder = folder
         self._processes = processes
         self._known: dict[int, psutil.Process] = {}
+        self._peak = 0
         network = psutil.net_io_counters()
         self._received, self._sent = network.bytes_recv, network.bytes_sent
         self._devices = list_gpu_readers()
@@ -201,9 +205,28 @@ class MachineMetrics:
             with contextlib.suppress(self._psutil.Error):
                 name = process.spec.file_name
                 values |= {f"system/{name}/{key}": value for key, value in self._of_process(process.pid).items()}
+        self._peak = max(self._peak, self._sum_memory())
+        values["system/run_peak_memory_megabytes"] = self._peak / MEGABYTE
         for index, device in enumerate(self._devices):
             values |= {f"system/gpu_{index}_{key}": value for key, value in device().items()}
         return values
+
+    def _sum_memory(self) -> int:
+        """Returns the bytes of the run's processes here, of its launcher and of its fork server.
+
+        A page that several have counts once, except of large processes, whose pages take long to look at.
+        """
+        me, total = self._psutil.Process(), 0
+        found = {me}
+        for each in self._processes:
+            with contextlib.suppress(self._psutil.Error):
+                worker = self._psutil.Process(each.pid)
+                found |= {worker, worker.parent() or me}
+        for process in found:
+            with contextlib.suppress(self._psutil.Error):
+                size = process.memory_info().rss
+                total += size if size > LARGE else getattr(process.memory_full_info(), "pss", size)
+        return total
 
     def _of_host(self) -> Values:
         psutil = self._psutil
