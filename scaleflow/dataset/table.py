@@ -152,20 +152,18 @@ class Table:
             rare=rare,
             scale_target=scale_target,
         )
-        names, given = self._choose_inputs(data_dir, told)
-        used = [*names, *([weights] if weights else []), target]
-        self._files.use(used)
-        words = find_categories(self._past.get("columns", {}), earlier)
-        self._read = partial(TableRows, self._files, used, learn_on=learn_on, words=words, weights=weights)
         self.unlabelled: dict[str, str] = {}  # by split, a text on the rows that `load` leaves out
-        self._learn(form, names, told=told, given=given)
-        make = partial(
-            make_preprocessing, told=told, embed=embed, words=vocabulary, tokens=tokens, standardize=standardize
-        )
-        self.preprocessing = {name: make(name, each) for name, each in self._kinds.items()}
+        self._learn(form, told, data_dir, learn_on=learn_on)
+        make = partial(make_preprocessing, told=told, embed=embed, words=vocabulary, tokens=tokens)
+        self.preprocessing = {name: make(name, each, standardize=standardize) for name, each in self._kinds.items()}
 
-    def _learn(self, form: CsvForm, names: list[str], *, told: ColumnOptions, given: Mapping[str, str]) -> None:
-        """Learns from the first rows what the columns are."""
+    def _learn(self, form: CsvForm, told: ColumnOptions, data_dir: str, learn_on: int | None) -> None:
+        """Chooses the columns, and learns from the first rows what they are."""
+        names, given = self._choose_inputs(data_dir, told)
+        used = [*names, *([self._weights] if self._weights else []), self._target]
+        self._files.use(used)
+        words = find_categories(self._past.get("columns", {}), self._earlier)
+        self._read = partial(TableRows, self._files, used, learn_on=learn_on, words=words, weights=self._weights)
         rows = self._read("train" if "train" in self._files.by_split else ALL)
         types = self._learn_types(rows, names, given, told=told)
         self._kinds, useless = divide_useless(types.found, self._target)
@@ -381,9 +379,9 @@ class TableRows:
         """The sample, with numbers and dates in one form."""
         columns = {name: apply_form(column, self.forms.get(name)) for name, column in self.raw_columns.items()}
         words, (_, classes) = self.count_missing_words(), self._targets
-        return SampleColumns(columns, self._files.format, self._name_sampled, missing_words=words, classes=classes)
+        return SampleColumns(columns, self._files.format, self._name_sample_row, missing_words=words, classes=classes)
 
-    def _name_sampled(self, row: int) -> str:
+    def _name_sample_row(self, row: int) -> str:
         return self.name(int(self.sampled[row]))
 
     @cached_property
@@ -458,7 +456,7 @@ class TableRows:
             numbers = [name for name in plain if are_plain_numbers(self.sample_columns.columns[name])]
             faults = self._sample[1]
             named = [row for row in sorted(faults) if self.has_target[self.sampled[row]]][:NAMED]
-            return numbers, [f"{self._name_sampled(row)}: {faults[row]}" for row in named]
+            return numbers, [f"{self._name_sample_row(row)}: {faults[row]}" for row in named]
 
         self._numbers, faults = self.recall("types", [kinds, outputs, self.forms], learn)
         self.faults: Sequence[str] = [*self.malformed, *faults][:NAMED]

@@ -205,8 +205,7 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
             model, devices, notes = load_once()
             if typed.explain:
                 explainer = make_explainer(state, task.predicted)
-                model = ExplainingModel(model, explainer)
-                notes.append(Note(describe_cost(explainer)))
+                model, notes = ExplainingModel(model, explainer), [*notes, Note(describe_cost(explainer))]
             display.end_phase()
             for note in [*notes, *([Note(NO_RECORD)] if run.learned_state is None else [])]:
                 display.show_event(note)
@@ -214,9 +213,8 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
             report = RowReport(typed.on_bad, task.source.name, state, counted=task.form.categories)
             began, skipped = time.monotonic(), output.count_rows(first)
             with show_progress(display, task.source.rows) as advance:
-                rows, bad = write_predictions(
-                    task, model, output, first=first, report=report, advance=advance, must_stop=stop.is_set
-                )
+                write = partial(write_predictions, task, model, output, first=first, report=report)
+                rows, bad = write(advance=advance, must_stop=stop.is_set)
             seconds = time.monotonic() - began
     new = task.list_columns_unknown_to_run()
     counts = {"there before": skipped, "new columns": new, **report.to_counts(bad)}
@@ -225,8 +223,8 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
         done = f"; {output.count_finished()} shard(s) are whole, --resume continues" if output.is_folder else ""
         write_error(f"stopped by {stop.signal_name}{done}")
         return stop.exit_code
-    before = f", after {skipped:,} that were there" if skipped else ""
-    lines = [*format_model_rows(run), ("on", devices), ("rows", f"{rows:,}{before}, {rows / seconds:,.0f} rows/s")]
+    done = f"{rows:,}{f', after {skipped:,} that were there' if skipped else ''}, {rows / seconds:,.0f} rows/s"
+    lines = [*format_model_rows(run), ("on", devices), ("rows", done)]
     lines += [("new columns", f"{', '.join(new)}: not in training, not used")] if new else []
     display.print_summary([*lines, *report.describe(bad, bool(skipped)), ("output", str(output.path))])
     return FINISHED

@@ -460,10 +460,10 @@ def test_bad_rows_are_left_out_or_empty_and_all_that_is_new_is_counted(trained: 
 
 
 def test_a_table_without_rows_gives_columns_without_rows(trained: Trained) -> None:
-    parquet.write_table(trained.new.slice(0, 0), trained.folder / "none.parquet")
-    trained.predict(trained.sizes, "none.parquet", "none_out.parquet", "--keep", "id")
+    parquet.write_table(trained.new.slice(0, 0), trained.folder / "empty.parquet")
+    trained.predict(trained.sizes, "empty.parquet", "of_empty.parquet", "--keep", "id")
     names = ["id", "prediction", "probability", *(f"probability_{name}" for name in SIZES)]
-    assert trained.read("none_out.parquet") == {name: [] for name in names}
+    assert trained.read("of_empty.parquet") == {name: [] for name in names}
 
 
 class NoTensorFlow:

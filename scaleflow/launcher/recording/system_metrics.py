@@ -214,7 +214,7 @@ class MachineMetrics:
     def _sum_memory(self) -> int:
         """Returns the bytes of the run's processes here, of its launcher and of its fork server.
 
-        A page that several have counts once, except of large processes, whose pages take long to look at.
+        A page that several processes share is counted once, but not for large ones: their pages take long to look at.
         """
         me, total = self._psutil.Process(), 0
         found = {me}
