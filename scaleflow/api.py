@@ -44,8 +44,8 @@ from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Status, Tracking
 from scaleflow.interfaces.formatting import Readable, list_metric_rows
-from scaleflow.launcher.command_exit import ANSWER, FINISHED, REFUSED, raise_interruption
-from scaleflow.launcher.launch import describe_outcome, launch_run
+from scaleflow.launcher.command_exit import FINISHED, REFUSED, Outcome, raise_interruption
+from scaleflow.launcher.launch import answer_run, launch_run
 from scaleflow.launcher.objects import add_options, place_file, plan_data_file, plan_model_file, use_function
 from scaleflow.launcher.prepare import RunCommand, prepare_run
 from scaleflow.launcher.recording.recovery import repair_quietly
@@ -205,45 +205,40 @@ def run(
         for path, write in written.items():
             write(path)
 
-    refusals: list[str] = []
     try:
-        code, run_folder = launch_command(RunCommand(composed), refusals.append, fill_folder)
-        if refusals:
-            raise_interruption(code, refusals[0])
-            raise ConfigError(refusals[0])
+        outcome, run_folder = launch_command(RunCommand(composed), fill_folder)
+        if outcome.error:
+            raise_interruption(outcome.code, outcome.error)
+            raise ConfigError(outcome.error)
     except ConfigError:
         for path in written:
             path.unlink(missing_ok=True)  # there is no run that could read it
         raise
-    return check_result(read_result(run_folder), code)
+    return check_result(read_result(run_folder), outcome.code)
 
 
-def launch_command(
-    command: RunCommand, refuse: Callable[[str], None] | None = None, fill_folder: Callable[[], None] | None = None
-) -> tuple[int, Path]:
+def launch_command(command: RunCommand, fill_folder: Callable[[], None] | None = None) -> tuple[Outcome, Path]:
     """Prepares and launches a run.
 
     Args:
-        refuse: receives the reason if a launched run is refused; None: the terminal shows it.
         fill_folder: writes what the run needs into its folder, after the config was checked.
 
     Returns:
-        The exit code that the command would have, and the run's folder.
+        The outcome that the command would have, and the run's folder.
 
     Raises:
         ConfigError: if the config cannot work.
     """
     run = prepare_run(command)
-    ANSWER.read = partial(describe_outcome, run.spec.folder)
     if run.is_finished:
         repair_quietly(run.spec.folder)
-        return 0, run.spec.folder
+        return Outcome(read=partial(answer_run, run.spec.folder)), run.spec.folder
     if not run.resume_number:
         check_main(run.spec.plan)
     make_folder(run.spec.folder)
     if fill_folder is not None:
         fill_folder()
-    return launch_run(run, refuse=refuse), run.spec.folder
+    return launch_run(run), run.spec.folder
 
 
 def normalize_config(config: Any, dirs: Sequence[str | Path]) -> ComposedConfig:
@@ -360,10 +355,11 @@ def run_sweep(
         sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=task, config=config)
         sweeper.sweep(arguments=list(config.hydra.overrides.task))
         context.callbacks.on_multirun_end(config=config, config_name="config")
+    code = task.outcome.code
     if not task.limit:
-        raise_interruption(task.code, f"the sweep was stopped; its folder is {path}")
-    result = read_sweep(path, "KILLED" if task.limit else "FINISHED" if task.code == FINISHED else "FAILED")
-    if task.code == REFUSED:
+        raise_interruption(code, f"the sweep was stopped; its folder is {path}")
+    result = read_sweep(path, "KILLED" if task.limit else "FINISHED" if code == FINISHED else "FAILED")
+    if code == REFUSED:
         raise ConfigError(str(result.jobs[0].result.error))
     return result
 

@@ -19,14 +19,14 @@ from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.secret_masking import register_resolver
-from scaleflow.launcher.command_exit import ANSWER, FINISHED
+from scaleflow.launcher.command_exit import Outcome
 from scaleflow.launcher.display import Display
 from scaleflow.sweep.ranking import find_best_job
 from scaleflow.sweep.sweep_report import choose_results, make_loading_row
 
 
 @make_main
-def main(words: list[str]) -> int:
+def main(words: list[str]) -> Outcome:
     parser = CommandParser("best", __doc__)
     parser.add_argument("parent", metavar="PARENT", help="the id of a sweep's run in MLflow, or the folder of a sweep")
     parser.add_argument("--uri", help="the tracking store that has the run (default: as that of a run)")
@@ -35,7 +35,7 @@ def main(words: list[str]) -> int:
     best = find_best_job(options.parent, Tracking(uri=options.uri))
     job = to_job_result(best)
     result = job.result
-    ANSWER.read = lambda: {
+    values = {
         "job": job.number,
         "overrides": job.overrides,
         "metric": best.metric,
@@ -56,7 +56,7 @@ def main(words: list[str]) -> int:
             make_loading_row(result.model_uri, best.run.address, result.folder),
         ]
     )
-    return FINISHED
+    return Outcome(read=lambda: values)
 
 
 if __name__ == "__main__":

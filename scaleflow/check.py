@@ -38,7 +38,7 @@ from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Tracking
 from scaleflow.interfaces.events import DataChecked
-from scaleflow.launcher.command_exit import ANSWER, FAILED, FINISHED, to_printable
+from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome, to_printable
 from scaleflow.launcher.display import Display, display_for, hidden_display
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
@@ -58,7 +58,7 @@ DEVICES = ("strategy=one_device", "hardware=cpu")
 
 
 @make_main
-def main(words: list[str]) -> int:
+def main(words: list[str]) -> Outcome:
     parser = CommandParser("check", __doc__)
     parser.add_overrides("a word of the run")
     parser.add_argument("--against", metavar="RUN_ID", help=f"compare with what a run has learned: {FORMS}")
@@ -80,12 +80,12 @@ def main(words: list[str]) -> int:
         schema = None if typed.against is None else read_schema_of_run(typed.against, typed.overrides, display)
         checked = look_at_data(plan, schema, typed.examples, report=report, display=display, stop=stop)
         if checked is None:
-            return stop.exit_code
+            return Outcome(stop.exit_code)
         counted = [each for each in checked.findings if LEVELS.index(each["level"]) >= LEVELS.index(typed.level)]
-        ANSWER.read = lambda: {"findings": checked.findings, "splits": checked.splits, "report": str(report.absolute())}
-        ANSWER.error = f"{len(counted)} of the findings are a {typed.level} or worse" if counted else None
+        values = {"findings": checked.findings, "splits": checked.splits, "report": str(report.absolute())}
+        values |= {"error": f"{len(counted)} of the findings are a {typed.level} or worse"} if counted else {}
         display.print_summary([*describe_checked(checked), ("report", str(report))])
-    return FAILED if counted else FINISHED
+    return Outcome(FAILED if counted else FINISHED, lambda: values)
 
 
 def make_check_plan(overrides: Sequence[str], config_dirs: Sequence[str], examples: int) -> Plan:

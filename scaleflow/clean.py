@@ -15,6 +15,7 @@ Exit code: 0 done, or there is nothing to do; 1 a folder cannot be deleted; 2 wr
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import re
@@ -31,7 +32,7 @@ from scaleflow.errors import ConfigError, RunDeleted, RunMissing
 from scaleflow.interfaces import Tracker
 from scaleflow.interfaces.formatting import SECONDS, format_duration, join_first
 from scaleflow.interfaces.secret_masking import register_resolver
-from scaleflow.launcher.command_exit import ANSWER, FAILED
+from scaleflow.launcher.command_exit import FAILED, FINISHED, JSON, Outcome
 from scaleflow.launcher.recording.store_record import StoreRecord
 from scaleflow.launcher.recording.store_transfer import EventTransfer
 from scaleflow.runs import RunFolder, RunState
@@ -66,7 +67,7 @@ class FoundRun:
 
 
 @make_main
-def main(words: list[str]) -> int:
+def main(words: list[str]) -> Outcome:
     parser = CommandParser("clean", __doc__)
     parser.add_argument(
         "folders", nargs="*", type=Path, metavar="FOLDER", help="where runs are (default: outputs, multirun)"
@@ -84,31 +85,35 @@ def main(words: list[str]) -> int:
     register_resolver()
     roots = options.folders or [Path(name) for name in DEFAULT_FOLDERS if Path(name).is_dir()]
     found = find_runs([root.absolute() for root in roots], least_age, options.checkpoints)
-    ANSWER.read = lambda: answer(found)
     if not found:
         print(f"no folder of a run in {', '.join(map(str, options.folders or DEFAULT_FOLDERS))}")
-        return 0
+    problems = offer_deletion(found, roots, options) if found else []
+    values = {**answer(found), "error": next(iter(problems), None)}
+    return Outcome(FAILED if problems else FINISHED, lambda: values)
+
+
+def offer_deletion(found: Sequence[FoundRun], roots: Sequence[Path], options: argparse.Namespace) -> list[str]:
+    """Shows the runs, and deletes what may be deleted if the user says so. Returns why something is left."""
     show(found)
     chosen = sorted((run for run in found if run.is_deletable), key=lambda run: -len(run.folder.parts))
     what = "the checkpoints" if options.checkpoints else "the folders"
     total = format_bytes(sum(run.bytes for run in chosen))
     if not chosen:
         print("nothing to delete")
-        return 0
+        return []
     print(
         f"{what} of {len(chosen)} runs can be deleted: {total}. Such a run can no longer be trained longer (resume=...)"
     )
     if not (options.yes or is_confirmed(f"delete {what} of {len(chosen)} runs? [y/N] ")):
         print("nothing is deleted" if sys.stdin.isatty() else "nothing is deleted; add --yes to delete them")
-        return 0
+        return []
     problems = [problem for run in chosen if (problem := delete(run, options.checkpoints))]
     remove_empty_parents(chosen, roots)
     deleted = [run for run in chosen if run.is_deleted]
     print(f"deleted {what} of {len(deleted)} runs: {format_bytes(sum(run.bytes for run in deleted))}")
     for problem in problems:
         print(f"left: {problem}", file=sys.stderr)
-    ANSWER.error = problems[0] if problems else None
-    return FAILED if problems else 0
+    return problems
 
 
 def parse_age(text: str) -> float:
@@ -267,8 +272,8 @@ def show(runs: Sequence[FoundRun]) -> None:
 
 
 def is_confirmed(question: str) -> bool:
-    """Whether the user says yes. Without a terminal nobody is asked."""
-    if ANSWER.is_wanted or not sys.stdin.isatty():
+    """Whether the user says yes. Without a terminal, or with `--json`, nobody is asked."""
+    if JSON in sys.argv or not sys.stdin.isatty():
         return False
     with contextlib.suppress(EOFError):
         return input(question).strip().lower() in ("y", "yes")

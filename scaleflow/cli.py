@@ -33,7 +33,7 @@ from scaleflow.config.synonyms import translate_words
 from scaleflow.config.words import FLAGS_WITH_VALUE, split_flags, split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.secret_masking import find_environment_secrets, find_typed_secrets, remember_secrets
-from scaleflow.launcher.command_exit import FAILED, JSON
+from scaleflow.launcher.command_exit import FAILED, JSON, Outcome
 from scaleflow.launcher.display import end_greeting
 from scaleflow.runs.folder_use import FolderRefused
 
@@ -64,15 +64,15 @@ def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
     return run_command(partial(run_words, began=began or time.time()), words)
 
 
-def run_words(words: list[str], began: float) -> int:
+def run_words(words: list[str], began: float) -> Outcome:
     """Runs a job or a sweep. Raises ConfigError if its words cannot work."""
     if words[:1] in (["-sc"], ["--shell-completion"]) and LINE in os.environ and complete_line():
-        return 0
+        return Outcome()
     flags, overrides = split_flags(translate_words(split_overrides(words), FLAGS))
     check_first_word(overrides)
     if "--version" in flags:  # Hydra would print its own version
         print(f"scaleflow {__version__}")
-        return 0
+        return Outcome()
     remember_secrets([*find_environment_secrets(), *find_typed_secrets(flags)])
     check_flags(flags)
     given = CommandWords(overrides, parse_config_dirs(flags), bool({"-m", "--multirun"} & set(flags))).prepare()
@@ -87,18 +87,18 @@ def run_words(words: list[str], began: float) -> int:
         with raise_hydra_errors(), compose_once(words), find_own_modules(given.config_dirs), task:
             app()
     except JobFailed:
-        return task.code or FAILED  # 0: the job was in another process
+        return task.outcome if task.outcome.code else Outcome(FAILED)  # the job was in another process
     except FolderRefused as refusal:
         raise ConfigError(str(refusal)) from refusal
     except (ConfigError, BrokenPipeError):
         raise  # `run_command` and `end_with` handle them
     except Exception as error:  # Hydra raises arbitrary exceptions for words that it does not expect
         if isinstance(error, OSError) and error.filename is None and error.errno in FULL_DISK:
-            return task.code  # the log of the command is full: the exit code says how the work ended
+            return task.outcome  # the log of the command is full: the exit code says how the work ended
         is_from_hydra = isinstance(error, HydraException | OmegaConfBaseException) or not task.has_begun
         if "HYDRA_FULL_ERROR" in os.environ or not is_from_hydra:
             raise  # the user asked for the traceback, or the error is not Hydra's
         raise ConfigError(explain_error(error, given)) from error
     finally:
         end_greeting()
-    return task.code
+    return task.outcome

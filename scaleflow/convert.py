@@ -39,7 +39,7 @@ from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.export.formats import check_formats
 from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.command_exit import ANSWER, FAILED, FINISHED
+from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome
 from scaleflow.launcher.display import Display, display_for, hidden_display
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.launcher.run_end import describe_formats
@@ -50,16 +50,16 @@ from scaleflow.worker.export import export_formats, make_format_table
 
 
 @make_main
-def main(typed: list[str]) -> int:
+def main(typed: list[str]) -> Outcome:
     words, _ = parse_command(make_run_parser("convert", __doc__), typed)
     with display_for() as display, catch_stop_signals() as stop:
         run, formats = convert_tracked_model(words, display, stop)
         if stop.is_set():
-            return stop.exit_code
+            return Outcome(stop.exit_code)
         shown = [{"name": each.name, **asdict(each)} for each in formats]
-        ANSWER.read = lambda: {**answer_model(run), "formats": shown}
         display.print_summary([*format_model_rows(run), *describe_formats(formats)])
-    return FAILED if any(each.error for each in formats) else FINISHED
+    code = FAILED if any(each.error for each in formats) else FINISHED
+    return Outcome(code, lambda: {**answer_model(run), "formats": shown})
 
 
 def convert_tracked_model(

@@ -27,7 +27,7 @@ from scaleflow.config.compose import CommandWords
 from scaleflow.config.policies import COMPARE
 from scaleflow.interfaces import Tracking, name_command
 from scaleflow.interfaces.events import MetricsLogged
-from scaleflow.launcher.command_exit import ANSWER
+from scaleflow.launcher.command_exit import Outcome
 from scaleflow.launcher.display import display_for
 from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.runs import RunFolder
@@ -36,7 +36,7 @@ from scaleflow.worker.evaluate import ALL
 
 
 @make_main
-def main(words: list[str]) -> int:
+def main(words: list[str]) -> Outcome:
     parser = CommandParser("diff", __doc__)
     parser.add_argument("first", metavar="RUN_A", help="the first run")
     parser.add_argument("second", metavar="RUN_B", help="the second run")
@@ -63,8 +63,7 @@ def main(words: list[str]) -> int:
     if options.html is not None:
         options.html.write_text(to_html(comparison, None, PAGE), encoding="utf-8")
         print(f"\nwritten to {options.html}")
-    ANSWER.read = lambda: to_values(comparison)
-    return 0
+    return Outcome(read=lambda: to_values(comparison))
 
 
 def compare_on(options: argparse.Namespace, line: list[str]) -> list[MetricDifference]:

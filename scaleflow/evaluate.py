@@ -50,7 +50,7 @@ from scaleflow.interfaces import Dataset
 from scaleflow.interfaces.events import DatasetDescribed, EvaluationReady, Event, MetricsLogged, StepsProfiled
 from scaleflow.interfaces.formatting import format_with_interval
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.command_exit import ANSWER, FAILED, FINISHED, write_error
+from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.processes.stop import catch_stop_signals
 from scaleflow.profiler import analyze_window
@@ -67,7 +67,7 @@ DATA_KEYS = ("_target_", "data_dir", "name", "config", "version")
 
 
 @make_main
-def main(typed: list[str]) -> int:
+def main(typed: list[str]) -> Outcome:
     parser = make_run_parser("evaluate", __doc__)
     parser.add_argument(
         "--split",
@@ -87,7 +87,7 @@ def main(typed: list[str]) -> int:
         return evaluate(words, options, display)
 
 
-def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -> int:
+def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -> Outcome:
     """Evaluates a tracked model. Raises ConfigError if that cannot work, and RunError if it failed."""
     began = time.time()
     typed_keys = words.keys
@@ -120,7 +120,7 @@ def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -
         )
         events = supervise_worker(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop, display)
         if stop.is_set():
-            return stop.exit_code
+            return Outcome(stop.exit_code)
         return record_evaluation(run, events, display, is_new=is_new)
 
 
@@ -147,10 +147,8 @@ def to_address(value: Any) -> Any:
     return os.path.abspath(os.path.expanduser(value.strip()))  # noqa: PTH100, PTH111  (it may be no path)
 
 
-def record_evaluation(run: Run, events: Sequence[Event], display: Display, is_new: bool) -> int:
-    """Records the evaluation in the run and prints the metrics; returns the exit code. `is_new` says that the data are
-    not those of the run.
-    """
+def record_evaluation(run: Run, events: Sequence[Event], display: Display, is_new: bool) -> Outcome:
+    """Records the evaluation in the run and prints the metrics. `is_new` says whether the run has other data."""
     ready = next(event for event in events if isinstance(event, EvaluationReady))
     dataset = next(event for event in events if isinstance(event, DatasetDescribed))
     split, resolved = ready.split, ready.resolved
@@ -164,18 +162,15 @@ def record_evaluation(run: Run, events: Sequence[Event], display: Display, is_ne
     try:
         tag = f"{text}, data {described['digest']}; {command_line(sys.orig_argv)}"
         values: Mapping[str, float] = log_evaluation(run.tracker, run.model, name, events=[*events, *profiles], tag=tag)
-        error = None
+        code, error = FINISHED, ""
     except Exception as failed:  # a store may raise anything
         values = {k: v for event in events if isinstance(event, MetricsLogged) for k, v in event.values.items()}
-        error = read_reason(failed)
-    described = {**answer_model(run), "name": name, "split": split}
-    ANSWER.read = lambda: {**described, "examples": ready.examples, "metrics": values}
+        code, error = FAILED, f"the metrics could not be recorded: {mask_secrets(read_reason(failed))}"
+    described = {**answer_model(run), "name": name, "split": split, "examples": ready.examples, "metrics": values}
     rows += [(key, format_with_interval(values, key)) for key in drop_intervals(values)]
     rows += [("profile", profile.line) for profile in profiles]
     display.print_summary(rows)
-    if error is not None:
-        write_error(f"the metrics could not be recorded: {mask_secrets(error)}")
-    return FINISHED if error is None else FAILED
+    return Outcome(code, lambda: described, error=error)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from scaleflow.config.compose import compose_config
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.trials import BatchSearch, RateTest, Trial
+from scaleflow.launcher.command_exit import Outcome
 from scaleflow.launcher.prepare import RunCommand
 
 #: The fewest steps of a test: fewer are too far apart.
@@ -34,7 +35,7 @@ MIN_STEPS = 20
 
 
 @make_main
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> Outcome:
     typed = make_find_parser().parse_intermixed_args(split_overrides(argv))
     words, trial = list(typed.overrides), read_trial(typed)
     if isinstance(trial, BatchSearch):

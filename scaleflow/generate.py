@@ -29,7 +29,7 @@ from scaleflow.config.compose import CommandWords
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.sampling import Sampling
-from scaleflow.launcher.command_exit import ANSWER, FINISHED
+from scaleflow.launcher.command_exit import Outcome
 from scaleflow.launcher.display import IMPORTING, Display, display_for
 from scaleflow.predict.command import hide_errors, make_prediction_plan
 from scaleflow.predict.language_model import (
@@ -46,7 +46,7 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @make_main
-def main(words: list[str]) -> int:
+def main(words: list[str]) -> Outcome:
     parser = CommandParser("generate", __doc__)
     add_run_id(parser)
     parser.add_argument(
@@ -67,8 +67,7 @@ def main(words: list[str]) -> int:
         rate = f"{sampling.tokens:,} tokens, {sampling.tokens / seconds:,.0f} tokens/s"
         display.print_summary([*format_model_rows(run), ("generated", rate)])
     answer = {**answer_model(run), "prompt": typed.prompt, "text": text, "tokens": sampling.tokens}
-    ANSWER.read = lambda: {**answer, "seconds": seconds}
-    return FINISHED
+    return Outcome(read=lambda: {**answer, "seconds": seconds})
 
 
 def generate_text(

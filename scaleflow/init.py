@@ -17,6 +17,7 @@ from pathlib import Path
 from scaleflow.__main__ import entry
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.errors import ConfigError
+from scaleflow.launcher.command_exit import Outcome
 from scaleflow.schema import describe_config
 
 STARTER = Path(__file__).parent / "starter"
@@ -29,14 +30,14 @@ PYTHON = ".py.txt"
 
 
 @make_main
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> Outcome:
     parser = CommandParser("init", __doc__)
     parser.add_argument("folder", type=Path, help="the folder to make")
     folder = parser.parse_args(argv).folder
     make_project(folder)
     print(f"made {folder}: read {folder / 'README.md'}; try it with")
     print(f"  cd {folder}\n  scaleflow --config-dir conf experiment=first")
-    return 0
+    return Outcome()
 
 
 def make_project(folder: Path) -> None:

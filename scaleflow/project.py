@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from scaleflow.__main__ import entry
 from scaleflow.commands.frame import run_command
 from scaleflow.errors import ConfigError
+from scaleflow.launcher.command_exit import Outcome
 
 #: The command of each entry point, after `python -m`.
 ENTRY_POINTS: Mapping[str, Sequence[str]] = {
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(refuse_entry_point, words)
 
 
-def refuse_entry_point(words: Sequence[str]) -> int:
+def refuse_entry_point(words: Sequence[str]) -> Outcome:
     raise ConfigError(f"{' '.join(words[:1])}: expected one of {', '.join(ENTRY_POINTS)} as the first argument")
 
 

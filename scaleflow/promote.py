@@ -37,7 +37,7 @@ from scaleflow.config.compose import CommandWords
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.formatting import Readable
-from scaleflow.launcher.command_exit import ANSWER, FINISHED, NOT_PROMOTED
+from scaleflow.launcher.command_exit import FINISHED, NOT_PROMOTED, Outcome
 from scaleflow.launcher.display import display_for, hidden_display
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 
@@ -69,7 +69,7 @@ class PromotionResult(Readable):
 
 
 @make_main
-def main(typed: list[str]) -> int:
+def main(typed: list[str]) -> Outcome:
     parser = make_run_parser("promote", __doc__)
     parser.add_argument("--model", metavar="NAME", help="the registered model (default: promotion.model of the run)")
     parser.add_argument("--on", metavar="FILE", help="compare on all rows of this data, in place of the test split")
@@ -82,13 +82,13 @@ def main(typed: list[str]) -> int:
     with display_for() as display, catch_stop_signals() as stop:
         done = promote_if_better(command, display, stop, name=flags.model, is_dry=flags.dry_run, on=flags.on)
         if done is None:
-            return stop.exit_code
-        ANSWER.read = lambda: {**answer_model(done.run), **asdict(to_result(done))}
+            return Outcome(stop.exit_code)
         display.print_summary(describe_promotion(done))
-    return FINISHED if done.decision.is_promoted else NOT_PROMOTED
+    code = FINISHED if done.decision.is_promoted else NOT_PROMOTED
+    return Outcome(code, lambda: {**answer_model(done.run), **asdict(to_result(done))})
 
 
-def roll_back(words: list[str]) -> int:
+def roll_back(words: list[str]) -> Outcome:
     parser = argparse.ArgumentParser("scaleflow promote", allow_abbrev=False)
     parser.add_argument("--rollback", action="store_true")
     parser.add_argument("--model")
@@ -97,9 +97,8 @@ def roll_back(words: list[str]) -> int:
     if not flags.model or overrides != rest:
         raise ConfigError("--rollback: takes --model NAME, and no run; write scaleflow promote --rollback --model NAME")
     before, now = open_registry(flags.model, overrides).roll_back()
-    ANSWER.read = lambda: {"registered": flags.model, "version": now, "before": before}
     display_for().print_summary([("champion", f"models:/{flags.model}/{now}, before it was version {before}")])
-    return FINISHED
+    return Outcome(read=lambda: {"registered": flags.model, "version": now, "before": before})
 
 
 def describe_promotion(done: PromotionOutcome) -> list[tuple[str, str]]:

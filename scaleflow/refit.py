@@ -22,6 +22,7 @@ from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_comm
 from scaleflow.config.compose import CommandWords, Folders, to_folders
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
+from scaleflow.launcher.command_exit import Outcome
 from scaleflow.launcher.prepare import RunCommand
 from scaleflow.runs import RunFolder
 from scaleflow.runs.reuse import find_store_options
@@ -34,7 +35,7 @@ TAG = "scaleflow.refit_of"
 
 
 @make_main
-def main(typed: list[str]) -> int:
+def main(typed: list[str]) -> Outcome:
     parser = make_run_parser("refit", __doc__)
     parser.add_argument("--all", action="store_true", help="train on the rows of the test split, too")
     words, options = parse_command(parser, typed, takes_run=False)  # it may be a sweep
@@ -58,12 +59,12 @@ def refit_run(
         RunFailed: if the run began and failed.
     """
     words = CommandWords(overrides, to_folders(config_dir), run_id=str(run), trusted=trust)
-    code, folder = launch_refit(words, all_rows)
-    return check_result(read_result(folder), code)
+    outcome, folder = launch_refit(words, all_rows)
+    return check_result(read_result(folder), outcome.code)
 
 
-def launch_refit(words: CommandWords, takes_all: bool) -> tuple[int, Path]:
-    """Returns the exit code of the new run, and its folder."""
+def launch_refit(words: CommandWords, takes_all: bool) -> tuple[Outcome, Path]:
+    """Returns the outcome of the new run, and its folder."""
     run_id, steps = find_best_run(words.run_id, find_store_options(words))
     run, words = find_run(replace(words, run_id=run_id))
     typed = {override.partition("=")[0] for override in words.overrides}

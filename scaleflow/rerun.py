@@ -34,7 +34,7 @@ from scaleflow.config.compose import CommandWords, ComposedConfig
 from scaleflow.config.policies import LOOK
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.events import TagsSet
-from scaleflow.launcher.command_exit import ANSWER, FAILED, to_printable
+from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome, to_printable
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.prepare import RunCommand, make_plan
 from scaleflow.launcher.recording.recovery import repair_quietly
@@ -48,7 +48,7 @@ TAG, REPRODUCES = "scaleflow.rerun_of", "scaleflow.reproduces"
 
 
 @make_main
-def main(typed: list[str]) -> int:
+def main(typed: list[str]) -> Outcome:
     parser = make_run_parser("rerun", __doc__)
     parser.add_argument("--exact", action="store_true", help="refuse what is not the same, and compare the results")
     parser.add_argument(
@@ -68,8 +68,8 @@ def main(typed: list[str]) -> int:
     if exact is not None:
         composed = exact.prepare(composed)
     repeats = Repetition(run.splits, exact is not None and "data" not in exact.despite)
-    code, target = launch_command(RunCommand(composed, tags={TAG: run.model.run_id}, repeats=repeats))
-    return code if exact is None or code else exact.judge(target)
+    outcome, target = launch_command(RunCommand(composed, tags={TAG: run.model.run_id}, repeats=repeats))
+    return outcome if exact is None or outcome.code else exact.judge(outcome, target)
 
 
 class ExactRerun:
@@ -116,8 +116,8 @@ class ExactRerun:
         exact.refuse_differences(self._run, differences, self.despite, can_check_out=can_check_out)
         return composed
 
-    def judge(self, folder: Path) -> int:
-        """Compares the results of the new run, records the verdict, and returns the exit code."""
+    def judge(self, outcome: Outcome, folder: Path) -> Outcome:
+        """Compares the results of the new run, and records the verdict, which becomes part of the outcome."""
         from scaleflow.comparison import exact, results
 
         second = Run(folder.absolute())
@@ -128,9 +128,8 @@ class ExactRerun:
         Display(sys.stdout).print_summary(lines)
         append_event(RunFolder(folder).events, TagsSet({REPRODUCES: judged.text}))
         repair_quietly(folder)
-        read, ANSWER.error = ANSWER.read, None if judged.is_equal else judged.text
-        ANSWER.read = lambda: {**read(), "reproduces": {"run_id": self._run.run_id, **asdict(judged)}}
-        return 0 if judged.is_equal else FAILED
+        values = {**outcome.read(), "reproduces": {"run_id": self._run.run_id, **asdict(judged)}}
+        return Outcome(FINISHED if judged.is_equal else FAILED, lambda: {**values, "error": judged.text})
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from scaleflow.config.parse import type_hints
 from scaleflow.config.unknown_keys import suggest
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plan, Split, Target
+from scaleflow.launcher.command_exit import Outcome
 
 #: Keys of a config that are read before it is parsed, or by Hydra.
 MORE_KEYS = ("seed", "resume", "resume_data", "resume_code", "trusted_modules", "hydra", "defaults")
@@ -46,11 +47,11 @@ FOLDER = Path(__file__).parent / CONF.rpartition(".")[2]
 
 
 @make_main
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> Outcome:
     parser = CommandParser("schema", __doc__)
     parser.add_argument("group", nargs="?", help="a config group; without it: of the whole config")
     print(json.dumps(describe_config(parser.parse_args(argv).group), indent=1))
-    return 0
+    return Outcome()
 
 
 def describe_config(group: str | None = None) -> dict[str, Any]:

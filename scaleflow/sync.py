@@ -14,8 +14,9 @@ from pathlib import Path
 
 from scaleflow.__main__ import entry
 from scaleflow.commands.frame import CommandParser, make_main
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces.secret_masking import register_resolver
-from scaleflow.launcher.command_exit import ANSWER, print_refusal
+from scaleflow.launcher.command_exit import Outcome
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.recording.recovery import SyncResult, SyncStatus, repair
 from scaleflow.runs import RunFolder
@@ -40,7 +41,7 @@ def find_run_folders(folder: Path) -> Iterator[Path]:
 
 
 @make_main
-def main(words: list[str]) -> int:
+def main(words: list[str]) -> Outcome:
     parser = CommandParser("sync", __doc__)
     parser.add_argument(
         "folders",
@@ -60,17 +61,14 @@ def main(words: list[str]) -> int:
     os.environ.pop("MLFLOW_RUN_ID", None)  # it names a run of the caller, not one of these
     folders = list(dict.fromkeys(folder for root in options.folders for folder in find_run_folders(root.absolute())))
     if not folders:
-        return print_refusal(f"no folder of a run in {', '.join(map(str, options.folders))}")
-    statuses: list[SyncStatus] = []
-    ANSWER.read, display = lambda: {"folders": list(map(vars, statuses))}, Display(sys.stdout)
+        raise ConfigError(f"no folder of a run in {', '.join(map(str, options.folders))}")
+    statuses, display = list[SyncStatus](), Display(sys.stdout)
     for folder in folders:
         statuses.append(repair(folder, options.uri, again=options.again))
         display.print_line(format_status(statuses[-1]))
     display.print_line(totals := format_totals(statuses))
-    if not any(s.result in ("not recorded", "under way", "deleted") for s in statuses):
-        return ALL
-    ANSWER.error = totals
-    return NOT_ALL
+    is_left = any(s.result in ("not recorded", "under way", "deleted") for s in statuses)
+    return Outcome(NOT_ALL if is_left else ALL, lambda: {"folders": list(map(vars, statuses)), "error": totals})
 
 
 WORDS: dict[SyncResult, str] = {

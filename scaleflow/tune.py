@@ -28,7 +28,7 @@ from scaleflow.config.compose import CommandWords, Folders, compose_config, to_f
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import BY_SIZE
-from scaleflow.launcher.command_exit import FAILED, FINISHED
+from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome
 from scaleflow.refit import launch_refit
 
 #: The keys of a model that are sizes of its layers, and that count its layers.
@@ -42,11 +42,11 @@ MOST_TRIALS = 10_000
 
 
 @make_main
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> Outcome:
     typed = make_tune_parser().parse_intermixed_args(split_overrides(argv))
     result = search(typed.overrides, typed.minutes, typed.trials, folder=typed.folder, config_dirs=typed.config_dir)
     if typed.no_refit:
-        return FINISHED if result.best else FAILED
+        return Outcome(FINISHED if result.best else FAILED)
     return launch_refit(name_best(result, typed.overrides, typed.config_dir), False)[0]
 
 
@@ -72,8 +72,8 @@ def tune_run(
     """
     dirs = to_folders(config_dir)
     result = search(overrides, minutes, trials, folder=folder, config_dirs=dirs)
-    code, path = launch_refit(name_best(result, overrides, dirs), False)
-    return check_result(read_result(path), code)
+    outcome, path = launch_refit(name_best(result, overrides, dirs), False)
+    return check_result(read_result(path), outcome.code)
 
 
 def make_tune_parser() -> argparse.ArgumentParser:

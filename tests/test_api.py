@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import scaleflow
 from scaleflow.errors import ConfigError, RunError
+from scaleflow.launcher.command_exit import Outcome
 from tests.conftest import Command
 
 SHORT = ("dataset.limit=100", "training.epochs=1", "debug=inline", "tracking=none", "hardware=cpu")
@@ -184,9 +185,8 @@ def test_a_run_that_failed_is_a_run_error() -> None:
 def test_a_signal_before_the_run_is_ready_is_no_refusal(
     monkeypatch: pytest.MonkeyPatch, code: int, raised: type[BaseException]
 ) -> None:
-    def launch(command: Any, refuse: Callable[[str], None], *_: Any) -> tuple[int, Path]:
-        refuse("stopped by a signal")
-        return code, Path()
+    def launch(*_: Any) -> tuple[Outcome, Path]:
+        return Outcome(code, error="stopped by a signal"), Path()
 
     monkeypatch.setattr("scaleflow.api.launch_command", launch)
     with pytest.raises(raised):

@@ -19,6 +19,7 @@ from scaleflow.cli import main
 from scaleflow.commands.table import GROUPS
 from scaleflow.config.words import split_flags, split_overrides
 from scaleflow.launcher import launch
+from scaleflow.launcher.command_exit import Outcome
 from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.sweep import runner
@@ -163,9 +164,9 @@ def test_a_good_command_is_launched_once_with_its_plan_and_folder(
 ) -> None:
     runs: list[PreparedRun] = []
 
-    def launch_run(run: PreparedRun) -> int:
+    def launch_run(run: PreparedRun) -> Outcome:
         runs.append(run)
-        return 7
+        return Outcome(7)
 
     monkeypatch.setattr(launch, "launch_run", launch_run)
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
@@ -190,7 +191,7 @@ def test_a_good_command_is_launched_once_with_its_plan_and_folder(
 
 def test_the_folder_of_config_dir_is_searched_for_targets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Any] = []
-    monkeypatch.setattr(launch, "launch_run", lambda run: plans.append(run.spec.plan) or 0)
+    monkeypatch.setattr(launch, "launch_run", lambda run: plans.append(run.spec.plan) or Outcome())
     monkeypatch.setattr(sys, "argv", ["scaleflow"])
     assert main(["--config-dir", "conf", "model=mine", "+model.width=3"]) == 0
     assert plans[0].model.target.path == "mine.build"

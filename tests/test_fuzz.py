@@ -18,7 +18,7 @@ from scaleflow import cli
 from scaleflow.config import compose
 from scaleflow.interfaces import Plan
 from scaleflow.launcher import launch
-from scaleflow.launcher.command_exit import to_printable
+from scaleflow.launcher.command_exit import Outcome, to_printable
 from tests.conftest import Command
 
 REAL_CASES = 21
@@ -117,9 +117,9 @@ def up_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
     )
     monkeypatch.setattr(Hydra, "get_mode", lambda *arguments, **keywords: RunMode.RUN)
 
-    def keep(plan: Plan, *arguments: Any, **keywords: Any) -> int:
+    def keep(plan: Plan, *arguments: Any, **keywords: Any) -> Outcome:
         plans.append(plan)
-        return 0
+        return Outcome()
 
     monkeypatch.setattr(launch, "launch_run", keep)
     yield plans

@@ -16,42 +16,43 @@ from scaleflow.interfaces import name_command
 from scaleflow.interfaces.formatting import GENERATOR, to_json
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.command_exit import (
-    ANSWER,
     FAILED,
     INTERRUPTED,
     JSON,
     REFUSED,
     TERMINATED,
-    print_refusal,
+    Outcome,
+    find_interruption,
     to_printable,
     write_error,
 )
 
 
-def run_command(work: Callable[[list[str]], int], argv: Sequence[str] | None = None) -> int:
+def run_command(work: Callable[[list[str]], Outcome], argv: Sequence[str] | None = None) -> int:
     """Runs a command: prints its errors, and with `--json` the answer as the last line of standard output.
 
     Args:
-        work: gets the words of the command without `--json`, and returns the exit code.
+        work: gets the words of the command without `--json`.
         argv: the words; None for those of `sys.argv`.
+
+    Returns:
+        The exit code.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     rest = [word for word in words if word != JSON]
-    ANSWER.is_wanted = len(rest) < len(words)
-    if not ANSWER.is_wanted:
-        return work_in_words(work, rest)
-    ANSWER.read, ANSWER.error = dict, None
+    if len(rest) == len(words):
+        return work_in_words(work, rest).code
     try:
-        code = work_in_words(work, rest)
+        outcome = work_in_words(work, rest)
     except BrokenPipeError:
         raise
     except BaseException as error:
-        code = explain_exit(error)
-    print_answer(code)
-    return code
+        outcome = explain_exit(error)
+    print_answer(outcome)
+    return outcome.code
 
 
-def make_main(work: Callable[[list[str]], int]) -> Callable[..., int]:
+def make_main(work: Callable[[list[str]], Outcome]) -> Callable[..., int]:
     """Makes the function `main` of a command's module: it takes the words of the command, None for those of `sys.argv`,
     and returns the exit code.
     """
@@ -63,42 +64,49 @@ def make_main(work: Callable[[list[str]], int]) -> Callable[..., int]:
     return main
 
 
-def work_in_words(work: Callable[[list[str]], int], words: list[str]) -> int:
-    """Runs a command. Prints a `ConfigError`, a `RunError` or the loss of the store, and returns its exit code."""
+def work_in_words(work: Callable[[list[str]], Outcome], words: list[str]) -> Outcome:
+    """Runs a command, and prints its error, which may be a `ConfigError`, a `RunError` or the loss of the store."""
     try:
-        return work(words)
-    except ConfigError as refusal:
-        return print_refusal(str(refusal))
-    except RunError as error:
-        text = str(error)
+        outcome = work(words)
     except Exception as error:
+        if (interruption := find_interruption(error)) is not None:
+            raise interruption from None
+        outcome = to_outcome(error)
+    if outcome.error:
+        write_error(outcome.error)
+    return outcome
+
+
+def to_outcome(error: Exception) -> Outcome:
+    """Returns the outcome of a command that has raised an error. Raises the error again if it explains nothing."""
+    text = str(error)
+    if not isinstance(error, ConfigError | RunError):
         from scaleflow.tracking.connection import is_unreachable
 
         if not is_unreachable(error):
-            raise
+            raise error
         text = f"the tracking store does not answer any more: {read_reason(error)}"
-    write_error(to_printable(str(mask_secrets(text))))
-    return FAILED
+    code = REFUSED if isinstance(error, ConfigError) else FAILED
+    return Outcome(code, error=to_printable(str(mask_secrets(text))))
 
 
-def explain_exit(error: BaseException) -> int:
-    """Prints the error that ends a command, unless it is printed already; returns the exit code."""
+def explain_exit(error: BaseException) -> Outcome:
+    """Prints the exception that ends a command, and returns the outcome."""
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
+        return Outcome(error.code if isinstance(error.code, int) else int(error.code is not None))
     if isinstance(error, KeyboardInterrupt):
         write_error("stopped by SIGINT")
-        return INTERRUPTED
+        return Outcome(INTERRUPTED)
     traceback.print_exception(error)
-    ANSWER.error = str(mask_secrets(f"{type(error).__name__}: {error}"))
-    return FAILED
+    return Outcome(FAILED, error=str(mask_secrets(f"{type(error).__name__}: {error}")))
 
 
-def print_answer(code: int) -> None:
+def print_answer(outcome: Outcome) -> None:
     """Prints the answer to `--json`: in one line, the last one of standard output."""
-    signals = {INTERRUPTED: "stopped by SIGINT", TERMINATED: "stopped by SIGTERM"}
-    answer = {"exit_code": code, "error": (ANSWER.error or signals.get(code)) if code else None}
+    code, signals = outcome.code, {INTERRUPTED: "stopped by SIGINT", TERMINATED: "stopped by SIGTERM"}
+    answer = {"exit_code": code, "error": (outcome.error or signals.get(code)) if code else None}
     try:
-        values = dict(ANSWER.read()) if code != REFUSED else {}
+        values = dict(outcome.read())
     except (OSError, ValueError, ConfigError) as error:  # the folder is gone
         values = {"error": str(error)}
     answer |= {key: value for key, value in values.items() if key != "error" or (code and value)}
@@ -116,7 +124,7 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument(JSON, action="store_true", help="print one JSON object as the last line of standard output")
 
     def error(self, message: str) -> NoReturn:
-        """Ends the command with exit code 2 and one line, which names what was meant."""
+        """Refuses the command, and names what was meant."""
         if message.startswith("unrecognized arguments: "):
             message = self._describe_flag(message.split()[2])
         elif message.startswith("the following arguments are required: "):
@@ -128,7 +136,7 @@ class CommandParser(argparse.ArgumentParser):
                 word for word in self._typed if word.startswith("--") and word.partition("=")[0] not in self._flags
             ]
             message = self._describe_flag(unknown[0]) if unknown else message
-        self.exit(print_refusal(message))
+        raise ConfigError(message)
 
     @property
     def _flags(self) -> list[str]:

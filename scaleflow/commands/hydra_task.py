@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +20,11 @@ from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from scaleflow.commands.frame import to_outcome
 from scaleflow.compat.hydra import read_return, skip_mode
+from scaleflow.errors import ConfigError
 from scaleflow.interfaces.collector import pause_collector
-from scaleflow.launcher.command_exit import ANSWER
+from scaleflow.launcher.command_exit import Outcome, write_error
 from scaleflow.launcher.display import greet
 from scaleflow.runs.folder_use import remove_created
 
@@ -47,7 +49,7 @@ class HydraTask:
 
     def __init__(self, began: float, greeting: str = "") -> None:
         self._began, self._greeting = began, greeting
-        self._codes: list[int] = []
+        self._outcomes: list[Outcome] = []
         self._sweep: SweepRunner | None = None
         self.has_begun = False
 
@@ -60,7 +62,7 @@ class HydraTask:
 
     def __exit__(self, *error: object) -> None:
         if self._sweep is not None:
-            self._codes.append(self._sweep.end())
+            self._outcomes.append(self._sweep.end())
 
     def __call__(self, config: DictConfig) -> None:
         try:
@@ -81,8 +83,16 @@ class HydraTask:
         began, self.has_begun = time.time() if self.has_begun else self._began, True
         if is_job:
             mask_sweep_config(RunFolder(Path(HydraConfig.get().sweep.dir)).sweep_config)
-        code = run_job(config, began)
-        self._codes.append(int(bool(code)) if is_job else code)
+        try:
+            outcome = run_job(config, began)
+        except ConfigError as refusal:
+            if not is_job:
+                raise
+            outcome = to_outcome(refusal)
+        code = outcome.code
+        if is_job and outcome.error:
+            write_error(outcome.error)
+        self._outcomes.append(replace(outcome, code=int(bool(code)), error="") if is_job else outcome)
         if code:  # Hydra's callbacks get it; the job may be in another process: every launcher passes on an exception
             raise JobFailed(f"{'a job of the sweep' if is_job else 'the run'} ended with exit code {code}")
 
@@ -91,11 +101,9 @@ class HydraTask:
         if self._sweep is None:
             self._greet()
         from scaleflow.sweep import SweepRunner
-        from scaleflow.sweep.parent_run import describe_jobs
 
         self.has_begun = True
         if self._sweep is None:
-            ANSWER.read = partial(describe_jobs, Path(config.hydra.sweep.dir).absolute())
             self._sweep = SweepRunner(context, config, self._began, task=self)
         return self._sweep
 
@@ -105,8 +113,11 @@ class HydraTask:
         return "" if self._sweep is None else self._sweep.limit
 
     @property
-    def code(self) -> int:
-        return self._codes[0] if len(self._codes) == 1 else int(any(self._codes))
+    def outcome(self) -> Outcome:
+        """The outcome of the command: of several jobs what the last one says, and whether any has failed."""
+        last = self._outcomes[-1] if self._outcomes else Outcome()
+        is_alone = len(self._outcomes) == 1
+        return last if is_alone else replace(last, code=int(any(each.code for each in self._outcomes)))
 
 
 #: Words that may set `hydra.mode`: flags, a recipe, and those of Hydra's own that are not only of folders and logs.

@@ -28,9 +28,10 @@ def end_with(main: Callable[[], int]) -> NoReturn:
             sys.stdout.flush()
             if isinstance(error, SystemExit) and JSON not in sys.argv:  # argparse has printed a page of help
                 raise
-            code = explain_exit(error)
+            outcome = explain_exit(error)
             if JSON in sys.argv:  # the command was stopped before `run_command`
-                print_answer(code)
+                print_answer(outcome)
+            code = outcome.code
         with suppress_full_disk():
             sys.stdout.flush()
     except BrokenPipeError:

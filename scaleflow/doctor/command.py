@@ -41,7 +41,7 @@ from scaleflow.doctor import machine
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.secret_masking import mask_secrets
-from scaleflow.launcher.command_exit import ANSWER
+from scaleflow.launcher.command_exit import JSON, Outcome
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.processes.server_start import make_process_environment
 from scaleflow.launcher.processes.worker_process import describe_exit
@@ -209,13 +209,12 @@ Report = dict[str, Any]
 
 
 @make_main
-def main(words: list[str]) -> int:
+def main(words: list[str]) -> Outcome:
     CommandParser("doctor", __doc__).parse_args(words)
     report = examine()
-    ANSWER.read = lambda: report
-    if not ANSWER.is_wanted:
+    if JSON not in sys.argv:
         print(format_report(report))
-    return 0
+    return Outcome(read=lambda: report)
 
 
 def examine(seconds: float = TENSORFLOW_SECONDS) -> Report:

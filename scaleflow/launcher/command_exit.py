@@ -1,11 +1,10 @@
-"""How this process's command ends: its exit code, its error messages, and its answer for `--json`."""
+"""How a command ends: its exit code, its error messages, and its answer for `--json`."""
 
 import contextlib
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from scaleflow.interfaces.secret_masking import mask_secrets
 
 FINISHED, FAILED, REFUSED, NOT_PROMOTED, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
 
@@ -13,21 +12,13 @@ FINISHED, FAILED, REFUSED, NOT_PROMOTED, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 1
 JSON = "--json"
 
 
-class Answer:
-    """The answer of a command for `--json`, in addition to its exit code.
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended."""
 
-    Attributes:
-        read: returns the values. It is called at the end of the command, and only with `--json`.
-    """
-
-    def __init__(self) -> None:
-        self.is_wanted = False
-        self.read: Callable[[], Mapping[str, Any]] = dict
-        self.error: str | None = None
-
-
-#: The answer of this process's command.
-ANSWER = Answer()
+    code: int = FINISHED  # the exit code
+    read: Callable[[], Mapping[str, Any]] = dict  # returns the values of `--json`; called at the end, and only with it
+    error: str = ""  # why there is nothing to read; the frame prints it
 
 
 def raise_interruption(code: int, why: str) -> None:
@@ -38,15 +29,20 @@ def raise_interruption(code: int, why: str) -> None:
         raise SystemExit(code)
 
 
-def print_refusal(message: str) -> int:
-    """Prints why the command does nothing; returns the exit code."""
-    write_error(to_printable(str(mask_secrets(message))))
-    return REFUSED
+def find_interruption(error: BaseException | None) -> BaseException | None:
+    """Returns the KeyboardInterrupt or the SystemExit of SIGTERM during whose handling an error was raised.
+
+    A library that is interrupted may raise an error of its own: OmegaConf does while it restores its flags.
+    """
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code == TERMINATED):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def write_error(text: str) -> None:
     """Prints an error to standard error, if that can be written."""
-    ANSWER.error = text
     with contextlib.suppress(OSError):
         print(f"scaleflow: {text}", file=sys.stderr, flush=True)
 

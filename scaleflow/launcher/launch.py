@@ -48,7 +48,7 @@ from scaleflow.interfaces.secret_masking import (
     remember_secrets,
 )
 from scaleflow.interfaces.trials import BatchSearch, RateTest, Trial
-from scaleflow.launcher.command_exit import ANSWER, FINISHED, REFUSED, print_refusal, to_printable
+from scaleflow.launcher.command_exit import FINISHED, REFUSED, Outcome, to_printable
 from scaleflow.launcher.display import Display, display_for
 from scaleflow.launcher.notifications import notify
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, make_plan, note_copies, prepare_run
@@ -180,11 +180,11 @@ class ProvenanceCollector(threading.Thread):
 MIGRATION_SECONDS = 180.0
 
 
-def run_job(config: DictConfig, started: float) -> int:
+def run_job(config: DictConfig, started: float) -> Outcome:
     """Prepares and launches a config composed by Hydra: a command, or a job of one of Hydra's own launchers.
 
-    The config has its interpolations; the command `started` at a time in seconds since the epoch. Returns the exit
-    code.
+    The config has its interpolations; the command `started` at a time in seconds since the epoch. Raises ConfigError
+    if it cannot work.
     """
     composed = read_composed_config(config)
     is_job = HydraConfig.get().mode is RunMode.MULTIRUN
@@ -197,19 +197,17 @@ def run_job(config: DictConfig, started: float) -> int:
         if run.spec.plan.cluster.submit is not None:
             print(render_submission(run.spec.plan, sys.argv[1:]), end="")
             remove_created(composed.folder)
-            return 0
+            return Outcome()
         if run.resume_number:
             remove_created(composed.folder)  # the run has its own folder
         if run.is_finished:
             repair_quietly(run.spec.folder)  # sends what the command that finished it could not record
-            ANSWER.read = partial(describe_outcome, run.spec.folder)
             print(f"{run.spec.folder}: the run is finished; {describe_longer(run.spec)}")
-            return 0
+            return Outcome(read=partial(answer_run, run.spec.folder))
         check_folder(run.spec.folder, ignored=list_hydra_names())
-    except ConfigError as refusal:
+    except ConfigError:
         remove_created(composed.folder)
-        return print_refusal(str(refusal))
-    ANSWER.read = partial(describe_outcome, run.spec.folder)
+        raise
     return launch_run(run)
 
 
@@ -226,7 +224,7 @@ def describe_longer(spec: RunSpec) -> str:
     return f"to train longer, add training.{key}=N, more than {trained}"
 
 
-def describe_outcome(folder: Path) -> dict[str, Any]:
+def answer_run(folder: Path) -> dict[str, Any]:
     """Returns a run's values for `--json`: its id, status, last metrics, model, folder and error; {} without a run."""
     run = RunState.read(folder)
     if not run.is_ready:
@@ -238,29 +236,33 @@ def describe_outcome(folder: Path) -> dict[str, Any]:
 
 def launch_run(
     run: PreparedRun,
-    refuse: Callable[[str], None] | None = None,
     *,
     adopts: bool = True,
     stop: StopRequest | None = None,
     display: Display | None = None,
     on_event: Callable[[Event], None] | None = None,
     facts: LaunchFacts | None = None,
-) -> int:
-    """Runs a prepared run, whose folder exists and can be written, from start to end. Returns the command's exit code.
+) -> Outcome:
+    """Runs a prepared run, whose folder exists and can be written, from start to end.
 
     With `training.batch_size=auto` or `optimizer.learning_rate=auto`, a search for it runs before.
 
     Args:
-        refuse: receives the reason if there is no run; None: the terminal shows it.
         adopts: whether the run continues one that the environment names.
         stop: receives the signals, if this command has caught them already.
         display: shows the run; None: the terminal of this command.
         on_event: receives each event.
         facts: what all runs of this command are made of.
+
+    Returns:
+        The outcome of the command. It has an error if the store or a worker has refused the run: there is none then.
+
+    Raises:
+        ConfigError: if the run cannot begin.
     """
     spec = run.spec
     if spec.trial is None and (trial := choose_trial(spec.plan)) is not None:
-        return launch_after_search(run, trial, refuse, stop=stop)
+        return launch_after_search(run, trial, stop)
     remember_secrets([*find_environment_secrets(), *find_secrets(run.composed.raw, spec.plan.config)])
     display = display or display_for(is_plain=spec.plan.debug.inline, is_chief=spec.records)
     display.begin_phase("reading the config", since=spec.started)
@@ -273,56 +275,47 @@ def launch_run(
                 resources.enter_context(spec.files.lock_recording())
                 resources.enter_context(spec.files.track_files())
                 write_configs(run)
-        except ConfigError as error:
-            display.close()
+        except ConfigError:
             if not run.resume_number:
                 remove_created(spec.folder)
-            (refuse or display.print_error)(to_printable(str(mask_secrets(str(error)))))
-            return REFUSED
+            raise
         collector = ProvenanceCollector(spec, facts or LaunchFacts())
         is_resumed = run.resume_number > 0
         recorder = make_recorder(spec, is_resumed, adopts and not is_resumed, wait_for_files=collector.join)
         with catch_stop_signals() if stop is None else contextlib.nullcontext(stop) as stop:
             digesting = threading.Thread(target=digest_data, args=(spec,), daemon=True)
             monitor = RunMonitor(spec, recorder, display, stop=stop, on_event=on_event, helpers=[collector, digesting])
-            return supervise_run(monitor, collector, run.resume_number > 0, refuse=refuse or display.print_error)
+            return supervise_run(monitor, collector, is_resumed)
 
 
-def launch_after_search(
-    run: PreparedRun, trial: Trial, refuse: Callable[[str], None] | None, stop: StopRequest | None
-) -> int:
-    """Finds a setting in a run of its own, then runs the run with it. Returns the exit code of the command."""
-    say = refuse or display_for().print_error
+def launch_after_search(run: PreparedRun, trial: Trial, stop: StopRequest | None) -> Outcome:
+    """Finds a setting in a run of its own, then runs the run with it. Raises ConfigError if it cannot begin."""
     with catch_stop_signals() if stop is None else contextlib.nullcontext(stop) as stop:
         try:
             refuse_used_folder(run.spec)
             search = make_search(run, trial)
             with contextlib.nullcontext(run.spec.server) if run.spec.server else start_fork_server() as server:
-                code = launch_run(share_server(search, server), refuse=refuse, adopts=False, stop=stop)
+                outcome = launch_run(share_server(search, server), adopts=False, stop=stop)
                 state = RunState.read(search.spec.folder)
-                if state.found is not None and code == 0 and not stop.is_set():
-                    found = share_server(use_found(run, search, state.found), server)
-                    return launch_run(found, refuse=refuse, stop=stop)
-        except ConfigError as error:
+                if state.found is not None and outcome.code == FINISHED and not stop.is_set():
+                    return launch_run(share_server(use_found(run, search, state.found), server), stop=stop)
+        except ConfigError:
             remove_created(run.spec.folder)
-            say(to_printable(str(mask_secrets(str(error)))))
-            return REFUSED
+            raise
     remove_created(run.spec.folder)
-    if state.is_ready:  # otherwise the reason is shown already
+    error = outcome.error
+    if state.is_ready:
         how = f"stopped by {stop.signal_name}" if stop.is_set() else f"{state.status}: {state.error}"
-        text = f"{trial.key}=auto: the search in {os.path.relpath(search.spec.folder)} ended as {how}"
-        say(to_printable(str(mask_secrets(text))))
-    return stop.exit_code if stop.is_set() else code
+        error = f"{trial.key}=auto: the search in {os.path.relpath(search.spec.folder)} ended as {how}"
+    return Outcome(stop.exit_code if stop.is_set() else outcome.code, error=to_printable(str(mask_secrets(error))))
 
 
 def share_server(run: PreparedRun, server: str) -> PreparedRun:
     return replace(run, spec=replace(run.spec, server=server))
 
 
-def supervise_run(
-    monitor: RunMonitor, collector: ProvenanceCollector, is_resumed: bool, refuse: Callable[[str], None]
-) -> int:
-    """Runs a run whose folder is locked; returns the exit code of the command."""
+def supervise_run(monitor: RunMonitor, collector: ProvenanceCollector, is_resumed: bool) -> Outcome:
+    """Runs a run whose folder is locked; returns the outcome of the command."""
     spec, recorder = monitor.spec, monitor.recorder
     for line in describe_part(spec, is_resumed):
         monitor.display.print_line(line)
@@ -334,16 +327,15 @@ def supervise_run(
             monitor.display.print_line(f"note: what the run is made of is not recorded: {collector.error}")
         finish_run(monitor)
         if spec.records and spec.trial is None and not (spec.parent and code == FINISHED):
-            answer = {"exit_code": code, **describe_outcome(spec.folder)}
+            answer = {"exit_code": code, **answer_run(spec.folder)}
             notify(spec.plan.tracking.notify, monitor.state.name, answer, display=monitor.display)
-        return code
+        return Outcome(code, partial(answer_run, spec.folder))
     message, folder = str(mask_secrets(str(monitor.refusal))), os.path.relpath(spec.folder)
     if (step := monitor.state.step) and spec.trial is None:
         message += f"\nthe training until step {step} is in {folder}; "
         message += f"to record it, run {name_command('sync')} {shlex.quote(folder)}"
-    refuse(message)
     discard_refused(monitor)
-    return REFUSED if recorder.refusal is not None else code
+    return Outcome(REFUSED if recorder.refusal is not None else code, error=message)
 
 
 def digest_data(spec: RunSpec) -> None:

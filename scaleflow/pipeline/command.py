@@ -35,7 +35,7 @@ from scaleflow.config.words import split_overrides
 from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Target, Tracking
-from scaleflow.launcher.command_exit import ANSWER, FINISHED, raise_interruption
+from scaleflow.launcher.command_exit import Outcome, raise_interruption
 from scaleflow.launcher.display import Display, display_for, hidden_display
 from scaleflow.launcher.processes.stop import StopRequest, catch_stop_signals
 from scaleflow.pipeline.decisions import (
@@ -181,7 +181,7 @@ class PipelineResult:
 
 
 @make_main
-def main(words: list[str]) -> int:
+def main(words: list[str]) -> Outcome:
     parser = CommandParser("pipeline", __doc__)
     parser.add_argument("name", metavar="NAME", help="the file pipeline/NAME.yaml in a folder of --config-dir")
     parser.add_overrides("STAGE.KEY=VALUE adds an override to a stage; KEY=VALUE sets a key of yours in the file")
@@ -196,16 +196,13 @@ def main(words: list[str]) -> int:
     typed = parser.parse_intermixed_args(split_overrides(words))
     pipeline = load_pipeline(typed.name, typed.config_dir, typed.overrides)
     with display_for() as display, catch_stop_signals() as stop:
-        return run_stages(pipeline, typed, display=display, stop=stop)[0]
+        return run_stages(pipeline, typed, display=display, stop=stop)
 
 
 def run_stages(
     pipeline: DeclaredPipeline, options: argparse.Namespace, *, display: Display, stop: StopRequest
-) -> tuple[int, Mapping[str, Any]]:
-    """Runs a pipeline with the flags of the command; returns the exit code, and what `--json` says.
-
-    Raises ConfigError if it cannot work.
-    """
+) -> Outcome:
+    """Runs a pipeline with the flags of the command. Raises ConfigError if it cannot work."""
     if options.jobs < 1:
         raise ConfigError(f"--jobs {options.jobs}: expected at least 1")
     forced = pipeline.select(options.force, "--force")
@@ -224,16 +221,15 @@ def run_stages(
         ledger = PipelineLedger(folder)  # another command may have written it
         decider = Decider(pipeline, ledger, composer, stored=StoredRuns(tracking), forced=forced, only=only)
         if options.dry_run:
-            return FINISHED, show_decisions(decider)
+            decisions = show_decisions(decider)
+            return Outcome(read=lambda: decisions)
         runner = PipelineRunner(decider, tracking, display, stop=stop, count=options.jobs)
         code = runner.run()
         ledger.composed = composer.used
         ledger.save()
-        answer = runner.describe()
-        ANSWER.read = lambda: answer
-        ANSWER.error = runner.find_error()
+        answer = {**runner.describe(), "error": runner.find_error()}
         display.print_summary(runner.list_rows())
-        return code, answer
+        return Outcome(code, lambda: answer)
 
 
 def show_decisions(decider: Decider) -> Mapping[str, Any]:
@@ -253,9 +249,7 @@ def show_decisions(decider: Decider) -> Mapping[str, Any]:
     decider.ledger.composed = decider.composer.used
     with contextlib.suppress(OSError):
         decider.ledger.save()
-    stages = {name: {"action": each.action, "reason": each.why or None} for name, each in decisions.items()}
-    ANSWER.read = lambda: {"stages": stages}
-    return ANSWER.read()
+    return {"stages": {name: {"action": each.action, "reason": each.why or None} for name, each in decisions.items()}}
 
 
 def run_pipeline(
@@ -284,7 +278,7 @@ def run_pipeline(
     path = None if folder is None else Path(folder)
     options = argparse.Namespace(folder=path, jobs=jobs, force=force, begin=(), only=(), dry_run=False)
     with hidden_display() as display, catch_stop_signals() as stop:
-        _, answer = run_stages(pipeline, options, display=display, stop=stop)
+        answer = run_stages(pipeline, options, display=display, stop=stop).read()
     if stop.is_set():
         raise_interruption(stop.exit_code, f"the pipeline was stopped; its folder is {answer['folder']}")
     return PipelineResult(answer["status"], Path(answer["folder"]), answer["stages"])

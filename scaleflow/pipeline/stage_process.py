@@ -6,11 +6,17 @@ The words are those after `scaleflow`; `python TARGET ARGUMENTS RESULT DIR ...` 
 JSON, and writes what it returns as JSON to the file RESULT. Its module is in the current folder, a DIR or installed.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scaleflow.launcher.command_exit import Outcome
 
 
 def main() -> None:
@@ -35,12 +41,12 @@ def main() -> None:
     end_with(lambda: run_command(call_function, words[1:]))
 
 
-def call_function(words: list[str]) -> int:
+def call_function(words: list[str]) -> Outcome:
     """Calls the function; an exception of its own ends the process with a traceback and exit code 1."""
     from hydra.utils import get_object
 
     from scaleflow.errors import ConfigError, RunError
-    from scaleflow.launcher.command_exit import FINISHED
+    from scaleflow.launcher.command_exit import Outcome
     from scaleflow.runs.folder import replace_text
 
     target, arguments, result, *config_dirs = words
@@ -61,7 +67,7 @@ def call_function(words: list[str]) -> int:
             "numbers, lists and dicts of them, or nothing"
         ) from error
     replace_text(Path(result), text)
-    return FINISHED
+    return Outcome()
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import LearnedState, Plan, Tracking, name_leaves
 from scaleflow.interfaces.events import Event, Note
 from scaleflow.interfaces.sampling import Sampling
-from scaleflow.launcher.command_exit import ANSWER, FINISHED, write_error
+from scaleflow.launcher.command_exit import Outcome
 from scaleflow.launcher.display import IMPORTING, BarDisplay, Display, display_for
 from scaleflow.launcher.prepare import make_plan
 from scaleflow.launcher.processes.stop import Stopped, catch_stop_signals
@@ -99,7 +99,7 @@ NO_RECORD = (
 
 
 @make_main
-def main(words: list[str]) -> int:
+def main(words: list[str]) -> Outcome:
     typed = make_predict_parser().parse_intermixed_args(words)
     with display_for() as display:
         return predict(typed, display)
@@ -168,7 +168,7 @@ def parse_positive(text: str) -> int:
     return int(text)
 
 
-def predict(typed: argparse.Namespace, display: Display) -> int:
+def predict(typed: argparse.Namespace, display: Display) -> Outcome:
     """Checks the command, and computes and writes the predictions. Raises ConfigError before, RunError after."""
     sampling, plan = read_sampling(typed), make_prediction_plan(typed)
     from scaleflow.predict.inputs import list_input_files
@@ -218,16 +218,15 @@ def predict(typed: argparse.Namespace, display: Display) -> int:
             seconds = time.monotonic() - began
     new = task.list_columns_unknown_to_run()
     counts = {"there before": skipped, "new columns": new, **report.to_counts(bad)}
-    ANSWER.read = lambda: {**answer_model(run), "output": str(output.path), "rows": rows, "counts": counts}
+    values = {**answer_model(run), "output": str(output.path), "rows": rows, "counts": counts}
     if stop.is_set():
         done = f"; {output.count_finished()} shard(s) are whole, --resume continues" if output.is_folder else ""
-        write_error(f"stopped by {stop.signal_name}{done}")
-        return stop.exit_code
+        return Outcome(stop.exit_code, lambda: values, error=f"stopped by {stop.signal_name}{done}")
     done = f"{rows:,}{f', after {skipped:,} that were there' if skipped else ''}, {rows / seconds:,.0f} rows/s"
     lines = [*format_model_rows(run), ("on", devices), ("rows", done)]
     lines += [("new columns", f"{', '.join(new)}: not in training, not used")] if new else []
     display.print_summary([*lines, *report.describe(bad, bool(skipped)), ("output", str(output.path))])
-    return FINISHED
+    return Outcome(read=lambda: values)
 
 
 def read_state(run: Run) -> LearnedState:

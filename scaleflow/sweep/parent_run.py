@@ -20,7 +20,7 @@ from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EvaluationOptions, Plan, Status
 from scaleflow.launcher.command_exit import FAILED, REFUSED, TERMINATED
-from scaleflow.launcher.launch import describe_outcome
+from scaleflow.launcher.launch import answer_run
 from scaleflow.launcher.prepare import read_stage_tags
 from scaleflow.launcher.recording.description import (
     LONGEST,
@@ -175,14 +175,17 @@ def list_reasons(report: SweepReport) -> str:
 
 
 def describe_jobs(folder: Path) -> dict[str, Any]:
-    """Returns what `--json` says of a sweep: what it says of the parent run, and of each job."""
+    """Returns what `--json` says of a sweep: what it says of the parent run, and of each job. Without an error of the
+    parent run, the error is that of the last job that has one.
+    """
     jobs = []
     for entry in Ledger.load(RunFolder(folder)).entries:
-        outcome = describe_outcome(folder / entry.folder)
+        found = answer_run(folder / entry.folder)
         words = {"job": entry.number, "overrides": entry.overrides, "status": entry.status}
         code = EXIT_CODES.get(entry.status)
-        jobs.append({**outcome, **words, "exit_code": code, "error": (entry.reason or None) if code else None})
-    return {**describe_outcome(folder), "jobs": jobs}
+        jobs.append({**found, **words, "exit_code": code, "error": (entry.reason or None) if code else None})
+    found = {"error": None, **answer_run(folder), "jobs": jobs}
+    return {**found, "error": found["error"] or next((job["error"] for job in reversed(jobs) if job["error"]), None)}
 
 
 def count_best_steps(job: RepeatedJob | None) -> int:

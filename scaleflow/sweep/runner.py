@@ -29,7 +29,7 @@ from scaleflow.interfaces import Plan, Status, Sweep, parse_duration
 from scaleflow.interfaces.events import Event, RunReady
 from scaleflow.interfaces.formatting import format_duration, join_first
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
-from scaleflow.launcher.command_exit import FAILED, FINISHED, REFUSED
+from scaleflow.launcher.command_exit import FAILED, FINISHED, REFUSED, Outcome
 from scaleflow.launcher.display import Display, JobDisplay
 from scaleflow.launcher.executor import Portion, Work, run_side_by_side
 from scaleflow.launcher.launch import launch_run
@@ -326,7 +326,10 @@ class SweepRunner:
             run = replace(run, spec=replace(spec, environment=environment, server=self._server))
             self._callbacks.begin(job.request, folder)
             facts = self._facts
-            return launch_run(run, refuse, adopts=False, stop=stop, display=display, on_event=on_event, facts=facts)
+            outcome = launch_run(run, adopts=False, stop=stop, display=display, on_event=on_event, facts=facts)
+            if outcome.error:
+                refuse(outcome.error)
+            return outcome.code
         except ConfigError as refusal:  # what the job needs is gone since it was checked
             refuse(str(refusal))
             return REFUSED
@@ -387,16 +390,15 @@ class SweepRunner:
         mode = choose_mode(options.metric, options.mode, direction=direction, runs=[run for _, run in jobs])
         return SweepReport(jobs, self._ledger.swept, options.metric, mode=mode, same_losses=options.same_losses)
 
-    def end(self) -> int:
-        """Ends the sweep: shows and records the report, and ends the parent run. Returns the exit code of the
-        command.
-        """
+    def end(self) -> Outcome:
+        """Ends the sweep: shows and records the report, and ends the parent run. Returns the outcome of the command."""
         if self._timer is not None:
             self._timer.cancel()
         try:
-            return self._finish()
+            code = self._finish()
         finally:
             self._resources.close()
+        return Outcome(code, partial(describe_jobs, self._folder))
 
     def _finish(self) -> int:
         if not self._jobs:

@@ -18,7 +18,7 @@ from typing import Any
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.errors import RunError
 from scaleflow.interfaces.formatting import format_duration
-from scaleflow.launcher.command_exit import ANSWER
+from scaleflow.launcher.command_exit import Outcome
 from scaleflow.launcher.processes.handover import (
     NotWarm,
     ServerFiles,
@@ -34,14 +34,13 @@ STOP_SECONDS = 10.0
 
 
 @make_main
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> Outcome:
     parser = CommandParser("warm", __doc__)
     parser.add_argument("action", choices=("start", "status", "stop"))
     action = parser.parse_args(argv).action
     lines, servers = {"start": start, "status": describe_servers, "stop": stop}[action]()
-    ANSWER.read = lambda: {"servers": servers}
     print("\n".join(lines))
-    return 0
+    return Outcome(read=lambda: {"servers": servers})
 
 
 def start() -> tuple[list[str], list[dict[str, Any]]]:

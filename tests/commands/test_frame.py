@@ -15,7 +15,7 @@ from scaleflow.commands.frame import run_command
 from scaleflow.commands.hydra_task import MAY_SET_MODE
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces.events import MetricsLogged, RunEnded, RunReady
-from scaleflow.launcher.command_exit import ANSWER
+from scaleflow.launcher.command_exit import Outcome
 from scaleflow.predict import command as predict
 from scaleflow.runs import EventWriter, RunFolder
 from scaleflow.sweep.ledger import Ledger
@@ -23,10 +23,9 @@ from scaleflow.sweep.parent_run import describe_jobs
 from tests.conftest import Command
 
 
-def raising(error: BaseException) -> Callable[[list[str]], int]:
-    def work(words: list[str]) -> int:
+def raising(error: BaseException) -> Callable[[list[str]], Outcome]:
+    def work(words: list[str]) -> Outcome:
         print("a line")
-        ANSWER.read = lambda: {"folder": "of an earlier command"} if isinstance(error, ConfigError) else {}
         raise error
 
     return work
@@ -67,10 +66,10 @@ def test_every_end_of_a_command_is_answered_in_the_last_line(
 def test_the_words_and_the_output_are_those_without_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[list[str]] = []
 
-    def work(words: list[str]) -> int:
+    def work(words: list[str]) -> Outcome:
         seen.append(words)
-        ANSWER.read = lambda: {"metrics": {"a": math.nan, "b": [1.5]}, "folder": Path("x"), "error": "not an error"}
-        return 0
+        values = {"metrics": {"a": math.nan, "b": [1.5]}, "folder": Path("x"), "error": "not an error"}
+        return Outcome(read=lambda: values)
 
     assert [run_command(work, words) for words in (["a=1"], ["--json", "a=1"])] == [0, 0]
     assert seen == [["a=1"], ["a=1"]]
@@ -79,6 +78,28 @@ def test_the_words_and_the_output_are_those_without_the_flag(capsys: pytest.Capt
     assert json.loads(line) == found
     with pytest.raises(KeyboardInterrupt):
         run_command(raising(KeyboardInterrupt()), [])
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143)])
+@pytest.mark.parametrize("words", [["--json"], []])
+def test_an_error_that_a_library_makes_of_a_signal_is_no_error(
+    stop: BaseException, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(words: list[str]) -> Outcome:
+        try:
+            try:
+                raise stop
+            finally:
+                {}["flags"]
+        except KeyError as error:
+            raise ConfigError("config.yaml: cannot be read") from error
+
+    if words:
+        assert run_command(work, words) == (143 if isinstance(stop, SystemExit) else 130)
+    else:
+        with pytest.raises(type(stop)):
+            run_command(work, words)
+    assert "cannot be read" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 import scaleflow
 from scaleflow.cli import main
+from scaleflow.launcher.command_exit import Outcome
 from scaleflow.launcher.processes.handover import SERVER_ENV
 from scaleflow.sweep import runner
 from tests.sweep.fake_runs import FakeLaunch
@@ -98,7 +99,7 @@ def test_jobs_side_by_side_get_their_own_configs(words: list[str], monkeypatch: 
 def test_a_single_run_ends_with_its_status(
     code: int, status: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("scaleflow.launcher.launch.launch_run", lambda run: code)
+    monkeypatch.setattr("scaleflow.launcher.launch.launch_run", lambda run: Outcome(code))
     assert main([*words, "training.epochs=3"]) == code
     begun, ended = read_notes()
     assert (begun["epochs"], ended["status"]) == (3, status)

@@ -254,40 +254,41 @@ class Training:
 @pytest.fixture
 def inline(
     plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Training, Refusing], tuple[int, list[str], Path]]:
-    """Runs a training in this process with a store; gives the exit code, the refusals and the run's folder."""
+) -> Callable[[Training, Refusing], tuple[int, str, Path]]:
+    """Runs a training in this process with a store; gives the exit code, why there is no run, and the run's folder."""
 
-    def run(training: Training, tracker: Refusing) -> tuple[int, list[str], Path]:
+    def run(training: Training, tracker: Refusing) -> tuple[int, str, Path]:
         monkeypatch.setattr("scaleflow.launcher.processes.local_host.run_worker", training.work)
         monkeypatch.setattr("scaleflow.launcher.launch.make_tracker", lambda *a, **k: tracker)
-        folder, refusals = tmp_path / "run", list[str]()
+        folder = tmp_path / "run"
         folder.mkdir()
         spec = RunSpec(plan("debug=inline", "tracking=none"), folder, 0.0)
-        return launch_run(PreparedRun(spec, ComposedConfig({})), refuse=refusals.append), refusals, folder
+        outcome = launch_run(PreparedRun(spec, ComposedConfig({})))
+        return outcome.code, outcome.error, folder
 
     return run
 
 
 @pytest.mark.parametrize(("word", "calls"), [("connect", []), ("start", ["build"])])
 def test_inline_does_not_train_what_the_store_refuses(
-    word: str, calls: list[str], inline: Callable[..., tuple[int, list[str], Path]]
+    word: str, calls: list[str], inline: Callable[..., tuple[int, str, Path]]
 ) -> None:
     training = Training()
-    code, refusals, folder = inline(training, Refusing(word))
-    assert (code, refusals, training.calls) == (REFUSED, [f"the store refuses to {word}"], calls)
+    code, error, folder = inline(training, Refusing(word))
+    assert (code, error, training.calls) == (REFUSED, f"the store refuses to {word}", calls)
     assert not (folder / "events.jsonl").exists()
 
 
 def test_an_inline_run_stays_although_a_slow_store_refuses_it(
-    inline: Callable[..., tuple[int, list[str], Path]], monkeypatch: pytest.MonkeyPatch
+    inline: Callable[..., tuple[int, str, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scaleflow.launcher.processes.local_host.STORE_SECONDS", 0.0)
     training, tracker = Training(), Refusing("start")
     tracker.may.clear()
     training.each_step = tracker.may.set
-    code, refusals, folder = inline(training, tracker)
+    code, error, folder = inline(training, tracker)
     assert code == REFUSED
-    assert re.match(r"the store refuses to start\nthe training until step \d+ is in .*run; ", refusals[0])
+    assert re.match(r"the store refuses to start\nthe training until step \d+ is in .*run; ", error)
     assert isinstance(list(EventReader(folder / "events.jsonl").read())[-1], RunEnded)
     assert (folder / "config.yaml").exists()
 
@@ -500,10 +501,9 @@ def test_a_refusal_closes_the_progress_bar(
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys, "stdout", shown)
     EventWriter(tmp_path / "events.jsonl")(RunReady("a-run"))
-    refusals: list[str] = []
     run = PreparedRun(RunSpec(plan("tracking=none"), tmp_path, 0.0), ComposedConfig({}))
-    assert launch_run(run, refuse=refusals.append) == REFUSED
-    assert "contains a run already" in refusals[0]
+    with pytest.raises(ConfigError, match="contains a run already"):
+        launch_run(run)
     assert shown.getvalue().count("\x1b[?25l") == shown.getvalue().count("\x1b[?25h") == 1
 
 

@@ -58,8 +58,9 @@ def test_the_files_have_the_arguments_and_defaults_of_keras(isolated: Callable[.
         values = yaml.safe_load((CONF / f"{name}.yaml").read_text())
         del values["_target_"]
         expected = {key: OTHER.get((name, key), value) for key, value in wanted.items()}
-        if name == "muon":  # it has got arguments from version to version
-            values = {key: value for key, value in values.items() if key in expected}
+        if name == "muon" and "rms_rate" not in expected:  # an older Keras has fewer arguments and other defaults
+            assert {*values} > {*expected}
+            continue
         assert values == expected, name
 
 

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from scaleflow.config.parse import flatten_config
 from scaleflow.interfaces import Plan, Status
 from scaleflow.interfaces.events import Event, MetricsLogged, RunEnded, RunReady
+from scaleflow.launcher.command_exit import Outcome
 from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.runs import EventWriter
@@ -18,9 +19,9 @@ from scaleflow.runs.provenance.collect import read_code
 from scaleflow.runs.provenance.record import Provenance, write_data_state, write_launch_state
 from scaleflow.worker.metadata import identify_files
 
-Outcome = Status | Literal["REFUSED"]
+Ended = Status | Literal["REFUSED"]
 
-CODES: Mapping[Outcome, int] = {"FINISHED": 0, "FAILED": 1, "KILLED": 143, "REFUSED": 2}
+CODES: Mapping[Ended, int] = {"FINISHED": 0, "FAILED": 1, "KILLED": 143, "REFUSED": 2}
 
 
 class FakeLaunch:
@@ -35,7 +36,7 @@ class FakeLaunch:
     """
 
     def __init__(
-        self, statuses: Sequence[Outcome] = (), measured: Callable[[Plan], Mapping[str, float]] | None = None
+        self, statuses: Sequence[Ended] = (), measured: Callable[[Plan], Mapping[str, float]] | None = None
     ) -> None:
         self._statuses = list(statuses)
         self._measured = measured or (lambda plan: {"val/loss": 1.0 / plan.training.epochs})
@@ -56,17 +57,15 @@ class FakeLaunch:
     def __call__(
         self,
         run: PreparedRun,
-        refuse: Callable[[str], None],
         *,
         stop: StopRequest,
         on_event: Callable[[Event], None],
         **others: object,
-    ) -> int:
+    ) -> Outcome:
         self.runs.append(run)
         status = self._statuses.pop(0) if self._statuses else "FINISHED"
         if status == "REFUSED":
-            refuse("the test refuses it")
-            return CODES[status]
+            return Outcome(CODES[status], error="the test refuses it")
         plan, files = run.spec.plan, run.spec.files
         write = EventWriter(files.events)
 
@@ -89,4 +88,4 @@ class FakeLaunch:
             files.resume_overrides(run.resume_number).write_text("[]\n")
         else:
             files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(run.composed.raw)))
-        return CODES[status]
+        return Outcome(CODES[status])

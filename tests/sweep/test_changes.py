@@ -16,7 +16,7 @@ from scaleflow.runs.identity import record_parts
 from scaleflow.sweep import plots, runner
 from scaleflow.sweep.changes import SweepInputs, list_input_changes
 from scaleflow.sweep.ledger import Ledger, LedgerEntry
-from tests.sweep.fake_runs import FakeLaunch, Outcome
+from tests.sweep.fake_runs import Ended, FakeLaunch
 
 Send = Callable[..., tuple[int, list[str]]]
 
@@ -39,7 +39,7 @@ def send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Send:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text)
 
-    def call(*words: str, statuses: tuple[Outcome, ...] = (), seeds: str = "1,2") -> tuple[int, list[str]]:
+    def call(*words: str, statuses: tuple[Ended, ...] = (), seeds: str = "1,2") -> tuple[int, list[str]]:
         fake = FakeLaunch(statuses, measured=lambda plan: {"val/loss": float(plan.seed)})
         monkeypatch.setattr(runner, "launch_run", fake)
         data = ("dataset=table", "dataset.data_dir=data.csv", "dataset.target=y", "model=mine")

@@ -21,6 +21,7 @@ from scaleflow.config.compose import CommandWords, compose_sweep
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.events import EpochEnded, MetricsLogged, ModelExported, RunEnded, RunReady
+from scaleflow.launcher.command_exit import Outcome
 from scaleflow.launcher.executor import divide_machine
 from scaleflow.launcher.prepare import PreparedRun
 from scaleflow.launcher.processes.handover import SERVER_ENV
@@ -36,7 +37,7 @@ from scaleflow.sweep.ranking import choose_mode
 from scaleflow.sweep.sweep_report import SweepReport, make_loading_row
 from tests.event_log import events_in
 from tests.launcher.test_supervisor import wait_for
-from tests.sweep.fake_runs import FakeLaunch, Outcome
+from tests.sweep.fake_runs import Ended, FakeLaunch
 
 DRAW_PLOTS = plots.draw_plots
 
@@ -52,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def sweep(monkeypatch: pytest.MonkeyPatch, *words: str, statuses: Sequence[Outcome] = (), **more: Any) -> FakeLaunch:
+def sweep(monkeypatch: pytest.MonkeyPatch, *words: str, statuses: Sequence[Ended] = (), **more: Any) -> FakeLaunch:
     """Sends a sweep without a store into the folder `s`; its exit code is the fake's `code`."""
     fake = FakeLaunch(statuses, **more)
     monkeypatch.setattr(runner, "launch_run", fake)
@@ -74,7 +75,7 @@ def statuses_in(folder: Path) -> list[str]:
     ],
 )
 def test_the_exit_code_tells_of_the_jobs(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, statuses: list[Outcome], code: int
+    folder: Path, monkeypatch: pytest.MonkeyPatch, statuses: list[Ended], code: int
 ) -> None:
     fake = sweep(monkeypatch, "training.epochs=1,2", statuses=statuses)
     assert fake.code == code  # type: ignore[attr-defined]
@@ -199,7 +200,7 @@ def test_sent_again_what_is_finished_is_skipped_and_the_rest_goes_on(
     ("status", "code", "batch"), [("FINISHED", 0, ()), ("FAILED", 1, ("hydra.sweeper.max_batch_size=1",))]
 )
 def test_a_value_that_is_given_twice_is_one_job(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, status: Outcome, code: int, batch: Sequence[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, status: Ended, code: int, batch: Sequence[str]
 ) -> None:
     returned: list[Any] = []
     launch = runner.SweepRunner.launch
@@ -293,10 +294,9 @@ def test_the_choice_of_the_exported_model_makes_another_job(
 
 
 def test_a_job_that_is_stopped_before_it_begins_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(run: PreparedRun, refuse: Callable[[str], None], *, stop: StopRequest, **others: object) -> int:
+    def interrupt(run: PreparedRun, *, stop: StopRequest, **others: object) -> Outcome:
         signal.raise_signal(signal.SIGINT)
-        refuse("stopped by SIGINT")
-        return stop.exit_code
+        return Outcome(stop.exit_code, error="stopped by SIGINT")
 
     monkeypatch.setattr(runner, "launch_run", interrupt)
     assert main(("-m", "tracking=none", "hydra.sweep.dir=s", "training.epochs=1,2")) == 130
@@ -317,11 +317,11 @@ def test_a_time_limit_stops_a_sweep_which_the_same_command_continues(
         def start(self) -> None:
             timers.append(self)
 
-    def end_in_second(run: PreparedRun, refuse: Callable[[str], None], *, stop: StopRequest, **others: Any) -> int:
+    def end_in_second(run: PreparedRun, *, stop: StopRequest, **others: Any) -> Outcome:
         if run.spec.folder.name == "1":
             timers[0].function()
-        fake(run, refuse, stop=stop, **others)
-        return stop.exit_code if stop.is_set() else 0
+        fake(run, stop=stop, **others)
+        return Outcome(stop.exit_code if stop.is_set() else 0)
 
     monkeypatch.setattr(runner, "launch_run", end_in_second)
     monkeypatch.setattr(threading, "Timer", Timer)
@@ -488,7 +488,7 @@ def test_a_sweeper_is_told_the_median_of_repeats(folder: Path, monkeypatch: pyte
     ran = runner.SweepRunner.launch
     monkeypatch.setattr(runner.SweepRunner, "launch", lambda *args: returned.extend(ran(*args)) or returned)
     losses = iter([3.0, 9.0, 1.0, 9.0, 2.0, 9.0])
-    ends: list[Outcome] = ["FINISHED", "FAILED"]
+    ends: list[Ended] = ["FINISHED", "FAILED"]
     words = ("training.epochs=1,2", "sweep.repeat=3")
     sweep(monkeypatch, *words, statuses=ends, measured=lambda plan: {"val/loss": next(losses)})
     assert [job.return_value for job in returned] == [2.0, pytest.approx(float("nan"), nan_ok=True)]
@@ -606,7 +606,7 @@ def test_the_best_job_is_first_and_named_last(
     def measured(plan: Plan) -> dict[str, float]:
         return QUALITY[plan.training.epochs or 0]
 
-    ends: list[Outcome] = ["FINISHED"] * 4  # NaN is not ranked, and neither is what failed
+    ends: list[Ended] = ["FINISHED"] * 4  # NaN is not ranked, and neither is what failed
     for words, (order, best) in RANKINGS.items():
         sweep(monkeypatch, "training.epochs=1,2,3,4,5", *words, statuses=[*ends, "FAILED"], measured=measured)
         ends = []  # they are skipped when the sweep is sent again
@@ -710,7 +710,7 @@ def test_a_warm_up_that_fails_does_not_count(folder: Path, monkeypatch: pytest.M
     ran = runner.SweepRunner.launch
     monkeypatch.setattr(runner.SweepRunner, "launch", lambda *args: returned.extend(ran(*args)) or returned)
     losses = iter([9.0, 3.0, 1.0])
-    ends: list[Outcome] = ["FAILED"]
+    ends: list[Ended] = ["FAILED"]
     words = ("training.epochs=1", "sweep.repeat=2", "sweep.warm_up=1")
     sweep(monkeypatch, *words, statuses=ends, measured=lambda plan: {"val/loss": next(losses)})
     assert [job.return_value for job in returned] == [2.0]
