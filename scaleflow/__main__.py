@@ -18,7 +18,7 @@ def entry(name: str = "") -> None:
     try:
         sys.argv[1:1] = filter(None, [name])
         if sys.argv[1:3] != ["--json", "warm"] and sys.argv[1:2] != ["warm"]:
-            hand_over(lambda text: print(f"scaleflow: {text}", file=sys.stderr))
+            hand_over()
     except KeyboardInterrupt:
         run = interrupt
     from scaleflow.commands.process import end_with

@@ -12,11 +12,11 @@ from typing import NoReturn
 from scaleflow.commands.frame import explain_exit, print_answer
 from scaleflow.compat.python import run_exit_functions
 from scaleflow.launcher.command_exit import JSON, TERMINATED
-from scaleflow.launcher.processes.handover import report_exit
 
 
-def end_with(main: Callable[[], int]) -> NoReturn:
-    """Runs a command, and ends the process with its exit code. Ctrl-C before there is a run gives no traceback.
+def end_with(main: Callable[[], int], report: Callable[[int], object] = lambda _: None) -> NoReturn:
+    """Runs a command, and ends the process with its exit code, which `report` gets just before. Ctrl-C before there is
+    a run gives no traceback.
 
     A closed standard output, as in `COMMAND --help | head`, ends the command quietly with exit code 0.
     """
@@ -40,7 +40,7 @@ def end_with(main: Callable[[], int]) -> NoReturn:
         with Path(os.devnull).open("w") as null:
             os.dup2(null.fileno(), sys.stdout.fileno())  # what is still in the buffer cannot fail either
         code = 0
-    exit_process(code)
+    exit_process(code, report)
 
 
 @contextlib.contextmanager
@@ -71,7 +71,7 @@ def is_stdout_closed() -> bool:
     return any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0))
 
 
-def exit_process(code: int) -> NoReturn:
+def exit_process(code: int, report: Callable[[int], object]) -> NoReturn:
     """Ends the process without Python's teardown of modules, which takes half a second or more after MLflow's import.
 
     If a Hydra launcher has left processes of `multiprocessing`, as joblib's does, the process ends in the usual way:
@@ -84,5 +84,5 @@ def exit_process(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the reader is gone
             stream.flush()
-    report_exit(code)
+    report(code)
     os._exit(code)

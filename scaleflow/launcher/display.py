@@ -29,7 +29,7 @@ from scaleflow.interfaces.events import (
 from scaleflow.interfaces.formatting import format_elapsed
 from scaleflow.launcher.command_exit import write_error
 from scaleflow.launcher.lines import fit_columns, format_row, format_run_line, list_figures, measure_width, wrap_line
-from scaleflow.launcher.processes.handover import WARM_ENV, Client
+from scaleflow.launcher.processes.handover import FORKED_BY, WARM_ENV
 from scaleflow.launcher.progress import BAR_WIDTH, TrainingProgress
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ DAY_SECONDS = 86_400.0
 
 def suggest_warm(seconds: float) -> str | None:
     """Returns a line about the warm server after a start that took `seconds`, unless one was returned within a day."""
-    if Client.files is not None or WARM_ENV in os.environ or seconds < SLOW_SECONDS:
+    if FORKED_BY or WARM_ENV in os.environ or seconds < SLOW_SECONDS:
         return None
     said = find_cache_folder(None, "hints") / "warm"
     try:

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import hydra_plugins
@@ -14,7 +15,7 @@ from scaleflow.__main__ import greet_and_run
 from scaleflow.commands.process import end_with
 from scaleflow.compat.hydra import find_plugins_again
 from scaleflow.compat.python import join_threads, run_exit_functions
-from scaleflow.launcher.processes.handover import Client, ServerFiles, report_exit
+from scaleflow.launcher.processes.handover import FORKED_BY, ServerFiles, report_exit
 
 #: The folders with Hydra's plugins that the server has imported.
 PLUGIN_FOLDERS: list[str] = []
@@ -22,19 +23,19 @@ PLUGIN_FOLDERS: list[str] = []
 
 def main() -> None:
     """Runs the command. `sys.argv` is described at `COMMAND_MODULE`."""
-    _, address, typed, *words, link = sys.argv
-    Client.link = socket.socket(fileno=int(link))
-    Client.files = ServerFiles(Path(address).parent, Path(address).stem)
-    if not Client.link.recv(1):  # the client starts cold, or is gone
+    _, address, typed, *words, descriptor = sys.argv
+    link = socket.socket(fileno=int(descriptor))
+    FORKED_BY.append(ServerFiles(Path(address).parent, Path(address).stem))
+    if not link.recv(1):  # the client starts cold, or is gone
         os._exit(0)
-    threading.Thread(target=end_with_client, args=(Client.link,), name="client", daemon=True).start()
+    threading.Thread(target=end_with_client, args=(link,), name="client", daemon=True).start()
     sys.argv, sys.orig_argv = words, json.loads(typed)
     sys.modules["__main__"] = sys.modules["scaleflow.__main__"]  # the one that processes of `multiprocessing` import
     if [*hydra_plugins.__path__] != PLUGIN_FOLDERS:  # the user has plugins, too
         find_plugins_again()
     code = 1
     try:
-        end_with(greet_and_run)
+        end_with(greet_and_run, report=partial(report_exit, link))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         raise
@@ -43,7 +44,7 @@ def main() -> None:
         run_exit_functions()
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
-        report_exit(code)
+        report_exit(link, code)
 
 
 def end_with_client(link: socket.socket) -> None:

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -182,12 +182,8 @@ class ServerFiles:
         return connection
 
 
-class Client:
-    """How this process relates to a warm server."""
-
-    files: ServerFiles | None = None
-    link: socket.socket | None = None
-    has_failed = False  # whether a server could not be used, which was said; no other attempt is made
+#: The files of the warm server that has forked this process. Empty in a process that an interpreter has started.
+FORKED_BY: list[ServerFiles] = []
 
 
 def find_sockets_folder() -> Path:
@@ -252,10 +248,10 @@ def find_warm_server(flags: Sequence[str] = (), waits: bool = True) -> ServerFil
     With `SCALEFLOW_WARM=1` it starts one if none runs, and `waits` until it is ready. Raises NotWarm if one is wanted
     and cannot be had.
     """
-    if Client.files is not None:
-        return Client.files
+    if FORKED_BY:
+        return FORKED_BY[0]
     wanted, folder = os.environ.get(WARM_ENV, ""), find_sockets_folder()
-    if wanted == "0" or Client.has_failed or os.environ.get(SERVER_ENV):
+    if wanted == "0" or os.environ.get(SERVER_ENV):
         return None
     if wanted not in ("", "1"):
         raise NotWarm(f"{WARM_ENV}={wanted}: expected 0 or 1")
@@ -451,11 +447,8 @@ def read_umask() -> int:
     return int(found[1], 8) if found else 0o022
 
 
-def hand_over(tell: Callable[[str], None]) -> None:
-    """Runs this process's command in the warm server, and ends as it ends. Returns if the command has to start cold.
-
-    It tells the reason if a server is wanted and cannot be had.
-    """
+def hand_over() -> None:
+    """Runs this process's command in the warm server, and ends as it ends. Returns if the command has to start cold."""
     flags = list_flags()
     try:
         files = find_warm_server(flags, waits=not any(word in PRINTING for word in sys.argv[1:]))
@@ -465,10 +458,15 @@ def hand_over(tell: Callable[[str], None]) -> None:
             os.fstat(number)
         command = ForkedCommand(files)
     except (NotWarm, OSError) as why:
-        Client.has_failed = True
-        tell(f"the warm server is not used: {why}")
+        do_without(why)
         return
     end_as(command.run())
+
+
+def do_without(why: Exception) -> None:
+    """Prints why no warm server is used. From then on this process, and those that it starts, look for none."""
+    os.environ[WARM_ENV] = "0"
+    print(f"scaleflow: the warm server is not used: {why}", file=sys.stderr)
 
 
 def end_as(status: int) -> NoReturn:
@@ -479,8 +477,7 @@ def end_as(status: int) -> NoReturn:
     os._exit(status)
 
 
-def report_exit(code: int) -> None:
-    """Reports this process's exit code to the client just before it ends. The server may be gone by then."""
-    if Client.link is not None:
-        with contextlib.suppress(OSError):
-            Client.link.sendall(json.dumps({"status": code}).encode() + b"\n")
+def report_exit(link: socket.socket, code: int) -> None:
+    """Reports this process's exit code to the client just before it ends. The client may be gone by then."""
+    with contextlib.suppress(OSError):
+        link.sendall(json.dumps({"status": code}).encode() + b"\n")

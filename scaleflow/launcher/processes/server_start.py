@@ -16,9 +16,9 @@ from typing import IO
 from scaleflow.cluster.tf_config import TF_CONFIG
 from scaleflow.launcher.processes.handover import (
     SERVER_ENV,
-    Client,
     NotWarm,
     ServerFiles,
+    do_without,
     find_warm_server,
     request_process,
 )
@@ -114,8 +114,7 @@ def fork_warm(listener: socket.socket, log: IO[bytes], alive: int) -> WarmFork |
         files = find_warm_server()
         return None if files is None else WarmFork(files, listener, log, alive=alive)
     except (NotWarm, OSError) as why:
-        Client.has_failed = True
-        print(f"scaleflow: the warm server is not used: {why}", file=sys.stderr)
+        do_without(why)
         return None
 
 
