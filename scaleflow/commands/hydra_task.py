@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ from scaleflow.commands.frame import to_outcome
 from scaleflow.compat.hydra import read_return, skip_mode
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.collector import pause_collector
-from scaleflow.launcher.command_exit import Outcome, write_error
+from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome, write_error
 from scaleflow.launcher.display import greet
 from scaleflow.runs.folder_use import remove_created
 
@@ -49,7 +48,8 @@ class HydraTask:
 
     def __init__(self, began: float, greeting: str = "") -> None:
         self._began, self._greeting = began, greeting
-        self._outcomes: list[Outcome] = []
+        self._outcome: Outcome | None = None
+        self._jobs: list[Outcome] = []  # of a Hydra launcher that is not scaleflow's, and runs them in this process
         self._sweep: SweepRunner | None = None
         self.has_begun = False
 
@@ -62,7 +62,7 @@ class HydraTask:
 
     def __exit__(self, *error: object) -> None:
         if self._sweep is not None:
-            self._outcomes.append(self._sweep.end())
+            self._outcome = self._sweep.end()
 
     def __call__(self, config: DictConfig) -> None:
         try:
@@ -90,9 +90,12 @@ class HydraTask:
                 raise
             outcome = to_outcome(refusal)
         code = outcome.code
-        if is_job and outcome.error:
-            write_error(outcome.error)
-        self._outcomes.append(replace(outcome, code=int(bool(code)), error="") if is_job else outcome)
+        if not is_job:
+            self._outcome = outcome
+        else:
+            self._jobs.append(outcome)
+            if outcome.error:
+                write_error(outcome.error)
         if code:  # Hydra's callbacks get it; the job may be in another process: every launcher passes on an exception
             raise JobFailed(f"{'a job of the sweep' if is_job else 'the run'} ended with exit code {code}")
 
@@ -114,10 +117,14 @@ class HydraTask:
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome of the command: of several jobs what the last one says, and whether any has failed."""
-        last = self._outcomes[-1] if self._outcomes else Outcome()
-        is_alone = len(self._outcomes) == 1
-        return last if is_alone else replace(last, code=int(any(each.code for each in self._outcomes)))
+        """The outcome of the command. Of jobs without a sweep of scaleflow's: the values of the last one, and the error
+        of the last one that failed.
+        """
+        if self._outcome is not None or not self._jobs:
+            return self._outcome or Outcome()
+        values = self._jobs[-1].read()
+        failed = [each.error or each.read().get("error") for each in self._jobs if each.code]
+        return Outcome(FAILED if failed else FINISHED, lambda: {**values, "error": failed[-1] if failed else None})
 
 
 #: Words that may set `hydra.mode`: flags, a recipe, and those of Hydra's own that are not only of folders and logs.
