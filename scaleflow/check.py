@@ -79,8 +79,6 @@ def main(words: list[str]) -> Outcome:
         plan = make_check_plan(typed.overrides, typed.config_dir, typed.examples)
         schema = None if typed.against is None else read_schema_of_run(typed.against, typed.overrides, display)
         checked = look_at_data(plan, schema, typed.examples, report=report, display=display, stop=stop)
-        if checked is None:
-            return Outcome(stop.exit_code)
         counted = [each for each in checked.findings if LEVELS.index(each["level"]) >= LEVELS.index(typed.level)]
         values = {"findings": checked.findings, "splits": checked.splits, "report": str(report.absolute())}
         values |= {"error": f"{len(counted)} of the findings are a {typed.level} or worse"} if counted else {}
@@ -116,10 +114,9 @@ def read_schema_of_run(run_id: str, overrides: Sequence[str], display: Display) 
 
 def look_at_data(
     plan: Plan, schema: Mapping[str, Any] | None, examples: int, report: Path, display: Display, stop: StopRequest
-) -> DataChecked | None:
-    """Looks at the dataset of a plan in a worker process, and writes the report; None if it was stopped.
-
-    Raises ConfigError if the data cannot be read.
+) -> DataChecked:
+    """Looks at the dataset of a plan in a worker process, and writes the report. Raises ConfigError if the data cannot
+    be read.
     """
     with tempfile.TemporaryDirectory(prefix="scaleflow-check-") as folder:
         page = Path(folder) / REPORT
@@ -128,8 +125,6 @@ def look_at_data(
             events = supervise_worker(spec, stop, display)
         except RunError as error:
             raise ConfigError(f"the data cannot be read: {error}") from error
-        if stop.is_set():
-            return None
         try:
             shutil.copyfile(page, report)
         except OSError as error:
@@ -180,7 +175,6 @@ def check_data(
         page = Path(folder) / REPORT if report is None else Path(report)
         check_page("report", page)
         checked = look_at_data(plan, schema, examples, report=page, display=display, stop=StopRequest())
-    assert checked is not None
     return {"findings": checked.findings, "splits": checked.splits}
 
 

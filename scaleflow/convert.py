@@ -54,8 +54,6 @@ def main(typed: list[str]) -> Outcome:
     words, _ = parse_command(make_run_parser("convert", __doc__), typed)
     with display_for() as display, catch_stop_signals() as stop:
         run, formats = convert_tracked_model(words, display, stop)
-        if stop.is_set():
-            return Outcome(stop.exit_code)
         shown = [{"name": each.name, **asdict(each)} for each in formats]
         display.print_summary([*format_model_rows(run), *describe_formats(formats)])
     code = FAILED if any(each.error for each in formats) else FINISHED
@@ -83,12 +81,12 @@ def convert_tracked_model(
         exported = download_exported(run.tracker, run.model, Path(folder))
         spec = RunSpec(plan, Path(folder), time.time())
         formats = export_formats(spec, exported, display.show_event, should_stop=stop.is_set)
-        if not stop.is_set():
-            display.begin_phase("recording the formats in MLflow")
-            try:
-                log_formats(run.tracker, run.model, formats, table=make_format_table(formats))
-            except Exception as error:  # a store may raise anything
-                raise RunError(f"the formats could not be recorded: {mask_secrets(read_reason(error))}") from error
+        stop.check()
+        display.begin_phase("recording the formats in MLflow")
+        try:
+            log_formats(run.tracker, run.model, formats, table=make_format_table(formats))
+        except Exception as error:  # a store may raise anything
+            raise RunError(f"the formats could not be recorded: {mask_secrets(read_reason(error))}") from error
     return run, formats
 
 

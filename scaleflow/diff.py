@@ -84,8 +84,6 @@ def compare_on(options: argparse.Namespace, line: list[str]) -> list[MetricDiffe
             plan = make_plan_on(options.on, run, words, policy=COMPARE)
             spec = make_evaluation_spec(run, words, plan, folder=folder, named=run)
             events = run_evaluation(plan, spec, folder, stop=stop, display=display)
-            if stop.is_set():
-                raise KeyboardInterrupt
             points = {
                 f"{ALL}/{name}": [(event.step, value)]
                 for event in events

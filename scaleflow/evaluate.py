@@ -119,8 +119,6 @@ def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -
             counts_unknown=flags.unknown_classes == "count",
         )
         events = supervise_worker(RunSpec(plan, Path(folder), began, evaluation=evaluation), stop, display)
-        if stop.is_set():
-            return Outcome(stop.exit_code)
         return record_evaluation(run, events, display, is_new=is_new)
 
 

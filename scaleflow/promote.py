@@ -81,8 +81,6 @@ def main(typed: list[str]) -> Outcome:
     command, flags = parse_command(parser, typed)
     with display_for() as display, catch_stop_signals() as stop:
         done = promote_if_better(command, display, stop, name=flags.model, is_dry=flags.dry_run, on=flags.on)
-        if done is None:
-            return Outcome(stop.exit_code)
         display.print_summary(describe_promotion(done))
     code = FINISHED if done.decision.is_promoted else NOT_PROMOTED
     return Outcome(code, lambda: {**answer_model(done.run), **asdict(to_result(done))})
@@ -151,7 +149,6 @@ def promote_model(
     command = CommandWords(list(overrides), run_id=run_id, trusted=list(trust))
     with hidden_display() as display:
         done = promote_if_better(command, display, StopRequest(), name=model, is_dry=dry_run, on=on)
-    assert done is not None
     return to_result(done)
 
 

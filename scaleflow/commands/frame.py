@@ -26,6 +26,7 @@ from scaleflow.launcher.command_exit import (
     to_printable,
     write_error,
 )
+from scaleflow.launcher.processes.stop import Stopped
 
 
 def run_command(work: Callable[[list[str]], Outcome], argv: Sequence[str] | None = None) -> int:
@@ -79,6 +80,8 @@ def work_in_words(work: Callable[[list[str]], Outcome], words: list[str]) -> Out
 
 def to_outcome(error: Exception) -> Outcome:
     """Returns the outcome of a command that has raised an error. Raises the error again if it explains nothing."""
+    if isinstance(error, Stopped):
+        return Outcome(error.exit_code)
     text = str(error)
     if not isinstance(error, ConfigError | RunError):
         from scaleflow.tracking.connection import is_unreachable

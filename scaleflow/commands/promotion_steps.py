@@ -27,7 +27,7 @@ from scaleflow.evaluation.resampling import Figure
 from scaleflow.interfaces import LearnedState, Plan, PromotionOptions, name_leaves
 from scaleflow.interfaces.events import Note
 from scaleflow.launcher.display import Display
-from scaleflow.launcher.processes.stop import Stopped, StopRequest
+from scaleflow.launcher.processes.stop import StopRequest
 from scaleflow.promotion.decision import (
     LONGEST,
     SLICE,
@@ -112,8 +112,8 @@ def promote_if_better(
     name: str | None = None,
     is_dry: bool = False,
     on: str | None = None,
-) -> PromotionOutcome | None:
-    """Promotes a tracked model if every condition holds; None if a signal has stopped the command.
+) -> PromotionOutcome:
+    """Promotes a tracked model if every condition holds.
 
     Args:
         words: the run, and overrides.
@@ -135,13 +135,8 @@ def promote_if_better(
     else:
         plan = make_plan_on(on, run, words, policy=PROMOTE)
     with tempfile.TemporaryDirectory(prefix="scaleflow-promote-") as folder:
-        try:
-            candidate = Candidate(
-                words, plan, run, name=name, on=on or "", folder=Path(folder), display=display, stop=stop
-            )
-            return candidate.decide(is_dry)
-        except Stopped:
-            return None
+        candidate = Candidate(words, plan, run, name=name, on=on or "", folder=Path(folder), display=display, stop=stop)
+        return candidate.decide(is_dry)
 
 
 def complete_promotion(words: CommandWords, run: Run, name: str | None) -> tuple[CommandWords, str]:
@@ -225,7 +220,7 @@ class Candidate:
             smoke = smoke or check_served_model(
                 self.logged, self.options, policy, folder=self.folder, begin_phase=self.display.begin_phase
             )
-            self.check_stop()
+            self.stop.check()
             decision = Decision([*conditions, *floors, *smoke.conditions], comparison, smoke.values)
             found = PromotionOutcome(self.run, self.name, champion, version=None, decision=decision)
             if is_dry:
@@ -236,10 +231,6 @@ class Candidate:
         raise RunError(
             f"--model {self.name}: other commands have changed the champion {TRIES} times meanwhile; try again"
         )
-
-    def check_stop(self) -> None:
-        if self.stop.is_set():
-            raise Stopped
 
     def check_floors(self) -> list[Condition]:
         """Returns the conditions of `promotion.at_least`. Raises ConfigError if the run does not have a metric."""
@@ -331,7 +322,6 @@ class Candidate:
         split = ALL if self.on else SPLIT
         spec = replace(spec, split=split, counts_unknown=counts_unknown, trained=trained)
         run_evaluation(self.plan, spec, folder, stop=self.stop, display=self.display)
-        self.check_stop()
         return load_predictions(RunFolder(folder).evaluation / PREDICTIONS)
 
 

@@ -135,8 +135,8 @@ def answer_model(run: Run) -> Mapping[str, str]:
 def supervise_worker(spec: RunSpec, stop: StopRequest, display: Display) -> list[Event]:
     """Runs one worker to its end, and shows its stages and notes as they arrive.
 
-    Returns all events of the worker. The last ones are missing if `stop` was set. Raises ConfigError if the worker
-    refused its work, and RunError if it failed.
+    Returns all events of the worker. Raises ConfigError if the worker refused its work, RunError if it failed, and
+    Stopped if `stop` was set.
     """
     display.begin_phase(IMPORTING)
     reader = EventReader(spec.events)
@@ -152,14 +152,14 @@ def supervise_worker(spec: RunSpec, stop: StopRequest, display: Display) -> list
         display.close()  # a debugger needs the terminal
         run_worker(spec, EventWriter(spec.events), stop.is_set)
         look()
+        stop.check()
     else:
         with start_fork_server() as server, start_workers([spec], [{}], server) as (process,):
             while process.is_alive and not stop.is_set():
                 process.wait(POLL_SECONDS)
                 look()
             look()
-            if stop.is_set():
-                return events
+            stop.check()
             if not events or not isinstance(events[-1], RunEnded | RunRefused):
                 raise RunError(process.find_reason().why)
     last = events[-1]

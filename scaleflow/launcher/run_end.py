@@ -45,10 +45,8 @@ def promote_run(monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]
     monitor.display.begin_phase(f"deciding about the champion of {spec.plan.promotion.model}")
     try:
         done = pkgutil.resolve_name(PROMOTE)(trust_own_code(spec), hidden_display(), monitor.stop)
-        why = "stopped"
     except Exception as error:
-        done, why = None, str(error) if isinstance(error, ScaleflowError) else read_reason(error)
-    if done is None:
+        why = str(error) if isinstance(error, ScaleflowError) else read_reason(error)
         return [("promoted", f"no: {mask_secrets(why)}; again: {later}")]
     model = f"models:/{done.name}/{done.version}"
     if done.decision.is_promoted:

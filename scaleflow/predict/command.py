@@ -214,7 +214,7 @@ def predict(typed: argparse.Namespace, display: Display) -> Outcome:
             began, skipped = time.monotonic(), output.count_rows(first)
             with show_progress(display, task.source.rows) as advance:
                 write = partial(write_predictions, task, model, output, first=first, report=report)
-                rows, bad = write(advance=advance, must_stop=stop.is_set)
+                rows, bad = write(advance=advance, check_stop=stop.check)
             seconds = time.monotonic() - began
     new = task.list_columns_unknown_to_run()
     counts = {"there before": skipped, "new columns": new, **report.to_counts(bad)}
@@ -406,11 +406,11 @@ def write_predictions(
     first: int,
     report: RowReport,
     advance: Callable[[int], None],
-    must_stop: Callable[[], bool],
+    check_stop: Callable[[], None],
 ) -> tuple[int, int]:
     """Writes the shards from number `first`. Returns the number of rows that were read, and how many of them are bad.
 
-    Ends early if `must_stop` says so: the shard that is not whole is then left out.
+    Ends early if `check_stop` raises Stopped: the shard that is not whole is then left out.
     """
     from scaleflow.predict.chunks import read_ahead, read_chunks
 
@@ -423,8 +423,7 @@ def write_predictions(
         for number, chunks in shards:
             with output.open_shard(number, task.schema) as writer:
                 for chunk in chunks:
-                    if must_stop():
-                        raise Stopped
+                    check_stop()
                     table, predictions = chunk.predict(task, model, report)
                     writer.write_table(table)
                     rows, good = rows + len(chunk.is_good), good + predictions

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+from scaleflow.errors import ScaleflowError
+
 #: Seconds that the processes have to save and end after SIGTERM, before they are killed.
 GRACE_SECONDS = 30.0
 
@@ -31,6 +33,11 @@ class StopRequest:
     def is_set(self) -> bool:
         return self.signal is not None
 
+    def check(self) -> None:
+        """Raises Stopped if the end was asked for."""
+        if self.is_set():
+            raise Stopped(self)
+
     @property
     def signal_name(self) -> str:
         """`SIGINT` or `SIGTERM`; of a limit what was typed."""
@@ -42,8 +49,12 @@ class StopRequest:
         return 128 + (self.signal or signal.SIGTERM)
 
 
-class Stopped(Exception):
-    """A signal has asked for the end of the command."""
+class Stopped(ScaleflowError):
+    """A signal has asked for the end of the command, which has an exit code then."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        super().__init__(f"stopped by {stop.signal_name}")
+        self.exit_code = stop.exit_code
 
 
 class PartStop(StopRequest):
