@@ -105,7 +105,7 @@ def drive(kind: str, jobs: int, template: Path, tracking: str) -> dict[str, floa
     figures: dict[str, float] = {"to first": 0.0, "report": 0.0}
     launch = make_launch(template) if kind == MADE else runner.launch_run
 
-    def launch_first(*arguments: Any, **named: Any) -> int:
+    def launch_first(*arguments: Any, **named: Any) -> Any:
         figures["to first"] = figures["to first"] or time.time() - began
         return launch(*arguments, **named)
 
@@ -133,16 +133,17 @@ def drive(kind: str, jobs: int, template: Path, tracking: str) -> dict[str, floa
     return figures
 
 
-def make_launch(template: Path) -> Callable[..., int]:
+def make_launch(template: Path) -> Callable[..., Any]:
     """Returns a function like `launch_run` that writes the files of the finished run in `template`."""
     from scaleflow.interfaces.events import RunReady
+    from scaleflow.launcher.command_exit import Outcome
     from scaleflow.launcher.launch import write_configs
     from scaleflow.runs import EventReader, EventWriter, RunFolder
 
     events = list(EventReader(RunFolder(template).events).read())
     record: Mapping[str, Any] = RunFolder(template).read_record()
 
-    def launch(run: Any, refuse: object, *, on_event: Callable[[Any], None], **others: object) -> int:
+    def launch(run: Any, *, on_event: Callable[[Any], None], **others: object) -> Outcome:
         write_configs(run)
         files, seed = run.spec.files, str(run.spec.plan.seed)
         write = EventWriter(files.events)
@@ -154,7 +155,7 @@ def make_launch(template: Path) -> Callable[..., int]:
             on_event(event)
         write.close()
         files.write_record(record)
-        return 0
+        return Outcome()
 
     return launch
 

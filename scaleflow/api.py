@@ -206,15 +206,11 @@ def run(
             write(path)
 
     try:
-        outcome, run_folder = launch_command(RunCommand(composed), fill_folder)
-        if outcome.error:
-            raise_interruption(outcome.code, outcome.error)
-            raise ConfigError(outcome.error)
+        return check_outcome(*launch_command(RunCommand(composed), fill_folder))
     except ConfigError:
         for path in written:
             path.unlink(missing_ok=True)  # there is no run that could read it
         raise
-    return check_result(read_result(run_folder), outcome.code)
 
 
 def launch_command(command: RunCommand, fill_folder: Callable[[], None] | None = None) -> tuple[Outcome, Path]:
@@ -303,12 +299,18 @@ def make_result(run: Run, status: Status, metrics: Mapping[str, float], error: s
     return Result(status, run.run_id, run.path, metrics=metrics, error=error, model_uri=run.model_uri, history=history)
 
 
-def check_result(result: Result, code: int) -> Result:
-    """Returns a run's result, or raises RunFailed, or KeyboardInterrupt or SystemExit if a signal stopped the run."""
+def check_outcome(outcome: Outcome, folder: Path) -> Result:
+    """Returns the result of the run in a folder. Raises ConfigError if the run was refused, RunFailed if it failed, and
+    KeyboardInterrupt or SystemExit if a signal has stopped it.
+    """
+    if outcome.error:
+        raise_interruption(outcome.code, outcome.error)
+        raise ConfigError(outcome.error)
+    result = read_result(folder)
     if result.status == "FAILED":
         raise RunFailed(result)
     if result.status == "KILLED" and not str(result.error).startswith("checkpoint.max_seconds"):
-        raise_interruption(code, str(result.error))
+        raise_interruption(outcome.code, str(result.error))
     return result
 
 

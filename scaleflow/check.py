@@ -115,8 +115,9 @@ def read_schema_of_run(run_id: str, overrides: Sequence[str], display: Display) 
 def look_at_data(
     plan: Plan, schema: Mapping[str, Any] | None, examples: int, report: Path, display: Display, stop: StopRequest
 ) -> DataChecked:
-    """Looks at the dataset of a plan in a worker process, and writes the report. Raises ConfigError if the data cannot
-    be read.
+    """Looks at the dataset of a plan in a worker process, and writes the report.
+
+    Raises ConfigError if the data cannot be read, and Stopped after a signal.
     """
     with tempfile.TemporaryDirectory(prefix="scaleflow-check-") as folder:
         page = Path(folder) / REPORT

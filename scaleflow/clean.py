@@ -149,7 +149,7 @@ def describe_folder(folder: Path, least_age: float, only_checkpoints: bool, stor
     size = sum(measure(path) for path in own)
     age = time.time() - state.time / 1000
     run = FoundRun(folder, state.status, "", bytes=size, age=age)
-    if is_locked(files):
+    if files.is_locked:
         run.state = "running"
     elif not state.is_ready:
         run.state = "ended before training began"
@@ -162,17 +162,6 @@ def describe_folder(folder: Path, least_age: float, only_checkpoints: bool, stor
         if run.is_deletable and age < least_age:
             run.state = f"{run.state}, too new"
     return run
-
-
-def is_locked(files: RunFolder) -> bool:
-    """Whether a process of the run is alive. It creates no file."""
-    if not any(files.path.glob("*.lock")):
-        return False
-    try:
-        with files.lock_recording(seconds=0), files.lock_writing():
-            return False
-    except (FolderBusy, OSError):
-        return True
 
 
 class StoreCheck:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from scaleflow.api import Result, check_result, launch_command, read_result
+from scaleflow.api import Result, check_outcome, launch_command
 from scaleflow.commands.frame import make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command, reuse_for_new_run
@@ -59,8 +59,7 @@ def refit_run(
         RunFailed: if the run began and failed.
     """
     words = CommandWords(overrides, to_folders(config_dir), run_id=str(run), trusted=trust)
-    outcome, folder = launch_refit(words, all_rows)
-    return check_result(read_result(folder), outcome.code)
+    return check_outcome(*launch_refit(words, all_rows))
 
 
 def launch_refit(words: CommandWords, takes_all: bool) -> tuple[Outcome, Path]:

@@ -128,8 +128,8 @@ class ExactRerun:
         Display(sys.stdout).print_summary(lines)
         append_event(RunFolder(folder).events, TagsSet({REPRODUCES: judged.text}))
         repair_quietly(folder)
-        values = {**outcome.read(), "reproduces": {"run_id": self._run.run_id, **asdict(judged)}}
-        return Outcome(FINISHED if judged.is_equal else FAILED, lambda: {**values, "error": judged.text})
+        values = {"reproduces": {"run_id": self._run.run_id, **asdict(judged)}, "error": judged.text}
+        return Outcome(FINISHED if judged.is_equal else FAILED, lambda: {**outcome.read(), **values})
 
 
 if __name__ == "__main__":

@@ -18,10 +18,11 @@ Exit code: as that of refit; with --no-refit 0 the search has a best job; 1 it h
 import argparse
 import hashlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scaleflow.api import Result, SweepResult, check_result, read_result, run_sweep
+from scaleflow.api import Result, SweepResult, check_outcome, run_sweep
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.commands.process import end_with
 from scaleflow.config.compose import CommandWords, Folders, compose_config, to_folders
@@ -30,6 +31,7 @@ from scaleflow.errors import ConfigError
 from scaleflow.interfaces import BY_SIZE
 from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome
 from scaleflow.refit import launch_refit
+from scaleflow.sweep.parent_run import describe_jobs
 
 #: The keys of a model that are sizes of its layers, and that count its layers.
 WIDTHS, DEPTHS = ("units", "width", "filters", "embedding", "dense_units"), ("blocks",)
@@ -46,7 +48,7 @@ def main(argv: list[str]) -> Outcome:
     typed = make_tune_parser().parse_intermixed_args(split_overrides(argv))
     result = search(typed.overrides, typed.minutes, typed.trials, folder=typed.folder, config_dirs=typed.config_dir)
     if typed.no_refit:
-        return Outcome(FINISHED if result.best else FAILED)
+        return Outcome(FINISHED if result.best else FAILED, partial(describe_jobs, result.folder))
     return launch_refit(name_best(result, typed.overrides, typed.config_dir), False)[0]
 
 
@@ -72,8 +74,7 @@ def tune_run(
     """
     dirs = to_folders(config_dir)
     result = search(overrides, minutes, trials, folder=folder, config_dirs=dirs)
-    outcome, path = launch_refit(name_best(result, overrides, dirs), False)
-    return check_result(read_result(path), outcome.code)
+    return check_outcome(*launch_refit(name_best(result, overrides, dirs), False))
 
 
 def make_tune_parser() -> argparse.ArgumentParser:

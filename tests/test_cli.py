@@ -51,10 +51,7 @@ def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     def run(*words: str) -> str:
         monkeypatch.setattr(launch, "supervise_run", start)
         monkeypatch.setattr(sys, "argv", ["scaleflow"])
-        try:
-            code = main(words)
-        except SystemExit as leaving:  # argparse, on a flag
-            code = leaving.code
+        code = main(words)
         shown = capsys.readouterr()
         assert code == 2, shown
         assert shown.out in ("", f"scaleflow {__version__}\n")  # the first line comes before the rules are checked

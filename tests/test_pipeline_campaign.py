@@ -33,9 +33,10 @@ def test_the_judge_sees_results_and_points_that_differ() -> None:
 def test_a_pipeline_that_is_killed_goes_on_as_if_nothing_had_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = Case(0, "kill -9", "pipeline", "adapt", 0.5, again=Case(0, "SIGTERM", "stage", "week", 0.5))
+    last = Case(0, "kill -9", "pipeline", "adapt", 0.5, again=Case(0, "SIGTERM", "stage", "week", 0.5))
+    case = Case(0, "kill -9", "stage", "search", 0.7, again=last)
     monkeypatch.setattr("tests.pipeline_campaign.draw_case", lambda *_: case)
     result = PipelineCases(tmp_path / "cases", 0, False).try_out(0)
     assert result.wrong == []
     assert result.faults >= 1
-    assert "| kill -9 | pipeline | 1 | 1 | 0 |" in make_table([result], 0)
+    assert "| kill -9 | stage | 1 | 1 | 0 |" in make_table([result], 0)

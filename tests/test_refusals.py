@@ -613,10 +613,8 @@ def run_command(words: Sequence[str]) -> int:
 
     is_find = words[0] == "find"
     assert is_find or find_command(words) is None
-    try:
-        return find.main(words[1:]) if is_find else cli.main(words)
-    except SystemExit as leaving:  # argparse, on a flag
-        return int(leaving.code or 0)
+    code: int = find.main(words[1:]) if is_find else cli.main(words)
+    return code
 
 
 BUILT = read_rows(BY_THE_WORKER, SHORT)

@@ -81,7 +81,7 @@ def work_in_words(work: Callable[[list[str]], Outcome], words: list[str]) -> Out
 def to_outcome(error: Exception) -> Outcome:
     """Returns the outcome of a command that has raised an error. Raises the error again if it explains nothing."""
     if isinstance(error, Stopped):
-        return Outcome(error.exit_code)
+        return Outcome(error.exit_code, error=str(error))
     text = str(error)
     if not isinstance(error, ConfigError | RunError):
         from scaleflow.tracking.connection import is_unreachable
@@ -94,7 +94,7 @@ def to_outcome(error: Exception) -> Outcome:
 
 
 def explain_exit(error: BaseException) -> Outcome:
-    """Prints the exception that ends a command, and returns the outcome."""
+    """Returns the outcome of a command that an exception ends, and prints the exception, but for SystemExit."""
     if isinstance(error, SystemExit):
         return Outcome(error.code if isinstance(error.code, int) else int(error.code is not None))
     if isinstance(error, KeyboardInterrupt):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
@@ -23,7 +23,7 @@ from scaleflow.commands.frame import to_outcome
 from scaleflow.compat.hydra import read_return, skip_mode
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.collector import pause_collector
-from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome, write_error
+from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome, find_interruption, write_error
 from scaleflow.launcher.display import greet
 from scaleflow.runs.folder_use import remove_created
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class JobFailed(Exception):
-    """A run, or a job of a sweep, did not finish. The reason is on standard error."""
+    """A run, or a job of a sweep, did not finish. The command prints the reason."""
 
 
 class HydraTask:
@@ -67,8 +67,9 @@ class HydraTask:
     def __call__(self, config: DictConfig) -> None:
         try:
             self._run_job(config)
-        except KeyboardInterrupt:  # before there is a run; later it is a request to stop
-            remove_created(Path(HydraConfig.get().runtime.output_dir))
+        except BaseException as error:
+            if find_interruption(error):  # before there is a run; later it is a request to stop
+                remove_created(Path(HydraConfig.get().runtime.output_dir))
             raise
 
     def _run_job(self, config: DictConfig) -> None:
@@ -86,7 +87,7 @@ class HydraTask:
         try:
             outcome = run_job(config, began)
         except ConfigError as refusal:
-            if not is_job:
+            if not is_job or find_interruption(refusal):
                 raise
             outcome = to_outcome(refusal)
         code = outcome.code
@@ -122,9 +123,13 @@ class HydraTask:
         """
         if self._outcome is not None or not self._jobs:
             return self._outcome or Outcome()
-        values = self._jobs[-1].read()
-        failed = [each.error or each.read().get("error") for each in self._jobs if each.code]
-        return Outcome(FAILED if failed else FINISHED, lambda: {**values, "error": failed[-1] if failed else None})
+        failed = [each for each in self._jobs if each.code]
+
+        def read() -> dict[str, Any]:
+            errors = [each.error or each.read().get("error") for each in failed]
+            return {**self._jobs[-1].read(), "error": errors[-1] if errors else None}
+
+        return Outcome(FAILED if failed else FINISHED, read)
 
 
 #: Words that may set `hydra.mode`: flags, a recipe, and those of Hydra's own that are not only of folders and logs.

@@ -124,6 +124,7 @@ def promote_if_better(
     Raises:
         ConfigError: if that cannot work.
         RunError: if it failed.
+        Stopped: if a signal has stopped it.
     """
     if name is not None:
         check_model_name("--model ", name)

@@ -14,11 +14,17 @@ JSON = "--json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended."""
+    """How a command ended.
 
-    code: int = FINISHED  # the exit code
-    read: Callable[[], Mapping[str, Any]] = dict  # returns the values of `--json`; called at the end, and only with it
-    error: str = ""  # why there is nothing to read; the frame prints it
+    Attributes:
+        code: the exit code.
+        read: returns the values of `--json`. An `error` among them is one that the command has printed itself.
+        error: why the command did not succeed. Whoever gets the outcome prints it.
+    """
+
+    code: int = FINISHED
+    read: Callable[[], Mapping[str, Any]] = dict
+    error: str = ""
 
 
 def raise_interruption(code: int, why: str) -> None:
@@ -30,13 +36,15 @@ def raise_interruption(code: int, why: str) -> None:
 
 
 def find_interruption(error: BaseException | None) -> BaseException | None:
-    """Returns the KeyboardInterrupt or the SystemExit of SIGTERM during whose handling an error was raised.
+    """Returns the KeyboardInterrupt, or the SystemExit of SIGTERM, during whose handling an error was raised, if any.
 
-    A library that is interrupted may raise an error of its own: OmegaConf does while it restores its flags.
+    A library that a signal interrupts may raise an error of its own: OmegaConf does while it restores its flags.
     """
-    while error is not None:
+    seen = set[int]()  # causes may form a circle
+    while error is not None and id(error) not in seen:
         if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code == TERMINATED):
             return error
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None
 

@@ -304,10 +304,11 @@ def launch_after_search(run: PreparedRun, trial: Trial, stop: StopRequest | None
             raise
     remove_created(run.spec.folder)
     error = outcome.error
-    if state.is_ready:
+    if state.is_ready and not error:
         how = f"stopped by {stop.signal_name}" if stop.is_set() else f"{state.status}: {state.error}"
-        error = f"{trial.key}=auto: the search in {os.path.relpath(search.spec.folder)} ended as {how}"
-    return Outcome(stop.exit_code if stop.is_set() else outcome.code, error=to_printable(str(mask_secrets(error))))
+        text = f"{trial.key}=auto: the search in {os.path.relpath(search.spec.folder)} ended as {how}"
+        error = to_printable(str(mask_secrets(text)))
+    return Outcome(stop.exit_code if stop.is_set() else outcome.code, error=error)
 
 
 def share_server(run: PreparedRun, server: str) -> PreparedRun:
@@ -414,7 +415,10 @@ def discard_refused(monitor: RunMonitor) -> None:
     """Removes the files of a refused run, unless a log says more, or something was trained."""
     spec, state, recorder = monitor.spec, monitor.state, monitor.recorder
     if recorder.is_alive() and str(spec.plan.tracking.uri).startswith("sqlite:"):
-        recorder.finish(MIGRATION_SECONDS)  # ending while a store is being created leaves an incomplete store
+        recorder.finish(1.0)
+        if recorder.is_alive():  # ending while a store is being created would leave an incomplete store
+            monitor.display.print_line("waiting until the tracking store is complete")
+            recorder.join(MIGRATION_SECONDS)
     recorder.stop()
     if spec.records and spec.plan.resume is not None:
         remove_launch_state(spec.files, spec.files.count_resumes())

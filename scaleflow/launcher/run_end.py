@@ -21,6 +21,7 @@ from scaleflow.interfaces.events import FormatExported
 from scaleflow.interfaces.formatting import format_duration, format_number, format_with_interval
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.display import hidden_display
+from scaleflow.launcher.processes.stop import Stopped
 from scaleflow.launcher.recording.monitor import RunMonitor
 from scaleflow.runs import RunSpec, RunState
 
@@ -46,7 +47,7 @@ def promote_run(monitor: RunMonitor, is_recorded: bool) -> list[tuple[str, str]]
     try:
         done = pkgutil.resolve_name(PROMOTE)(trust_own_code(spec), hidden_display(), monitor.stop)
     except Exception as error:
-        why = str(error) if isinstance(error, ScaleflowError) else read_reason(error)
+        why = str(error) if isinstance(error, ScaleflowError | Stopped) else read_reason(error)
         return [("promoted", f"no: {mask_secrets(why)}; again: {later}")]
     model = f"models:/{done.name}/{done.version}"
     if done.decision.is_promoted:

@@ -58,8 +58,11 @@ LOG = "stage.log"
 #: Seconds between looks at a process.
 LOOK_SECONDS = 0.05
 
-#: Seconds to wait for a process of an earlier command that was killed: it saves a checkpoint first.
+#: Seconds to wait for what is left of a command that was killed: its workers save a checkpoint first.
 LEFT_SECONDS = 90.0
+
+#: Seconds between looks whether workers have ended.
+WORKERS_SECONDS = 0.2
 
 #: The exit code of a process that a signal ended, by what Popen returns.
 SIGNAL_BASE = 128
@@ -161,6 +164,20 @@ NO_RECORD = StageRecord({}, attempt=0, execution=0, status="")
 UNFINISHED = "**RUNNING.** The results follow at the end."
 
 
+def find_runs_of(stage: Path) -> list[Path]:
+    """Returns the folder of a stage, and of a sweep those of its jobs."""
+    return [stage, *sorted(path.parent for path in stage.glob("*/events.jsonl"))]
+
+
+def wait_for_workers(stage: Path, stop: StopRequest) -> None:
+    """Waits until the workers of a stage whose command was killed have ended, or until a signal comes."""
+    deadline = time.monotonic() + LEFT_SECONDS
+    while any(RunFolder(each).is_locked for each in find_runs_of(stage)):
+        if stop.is_set() or time.monotonic() > deadline:
+            return
+        time.sleep(WORKERS_SECONDS)
+
+
 def repair_missing(folder: Path) -> None:
     """Ends the run in a folder and sends what the store lacks of it, unless it is finished and recorded."""
     if RunFolder(folder).events.is_file():
@@ -217,7 +234,7 @@ class PipelineRunner:
     def _repair_stage(self, name: str, record: StageRecord) -> None:
         """Sends what the store lacks of the runs of a stage, and reads which they are if that was not known."""
         folder, stage = self._ledger.find_folder(name, record.attempt), self._pipeline.stages.get(name)
-        for each in (folder, *sorted(path.parent for path in folder.glob("*/events.jsonl"))):  # of a sweep the jobs
+        for each in find_runs_of(folder):
             repair_missing(each)
         is_known = None not in (record.outputs.get("run_id"), record.outputs.get("model"))
         if stage is not None and stage.command.has_own_run and record.status == "FINISHED" and not is_known:
@@ -300,6 +317,8 @@ class PipelineRunner:
                 each.record.process = process.identity
                 self._ledger.save()
             code = process.wait(self._display, self._stop_of_stages)
+        if code > SIGNAL_BASE:
+            wait_for_workers(folder, self._stop)
         with self._lock:
             self._finish_stage(each, code, process.answer, folder=folder)
             if run is not None:
@@ -393,7 +412,7 @@ class PipelineRunner:
         run.finish(self._stop)
         if all(are_closed):
             for name, record in self._ledger.records.items():
-                if record.status == "FINISHED":
+                if record.status in ("FINISHED", "KILLED"):
                     self._repair_stage(name, record)
 
     def find_error(self) -> str | None:

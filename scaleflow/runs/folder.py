@@ -229,6 +229,17 @@ class RunFolder:
         """Excludes workers that write to this folder during the block. Raises `FolderBusy` if one still writes."""
         return hold_lock(self._write_lock, 0.0, f"{self.path}: a worker of this run is still writing")
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether a process of the run is alive. Creates no file."""
+        if not any(self.path.glob("*.lock")):
+            return False
+        try:
+            with self.lock_recording(seconds=0), self.lock_writing():
+                return False
+        except (FolderBusy, OSError):
+            return True
+
     def take_write_lock(self) -> FileLock:
         """Takes the lock that the writing process holds until it ends, even if it is killed.
 

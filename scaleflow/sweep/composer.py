@@ -36,6 +36,7 @@ from scaleflow.config.parse import flatten_config, is_under, parse_section
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Sweep, name_command
 from scaleflow.interfaces.secret_masking import mask_override
+from scaleflow.launcher.command_exit import find_interruption
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
 from scaleflow.runs.identity import IGNORED_KEYS
 from scaleflow.sweep.ledger import FOLD, LedgerEntry, compute_identity, read_job_state, select_swept
@@ -205,6 +206,8 @@ class JobComposer:
                 environment = {str(k): str(v) for k, v in config.hydra.job.env_set.items()}
                 overrides = read_composed_config(config).words.overrides
         except (ConfigError, HydraException, OmegaConfBaseException) as error:
+            if find_interruption(error):
+                raise
             folders = [each.path for each in self._sweep.hydra.runtime.config_sources if each.schema == "file"]
             refusal = (
                 str(error) if isinstance(error, ConfigError) else explain_error(error, CommandWords(words, folders))

@@ -175,17 +175,14 @@ def list_reasons(report: SweepReport) -> str:
 
 
 def describe_jobs(folder: Path) -> dict[str, Any]:
-    """Returns what `--json` says of a sweep: what it says of the parent run, and of each job. Without an error of the
-    parent run, the error is that of the last job that has one.
-    """
+    """Returns what `--json` says of a sweep: what it says of the parent run, if there is one, and of each job."""
     jobs = []
     for entry in Ledger.load(RunFolder(folder)).entries:
         found = answer_run(folder / entry.folder)
         words = {"job": entry.number, "overrides": entry.overrides, "status": entry.status}
         code = EXIT_CODES.get(entry.status)
         jobs.append({**found, **words, "exit_code": code, "error": (entry.reason or None) if code else None})
-    found = {"error": None, **answer_run(folder), "jobs": jobs}
-    return {**found, "error": found["error"] or next((job["error"] for job in reversed(jobs) if job["error"]), None)}
+    return {**answer_run(folder), "jobs": jobs}
 
 
 def count_best_steps(job: RepeatedJob | None) -> int:

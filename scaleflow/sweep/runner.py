@@ -29,7 +29,7 @@ from scaleflow.interfaces import Plan, Status, Sweep, parse_duration
 from scaleflow.interfaces.events import Event, RunReady
 from scaleflow.interfaces.formatting import format_duration, join_first
 from scaleflow.interfaces.secret_masking import mask_override, mask_secrets
-from scaleflow.launcher.command_exit import FAILED, FINISHED, REFUSED, Outcome
+from scaleflow.launcher.command_exit import FAILED, FINISHED, REFUSED, Outcome, find_interruption
 from scaleflow.launcher.display import Display, JobDisplay
 from scaleflow.launcher.executor import Portion, Work, run_side_by_side
 from scaleflow.launcher.launch import launch_run
@@ -254,6 +254,8 @@ class SweepRunner:
                 raise ConfigError(job.request.refusal)
             plan = self._composer.prepare(job.request, folder, state.is_ready).spec.plan
         except ConfigError as refusal:
+            if find_interruption(refusal):
+                raise
             job.entry.status, job.entry.reason = "REFUSED", str(mask_secrets(str(refusal)))
             JobDisplay(sys.stdout, job.entry.number).print_error(job.entry.reason)
             return refusal
@@ -292,7 +294,7 @@ class SweepRunner:
         status = "REFUSED" if code == REFUSED else state.status or without_run
         if job.is_pruned and status == "KILLED":
             status = "PRUNED"
-        self._record_status(job, status, state.error if status != "FINISHED" else "")
+        self._record_status(job, status, (state.error or job.entry.reason) if status != "FINISHED" else "")
         self._callbacks.end(job.request, self._folder / job.entry.folder, status, reason=job.entry.reason)
 
     def _launch_job(self, job: SweepJob, portion: Portion) -> int:
@@ -333,14 +335,14 @@ class SweepRunner:
         except ConfigError as refusal:  # what the job needs is gone since it was checked
             refuse(str(refusal))
             return REFUSED
-        except Exception:  # the other jobs continue
+        except Exception as error:  # the other jobs continue
             display.print_error(str(mask_secrets(traceback.format_exc())))
+            job.entry.reason = str(mask_secrets(f"{type(error).__name__}: {error}"))
             return FAILED
 
     def _record_status(self, job: SweepJob, status: str, reason: str = "") -> None:
         with self._ledger_lock:
-            has_no_run = status in ("REFUSED", "KILLED")  # `_launch_job` has set the reason
-            job.entry.status, job.entry.reason = status, reason or (job.entry.reason if has_no_run else "")
+            job.entry.status, job.entry.reason = status, reason
             self._states.pop(job.entry.number, None)
             self._ledger.save()
             if status != "RUNNING" and self._parent.recorder and time.monotonic() >= self._next_update:
@@ -398,7 +400,10 @@ class SweepRunner:
             code = self._finish()
         finally:
             self._resources.close()
-        return Outcome(code, partial(describe_jobs, self._folder))
+        reason = next((job.entry.reason for job in reversed(self._jobs) if job.entry.reason), None)
+        if code == REFUSED:
+            return Outcome(code, lambda: {"error": reason})
+        return Outcome(code, lambda: {"error": reason, **describe_jobs(self._folder)})
 
     def _finish(self) -> int:
         if not self._jobs:

@@ -248,9 +248,9 @@ def find_warm_server(flags: Sequence[str] = (), waits: bool = True) -> ServerFil
     With `SCALEFLOW_WARM=1` it starts one if none runs, and `waits` until it is ready. Raises NotWarm if one is wanted
     and cannot be had.
     """
-    if FORKED_BY:
-        return FORKED_BY[0]
     wanted, folder = os.environ.get(WARM_ENV, ""), find_sockets_folder()
+    if FORKED_BY and wanted != "0":
+        return FORKED_BY[0]
     if wanted == "0" or os.environ.get(SERVER_ENV):
         return None
     if wanted not in ("", "1"):

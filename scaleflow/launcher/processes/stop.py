@@ -6,8 +6,6 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from scaleflow.errors import ScaleflowError
-
 #: Seconds that the processes have to save and end after SIGTERM, before they are killed.
 GRACE_SECONDS = 30.0
 
@@ -49,8 +47,8 @@ class StopRequest:
         return 128 + (self.signal or signal.SIGTERM)
 
 
-class Stopped(ScaleflowError):
-    """A signal has asked for the end of the command, which has an exit code then."""
+class Stopped(Exception):
+    """A signal has stopped the command, which ends with `exit_code`."""
 
     def __init__(self, stop: StopRequest) -> None:
         super().__init__(f"stopped by {stop.signal_name}")
