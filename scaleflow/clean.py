@@ -24,7 +24,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.commands.process import end_with
@@ -88,7 +87,9 @@ def main(words: list[str]) -> Outcome:
     if not found:
         print(f"no folder of a run in {', '.join(map(str, options.folders or DEFAULT_FOLDERS))}")
     problems = offer_deletion(found, roots, options) if found else []
-    values = {**answer(found), "error": next(iter(problems), None)}
+    folders = [{**asdict(run), "is_deletable": run.is_deletable} for run in found]
+    freed = sum(run.bytes for run in found if run.is_deleted)
+    values = {"folders": folders, "freed": freed, "error": next(iter(problems), None)}
     return Outcome(FAILED if problems else FINISHED, lambda: values)
 
 
@@ -275,11 +276,6 @@ def format_bytes(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} TB"
-
-
-def answer(runs: Sequence[FoundRun]) -> dict[str, Any]:
-    freed = sum(run.bytes for run in runs if run.is_deleted)
-    return {"folders": [{**asdict(run), "is_deletable": run.is_deletable} for run in runs], "freed": freed}
 
 
 if __name__ == "__main__":

@@ -146,9 +146,7 @@ def to_address(value: Any) -> Any:
 
 
 def record_evaluation(run: Run, events: Sequence[Event], display: Display, is_new: bool) -> Outcome:
-    """Records the evaluation in the run and prints the metrics. `is_new`: they are of data that the run did not
-    have.
-    """
+    """Records the evaluation in the run, and prints the metrics. `is_new`: the data are not those of the run."""
     ready = next(event for event in events if isinstance(event, EvaluationReady))
     dataset = next(event for event in events if isinstance(event, DatasetDescribed))
     split, resolved = ready.split, ready.resolved

@@ -36,7 +36,13 @@ MIN_STEPS = 20
 
 @make_main
 def main(argv: list[str]) -> Outcome:
-    typed = make_find_parser().parse_intermixed_args(split_overrides(argv))
+    parser, default = CommandParser("find", __doc__), RateTest()
+    parser.add_argument("setting", choices=(RateTest.name, BatchSearch.name), help="what to find")
+    parser.add_overrides("a word of the run")
+    parser.add_argument("--low", type=float, metavar="RATE", help=f"lr: the first rate (default {default.low:g})")
+    parser.add_argument("--high", type=float, metavar="RATE", help=f"lr: the last rate (default {default.high:g})")
+    parser.add_argument("--steps", type=int, metavar="N", help=f"lr: the number of steps (default {default.steps})")
+    typed = parser.parse_intermixed_args(split_overrides(argv))
     words, trial = list(typed.overrides), read_trial(typed)
     if isinstance(trial, BatchSearch):
         for word in words:
@@ -44,17 +50,6 @@ def main(argv: list[str]) -> Outcome:
                 raise ConfigError(f"{word}: this command looks for it; leave it out")
         words.append(f"{trial.key}=auto")
     return launch_command(RunCommand(compose_config(words, typed.config_dir), trial=trial))[0]
-
-
-def make_find_parser() -> argparse.ArgumentParser:
-    default = RateTest()
-    parser = CommandParser("find", __doc__)
-    parser.add_argument("setting", choices=(RateTest.name, BatchSearch.name), help="what to find")
-    parser.add_overrides("a word of the run")
-    parser.add_argument("--low", type=float, metavar="RATE", help=f"lr: the first rate (default {default.low:g})")
-    parser.add_argument("--high", type=float, metavar="RATE", help=f"lr: the last rate (default {default.high:g})")
-    parser.add_argument("--steps", type=int, metavar="N", help=f"lr: the number of steps (default {default.steps})")
-    return parser
 
 
 def read_trial(typed: argparse.Namespace) -> Trial:

@@ -16,14 +16,12 @@ from scaleflow.__main__ import entry
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.secret_masking import register_resolver
-from scaleflow.launcher.command_exit import Outcome
+from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.recording.recovery import SyncResult, SyncStatus, repair
 from scaleflow.runs import RunFolder
 
 __all__ = ["SyncResult", "SyncStatus", "find_run_folders", "main", "repair"]
-
-ALL, NOT_ALL = 0, 1
 
 
 def find_run_folders(folder: Path) -> Iterator[Path]:
@@ -68,7 +66,7 @@ def main(words: list[str]) -> Outcome:
         display.print_line(format_status(statuses[-1]))
     display.print_line(totals := format_totals(statuses))
     is_left = any(s.result in ("not recorded", "under way", "deleted") for s in statuses)
-    return Outcome(NOT_ALL if is_left else ALL, lambda: {"folders": list(map(vars, statuses)), "error": totals})
+    return Outcome(FAILED if is_left else FINISHED, lambda: {"folders": list(map(vars, statuses)), "error": totals})
 
 
 WORDS: dict[SyncResult, str] = {

@@ -15,7 +15,6 @@ own time. The same command continues: it has all its minutes once more, and know
 Exit code: as that of refit; with --no-refit 0 the search has a best job; 1 it has none; 2 the command cannot work.
 """
 
-import argparse
 import hashlib
 from collections.abc import Mapping
 from functools import partial
@@ -45,7 +44,13 @@ MOST_TRIALS = 10_000
 
 @make_main
 def main(argv: list[str]) -> Outcome:
-    typed = make_tune_parser().parse_intermixed_args(split_overrides(argv))
+    parser = CommandParser("tune", __doc__)
+    parser.add_overrides("a word of the run")
+    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="of the search (default 10)")
+    parser.add_argument("--trials", type=int, metavar="N", help="the most jobs (default: as many as there is time for)")
+    parser.add_argument("--folder", metavar="DIR", help="of the search (default: one that the words name)")
+    parser.add_argument("--no-refit", action="store_true", help="end with the best job")
+    typed = parser.parse_intermixed_args(split_overrides(argv))
     result = search(typed.overrides, typed.minutes, typed.trials, folder=typed.folder, config_dirs=typed.config_dir)
     if typed.no_refit:
         return Outcome(FINISHED if result.best else FAILED, partial(describe_jobs, result.folder))
@@ -75,16 +80,6 @@ def tune_run(
     dirs = to_folders(config_dir)
     result = search(overrides, minutes, trials, folder=folder, config_dirs=dirs)
     return check_outcome(*launch_refit(name_best(result, overrides, dirs), False))
-
-
-def make_tune_parser() -> argparse.ArgumentParser:
-    parser = CommandParser("tune", __doc__)
-    parser.add_overrides("a word of the run")
-    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="of the search (default 10)")
-    parser.add_argument("--trials", type=int, metavar="N", help="the most jobs (default: as many as there is time for)")
-    parser.add_argument("--folder", metavar="DIR", help="of the search (default: one that the words name)")
-    parser.add_argument("--no-refit", action="store_true", help="end with the best job")
-    return parser
 
 
 def search(

@@ -32,8 +32,12 @@ def end_with(main: Callable[[], int], report: Callable[[int], object] = lambda _
             if JSON in sys.argv:  # the command was stopped before `run_command`
                 print_answer(outcome)
             code = outcome.code
-        with suppress_full_disk():
+        try:
             sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError:  # the disk of a log is full; the work is done, and its exit code says how
+            pass
     except BrokenPipeError:
         if not is_stdout_closed():
             raise
@@ -41,17 +45,6 @@ def end_with(main: Callable[[], int], report: Callable[[int], object] = lambda _
             os.dup2(null.fileno(), sys.stdout.fileno())  # what is still in the buffer cannot fail either
         code = 0
     exit_process(code, report)
-
-
-@contextlib.contextmanager
-def suppress_full_disk() -> Iterator[None]:
-    """Suppresses errors of a log that cannot be written: the work is done, and its exit code says how."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError:
-        pass
 
 
 @contextlib.contextmanager

@@ -14,17 +14,11 @@ JSON = "--json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended.
+    """How a command ended."""
 
-    Attributes:
-        code: the exit code.
-        read: returns the values of `--json`. An `error` among them is one that the command has printed itself.
-        error: why the command did not succeed. Whoever gets the outcome prints it.
-    """
-
-    code: int = FINISHED
-    read: Callable[[], Mapping[str, Any]] = dict
-    error: str = ""
+    code: int = FINISHED  # the exit code
+    read: Callable[[], Mapping[str, Any]] = dict  # the values of `--json`; an `error` among them is printed already
+    error: str = ""  # why the command did not succeed; whoever gets the outcome prints it
 
 
 def raise_interruption(code: int, why: str) -> None:

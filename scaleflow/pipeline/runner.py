@@ -55,14 +55,11 @@ PROGRAM = "scaleflow.pipeline.stage_process"
 #: The output of a stage's process, in its folder.
 LOG = "stage.log"
 
-#: Seconds between looks at a process.
+#: Seconds between looks at a process, or at the workers that it has left.
 LOOK_SECONDS = 0.05
 
 #: Seconds to wait for what is left of a command that was killed: its workers save a checkpoint first.
 LEFT_SECONDS = 90.0
-
-#: Seconds between looks whether workers have ended.
-WORKERS_SECONDS = 0.2
 
 #: The exit code of a process that a signal ended, by what Popen returns.
 SIGNAL_BASE = 128
@@ -175,7 +172,7 @@ def wait_for_workers(stage: Path, stop: StopRequest) -> None:
     while any(RunFolder(each).is_locked for each in find_runs_of(stage)):
         if stop.is_set() or time.monotonic() > deadline:
             return
-        time.sleep(WORKERS_SECONDS)
+        time.sleep(LOOK_SECONDS)
 
 
 def repair_missing(folder: Path) -> None:

@@ -111,7 +111,7 @@ class DistributedModel:
             parts = []
             for start in range(0, rows, self.batch_size):
                 parts.append(self._compute(arrays, start))
-            outputs = [{name: join_replicas(values) for name, values in part.items()} for part in parts]
+            outputs = [{k: np.concatenate([*map(np.asarray, values)]) for k, values in part.items()} for part in parts]
         except tf.errors.OpError as error:
             reason = str(error.message).strip().partition("\n")[0][:300]
             raise RunError(
@@ -142,10 +142,6 @@ def take_rows(array: Array, first: int, count: int) -> Array:
     if len(rows) == count:
         return rows
     return np.concatenate([rows, np.repeat(array[-1:], count - len(rows), axis=0)])
-
-
-def join_replicas(values: Any) -> Array:
-    return np.concatenate([np.asarray(value) for value in values]) if len(values) > 1 else np.asarray(values[0])
 
 
 # Columns to arrays ---------------------------------------------------------------------------

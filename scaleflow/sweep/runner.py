@@ -314,10 +314,6 @@ class SweepRunner:
                 stop.end_part()
                 job.is_pruned = True
 
-        def refuse(reason: str) -> None:
-            job.entry.reason = str(mask_secrets(reason))
-            display.print_error(job.entry.reason)
-
         folder = self._folder / job.entry.folder
         try:
             run = self._composer.prepare(job.request, folder, job.is_resumed)
@@ -329,16 +325,16 @@ class SweepRunner:
             self._callbacks.begin(job.request, folder)
             facts = self._facts
             outcome = launch_run(run, adopts=False, stop=stop, display=display, on_event=on_event, facts=facts)
-            if outcome.error:
-                refuse(outcome.error)
-            return outcome.code
         except ConfigError as refusal:  # what the job needs is gone since it was checked
-            refuse(str(refusal))
-            return REFUSED
+            outcome = Outcome(REFUSED, error=str(mask_secrets(str(refusal))))
         except Exception as error:  # the other jobs continue
             display.print_error(str(mask_secrets(traceback.format_exc())))
             job.entry.reason = str(mask_secrets(f"{type(error).__name__}: {error}"))
             return FAILED
+        if outcome.error:
+            job.entry.reason = outcome.error
+            display.print_error(outcome.error)
+        return outcome.code
 
     def _record_status(self, job: SweepJob, status: str, reason: str = "") -> None:
         with self._ledger_lock:
