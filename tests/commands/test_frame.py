@@ -15,7 +15,7 @@ from scaleflow.commands.frame import run_command
 from scaleflow.commands.hydra_task import MAY_SET_MODE
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces.events import MetricsLogged, RunEnded, RunReady
-from scaleflow.launcher.command_exit import Outcome
+from scaleflow.launcher.command_exit import Outcome, find_interruption
 from scaleflow.predict import command as predict
 from scaleflow.runs import EventWriter, RunFolder
 from scaleflow.sweep.ledger import Ledger
@@ -100,6 +100,12 @@ def test_an_error_that_a_library_makes_of_a_signal_is_no_error(
         with pytest.raises(type(stop)):
             run_command(work, words)
     assert "cannot be read" not in capsys.readouterr().err
+
+
+def test_causes_that_form_a_circle_end() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__context__, second.__cause__ = second, first
+    assert find_interruption(first) is None
 
 
 @pytest.mark.parametrize(
