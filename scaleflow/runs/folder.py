@@ -33,7 +33,7 @@ RUN_FILES = (
     *("stage.log", "scaleflow.log", ".hydra"),
 )
 COMMAND_FILES = {
-    "sweep.json": ("report.*", "*.png", "optuna.*", "trials.csv", "optimization_results.yaml"),
+    "multirun.yaml": ("report.*", "*.png", "optuna.*", "trials.csv", "optimization_results.yaml"),
     "pipeline.yaml": ("pipeline.yaml", "results.csv", "stages.yaml", "graph.png"),
     "stage.log": ("data_report.html", "result.json", "predictions.parquet"),
 }
@@ -146,12 +146,13 @@ class RunFolder:
 
     def list_sweep_files(self) -> list[Path]:
         """Returns the files that a sweep writes before its first job is ready."""
-        return [self.ledger, self.sweep_config, self.manifest, self._sweep_lock, self._record_lock]
+        locks = self._sweep_lock, self._record_lock
+        return [self.ledger, self.sweep_config, self.manifest, *locks, *self.path.glob("optuna.*")]
 
     @property
     def is_begun(self) -> bool:
         """Whether a process of a run, or of a sweep, has written to the folder."""
-        marks = (*self.MARKS, *PROCESS_FILES, "stage.log")
+        marks = (*self.MARKS, *PROCESS_FILES, "stage.log", "optuna.db.lock")
         return any(True for mark in marks for _ in self.path.glob(mark))
 
     def is_own(self, name: str) -> bool:

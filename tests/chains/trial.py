@@ -127,7 +127,9 @@ class Trial(CaseTrial[Outcome]):
             return
         if classes is None:
             found = np.array([float(row["prediction"]) for row in rows])
-            limit = self._near * np.maximum(1, np.abs(outputs[:, 0]))
+            # 16 bits round sums of terms, which may be larger than the sum
+            least = max(1.0, float(outputs.std())) if self._near == NEAR_MIXED else 1.0
+            limit = self._near * np.maximum(least, np.abs(outputs[:, 0]))
             wrong = np.flatnonzero(np.abs(found - outputs[:, 0]) > limit).tolist()
         else:
             chances = to_probabilities(outputs)

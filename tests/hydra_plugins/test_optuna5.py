@@ -137,6 +137,22 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return search
 
 
+def test_a_search_that_ended_before_its_first_job_begins_anew(
+    tmp_path: Path, ours: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, sweep = ("seed=int(interval(0,9))", "hydra.sweeper.n_trials=1"), tmp_path / "s"
+    assert ours(FakeLaunch(), *words, "strategy=tpu") == 2
+    assert not sweep.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna5.OptunaSweeper, "_search", lambda *_, **__: 1 // 0)  # where kill -9 leaves the same files
+        assert ours(FakeLaunch(), *words) == 2
+    assert sorted(path.name for path in sweep.iterdir()) == ["multirun.yaml", "optuna.db", "optuna.db.lock"]
+    assert ours(FakeLaunch(), *words) == 0
+    (sweep / "sweep.json").unlink()
+    (sweep / "mine.txt").touch()
+    assert ours(FakeLaunch(), *words) == 2
+
+
 @pytest.mark.parametrize("launcher", ["isolated", "ray"])
 def test_our_own_jobs_are_stopped_where_they_do_worse(
     tmp_path: Path, ours: Any, launcher: str, capsys: pytest.CaptureFixture[str]
