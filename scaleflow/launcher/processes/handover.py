@@ -458,12 +458,12 @@ def hand_over() -> None:
             os.fstat(number)
         command = ForkedCommand(files)
     except (NotWarm, OSError) as why:
-        do_without(why)
+        give_up_warm_server(why)
         return
     end_as(command.run())
 
 
-def do_without(why: Exception) -> None:
+def give_up_warm_server(why: Exception) -> None:
     """Prints why no warm server is used. From then on this process, and those that it starts, look for none."""
     os.environ[WARM_ENV] = "0"
     print(f"scaleflow: the warm server is not used: {why}", file=sys.stderr)

@@ -18,8 +18,8 @@ from scaleflow.launcher.processes.handover import (
     SERVER_ENV,
     NotWarm,
     ServerFiles,
-    do_without,
     find_warm_server,
+    give_up_warm_server,
     request_process,
 )
 
@@ -114,7 +114,7 @@ def fork_warm(listener: socket.socket, log: IO[bytes], alive: int) -> WarmFork |
         files = find_warm_server()
         return None if files is None else WarmFork(files, listener, log, alive=alive)
     except (NotWarm, OSError) as why:
-        do_without(why)
+        give_up_warm_server(why)
         return None
 
 
