@@ -20,6 +20,7 @@ from scaleflow.launcher.command_exit import FAILED, FINISHED, Outcome
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.recording.recovery import SyncResult, SyncStatus, repair
 from scaleflow.runs import RunFolder
+from scaleflow.tracking.uri import sqlite_file
 
 __all__ = ["SyncResult", "SyncStatus", "find_run_folders", "main", "repair"]
 
@@ -53,20 +54,48 @@ def main(words: list[str]) -> Outcome:
         action="store_true",
         help="record runs that were deleted from the store again, from their folders, as new runs",
     )
+    parser.add_argument(
+        "--moved",
+        action="store_true",
+        help="first correct the paths in an SQLite store that was moved or copied together with the folders: the file "
+        "of --uri, or mlflow.db in the first folder",
+    )
     parser.add_argument("--uri", help="the tracking store to send to (default: the store in the run's config)")
     options = parser.parse_args(words)
     register_resolver()
     os.environ.pop("MLFLOW_RUN_ID", None)  # it names a run of the caller, not one of these
+    display = Display(sys.stdout)
+    if options.moved:
+        display.print_line(correct_store(options.folders[0], options.uri))
     folders = list(dict.fromkeys(folder for root in options.folders for folder in find_run_folders(root.absolute())))
-    if not folders:
+    if not folders and not options.moved:
         raise ConfigError(f"no folder of a run in {', '.join(map(str, options.folders))}")
-    statuses, display = list[SyncStatus](), Display(sys.stdout)
+    statuses: list[SyncStatus] = []
     for folder in folders:
         statuses.append(repair(folder, options.uri, again=options.again))
         display.print_line(format_status(statuses[-1]))
     display.print_line(totals := format_totals(statuses))
     is_left = any(s.result in ("not recorded", "under way", "deleted") for s in statuses)
     return Outcome(FAILED if is_left else FINISHED, lambda: {"folders": list(map(vars, statuses)), "error": totals})
+
+
+def correct_store(folder: Path, uri: str | None) -> str:
+    """Corrects the paths in the SQLite store `uri`, or in mlflow.db in a folder. Returns a line that says what changed.
+
+    Raises ConfigError if there is no such file, or if it cannot be written.
+    """
+    from scaleflow.tracking.path_correction import correct_moved_store
+
+    file = sqlite_file((uri or f"sqlite:///{folder / 'mlflow.db'}").strip())
+    if file is None or not file.is_file():
+        raise ConfigError(f"--moved: there is no {file or uri}; name the SQLite store with --uri sqlite:///FILE")
+    file = file.absolute()
+    corrected = correct_moved_store(file)
+    if not corrected.roots:
+        return f"{os.path.relpath(file)}: its paths are right"
+    old = ", ".join(map(str, corrected.roots))
+    line = f"{os.path.relpath(file)}: {corrected.changed} paths changed from {old} to {file.parent}"
+    return line + (f"; {corrected.left} runs have their files only in the old place" if corrected.left else "")
 
 
 WORDS: dict[SyncResult, str] = {

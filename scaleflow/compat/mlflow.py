@@ -7,6 +7,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+#: Tables of an SQL store, and their columns with the absolute address of an artifact folder.
+LOCATION_COLUMNS = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
+
 
 def use_tracking_uri(uri: str) -> AbstractContextManager[None]:
     """Returns a context with another tracking URI. The public functions cannot restore that none was set."""

@@ -73,11 +73,17 @@ class PipelineLedger:
             self.records = {name: StageRecord(**each) for name, each in content.get("stages", {}).items()}
         except TypeError as error:
             raise ConfigError(f"{self._path}: cannot be read ({error}); delete it to run all stages again") from error
+        before = content.get("folder")
+        if before is not None and before != str(folder.absolute()):
+            for record in self.records.values():
+                record.outputs = move_paths(record.outputs, before, folder.absolute())
+                record.files = move_paths(record.files, before, folder.absolute())
 
     def save(self) -> None:
         """Writes the file atomically. Raises OSError if it cannot be written."""
         content = {
             "version": VERSION,
+            "folder": str(self.folder.absolute()),
             "execution": self.execution,
             "status": self.status,
             "stages": {name: asdict(each) for name, each in self.records.items()},
@@ -116,6 +122,17 @@ class PipelineLedger:
     def find_folder(self, name: str, attempt: int) -> Path:
         """Returns the absolute path of the folder of a stage."""
         return self.folder.absolute() / name / str(attempt)
+
+
+def move_paths(value: Any, before: str, now: Path) -> Any:
+    """Returns a value in which the paths below a folder that was moved or copied are those of the present folder."""
+    if isinstance(value, dict):
+        return {key: move_paths(each, before, now) for key, each in value.items()}
+    if isinstance(value, list):
+        return [move_paths(each, before, now) for each in value]
+    if isinstance(value, str) and (value == before or value.startswith(f"{before}/")):
+        return f"{now}{value.removeprefix(before)}"
+    return value
 
 
 #: A registered model by an alias, which may move.

@@ -20,6 +20,8 @@ from filelock import FileLock, Timeout
 
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import LEARNED_FILES
+from scaleflow.tracking.moved_store import has_run
+from scaleflow.tracking.uri import sqlite_file
 
 #: Seconds to wait for an earlier command that still records the run, or for its worker that still writes.
 SECONDS_TO_WAIT = 60.0
@@ -261,8 +263,31 @@ class RunFolder:
         return hold_lock(self._sweep_lock, 0.0, message)
 
     def read_record(self) -> dict[str, Any]:
-        """Reads `record.json`; empty if it does not exist or cannot be read."""
-        return read_json(self.record)
+        """Reads `record.json`; empty if it does not exist or cannot be read.
+
+        If the folder was moved or copied together with the store of its run, `uri` is the store's present address.
+        """
+        record = read_json(self.record)
+        before = record.get("uri_from", record.get("folder"))
+        file = sqlite_file(str(record.get("uri")))
+        if file is None or before is None or before == str(self.path.absolute()):
+            return record
+        moved = self.find_moved(file, Path(before))
+        if moved != file and (not record.get("run_id") or has_run(moved, record["run_id"])):
+            record["uri"] = f"sqlite:///{moved}"
+        return record
+
+    def find_moved(self, path: Path, before: Path) -> Path:
+        """Returns the present place of a path, which had its present place relative to this folder when that was at
+        `before`. It is the path itself if nothing is there, or if it was not moved.
+        """
+        here = self.path.absolute()
+        if here == before or not path.is_absolute():
+            return path
+        moved = Path(os.path.normpath(here / os.path.relpath(path, before)))
+        if not moved.exists() or (path.exists() and moved.samefile(path)):
+            return path
+        return moved
 
     def write_record(self, record: Mapping[str, Any], is_vital: bool = False) -> None:
         """Replaces `record.json` atomically. If it `is_vital`, waits until it is on the disk.

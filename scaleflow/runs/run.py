@@ -260,6 +260,7 @@ class Run:
             siblings = self.tracker.fetch_siblings()
             return [numbers for params, numbers in siblings if select_computed(params) == select_computed(self.params)]
         sweep = Path((self.state.ready and self.state.ready.parent) or "")
+        sweep = self.files.find_moved(sweep, Path(self.record.get("folder") or self.files.path))
         jobs = {(sweep / each["folder"]).resolve(): each for each in read_json(RunFolder(sweep).ledger).get("jobs", ())}
         own = jobs.get(self.files.path.resolve())
         same = [path for path, each in jobs.items() if own and drop_seed(each) == drop_seed(own)]

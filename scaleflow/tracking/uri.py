@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from scaleflow.errors import ConfigError, StoreUnreachable
 from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.secret_masking import MASK, mask_secrets
+from scaleflow.tracking.moved_store import refuse_moved_store
 
 PROBE_SECONDS = 3.0
 
@@ -27,7 +28,8 @@ def resolve_store(tracking: Tracking) -> Tracking:
     """Returns the tracking options with an absolute URI, after checking the store from outside.
 
     Raises `StoreUnreachable` if the store is unavailable and `tracking.offline` is false, and ConfigError if the URI
-    can't be a store, or MLflow would reject the name of the registered model or its alias.
+    can't be a store, if it is a file that was moved or copied, or if MLflow would reject the name of the registered
+    model or its alias.
     """
     if tracking.name == "none":
         return tracking
@@ -44,6 +46,7 @@ def resolve_store(tracking: Tracking) -> Tracking:
         )
     if file := sqlite_file(uri):
         uri = absolute_sqlite(file, uri, origin, offline=tracking.offline)
+        refuse_moved_store(Path(uri.removeprefix("sqlite:///")), name_experiments(tracking))
     elif scheme in ("http", "https"):
         if not tracking.offline:
             probe_server(uri, origin)
@@ -85,6 +88,12 @@ def check_experiment_name(name: str) -> None:
         raise ConfigError(
             f"{origin}={shown}: expected a name of 1 to {MAX_EXPERIMENT_NAME} characters, and it has {len(name)}"
         )
+
+
+def name_experiments(tracking: Tracking) -> list[str]:
+    """Returns the names and the ids of experiments that the config and the environment name."""
+    variables = os.environ.get("MLFLOW_EXPERIMENT_NAME"), os.environ.get("MLFLOW_EXPERIMENT_ID")
+    return [tracking.experiment, *filter(None, variables)]
 
 
 def check_model_name(key: str, name: str) -> None:

@@ -1,5 +1,6 @@
 """Which stages run again, and why: without TensorFlow and without a process."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +70,18 @@ def test_a_stage_is_reused_until_something_that_it_is_made_of_changes(
         decisions, "read_packages", lambda: {**packages, "pandas": replace(packages["numpy"], version="9")}
     )
     assert decide(ledger=ledger).action == "reuse"  # it imports no pandas
+
+
+def test_a_moved_or_copied_pipeline_names_its_own_files(ledger: PipelineLedger, tmp_path: Path) -> None:
+    ledger.folder.mkdir()
+    record = ledger.records["tell"]
+    record.outputs = {"folder": f"{ledger.folder}/tell/1", "best": {"folder": f"{ledger.folder}er"}, "other": [1, "x"]}
+    record.files = [f"{ledger.folder}/tell/1/a.csv"]
+    ledger.save()
+    copied = PipelineLedger(shutil.copytree(ledger.folder, tmp_path / "copy")).records["tell"]
+    assert copied.outputs == {**record.outputs, "folder": f"{tmp_path}/copy/tell/1"}
+    assert copied.files == [f"{tmp_path}/copy/tell/1/a.csv"]
+    assert PipelineLedger(ledger.folder).records["tell"] == record
 
 
 def test_a_forced_stage_runs_once_though_its_command_is_interrupted(decide: Decide, ledger: PipelineLedger) -> None:

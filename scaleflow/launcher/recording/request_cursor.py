@@ -7,7 +7,6 @@ the run's time.
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from pathlib import Path
 
 from scaleflow.interfaces import IDENTITY, Point
 from scaleflow.interfaces.events import (
@@ -189,7 +188,7 @@ class RequestCursor:
         parent = event.parent or read_run_tags(folder).get(PIPELINE)
         if parent in (None, str(folder)) or self._tracker.uri is None:
             return {}
-        run_id = RunFolder(Path(parent)).read_record().get("run_id")
+        run_id = RunFolder(self._record.locate(parent)).read_record().get("run_id")
         if run_id is None:
             raise LookupError("its parent, the run of the sweep or of the pipeline, is not recorded yet")
         return {PARENT: run_id}

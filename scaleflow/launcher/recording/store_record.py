@@ -16,7 +16,8 @@ class StoreRecord:
     Attributes:
         is_kept: whether to write it: not if the folder goes, or if another command may record the run.
         known: the run in the store: `id` identifies it even before it has a `run_id`. `folder` is where it was when it
-            was recorded first, `adopts` the run that a command began to adopt, `uri` the store, `model_uri` the model.
+            was recorded first, `adopts` the run that a command began to adopt, `uri` the store, `uri_from` where the
+            folder was when that was written, `model_uri` the model.
         offset: how many bytes of the events the store has the requests of: metrics, params, tags, the run's end.
         file_offset: how many it has the files of: artifacts, the dataset, the model.
         left: the events before `file_offset` whose files it lacks: the reason, by offset.
@@ -56,11 +57,8 @@ class StoreRecord:
         return has_all and self.run_id is not None
 
     def locate(self, name: str | Path) -> Path:
-        """Returns the path of a file that an event names, even if the run's folder was moved."""
-        path, before = Path(name), Path(self.known["folder"])
-        if not path.exists() and path.is_relative_to(before):
-            return self.files.path / path.relative_to(before)
-        return path
+        """Returns the path of a file or folder that an event names, even if the run's folder was moved or copied."""
+        return self.files.find_moved(Path(name), Path(self.known["folder"]))
 
     def save(self, is_vital: bool = False) -> None:
         """Writes the file, and if it `is_vital` to later requests, waits until it is on the disk."""
@@ -74,6 +72,7 @@ class StoreRecord:
             self.known |= {key: value for key, value in told.items() if value is not None}
             self.known |= {"offset": self.offset, "file_offset": self.file_offset, "left": self.left}
             self.known |= {"late": self.late, "done": bool(self.ended), "uri": mask_secrets(tracker.uri)}
+            self.known["uri_from"] = str(self.files.path.absolute())
             content = {key: value for key, value in self.known.items() if value is not None}
         with contextlib.suppress(OSError):  # the disk is full; sending the same again later does no harm
             self.files.write_record(content, is_vital)

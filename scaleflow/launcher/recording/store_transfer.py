@@ -97,7 +97,10 @@ class EventTransfer:
         run_id, uri = self.record.run_id, self.tracker.uri
         file = sqlite_file(uri) if run_id and uri else None
         if file and file.parent.is_dir() and not file.exists():
-            raise RunMissing(f"the store {uri} with the run {run_id} does not exist any more")
+            raise RunMissing(
+                f"the store {uri} with the run {run_id} does not exist any more; if it was moved, name its new place "
+                "with --uri sqlite:///FILE"
+            )
 
     def send(self, should_stop: Callable[[], bool] = bool) -> None:
         """Sends all events that the file holds. Raises what the store raises; what it has taken stays taken.

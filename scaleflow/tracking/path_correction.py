@@ -1,0 +1,112 @@
+"""Corrects the paths in an SQLite store that was moved or copied. Imports no MLflow."""
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scaleflow.compat.mlflow import LOCATION_COLUMNS
+from scaleflow.errors import ConfigError
+from scaleflow.tracking.moved_store import (
+    ARTIFACTS,
+    LOCK_SECONDS,
+    MLFLOW_ARTIFACTS,
+    is_moved,
+    list_experiment_folders,
+    to_local_path,
+)
+from scaleflow.tracking.store import DESCRIPTION, WRITTEN, compute_digest
+
+
+@dataclass(frozen=True)
+class CorrectedStore:
+    """The old folders of a store, how many of its paths were changed, and how many runs keep their files there."""
+
+    roots: Sequence[Path]
+    changed: int
+    left: int
+
+
+def correct_moved_store(file: Path) -> CorrectedStore:
+    """Changes the paths in a moved or copied store to its present folder. Raises ConfigError if it cannot be written.
+
+    A run whose files are only in the old folder keeps its path.
+    """
+    experiments = [folder for folder in list_experiment_folders(file) if is_moved(folder.path, file)]
+    roots = list(dict.fromkeys(folder.root for folder in experiments))
+    changed = left = 0
+    try:
+        with contextlib.closing(sqlite3.connect(file, timeout=LOCK_SECONDS)) as store, store:
+            store.execute("begin immediate")  # fails now if another program holds the store
+            for table, column in LOCATION_COLUMNS:
+                for row, location in list_values(store, table, column):
+                    path = to_local_path(location)
+                    moved = find_new_place(path, roots, file.parent) if path else None
+                    if path is None or moved is None:
+                        continue
+                    if table != "experiments" and path.exists() and not moved.exists():
+                        left += table == "runs"
+                        continue
+                    text = moved.as_uri() if location.startswith("file:") else str(moved)
+                    store.execute(f"update {table} set {column} = ? where rowid = ?", (text, row))
+                    changed += 1
+            changed += correct_tags(store, roots, file.parent)
+            for root in roots:
+                correct_descriptions(store, root, file)
+    except sqlite3.Error as error:
+        raise ConfigError(f"tracking.uri=sqlite:///{file}: cannot be changed: {error}") from error
+    return CorrectedStore(roots, changed, left)
+
+
+def correct_tags(store: sqlite3.Connection, roots: Sequence[Path], new: Path) -> int:
+    """Changes the paths in the tags of scaleflow that name a folder of a run which is now in the new place."""
+    changed = 0
+    for row, value in list_values(store, "tags", "value", "where key like 'scaleflow.%' and value like '/%'"):
+        for root in roots:
+            moved = os.path.normpath(new / os.path.relpath(value, root))
+            if moved != value and Path(moved).exists():
+                store.execute("update tags set value = ? where rowid = ?", (moved, row))
+                changed += 1
+                break
+    return changed
+
+
+def correct_descriptions(store: sqlite3.Connection, root: Path, file: Path) -> None:
+    """Replaces old paths in the descriptions of runs, which say how to load a model and how to train it longer."""
+    replacements = {
+        f"sqlite:///{root / file.name}": f"sqlite:///{file}",
+        f"resume={root}/": f"resume={file.parent}/",
+    }
+    for run_id, text in store.execute("select run_uuid, value from tags where key = ?", (DESCRIPTION,)).fetchall():
+        changed = text
+        for old, new in replacements.items():
+            changed = changed.replace(old, new)
+        if changed == text:
+            continue
+        digests = compute_digest(changed), compute_digest(text)
+        store.execute("update tags set value = ? where run_uuid = ? and key = ?", (changed, run_id, DESCRIPTION))
+        # The digest says that scaleflow has written the description, and may write it again.
+        store.execute(
+            "update tags set value = ? where value = ? and run_uuid = ? and key = ?", (*digests, run_id, WRITTEN)
+        )
+
+
+def list_values(store: sqlite3.Connection, table: str, column: str, condition: str = "") -> Iterator[tuple[int, str]]:
+    """Yields the row id and the value of each row of a column; nothing if the store of an older MLflow has no such
+    column.
+    """
+    with contextlib.suppress(sqlite3.OperationalError):
+        for row, value in store.execute(f"select rowid, {column} from {table} {condition}").fetchall():
+            if isinstance(value, str):
+                yield row, value
+
+
+def find_new_place(path: Path, roots: Iterable[Path], new: Path) -> Path | None:
+    """Returns where an artifact path of one of the old folders is in the new one; None for any other path."""
+    for root in roots:
+        for name in (ARTIFACTS, MLFLOW_ARTIFACTS):
+            if path.is_relative_to(root / name):
+                return new / path.relative_to(root)
+    return None
