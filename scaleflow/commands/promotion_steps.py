@@ -24,7 +24,8 @@ from scaleflow.evaluation.comparison import PairedScores, pair_scores
 from scaleflow.evaluation.model_report import compose_section, make_page, make_table
 from scaleflow.evaluation.predictions import FILE, PREDICTIONS, ROW, Predictions, load_predictions
 from scaleflow.evaluation.resampling import Figure
-from scaleflow.interfaces import LearnedState, Plan, PromotionOptions, name_leaves
+from scaleflow.interfaces import LearnedState, Plan, PromotionOptions, find_direction, name_leaves
+from scaleflow.interfaces.directions import NAME_ADVICE
 from scaleflow.interfaces.events import Note
 from scaleflow.launcher.display import Display
 from scaleflow.launcher.processes.stop import StopRequest
@@ -44,7 +45,6 @@ from scaleflow.runs import RunFolder
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.runs.reuse import find_store_options
 from scaleflow.runs.run import Run
-from scaleflow.sweep.ranking import guess_mode
 from scaleflow.tracking.registry import DECISION, ChampionRegistry
 from scaleflow.tracking.store import MlflowTracker
 from scaleflow.tracking.tracked_runs import choose_store, download_artifact, find_model
@@ -252,7 +252,13 @@ class Candidate:
                 shown = ", ".join(sorted(name for name in known if name.startswith(("test/", SLICE)))[:20])
                 raise ConfigError(f"promotion.at_least: the run has no {key}; it has {shown or 'none'}")
             value, metric = known[key]
-            found.append(check_floor(key, value, floor, is_error=guess_mode(f"/{metric}") == "min"))
+            direction = find_direction(metric)
+            if direction is None:
+                raise ConfigError(
+                    f"promotion.at_least: {key}={floor:g}: it is not known whether larger values of {metric} are "
+                    f"better; {NAME_ADVICE}"
+                )
+            found.append(check_floor(key, value, floor, is_error=direction == "min"))
         return found
 
     def read_slices(self) -> dict[str, tuple[float, str]]:

@@ -7,6 +7,7 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from scaleflow.interfaces import Mode, find_direction
 from scaleflow.runs.run import Run
 from scaleflow.runs.state import BASELINE
 
@@ -30,6 +31,7 @@ class MetricDifference:
         before, now: the last values; None if a run does not have it.
         low, high: bounds of the difference (now - before), at 95 %; None if they are not known.
         basis: what the bounds come from, or why they are not known.
+        mode: whether larger or smaller values are better; None if that is not known.
     """
 
     name: str
@@ -38,6 +40,7 @@ class MetricDifference:
     low: float | None = None
     high: float | None = None
     basis: str = NOT_KNOWN
+    mode: Mode | None = None
 
     @property
     def difference(self) -> float | None:
@@ -50,6 +53,13 @@ class MetricDifference:
         if self.difference == 0:
             return False
         return None if self.low is None or self.high is None else not self.low <= 0 <= self.high
+
+    @property
+    def is_better(self) -> bool | None:
+        """Whether the second value is the better one; None if they are equal, or if the direction is not known."""
+        if not self.difference or self.mode is None:
+            return None
+        return (self.difference > 0) == (self.mode == "max")
 
 
 def compare_metrics(first: Run, second: Run, has_same_data: bool = False) -> list[MetricDifference]:
@@ -66,7 +76,9 @@ def compare_metrics(first: Run, second: Run, has_same_data: bool = False) -> lis
     pairs = PairedPredictions(first, second, has_same_data)
     found = []
     for name in names:
-        each = MetricDifference(name, before.get(name), now.get(name))
+        modes = {find_direction(name, first.modes), find_direction(name, second.modes)}
+        mode = modes.pop() if len(modes) == 1 else None
+        each = MetricDifference(name, before.get(name), now.get(name), mode=mode)
         if each.difference:
             repeats = measure_repeats(first, second, name)
             low, high, basis = repeats or measure_examples(pairs, name, (before[name], now[name]))

@@ -95,9 +95,11 @@ def to_html(comparison: Comparison, most: int | None, code_format: str) -> str:
 
 
 def to_values(comparison: Comparison) -> dict[str, Any]:
-    """Returns the comparison as plain values. Differences of metrics have `difference` and `is_real` besides."""
+    """Returns the comparison as plain values. Differences of metrics also have `difference`, `is_real`
+    and `is_better`."""
     values = asdict(comparison)
-    extra = ({"difference": each.difference, "is_real": each.is_real} for each in comparison.results)
+    names = ("difference", "is_real", "is_better")
+    extra = ({name: getattr(each, name) for name in names} for each in comparison.results)
     values["results"] = [{**each, **more} for each, more in zip(values["results"], extra, strict=True)]
     return values
 
@@ -169,6 +171,8 @@ def render_metric(each: MetricDifference) -> list[str]:
         values[2] = f"{'+' if each.difference > 0 else ''}{values[2]}"
     if each.low is not None and each.high is not None:
         verdict = "yes" if each.is_real else "no"
+        if each.is_real and each.is_better is not None:
+            verdict += ", better" if each.is_better else ", worse"
         return [
             each.name,
             *values,

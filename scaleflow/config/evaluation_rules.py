@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from scaleflow.interfaces import Plan, Rule
 from scaleflow.interfaces.config import ThresholdGoal
+from scaleflow.interfaces.directions import NAME_ADVICE, find_direction
 
 #: The keys that the validation rows decide, and what to give in place of that.
 ADVICE = {
@@ -50,7 +51,19 @@ def has_unknown_metric(plan: Plan) -> bool:
     return not all(map(SKLEARN_METRICS.fullmatch, names))
 
 
+def has_unknown_direction(plan: Plan) -> bool:
+    """Whether `promotion.at_least` has a metric of which it is not known whether larger values are better."""
+    floors = plan.promotion.at_least or {}
+    return any(not key.startswith("slice/") and find_direction(key) is None for key in floors)
+
+
 EVALUATION_RULES: Sequence[Rule] = (
+    Rule(
+        ("promotion.at_least",),
+        has_unknown_direction,
+        "it is not known whether larger values of each metric are better",
+        instead=NAME_ADVICE,
+    ),
     Rule(
         ("evaluation.metrics",),
         has_unknown_metric,

@@ -12,7 +12,7 @@ import numpy as np
 
 from scaleflow.evaluation.outputs import OutputAnalysis
 from scaleflow.evaluation.resampling import FEWEST_UNITS, Figure, Units
-from scaleflow.interfaces import name_metric
+from scaleflow.interfaces import is_smaller_better, name_metric
 from scaleflow.interfaces.formatting import format_number, join_first
 
 #: Above this, probabilities are wrong by so much that decisions suffer.
@@ -31,8 +31,8 @@ FEWEST_POSITIVES, LEAST_F1 = 50, 0.1
 #: The most findings of a rule that are named one by one.
 MOST_NAMED = 3
 
-#: Metrics that compare training, test and baseline, the first that an output has; whether smaller is better.
-COMPARED = {"accuracy": False, "mae": True}
+#: Metrics that compare training, test and baseline, the first that an output has.
+COMPARED = ("accuracy", "mae")
 
 
 @dataclass(frozen=True)
@@ -119,17 +119,18 @@ def compare_splits(analysis: OutputAnalysis, context: KnownOfRun) -> Iterator[Fi
     if metric is None:
         return
     name, figure = name_metric(analysis.name, metric), analysis.figures[metric]
-    sign = -1.0 if COMPARED[metric] else 1.0
+    is_error = is_smaller_better(metric)
+    sign = -1.0 if is_error else 1.0
     train, baseline = context.train.get(name), context.baseline.get(name)
     if train is not None:
-        gap, least = sign * (train - figure.value), max(0.0 if COMPARED[metric] else 0.03, 0.1 * abs(train))
+        gap, least = sign * (train - figure.value), max(0.0 if is_error else 0.03, 0.1 * abs(train))
         is_certain = np.isnan(figure.low) or sign * train > max(sign * figure.low, sign * figure.high)
         if gap >= least and is_certain:
             text = f"{name} is {format_number(train)} in training and {describe_figure(figure)} here"
             yield Finding("overfit", text, "a gap of at least max(0.03, 10 %), beyond the interval")
-    if baseline is not None and baseline != (0.0 if COMPARED[metric] else 1.0):  # there is something to gain
+    if baseline is not None and baseline != (0.0 if is_error else 1.0):  # there is something to gain
         gain = sign * (figure.value - baseline)
-        is_small = gain < max(0.0 if COMPARED[metric] else 0.01, 0.03 * abs(baseline))
+        is_small = gain < max(0.0 if is_error else 0.01, 0.03 * abs(baseline))
         if is_small and analysis.facts.get("gain", 0.0) < LEAST_GAIN:
             text = (
                 f"{name} {describe_figure(figure)} is no better than {format_number(baseline)}, always the same answer"

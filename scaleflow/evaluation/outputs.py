@@ -38,7 +38,7 @@ from scaleflow.evaluation.figures import (
 )
 from scaleflow.evaluation.predictions import Predictions
 from scaleflow.evaluation.resampling import Figure, Resamples
-from scaleflow.interfaces import Outputs
+from scaleflow.interfaces import Outputs, is_smaller_better
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.quantiles import average_pinball_losses
 from scaleflow.serving.prediction_columns import bound_values, find_sets
@@ -262,7 +262,7 @@ class OutputAnalysis:
     @property
     def is_error(self) -> bool:
         """Whether smaller scores are better."""
-        return self.measure not in ("accuracy", "coverage")
+        return is_smaller_better(self.measure)
 
 
 def analyse_output(

@@ -6,6 +6,7 @@ Import names from here, not from the modules below:
 - `config`: the typed sections of the config, `Plan`, which holds all of them, and `Rule`.
 - `data`: what a dataset is: `Source`, `Inputs`, `Outputs`, `Arrays`, `Stream`, `Preprocessing`.
 - `learned_state`: what a run learned from its data: `LearnedState`, `EarlierState`; the differences: `LearnedChanges`.
+- `directions`: which values of a metric are better (`find_direction`).
 - `training`: what the worker's parts exchange: batches and feeds, the training step, snapshots, traces.
 - `tracking`: the store that a run is recorded in (`Tracker`).
 
@@ -16,6 +17,10 @@ checkers, so that the command starts fast.
 from scaleflow.interfaces.command_names import *
 from scaleflow.interfaces.config import *
 from scaleflow.interfaces.data import *
+from scaleflow.interfaces.directions import Mode as Mode
+from scaleflow.interfaces.directions import find_direction as find_direction
+from scaleflow.interfaces.directions import find_directions as find_directions
+from scaleflow.interfaces.directions import is_smaller_better as is_smaller_better
 from scaleflow.interfaces.events import Status as Status
 from scaleflow.interfaces.learned_state import *
 from scaleflow.interfaces.tracking import *

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import MOST_CONFUSION_CLASSES, Measure, Outputs
+from scaleflow.interfaces import MOST_CONFUSION_CLASSES, Measure, Mode, Outputs, find_directions
 
 
 def is_shares(targets: tf.Tensor, outputs: tf.Tensor) -> bool:
@@ -172,7 +172,7 @@ class Defaults:
     loss: Loss
     measures: tuple[Measure, ...]
     evaluation_measures: tuple[Measure, ...] = ()
-    modes: Mapping[str, Literal["min", "max"]] = field(default_factory=dict)
+    modes: Mapping[str, Mode] = field(default_factory=dict)
     classes: int | None = None
     decide: Decide | None = None
 
@@ -191,9 +191,9 @@ def defaults_for(described: Outputs) -> Defaults:
             squared_error if described.levels is None else make_pinball_loss(described.levels),
             (mean("mae", absolute_error), mean("rmse", squared_error, math.sqrt)),
             (r2_measure("r2", targets, outputs, columns=columns, center=center),),
-            modes={"mae": "min", "rmse": "min", "r2": "max"},
+            modes=find_directions("mae", "rmse", "r2"),
         )
-    modes: dict[str, Literal["min", "max"]] = {"accuracy": "max", "exact_match": "max", "balanced_accuracy": "max"}
+    modes = find_directions("accuracy", "exact_match", "balanced_accuracy")
     if described.kind == "multi_label":
         exact = mean_measure("exact_match", exact_match(described), described.ignore is not None)
         return Defaults(binary_crossentropy, (mean("accuracy", binary_accuracy), exact), modes=modes)

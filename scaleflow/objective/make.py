@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError, find_similar
-from scaleflow.interfaces import ClassWeight, Kind, Measure, Objective, ObjectiveOptions, Outputs, Target
+from scaleflow.interfaces import ClassWeight, Kind, Measure, Mode, Objective, ObjectiveOptions, Outputs, Target
 from scaleflow.objective.kinds import (
     Loss,
     average_positions,
@@ -29,7 +29,7 @@ from scaleflow.objective.kinds import (
     replace_ignored,
 )
 from scaleflow.objective.losses import Loader, choose_loss, plain_name, plain_names
-from scaleflow.objective.metrics import Mode, make_measure
+from scaleflow.objective.metrics import make_measure
 from scaleflow.objective.variants import Described, by_output
 
 Array = np.ndarray[Any, Any]

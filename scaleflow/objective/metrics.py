@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from scaleflow.compat.keras import DIRECTION
 from scaleflow.errors import ConfigError, read_reason
-from scaleflow.interfaces import Measure, Outputs, Target
+from scaleflow.interfaces import Measure, Mode, Outputs, Target, find_direction
 from scaleflow.objective.kinds import find_counted, replace_ignored, spread_weights
 from scaleflow.objective.losses import (
     CLASS_METRICS,
@@ -46,15 +46,9 @@ WITHIN_EXAMPLES = plain_names("CosineSimilarity", "PearsonCorrelation", "Concord
 #: Those that, without a threshold, predict the largest output, and no other.
 F_SCORES = plain_names("F1Score", "FBetaScore")
 
-#: Metrics whose direction Keras does not say.
-LARGER_IS_BETTER = plain_names(
-    *("SensitivityAtSpecificity", "SpecificityAtSensitivity", "PrecisionAtRecall", "RecallAtPrecision"),
-    *("TruePositives", "TrueNegatives"),
-)
-SMALLER_IS_BETTER = plain_names("FalsePositives", "FalseNegatives")
 
-Mode = Literal["min", "max"]
-
+#: Classes of Keras's that say nothing of what a subclass of them computes.
+BASES = ("Metric", "Mean", "MeanMetricWrapper", "Sum", "object")
 
 #: Examples of the two batches on which a metric is tried.
 TRIED = 7, 5
@@ -93,13 +87,14 @@ def make_measure(
     except Exception as error:  # a user's class may raise anything
         form = f"{described.kind} targets and outputs of shape (n, {rows.columns})"
         raise ConfigError(f"{start}fails on {form}: {read_reason(error)}") from error
-    names = name_results(described, start, choose_name(target, metric, start), results=state.results)
-    mode = find_mode(metric, keras_name)
+    name = choose_name(target, metric, start)
+    names = name_results(described, start, name, results=state.results)
+    modes = find_modes(metric, name, names, start)
 
     def sums(targets: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         return state.add_up(*rows(targets, outputs, weights))
 
-    return Measure(names, sums, state.finish, size=state.size), {} if mode is None else dict.fromkeys(names, mode)
+    return Measure(names, sums, state.finish, size=state.size), modes
 
 
 # The form of the targets and outputs ---------------------------------------------------------
@@ -356,9 +351,32 @@ def name_results(described: Outputs, start: str, name: str, results: Mapping[str
     return tuple(names)
 
 
-def find_mode(metric: Any, keras_name: str | None) -> Mode | None:
-    """Returns whether larger (`max`) or smaller (`min`) results are better; None if that is not known."""
+def find_modes(metric: Any, name: str, names: Sequence[str], start: str) -> dict[str, Mode]:
+    """Returns whether larger (`max`) or smaller (`min`) results are better, by their names, as far as that is known.
+
+    Raises ConfigError if the name of the metric says the opposite of Keras: what reads only the name would be wrong.
+    """
+    known, named = find_keras_direction(metric), find_direction(name)
+    if known is None:
+        by_name = {each: named or find_direction(each) for each in names}
+        return {each: mode for each, mode in by_name.items() if mode is not None}
+    if named is not None and named != known:
+        larger, smaller = ("smaller", "larger") if known == "max" else ("larger", "smaller")
+        raise ConfigError(
+            f"{start}the name {name} says that {larger} values are better, and for {type(metric).__name__} {smaller} "
+            "ones are; give it another name"
+        )
+    return dict.fromkeys(names, known)
+
+
+def find_keras_direction(metric: Any) -> Mode | None:
+    """Returns the direction of a metric of Keras's; None if it is not known, or if a subclass changes the result."""
+    for cls in type(metric).__mro__:
+        if is_of_keras(cls):
+            break
+        if "result" in vars(cls):
+            return None
     direction = getattr(metric, DIRECTION, None)
     if direction in ("up", "down"):
         return "max" if direction == "up" else "min"
-    return "max" if keras_name in LARGER_IS_BETTER else "min" if keras_name in SMALLER_IS_BETTER else None
+    return None if cls.__name__ in BASES else find_direction(cls.__name__)

@@ -100,9 +100,12 @@ def describe_comparison(found: ScoreComparison, options: PromotionOptions) -> Co
     If few examples differ, they may all be better by chance: the interval does not show that, and a sign test does.
     """
     interval = f"{found.low:+.4g} to {found.high:+.4g}"
+    how = (
+        f"better by {found.gain:.4g} ({interval}" if found.gain >= 0 else f"worse by {-found.gain:.4g} (gain {interval}"
+    )
     text = (
-        f"{found.metric} {found.candidate:.4g}, the champion {found.champion:.4g}: better by {found.gain:+.4g} "
-        f"({interval}, {options.confidence:.0%} confidence) on {found.examples:,} examples"
+        f"{found.metric} {found.candidate:.4g}, the champion {found.champion:.4g}: {how}, "
+        f"{options.confidence:.0%} confidence) on {found.examples:,} examples"
     )
     text += f" of {found.on}" if found.on else ""
     text += f" in {found.over}" if found.over else ""

@@ -230,6 +230,11 @@ class Run:
         """The last value of each metric."""
         return {name: points[-1][1] for name, points in self.points.items() if points}
 
+    @property
+    def modes(self) -> Mapping[str, str]:
+        """Which values of its metrics are better, as far as its folder says it: `auc` to `max`."""
+        return self.state.ready.modes if self.is_here and self.state.ready else {}
+
     @cached_property
     def weights(self) -> str:
         """The digest of the exported model's weights; empty if it is not known."""

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
-from typing import Literal
 
 from scaleflow.config.compose import override_key
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces import Tracking
+from scaleflow.interfaces import Mode, Tracking, find_direction
 from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.run import Run
 from scaleflow.sweep.ledger import Ledger, LedgerEntry
@@ -154,25 +153,6 @@ def group_repeats(jobs: Sequence[tuple[LedgerEntry, RunState]]) -> list[Repeated
     return [RepeatedJob(group) for group in groups.values()]
 
 
-Mode = Literal["min", "max"]
-
-#: Ends of the names of metrics whose larger, or smaller, values are better. A run knows more: those of its objective.
-LARGER_IS_BETTER = (
-    *("accuracy", "exact_match", "/auc", "/pr_auc", "/f1", "/precision", "/recall", "/mean_iou"),
-    *("_score", "_corrcoef", "per_second", "/mfu"),
-)
-SMALLER_IS_BETTER = (
-    *("loss", "/mae", "/rmse", "/mse", "/mape", "/msle"),
-    *("_error", "_ms", "_mb", "seconds_to_first_step"),
-)
-
-
-def guess_mode(metric: str) -> Mode | None:
-    """Returns by its name whether smaller or larger values of a metric are better; None if that is not known."""
-    metric = metric.removesuffix("_at_threshold")
-    return "max" if metric.endswith(LARGER_IS_BETTER) else "min" if metric.endswith(SMALLER_IS_BETTER) else None
-
-
 def choose_mode(metric: str, typed: str, direction: object, runs: Iterable[RunState]) -> Mode | None:
     """Chooses whether smaller or larger values of a metric are better.
 
@@ -184,9 +164,8 @@ def choose_mode(metric: str, typed: str, direction: object, runs: Iterable[RunSt
         return "max" if typed == "max" else "min"
     if direction is not None:
         return "max" if str(direction).lower().endswith("maximize") else "min"
-    name = metric.partition("/")[2]
-    known = next((run.ready.modes[name] for run in runs if run.ready and name in run.ready.modes), None)
-    return "max" if known == "max" else "min" if known == "min" else guess_mode(metric)
+    found = {find_direction(metric, run.ready.modes) for run in runs if run.ready} or {find_direction(metric)}
+    return found.pop() if len(found) == 1 else None  # jobs may have different metrics of one name
 
 
 def rank_jobs(jobs: Sequence[RepeatedJob], metric: str, mode: Mode | None) -> list[RepeatedJob]:

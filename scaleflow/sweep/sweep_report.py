@@ -16,6 +16,7 @@ from statistics import mean, stdev
 from typing import Any, TextIO
 
 from scaleflow.config.parse import is_under
+from scaleflow.interfaces import Mode
 from scaleflow.interfaces.formatting import format_csv, format_number
 from scaleflow.launcher.lines import lay_out_table, measure_width, wrap_line
 from scaleflow.launcher.recording.description import format_table
@@ -23,7 +24,7 @@ from scaleflow.runs import RunFolder
 from scaleflow.runs.identity import IGNORED_KEYS
 from scaleflow.runs.state import INTERVAL, RATE, RunState, drop_intervals
 from scaleflow.sweep.ledger import LedgerEntry, select_swept
-from scaleflow.sweep.ranking import Mode, RepeatedJob, group_repeats, rank_jobs
+from scaleflow.sweep.ranking import RepeatedJob, group_repeats, rank_jobs
 from scaleflow.tracking.connection import is_default_store
 from scaleflow.tracking.uri import drop_credentials
 

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from scaleflow.compat.keras import DECIDE, find_rate, flatten_layers
 from scaleflow.errors import ConfigError, RunError
+from scaleflow.interfaces import find_direction
 from scaleflow.training.engine import Engine
 from scaleflow.training.state import list_variables_in
 
@@ -407,7 +408,7 @@ def prepare_monitor(callback: Any, engine: Engine) -> None:
     if getattr(callback, "monitor_op", 0) is not None or decide is None:
         return
     if getattr(callback, "mode", None) == "auto":
-        callback.mode = engine.objective.modes.get(callback.monitor.removeprefix("val_"), "auto")
+        callback.mode = find_direction(callback.monitor, engine.objective.modes) or "auto"
     try:
         decide()
     except ValueError as error:

@@ -16,7 +16,16 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError, NotFinite, RunError
-from scaleflow.interfaces import Best, EarlyStopping, Objective, Optimizer, Plateau, Snapshot, Training
+from scaleflow.interfaces import (
+    Best,
+    EarlyStopping,
+    Objective,
+    Optimizer,
+    Plateau,
+    Snapshot,
+    Training,
+    find_direction,
+)
 from scaleflow.training.evaluation import MetricSums
 
 if TYPE_CHECKING:
@@ -146,7 +155,7 @@ def check_monitor(
 
 def find_monitor_mode(options: Plateau | Best, modes: Mapping[str, str]) -> str | None:
     """Returns whether larger (`max`) or smaller (`min`) values are better; None if that is not known."""
-    return modes.get(options.monitor.partition("/")[2]) if options.mode == "auto" else options.mode
+    return find_direction(options.monitor, modes) if options.mode == "auto" else options.mode
 
 
 class BestValue:
@@ -317,7 +326,7 @@ class Checkpointing:
         checkpoints: stores the snapshots; None for no checkpoints.
         best: the value that selects the best checkpoint; None for no best checkpoint.
         ends_as_best: whether the model of the best checkpoint is tested and exported at the end.
-        modes: `Objective.modes`, for `best`; None: those of the loss alone.
+        modes: `Objective.modes`, for `best`; None: nothing is known besides the names.
 
     Attributes:
         best: the best value so far.
@@ -332,7 +341,7 @@ class Checkpointing:
         modes: Mapping[str, str] | None = None,
     ) -> None:
         self.checkpoints = checkpoints
-        self.best = BestValue(best, modes or {"loss": "min"})
+        self.best = BestValue(best, modes or {})
         self.ends_as_best = ends_as_best and checkpoints is not None
         self.saved_position: tuple[int, int] | None = None
         self._unsaved_seconds = 0.0

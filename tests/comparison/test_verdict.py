@@ -15,6 +15,7 @@ from sklearn.metrics import balanced_accuracy_score, log_loss
 from scaleflow.comparison.examples import PairedPredictions, compare_examples
 from scaleflow.comparison.results import compare_metrics, judge_runs, measure_repeats
 from scaleflow.comparison.runs import compare_loaded
+from scaleflow.comparison.tables import render_metric
 from scaleflow.evaluation.predictions import PREDICTIONS, Predictions, save_predictions
 from scaleflow.interfaces import Outputs
 from scaleflow.runs import RunFolder
@@ -120,11 +121,16 @@ def test_a_difference_is_real_if_the_same_examples_show_it(pair: Any) -> None:
         each = found[name]
         assert each.basis == "400 test examples, resampled"
         assert each.is_real
+        assert each.is_better
+        assert render_metric(each)[-1].startswith("yes, better: ")
         assert each.low < each.difference < each.high
     correct = [(chance.argmax(axis=1) == targets).astype(float) for chance in chances]
     error = (correct[1] - correct[0]).std() / math.sqrt(400)  # of a mean of paired differences
     accuracy = found["test/accuracy"]
     assert accuracy.high - accuracy.low == pytest.approx(2 * 1.96 * error, rel=0.15)
+    back = {each.name: each for each in compare_metrics(second, first)}
+    assert render_metric(back["test/loss"])[-1].startswith("yes, worse: ")
+    assert [back[f"test/{name}"].is_better for name in ("loss", "accuracy", "auc")] == [False] * 3
     assert found["test/auc"].basis == "not known: kept predictions do not give this metric"
     assert found["val/loss"].basis == "not known: the runs kept predictions for test"
     assert (found["train/loss"].basis, found["train/loss"].is_real) == ("equal", False)

@@ -145,6 +145,34 @@ def test_a_planted_weak_slice_is_found_and_others_are_not() -> None:
     assert len(false_alarms) <= 1
 
 
+@pytest.mark.parametrize("answer", ["threshold", "sets", "labels", "a value", "two values"])
+def test_the_weak_slice_comes_first_for_each_measure(tmp_path: Path, answer: str) -> None:
+    outputs = {
+        "threshold": replace(BINARY, threshold=0.3),
+        "sets": replace(CLASSES, set_threshold=0.2),
+        "labels": LABELS,
+        "a value": PRICE,
+        "two values": TWO,
+    }[answer]
+    random = np.random.default_rng(1)
+    town = np.array([f"town {n}" for n in range(6)], object)[random.integers(6, size=1800)]
+    values = draw_values(outputs, 1800, skill=4.0)
+    is_bad = town == "town 3"
+    mean = values["output"].mean(axis=0)
+    values["output"][is_bad] = 2 * mean - values["output"][is_bad]  # the opposite answer
+    if answer == "sets":
+        values["output"][is_bad] = np.roll(values["output"][is_bad], 1, axis=1)
+    report = report_in(tmp_path, make_predictions(outputs, {"": values}), Reader(town=town))
+    rows = [row for row in read_table(tmp_path / "slices.csv") if row["column"] == "town"]
+    weak = [(row["slice"], row["metric"]) for row in rows if row["is_weak"] == "True"]
+    measures = {"threshold": ["accuracy_at_threshold"], "sets": ["accuracy", "coverage"], "labels": ["accuracy"]}
+    wanted = measures.get(answer, ["mae" if answer == "a value" else "error in standard deviations"])
+    assert sorted(weak) == [("town 3", measure) for measure in wanted]
+    assert rows[0]["slice"] == "town 3"
+    (finding, *_) = [each.text for each in report.findings if each.rule == "weak slice" and "town" in each.text]
+    assert "town=town 3" in finding
+
+
 def test_columns_are_divided_by_values_by_quantiles_and_by_lengths() -> None:
     numbers = np.append(np.arange(100.0), np.nan)
     assert [name for name, _ in divide_values(numbers)] == [

@@ -238,7 +238,7 @@ def test_a_metric_replaces_the_one_of_its_name_that_is_recorded_by_default(isola
     assert len(set(names)) == len(names)
     assert (values["age/mae"], values["age/rmse"], values["age/r2"]) == pytest.approx((37.5, 1.0, 0.0))
     assert values["kind/accuracy"] == pytest.approx(1 / 3 - 1 / 2)
-    assert (modes["age/mae"], modes["age/r2"], modes.get("kind/accuracy")) == ("min", "max", None)
+    assert (modes["age/mae"], modes["age/r2"], modes.get("kind/accuracy")) == ("min", "max", "max")
     assert known == [
         *("baseline/age/loss", "baseline/age/mae", "baseline/age/r2", "baseline/age/rmse", "baseline/kind/accuracy"),
         *("baseline/kind/balanced_accuracy", "baseline/kind/loss", "baseline/loss"),
@@ -309,7 +309,12 @@ WRONG: Mapping[str, tuple[Any, Any, str]] = {
         [metric("Accuracy"), metric("AUC", name="accuracy")],
         "two values would have the name accuracy",
     ),
-    "the loss": (CLASSES, [metric("AUC", name="loss")], "two values would have the name loss"),
+    "the loss": (CLASSES, [metric("CategoricalCrossentropy", name="loss")], "two values would have the name loss"),
+    "the opposite": (
+        CLASSES,
+        [metric("AUC", name="rank_error")],
+        "the name rank_error says that smaller values are better, and for AUC larger ones are; give it another name",
+    ),
     "a slash": (CLASSES, [metric("AUC", name="a/b")], "has the name 'a/b'"),
     "regression": (Outputs("regression", (1,)), [metric("AUC")], "has no meaning for regression targets"),
     "binary": (Outputs("binary", (1,)), [metric("CategoricalAccuracy")], "has no meaning for binary targets"),

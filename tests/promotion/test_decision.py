@@ -85,7 +85,14 @@ def test_a_smaller_error_is_better() -> None:
     found = compare_models(*pair, np.zeros(100, bool), OPTIONS)
     assert (found.metric, found.is_error, found.better, found.worse) == ("mae", True, 100, 0)
     assert found.gain == pytest.approx(found.champion - found.candidate)
-    assert describe_comparison(found, OPTIONS).holds
+    condition = describe_comparison(found, OPTIONS)
+    assert condition.holds
+    assert f": better by {found.gain:.4g} (+" in condition.text
+    worse = compare_models(*pair[::-1], np.zeros(100, bool), OPTIONS)
+    assert worse.candidate > worse.champion
+    condition = describe_comparison(worse, OPTIONS)
+    assert not condition.holds
+    assert f": worse by {-worse.gain:.4g} (gain -" in condition.text
 
 
 def draw_noise(random: Any, count: int, kind: str) -> PairedScores:

@@ -675,7 +675,8 @@ def test_without_the_metric_no_job_is_the_best(
         ("val/loss", "min", "maximize", "min"),
         *(("val/cohen_kappa_score", "auto", None, "max"), ("val/matthews_corrcoef", "auto", None, "max")),
         *(("val/log_loss", "auto", None, "min"), ("val/max_error", "auto", None, "min")),  # as scikit-learn names them
-        ("val/f1_at_threshold", "auto", None, "max"),
+        *(("val/f1_at_threshold", "auto", None, "max"), ("val/neg_log_loss", "auto", None, "max")),
+        *(("test/cost_at_threshold", "auto", None, "min"), ("test/top3_low", "auto", None, "max")),
     ],
 )
 def test_which_values_are_better(metric: str, typed: str, direction: str | None, mode: str | None) -> None:

@@ -1,0 +1,128 @@
+"""Says which values of a metric are better: larger ones (`max`) or smaller ones (`min`).
+
+This is the only module that knows directions. What a run knows of its own metrics (`Objective.modes`) comes first, then
+the name: those of Keras, of scikit-learn and of the report, also with the prefix of a split or of an output, and with
+the suffix of an interval. A name that says nothing has no direction, and the caller has to ask for it.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+Mode = Literal["min", "max"]
+
+#: Names whose larger values are better.
+LARGER = frozenset(
+    {
+        *("accuracy", "acc", "exact_match", "hit_rate", "true_positive_rate", "true_negative_rate"),
+        *("auc", "roc_auc", "pr_auc", "average_precision", "precision", "recall", "sensitivity", "specificity", "f1"),
+        *("true_positives", "true_negatives", "iou", "io_u", "dice", "jaccard", "kappa", "mcc", "bleu", "rouge"),
+        *("r2", "coverage", "log_likelihood", "explained_variance", "positive_likelihood_ratio"),
+        *("pearson_correlation", "concordance_correlation", "correlation", "mfu"),
+    }
+)
+
+#: Names whose smaller values are better.
+SMALLER = frozenset(
+    {
+        *("loss", "error", "cost", "deviance", "mae", "rmse", "mse", "mape", "msle", "rmsle", "nll"),
+        *("log_loss", "brier", "brier_score", "brier_score_loss", "davies_bouldin_score", "negative_likelihood_ratio"),
+        *("pinball", "set_size", "perplexity", "bits_per_token", "bits_per_byte", "error_in_standard_deviations"),
+        *("hinge", "squared_hinge", "categorical_hinge", "huber", "poisson", "logcosh", "log_cosh"),
+        *("kl_divergence", "kullback_leibler_divergence", "crossentropy", "wer", "cer", "not_finite"),
+        *("neg_log_likelihood", "negative_log_likelihood"),
+        *("false_positives", "false_negatives", "false_positive_rate", "false_negative_rate", "error_rate"),
+        *("seconds_to_first_step", "seconds", "ms", "mb"),
+    }
+)
+
+#: Ends of longer names. The first that fits counts.
+ENDS: Mapping[str, Mode] = {
+    **dict.fromkeys(("_loss", "_error", "_cost", "_deviance", "_crossentropy", "_perplexity", "_divergence"), "min"),
+    **dict.fromkeys(("_mae", "_rmse", "_mse", "_mape", "_msle", "_error_rate", "_ms", "_mb", "_seconds"), "min"),
+    **dict.fromkeys(
+        ("_score", "_accuracy", "_corrcoef", "_precision", "_recall", "_auc", "_f1", "_iou", "_io_u"), "max"
+    ),
+    **dict.fromkeys(("_specificity", "_sensitivity", "_similarity", "_correlation", "_kappa", "_r2"), "max"),
+    **dict.fromkeys(("_coverage", "_likelihood", "_per_second"), "max"),
+}
+
+#: What a name says of a figure, but not of its direction: an end of its interval, the threshold, the number that Keras
+#: appends to a second metric of a class, and how scikit-learn averages over classes.
+SUFFIXES = re.compile(r"(_at_threshold|_low|_high|_\d+|_(macro|micro|weighted|samples|ovr|ovo))$")
+
+#: What a name begins with, but that is not of the metric: splits, baselines, measurements of the machine.
+PREFIXES = frozenset({"train", "val", "test", "all", "validation", "baseline", "boosting", "linear", "perf", "system"})
+
+#: Begins the names of scikit-learn's scorers that turn the sign of a loss. `neg_recall` is no such scorer: it may be
+#: the recall of the negative class.
+NEGATED = ("neg_", "negative_")
+
+#: What a user can do about a metric without a known direction, where no key takes it.
+NAME_ADVICE = (
+    "give the metric a name that ends in _score (larger is better), or in _loss, _error or _cost (smaller is better)"
+)
+
+
+def find_direction(metric: str, known: Mapping[str, str] | None = None) -> Mode | None:
+    """Returns whether larger (`max`) or smaller (`min`) values of a metric are better; None if that is not known.
+
+    Args:
+        metric: its name, also with a split, outputs and classes: `test/price/mae`, `val_auc`, `test/f1/cat_low`.
+        known: directions that the run knows, by the name without the split: `price/mae`.
+    """
+    names = [metric, metric.removeprefix("val_")]
+    parts = metric.split("/")
+    while len(parts) > 1 and parts[0] in PREFIXES:
+        parts = parts[1:]
+        names.append("/".join(parts))
+    for name in names:
+        for each in (name, *strip_suffixes(name)):
+            if known and known.get(each) in ("min", "max"):
+                return "max" if known[each] == "max" else "min"
+    found = {direction for part in parts if (direction := find_by_name(part)) is not None}
+    return found.pop() if len(found) == 1 else None  # a class or an output may be called `loss`, too
+
+
+def find_directions(*metrics: str) -> dict[str, Mode]:
+    """Returns the directions of metrics by their names. Raises ValueError if one is not known."""
+    return {metric: "min" if is_smaller_better(metric) else "max" for metric in metrics}
+
+
+def is_smaller_better(metric: str, known: Mapping[str, str] | None = None) -> bool:
+    """Returns whether smaller values are better. Raises ValueError if that is not known."""
+    direction = find_direction(metric, known)
+    if direction is None:
+        raise ValueError(f"it is not known whether larger or smaller values of {metric} are better")
+    return direction == "min"
+
+
+def find_by_name(name: str) -> Mode | None:
+    """Returns the direction that a name without a split, an output or a class says."""
+    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    plain = re.sub(r"[\s\-.]+", "_", plain).removeprefix("val_")
+    for each in (plain, *strip_suffixes(plain)):
+        if (direction := look_up(each)) is not None:
+            return direction
+    return None
+
+
+def look_up(name: str) -> Mode | None:
+    if name in SMALLER:  # some of these begin or end like names of the other kind
+        return "min"
+    if name in LARGER:
+        return "max"
+    for prefix in NEGATED:
+        if name.startswith(prefix):
+            is_loss = look_up(name.removeprefix(prefix)) == "min"
+            return "max" if is_loss else None
+    return next((direction for end, direction in ENDS.items() if name.endswith(end)), None)
+
+
+def strip_suffixes(name: str) -> list[str]:
+    """Returns a name without its last suffix, without its last two, and so on."""
+    found = []
+    while (shorter := SUFFIXES.sub("", name)) != name:
+        found.append(shorter)
+        name = shorter
+    return found
