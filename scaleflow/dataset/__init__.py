@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from scaleflow.dataset.batches.preprocessing import preprocess_inputs as preprocess_inputs
     from scaleflow.dataset.batches.preprocessing import sample_rows as sample_rows
     from scaleflow.dataset.batches.records import decode_records as decode_records
+    from scaleflow.dataset.batches.sorted_data import describe_first_examples as describe_first_examples
+    from scaleflow.dataset.batches.sorted_data import describe_stream_order as describe_stream_order
     from scaleflow.dataset.batches.splits import LEFT_OUT as LEFT_OUT
     from scaleflow.dataset.batches.splits import UNLABELLED as UNLABELLED
     from scaleflow.dataset.batches.splits import Splits as Splits
@@ -43,6 +45,7 @@ NAMES = {
     "batches.matched_source": ("LevelledSource", "WholeSource", "match_source", "read_targets"),
     "batches.preprocessing": ("preprocess_inputs", "sample_rows"),
     "batches.records": ("decode_records",),
+    "batches.sorted_data": ("describe_first_examples", "describe_stream_order"),
     "batches.splits": ("LEFT_OUT", "UNLABELLED", "Splits", "limit_evaluation", "prepare_splits", "repeat_first_batch"),
     "batches.unreadable": ("explain_read_error",),
     "reading.text": ("Text",),

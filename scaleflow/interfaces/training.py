@@ -73,6 +73,10 @@ class Feed(Protocol):
     def is_indexed(self) -> bool:
         """Whether it is an `IndexedFeed`."""
 
+    @property
+    def continues(self) -> bool:
+        """Whether each epoch goes on where the last one ended, so that what `open` returned can be read on."""
+
     def open(self, epoch: int, step: int) -> Any:
         """Returns the argument from which the compiled function reads, from `step` of `epoch` on (both from 0)."""
 

@@ -87,10 +87,12 @@ class Loop(Engine):
         self._functions.clear()
 
     def run(self, feed: Feed, host: Host) -> None:
+        opened = None
         for epoch in range(host.epoch, host.epochs):
             host.begin_epoch(epoch)
             begin = time.perf_counter()
-            opened = feed.open(epoch, host.first)
+            if opened is None or not feed.continues:
+                opened = feed.open(epoch, host.first)
             waited = time.perf_counter() - begin
             if not host.first:
                 self.start_epoch()

@@ -342,6 +342,8 @@ class EngineBuilder:
         yield find_late_freeze_phases(plan, self.length)
         yield find_table_warning(plan, runtime, self.engine)
         yield dataset.describe_shards(plan.dataset.shards, splits.train, count_synchronous_workers(plan))
+        if plan.dataset.check != "none" and is_chief(plan):
+            yield from find_order_warnings(plan, splits)
 
     def _list_values(self) -> dict[str, Any]:
         """Returns the values that the run uses in place of what the config leaves open, for the `resolved.` params."""
@@ -410,6 +412,22 @@ class EngineBuilder:
         if kept is not None:
             self.engine.keep_outputs(kept.feed, kept.keeper)
         return kept
+
+
+def find_order_warnings(plan: Plan, splits: Splits) -> Iterator[str | None]:
+    """Yields notes about data in the order of their targets, of which a run sees a part only."""
+    from scaleflow import dataset
+
+    if plan.evaluator != "here" and not plan.debug.overfit:
+        yield dataset.describe_stream_order(splits.train, splits.outputs, plan.dataset.shuffle)
+    limits = {"dataset.limit": (plan.dataset.limit, {"train": splits.train})}
+    if splits.validation is not None:
+        validated = plan.training.validate_examples
+        limits["training.validate_examples"] = validated, {"validation": splits.validation}
+    for key, (limit, limited) in limits.items():
+        for name, examples in limited.items():
+            if limit is not None:
+                yield dataset.describe_first_examples(f"{key}={limit}", name, examples, splits.outputs)
 
 
 def check_metric_names(own: Mapping[str, Any], goal: Objective) -> None:

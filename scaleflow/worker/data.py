@@ -341,7 +341,14 @@ def make_feeds(splits: Splits, runtime: Runtime, plan: Plan, order: ClassOrder |
         return None if examples is None else read(examples, evaluation_batching, runtime.evaluation_strategy)
 
     seed = None if plan.debug.overfit else plan.seed  # all its batches are the same
-    drawn: Any = read(splits.train, batching, runtime.strategy, shuffle_seed=seed, buffer=plan.dataset.shuffle)
+    drawn: Any = read(
+        splits.train,
+        batching,
+        runtime.strategy,
+        shuffle_seed=seed,
+        buffer=plan.dataset.shuffle,
+        steps_per_epoch=plan.training.steps_per_epoch,
+    )
     train = drawn if order is None else drawn.reorder(seed, order)
     train = dataset.augment_feed(train, plan.dataset.augment, plan.seed, inputs=splits.inputs, outputs=splits.outputs)
     validation = in_order(splits.validation)

@@ -291,6 +291,7 @@ class AugmentedFeed:
         self.examples: int = feeds[0].examples
         self.batching: Batching = feeds[0].batching
         self.ahead: bool = feeds[0].ahead
+        self.continues: bool = feeds[0].continues
         self.is_indexed = False
         self._changes = changes
         self._seed = seed

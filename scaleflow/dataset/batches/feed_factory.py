@@ -101,6 +101,7 @@ def make_feed(
     threads: int | None = None,
     device_bytes: float | None = None,
     shards: int = 1,
+    steps_per_epoch: int | None = None,
 ) -> Feed:
     """Makes the feed of one split.
 
@@ -113,6 +114,7 @@ def make_feed(
         buffer, threads: `dataset.shuffle` (streams only) and `dataset.threads`.
         device_bytes: memory of the smallest device; None if devices use the host's memory.
         shards: `dataset.shards`, which `check_shards` has checked for the training split.
+        steps_per_epoch: the steps of a shortened epoch; None: an epoch reads the whole split.
 
     Raises ConfigError if the strategy cannot take such examples, or so many.
     """
@@ -128,7 +130,7 @@ def make_feed(
     stream, options = cast(StreamRows, rows), (batching, reader, shuffle_seed, transforms, buffer, threads)
     if isinstance(stream, Blocks):
         return (ParameterServerBlockFeed if is_served else BlockFeed)(stream, *options, shards=shards)
-    return (ParameterServerStreamFeed if is_served else StreamFeed)(stream, *options)
+    return (ParameterServerStreamFeed if is_served else StreamFeed)(stream, *options, steps_per_epoch=steps_per_epoch)
 
 
 def choose_array_feed(

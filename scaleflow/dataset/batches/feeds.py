@@ -2,6 +2,9 @@
 
 The order of examples is a pure function of (seed, epoch), and the position in it one of (step, replica). So a global
 batch holds the same examples on any number of replicas, and a run can resume at any step without a saved iterator.
+
+An epoch that is shorter than a stream (`training.steps_per_epoch`) continues where the last one ended. Its order is one
+of (seed, pass), and a pass reads the whole stream once. Otherwise each epoch would read the beginning of the stream.
 """
 
 from __future__ import annotations
@@ -87,17 +90,37 @@ class ShuffledOrder:
         self, epoch: tf.Tensor, first: tf.Tensor, last: int, is_own: IsOwn | None
     ) -> tf.data.Dataset:
         count = len(self._stream)
-        in_order = self._stream.dataset.take(count)
-        dataset = in_order.apply(tf.data.experimental.assert_cardinality(count))
-        if self._seed is not None:
-            seed = shuffle_position(tf.constant(0, tf.int64), self._seed, epoch, count=2**31)  # a single number
-            with replace_global_seed():
-                dataset = dataset.shuffle(self._buffer, seed=seed, reshuffle_each_iteration=False)
-        dataset = dataset.concatenate(in_order.repeat().take(last - count)).skip(first)
-        if is_own is None:
+        padding = self._stream.dataset.take(count).repeat().take(last - count)
+        dataset = self._shuffle_records(epoch).concatenate(padding).skip(first)
+        return keep_own(dataset, first, is_own)
+
+    def examples_onward(self, first: tf.Tensor, is_own: IsOwn | None = None) -> tf.data.Dataset:
+        """Returns the examples (input, target) from a position on, without an end.
+
+        Positions count over all passes, and each pass reads the whole stream in an order of its own.
+        """
+        count = len(self._stream)
+        passes = tf.data.Dataset.range(first // count, tf.int64.max)
+        records = passes.flat_map(self._shuffle_records).skip(first % count)
+        return decode_records(self._stream, keep_own(records, first, is_own))
+
+    def _shuffle_records(self, epoch: tf.Tensor) -> tf.data.Dataset:
+        """Returns all records in the order of an epoch, or of a pass. Traced."""
+        count = len(self._stream)
+        dataset = self._stream.dataset.take(count).apply(tf.data.experimental.assert_cardinality(count))
+        if self._seed is None:
             return dataset
-        numbered = dataset.enumerate(start=first).filter(lambda place, *_: is_own(place))
-        return numbered.map(lambda _, *record: to_record(record))
+        seed = shuffle_position(tf.constant(0, tf.int64), self._seed, epoch, count=2**31)  # a single number
+        with replace_global_seed():
+            return dataset.shuffle(self._buffer, seed=seed, reshuffle_each_iteration=False)
+
+
+def keep_own(dataset: tf.data.Dataset, first: tf.Tensor, is_own: IsOwn | None) -> tf.data.Dataset:
+    """Returns the records that this worker reads; `first` is the position of the first one."""
+    if is_own is None:
+        return dataset
+    numbered = dataset.enumerate(start=first).filter(lambda place, *_: is_own(place))
+    return numbered.map(lambda _, *record: to_record(record))
 
 
 @contextlib.contextmanager
@@ -131,6 +154,7 @@ class ArrayFeed:
     """Gathers examples by index inside the compiled step, from arrays that each replica holds on its device."""
 
     is_indexed = True
+    continues = False
     _can_read_ahead = True
 
     def __init__(
@@ -287,6 +311,7 @@ class SharesFeed:
     examples: int
     batching: Batching
     is_indexed = False
+    continues = False
     _strategy: tf.distribute.Strategy
     _options: tf.data.Options
     _datasets: dict[int, Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]]  # by the worker's index
@@ -429,6 +454,7 @@ class StreamFeed(SharesFeed):
         transforms: Transforms | None = None,
         buffer: int | None = None,
         threads: int | None = None,
+        steps_per_epoch: int | None = None,
     ) -> None:
         self.examples = len(stream)
         self.batching = batching
@@ -436,6 +462,9 @@ class StreamFeed(SharesFeed):
         self._buffer = buffer
         self._drawn = Permutation(len(stream))
         self._order = self._make_order(shuffle_seed)
+        self._steps_per_epoch = steps_per_epoch or batching.steps(len(stream))
+        is_shortened = self._steps_per_epoch < batching.steps(len(stream))
+        self.continues = is_shortened and shuffle_seed is not None and not to_rows(stream).is_random_access
         self._strategy = strategy
         self._transforms = transforms or {}
         self._options = reading_options(threads)
@@ -455,11 +484,19 @@ class StreamFeed(SharesFeed):
         self, epoch: tf.Tensor, step: tf.Tensor, numbers: tf.data.Dataset, context: tf.distribute.InputContext
     ) -> tf.data.Dataset:
         size, share = self.batching.global_size, self.batching.share
+        is_own = worker_positions(share, context)
+        if self.continues:
+            first = (epoch * self._steps_per_epoch + step) * size
+            return self._full_shares(self._order.examples_onward(first, is_own), share)
         last = self.batching.steps(self.examples) * size
-        examples = self._order.examples(epoch, step * size, last, is_own=worker_positions(share, context))
+        examples = self._order.examples(epoch, step * size, last, is_own=is_own)
         return self._shares(examples, numbers, share)
 
     def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
+        if self.continues:
+            examples = self._order.examples_onward(tf.constant(0, tf.int64))
+            batches = self._full_shares(examples, self.batching.global_size).take(epochs * steps_per_epoch)
+            return prefetch(batches).with_options(self._options)
         dataset = tf.data.Dataset.range(epochs).flat_map(lambda epoch: self._read_epoch(epoch).take(steps_per_epoch))
         return prefetch(dataset).with_options(self._options)
 
@@ -482,6 +519,13 @@ class StreamFeed(SharesFeed):
         batches = preprocess_batches(examples.batch(share, drop_remainder=True), self._transforms)
         numbered = tf.data.Dataset.zip(batches, numbers)
         return numbered.map(mask_padding, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+    def _full_shares(self, examples: tf.data.Dataset, share: int) -> tf.data.Dataset:
+        """Batches examples without an end. No batch has padding: it goes on with the next pass."""
+        batches = preprocess_batches(examples.batch(share, drop_remainder=True), self._transforms)
+        return batches.map(
+            lambda *batch: add_mask(batch, tf.ones([share])), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+        )
 
 
 class BlockFeed(StreamFeed):
