@@ -32,6 +32,7 @@ from scaleflow.commands.tracked_run import (
     make_evaluation_plan,
     make_run_parser,
     parse_command,
+    show_notes,
 )
 from scaleflow.config.compose import CommandWords
 from scaleflow.config.policies import CONVERT
@@ -73,7 +74,7 @@ def convert_tracked_model(
             check_formats(list(map(str, names)))
     display.begin_phase("reading the run and its model from MLflow")
     run, words = find_run(words)
-    plan = make_evaluation_plan(run.reuse_config(words, CONVERT))
+    plan = make_evaluation_plan(show_notes(run.reuse_config(words, CONVERT), display))
     if not plan.export.formats:
         raise ConfigError("export.formats: is null; name the formats to make, such as export.formats=[onnx]")
     check_formats(plan.export.formats)

@@ -39,6 +39,7 @@ from scaleflow.commands.tracked_run import (
     make_evaluation_plan,
     make_run_parser,
     parse_command,
+    show_notes,
     supervise_worker,
 )
 from scaleflow.config.compose import CommandWords
@@ -101,7 +102,7 @@ def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -
     display.begin_phase("reading the run and its model from MLflow")
     run, words = find_run(words)
     describe_opened_run(run.model.run_id, run.name, run.store)
-    composed = run.reuse_config(words, EVALUATE)
+    composed = show_notes(run.reuse_config(words, EVALUATE), display)
     config = composed.resolved
     is_new = has_new_data(run.config, config, typed_keys)
     names_test = "dataset.test" in typed_keys and config["dataset"].get("test")

@@ -15,6 +15,7 @@ from scaleflow.commands.tracked_run import (
     make_evaluation_spec,
     make_plan_on,
     run_evaluation,
+    show_notes,
 )
 from scaleflow.config.compose import CommandWords
 from scaleflow.config.policies import PROMOTE
@@ -132,7 +133,7 @@ def promote_if_better(
     run, words = find_run(words)
     words, name = complete_promotion(words, run, name)
     if on is None:
-        plan = make_evaluation_plan(run.reuse_config(words, PROMOTE))
+        plan = make_evaluation_plan(show_notes(run.reuse_config(words, PROMOTE), display))
     else:
         plan = make_plan_on(on, run, words, policy=PROMOTE)
     with tempfile.TemporaryDirectory(prefix="scaleflow-promote-") as folder:

@@ -78,6 +78,13 @@ def reuse_for_new_run(run: Run, words: CommandWords, said: str) -> ComposedConfi
     return composed if is_elsewhere else composed.set({"tracking.uri": run.store.uri})
 
 
+def show_notes(composed: ComposedConfig, display: Display) -> ComposedConfig:
+    """Prints what the user should know about the config of a run, and returns the config."""
+    for note in composed.notes:
+        display.print_line(to_printable(note))
+    return composed
+
+
 def make_evaluation_plan(composed: ComposedConfig, takes_all: bool = False) -> Plan:
     """Makes the plan of an evaluation, which runs in one process. If it `takes_all`, the run's `dataset.limit` is not
     used.

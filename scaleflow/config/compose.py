@@ -32,6 +32,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from scaleflow.compat.hydra import Callbacks, make_flag_parser
+from scaleflow.config.interpolations import KeyPath, find_dependents, put_values, resolve_once
 from scaleflow.config.parse import every_key, format_value
 from scaleflow.config.synonyms import close_brackets, translate_key
 from scaleflow.config.unknown_keys import EMPTY_MAPPINGS, unknown_key_error, unknown_option_error, unknown_word_error
@@ -311,6 +312,9 @@ class ComposedConfig:
     search: Sequence[str] = ()  # the folders in which modules of `_target_` are looked for, first match first
     folder: Path = Path()  # the folder of the run. `compose_config` does not create it.
     words: CommandWords = field(default_factory=CommandWords)  # of the command
+    #: The values of interpolations that call a resolver, if they were resolved before
+    known: Mapping[KeyPath, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()  # what the user should know about the config of an earlier run
 
     @property
     def raw(self) -> Any:
@@ -321,14 +325,21 @@ class ComposedConfig:
     @cached_property
     def resolved(self) -> dict[str, Any]:
         """The config as plain containers, without interpolations; see `resolve_config`."""
-        return resolve_config(self.config) if isinstance(self.config, DictConfig) else dict(self.config)
+        return resolve_config(self.config, self.values) if isinstance(self.config, DictConfig) else dict(self.config)
+
+    @cached_property
+    def values(self) -> dict[KeyPath, Any]:
+        """The values of interpolations that call a resolver, each resolved once."""
+        return resolve_once(self.config, self.known) if isinstance(self.config, DictConfig) else {}
 
     def set(self, values: Mapping[str, Any]) -> ComposedConfig:
-        """Returns the config with other values of some keys."""
+        """Returns the config with other values of some keys, and of the keys that refer to these."""
         config = OmegaConf.create(self.raw)
         for key, value in values.items():
             OmegaConf.update(config, key, value, merge=False, force_add=True)
-        return replace(self, config=config)
+        dependents = find_dependents(self.raw, values)
+        known = {path: value for path, value in self.values.items() if path not in dependents}
+        return replace(self, config=config, known=known)
 
 
 def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -> ComposedConfig:
@@ -456,30 +467,25 @@ def list_options(config_dirs: Sequence[str | Path] = ()) -> dict[str, list[str]]
         return {group: list(loader.get_group_options(group, ObjectType.CONFIG, "config", search)) for group in groups}
 
 
-def resolve_config(config: DictConfig) -> dict[str, Any]:
+def resolve_config(config: DictConfig, values: Mapping[KeyPath, Any] | None = None) -> dict[str, Any]:
     """Resolves the interpolations of a config to plain containers, and remembers its secrets so that they are masked.
+
+    Args:
+        values: those of interpolations that call a resolver; None: they are resolved here.
 
     Raises ConfigError if a key without a default has no value, or if an interpolation cannot be resolved.
     """
     try:
-        if missing := sorted(OmegaConf.missing_keys(config)):
+        fixed = put_values(config, resolve_once(config, {}) if values is None else values)
+        if missing := sorted(OmegaConf.missing_keys(fixed)):
             has, hint = "has" if len(missing) == 1 else "have", " ".join(f"{key}=..." for key in missing)
             raise ConfigError(f"{', '.join(missing)}: {has} no default; write {hint}")
-        resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        resolved = OmegaConf.to_container(fixed, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(shorten_error(error)) from error
     assert isinstance(resolved, dict)
     remember_secrets(find_secrets(OmegaConf.to_container(config, resolve=False), resolved))
     return {str(key): value for key, value in resolved.items()}
-
-
-def keep_hydra_values(raw: Any, resolved: Any) -> Any:
-    """Returns a config with its interpolations, except those of Hydra's own part, which only its command knows."""
-    if isinstance(raw, Mapping) and isinstance(resolved, Mapping):
-        return {key: keep_hydra_values(value, resolved.get(key, value)) for key, value in raw.items()}
-    if isinstance(raw, list) and isinstance(resolved, list) and len(raw) == len(resolved):
-        return [keep_hydra_values(*both) for both in zip(raw, resolved, strict=True)]
-    return resolved if "${hydra:" in str(raw) else raw
 
 
 def read_app_choices() -> dict[str, str]:

@@ -121,6 +121,11 @@ def find_secrets_in_text(raw: str, plain: str) -> Iterator[str]:
         yield match["user"].partition(":")[2]
 
 
+def reads_secret(text: str) -> bool:
+    """Tells whether an interpolation reads a secret from the environment."""
+    return any(each["way"] == "secret" or is_secret(each["name"]) for each in _FROM_ENVIRONMENT.finditer(text))
+
+
 def find_typed_secrets(words: Sequence[str]) -> Iterator[str]:
     """Yields the secrets in overrides."""
     for word in words:

@@ -29,11 +29,11 @@ from scaleflow.config.compose import (
     CommandWords,
     check_job,
     check_single_run,
-    keep_hydra_values,
     list_hydra_names,
     override_key,
     read_composed_config,
 )
+from scaleflow.config.interpolations import keep_values, nest_paths
 from scaleflow.config.plan import leave_schedule_out
 from scaleflow.config.policies import NEW, TRAIN
 from scaleflow.config.words import quote_override, split_flags
@@ -285,6 +285,8 @@ def launch_run(
         with catch_stop_signals() if stop is None else contextlib.nullcontext(stop) as stop:
             digesting = threading.Thread(target=digest_data, args=(spec,), daemon=True)
             monitor = RunMonitor(spec, recorder, display, stop=stop, on_event=on_event, helpers=[collector, digesting])
+            for note in run.composed.notes if spec.trial is None else ():
+                display.print_line(to_printable(note))
             return supervise_run(monitor, collector, is_resumed)
 
 
@@ -396,8 +398,10 @@ def write_configs(run: PreparedRun) -> None:
         files.resume_overrides(run.resume_number).write_text(overrides)
         return
     refuse_used_folder(run.spec)
-    config = keep_hydra_values(run.composed.raw, run.spec.plan.config)
+    config, replaced = keep_values(run.composed.raw, run.spec.plan.config)
     files.config.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(config))))
+    if replaced:
+        files.interpolations.write_text(OmegaConf.to_yaml(OmegaConf.create(mask_secrets(nest_paths(replaced)))))
     files.overrides.write_text(overrides)
 
 

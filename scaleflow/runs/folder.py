@@ -65,7 +65,8 @@ class RunFolder:
     path: Path
 
     events = FolderEntry("events.jsonl")  # of the chief, which are those of the run
-    config = FolderEntry("config.yaml")  # the composed config, interpolations kept, secrets masked
+    config = FolderEntry("config.yaml")  # the composed config, references between keys kept, secrets masked
+    interpolations = FolderEntry("interpolations.yaml")  # those that config.yaml has the values of
     overrides = FolderEntry("overrides.yaml")  # as they were typed
     environment = FolderEntry("environment.txt")  # the versions of all installed packages
     provenance = FolderEntry("provenance.json")  # the tags that say where the run comes from
@@ -130,7 +131,14 @@ class RunFolder:
     def list_logged_files(self) -> list[tuple[Path, str | None]]:
         """Returns the files that are logged as artifacts when the run begins or resumes, each with its folder there."""
         patterns = (
-            *("config.yaml", "overrides.yaml", "environment.txt", "resume-*.yaml", "multirun.yaml"),
+            *(
+                "config.yaml",
+                "interpolations.yaml",
+                "overrides.yaml",
+                "environment.txt",
+                "resume-*.yaml",
+                "multirun.yaml",
+            ),
             *("batch_sizes.csv", "learning_rates.csv", "provenance/**/*"),
         )
         paths = [path for pattern in patterns for path in sorted(self.path.glob(pattern)) if path.is_file()]
@@ -143,7 +151,15 @@ class RunFolder:
 
     def list_launcher_files(self) -> list[Path]:
         """Returns the files that a launcher writes before its processes are ready, and its locks."""
-        files = [self.config, self.overrides, self.environment, self.provenance, self.code, self.record]
+        files = [
+            self.config,
+            self.interpolations,
+            self.overrides,
+            self.environment,
+            self.provenance,
+            self.code,
+            self.record,
+        ]
         return [*files, self.batch_sizes, self.learning_rates, self.manifest, self._write_lock, self._record_lock]
 
     def list_sweep_files(self) -> list[Path]:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -32,9 +33,18 @@ from scaleflow.config.compose import (
     list_keys,
     list_options,
     parse_config_dirs,
+    resolve_config,
     shorten_error,
 )
-from scaleflow.config.parse import every_key, flatten_config, format_value, parse_section
+from scaleflow.config.interpolations import (
+    RESOLVER,
+    KeyPath,
+    find_dependents,
+    find_parent,
+    list_interpolations,
+    to_plain,
+)
+from scaleflow.config.parse import every_key, flatten_config, format_value, is_under, parse_section
 from scaleflow.config.trust import (
     KEY_INTERPOLATION,
     check_trusted_targets,
@@ -47,9 +57,11 @@ from scaleflow.config.unknown_keys import suggest, unknown_key_error, unknown_op
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import BY_SIZE, Tracking, name_command
-from scaleflow.interfaces.secret_masking import MASK, find_secrets, mask_secrets, remember_secrets
+from scaleflow.interfaces.secret_masking import MASK, mask_secrets, reads_secret
 from scaleflow.runs.folder import RunFolder
 from scaleflow.runs.state import RunState
+
+Config = dict[str, Any]
 
 #: (section, key) of values that belong to the tracked run's machine. They are cleared.
 MACHINE_KEYS = (("checkpoint", "folder"), ("tracking", "uri"))
@@ -70,12 +82,14 @@ def reuse_config(
     params: Mapping[str, str],
     words: CommandWords,
     sections: Sequence[str] | None = None,
+    interpolations: Mapping[KeyPath, str] = MappingProxyType({}),
 ) -> ComposedConfig:
     """Applies a command's overrides to the config of a tracked run, and checks the result.
 
     Args:
         params: the run's params, which contain the chosen options.
         sections: use only these sections of the tracked config; None: all.
+        interpolations: those of which the tracked config has the values.
 
     Raises ConfigError, naming the key that is wrong or not trusted.
     """
@@ -95,6 +109,8 @@ def reuse_config(
     default = base.raw
     tracked, local_keys = resolve_separately(raw, default)
     local_keys |= {*groups, *(key for key in default if key not in tracked)}
+    same_keys, notes = compare_environment(tracked, base, interpolations)
+    local_keys |= same_keys
     config = copy.deepcopy({**default, **tracked})
     for section, key in MACHINE_KEYS:
         if isinstance(config.get(section), dict) and key in config[section]:
@@ -122,6 +138,7 @@ def reuse_config(
         choices={**base.choices, **tracked_choices, **groups},
         folder=folders[-1] if folders else base.folder,
         words=words,
+        notes=notes,
     )
 
 
@@ -250,6 +267,29 @@ def resolve_separately(raw: dict[str, Any], default: dict[str, Any]) -> tuple[di
     return to_container(restored), local_keys
 
 
+def compare_environment(
+    tracked: Config, base: ComposedConfig, interpolations: Mapping[KeyPath, str]
+) -> tuple[set[str], list[str]]:
+    """Compares the values with which a run began with those that this machine's options would have now.
+
+    Only interpolations that are in these options are resolved: a tracked one may be written by others. Returns the keys
+    with the same value, and a note for each key with another one.
+    """
+    same_keys: set[str] = set()
+    notes = []
+    for path, text in interpolations.items():
+        section, local = find_section(tracked, path), find_section(base.raw, path)
+        key = ".".join(map(str, path))
+        if not section or not local or local[path[-1]] != text or section[path[-1]] is None:
+            continue
+        if path in base.values and base.values[path] == section[path[-1]]:
+            same_keys.add(key)
+        elif "oc.env" in text:
+            state = f"is {format_value(base.values[path])} here" if path in base.values else "cannot be resolved here"
+            notes.append(f"note: {key}={format_value(section[path[-1]])} as when the run began; {text} {state}")
+    return same_keys, notes
+
+
 def apply_override(config: DictConfig, override: Override, default: Mapping[str, Any]) -> None:
     """Applies an override to a config, as Hydra does."""
     key = str(override.key_or_group)
@@ -324,19 +364,98 @@ LENGTH_KEYS = ("epochs", "max_steps")
 #: Keys that decide which variables are trained. A checkpoint has the optimizer's state for these variables only.
 TRAINED = ("model.freeze", "model.lora")
 
-Config = dict[str, Any]
 
+def load_saved_config(files: RunFolder, composed: Config, params: Mapping[str, str]) -> Config:
+    """Loads the run's config.yaml, with the references between its keys. Masked values are replaced by those of this
+    command's config.
 
-def load_saved_config(folder: Path, composed: Config) -> Config:
-    """Loads the run's config.yaml, resolved. Masked values are replaced by those of this command's config."""
+    Earlier versions kept interpolations that call a resolver. The run's `params` have their values.
+    """
     try:
-        loaded = OmegaConf.load(RunFolder(folder).config)
-        saved = OmegaConf.to_container(loaded, resolve=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"resume={folder}: its config.yaml can't be read: {error}") from error
-    assert isinstance(saved, dict)
-    remember_secrets(find_secrets(OmegaConf.to_container(loaded, resolve=False), saved))
-    return dict(unmask_secrets(saved, composed))
+        loaded = to_container(OmegaConf.load(files.config))  # type: ignore[arg-type]
+    except (OSError, ValueError, AssertionError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"resume={files.path}: its config.yaml can't be read: {error}") from error
+    for path, text in list_interpolations(loaded).items():
+        known = params.get(".".join(map(str, path)), MASK)
+        if RESOLVER.search(text) and not reads_secret(text) and MASK not in known:
+            find_section(loaded, path)[path[-1]] = parse_param(known)
+    return dict(unmask_secrets(loaded, composed))
+
+
+def parse_param(text: str) -> Any:
+    """Returns the value of a param: text stands as it is, other values as JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def load_interpolations(text: str) -> dict[KeyPath, str]:
+    """Parses an interpolations.yaml: what config.yaml has the values of."""
+    try:
+        content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except (YAMLError, OmegaConfBaseException, ValueError, RecursionError):
+        return {}
+    return list_interpolations(content)
+
+
+def read_interpolations(files: RunFolder) -> dict[KeyPath, str]:
+    """Reads the interpolations of which a run's config.yaml has the values; {} if there are none."""
+    return load_interpolations(files.interpolations.read_text()) if files.interpolations.is_file() else {}
+
+
+def find_section(config: Any, path: KeyPath) -> Any:
+    """Returns the mapping or the list of a plain config that has a value at a path; {} if there is none."""
+    section: Any = {}
+    for part in path:
+        section = config
+        is_index = isinstance(config, list) and isinstance(part, int) and part < len(config)
+        is_key = isinstance(config, Mapping) and part in config
+        if not (is_index or is_key):
+            return {}
+        config = config[part]
+    return section
+
+
+def restore_interpolations(config: Config, interpolations: Mapping[KeyPath, str], typed: Sequence[str]) -> Config:
+    """Returns a config with those interpolations in place of their values that depend on a typed key."""
+    restored = copy.deepcopy(config)
+    for path, text in interpolations.items():
+        section = find_section(restored, path)
+        if section:
+            section[path[-1]] = text
+    dependents = find_dependents(restored, typed)
+    for path in {*interpolations} - dependents:
+        if section := find_section(restored, path):
+            section[path[-1]] = find_section(config, path)[path[-1]]
+    return restored
+
+
+def note_environment(config: Config, interpolations: Mapping[KeyPath, str], typed: Sequence[str]) -> list[str]:
+    """Returns a note for each value from the environment that would be another one now.
+
+    Args:
+        config: the run's config, with the values with which it began.
+        interpolations: those that it has the values of.
+        typed: the keys and groups that the command sets itself.
+    """
+    notes = []
+    for path, text in interpolations.items():
+        key = ".".join(map(str, path))
+        section = find_section(config, path)
+        if "oc.env" not in text or not section or is_under(key, typed):
+            continue
+        begun, raw = section[path[-1]], copy.deepcopy(config)
+        find_section(raw, path)[path[-1]] = text
+        try:
+            now = to_plain(find_parent(OmegaConf.create(raw), path)[path[-1]])
+        except OmegaConfBaseException:
+            state = "cannot be resolved here"
+        else:
+            state = f"is {format_value(now)} here"
+        if state != f"is {format_value(begun)} here":
+            notes.append(f"note: {key}={format_value(begun)} as when the run began; {text} {state}")
+    return notes
 
 
 def unmask_secrets(saved: Any, composed: Any) -> Any:
@@ -347,7 +466,10 @@ def unmask_secrets(saved: Any, composed: Any) -> Any:
 
 
 def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config:
-    """Returns the saved config with this command's values for the typed keys, which can be whole groups."""
+    """Returns the saved config with this command's values for the typed keys, which can be whole groups.
+
+    Both have the references between their keys, so that these follow the typed values.
+    """
     result = copy.deepcopy(saved)
     for key in keys:
         if key == "experiment":
@@ -361,7 +483,8 @@ def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config
         for parent in parents:
             if not isinstance(target.get(parent), dict):
                 target[parent] = {}
-            target, source = target[parent], source.get(parent) or {}
+            inner = source.get(parent)
+            target, source = target[parent], inner if isinstance(inner, dict) else {}
         if leaf in source:
             target[leaf] = copy.deepcopy(source[leaf])
         else:
@@ -369,12 +492,34 @@ def merge_config(saved: Config, composed: Config, keys: Sequence[str]) -> Config
     return result
 
 
+def is_changeable(key: str) -> bool:
+    """Whether a command that resumes a run may change a key of its config."""
+    section, _, rest = key.partition(".")
+    return section in CHANGEABLE or (section == "training" and rest in LENGTH_KEYS)
+
+
+def keep_fixed_values(saved: Config, config: Config, typed: Sequence[str]) -> list[str]:
+    """Gives the keys their saved values that refer to a typed key and may not change. Returns a note for each."""
+    notes = []
+    for key, before, now in list(find_differences(saved, config)):
+        is_typed = is_under(key, typed) or any(is_under(word, [key]) for word in typed)
+        parent, _, leaf = key.rpartition(".")
+        section = get_at(config, parent) if parent else config
+        if is_changeable(key) or is_typed or not isinstance(section, dict) or leaf not in section:
+            continue
+        section[leaf] = copy.deepcopy(before)
+        notes.append(
+            f"note: {key}={format_value(before)} as when the run began: it refers to a key that was typed, and would "
+            f"be {format_value(now)}"
+        )
+    return notes
+
+
 def check_changes(saved: Config, config: Config, typed: Sequence[str], folder: Path) -> None:
     """Rejects changes that would give the steps already taken another meaning."""
     known = every_key(saved)
     for key, before, now in find_differences(saved, config):
-        section, _, rest = key.partition(".")
-        if section in CHANGEABLE or (section == "training" and rest in LENGTH_KEYS):
+        if is_changeable(key):
             continue
         if key not in known and any(f"{word}.".startswith(f"{key}.") for word in typed):
             raise ConfigError(f"{key}: the run's config has no such key{suggest(key, known)}")
@@ -461,8 +606,12 @@ def reuse_to_resume(composed: ComposedConfig, state: RunState, files: RunFolder)
     """
     typed = [each for each in composed.words.parsed if each.key_or_group != "resume"]
     keys = [str(each.key_or_group) for each in typed]
-    saved = load_saved_config(files.path, composed.resolved)
-    config = merge_config(saved, composed.resolved, keys)
+    begun = load_saved_config(files, composed.resolved, state.params)
+    saved = resolve_config(OmegaConf.create(begun))
+    interpolations = read_interpolations(files)
+    raw = merge_config(restore_interpolations(begun, interpolations, keys), composed.raw, keys)
+    config = resolve_config(OmegaConf.create(raw))
+    notes = [*note_environment(begun, interpolations, keys), *keep_fixed_values(saved, config, keys)]
     for section, key in (("training", "batch_size"), ("optimizer", "learning_rate")):
         if config[section].get(key) == "auto":  # the run keeps the one that was found when it began
             config[section][key] = saved[section][key]
@@ -479,5 +628,5 @@ def reuse_to_resume(composed: ComposedConfig, state: RunState, files: RunFolder)
     assert state.ready is not None  # `prepare_resume` refuses a run without it
     search = list(dict.fromkeys((*composed.search, *state.ready.search)))
     words = CommandWords([str(each.input_line).removeprefix("++") for each in typed])
-    resumed = ComposedConfig(config, choices, search, folder=files.path, words=words)
+    resumed = ComposedConfig(config, choices, search, folder=files.path, words=words, notes=notes)
     return resumed, is_longer(saved, config, state)

@@ -15,6 +15,7 @@ from typing import Any, Self
 from omegaconf import OmegaConf
 
 from scaleflow.config.compose import CommandWords, ComposedConfig
+from scaleflow.config.interpolations import KeyPath
 from scaleflow.config.parse import parse_section
 from scaleflow.config.policies import TRAIN, Policy
 from scaleflow.errors import ConfigError, RunMissing
@@ -25,7 +26,13 @@ from scaleflow.runs.folder import RunFolder, read_json
 from scaleflow.runs.identity import is_computed_by
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.runs.provenance.record import Provenance, read_states
-from scaleflow.runs.reuse import find_config_dirs, load_config, reuse_config
+from scaleflow.runs.reuse import (
+    find_config_dirs,
+    load_config,
+    load_interpolations,
+    read_interpolations,
+    reuse_config,
+)
 from scaleflow.runs.state import RunState
 from scaleflow.tracking.keys import to_allowed_key
 from scaleflow.tracking.model_uris import FORMS, RUN_OR_MODEL, ModelReference, choose_result
@@ -195,6 +202,15 @@ class Run:
         return load_config(load_config_text(self.model.run_id, str(self.tracker.uri)), self.model.run_id)
 
     @cached_property
+    def interpolations(self) -> Mapping[KeyPath, str]:
+        """The interpolations of which its config has the values."""
+        if self._tracker is None:
+            return read_interpolations(self.files)
+        with tempfile.TemporaryDirectory(prefix="scaleflow-") as folder:
+            path = self.download(RunFolder(Path()).interpolations.name, Path(folder))
+            return {} if path is None else load_interpolations(path.read_text(encoding="utf-8", errors="replace"))
+
+    @cached_property
     def params(self) -> Mapping[str, str]:
         """The params with which it began: every key of the config, the chosen options and the `resolved.` values."""
         if self._tracker is None:
@@ -294,7 +310,8 @@ class Run:
 
         Raises ConfigError, naming the key that is wrong or not trusted.
         """
-        return reuse_config(self.config, self.params, words, sections=policy.sections)
+        interpolations = self.interpolations
+        return reuse_config(self.config, self.params, words, policy.sections, interpolations=interpolations)
 
 
 def select_computed(params: Mapping[str, str]) -> dict[str, str]:

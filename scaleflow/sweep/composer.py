@@ -32,6 +32,7 @@ from scaleflow.config.compose import (
     read_composed_config,
     resolve_config,
 )
+from scaleflow.config.interpolations import KeyPath, resolve_once
 from scaleflow.config.parse import flatten_config, is_under, parse_section
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Sweep, name_command
@@ -55,6 +56,8 @@ class JobRequest:
     config: dict[str, Any]  # the resolved config, as plain containers; jobs share the sections in which they agree
     environment: Mapping[str, str] = field(default_factory=dict)  # of the job's processes: `hydra.job.env_set`
     references: frozenset[str] = frozenset()  # the keys whose values refer to other keys
+    #: The values of interpolations that call a resolver, which are those of its run, too
+    values: Mapping[KeyPath, Any] = field(default_factory=dict)
     options: Sweep = field(default_factory=Sweep)  # the section `sweep`
     refusal: str = ""  # why it cannot be composed
     repeat: int = 0  # the index of this run among the runs of the same job, warm-ups included
@@ -201,7 +204,9 @@ class JobComposer:
         """
         try:
             with self.compose(words, number) as (config, cached):
-                resolved = resolve_config(drop_hydra(config))
+                own_config = drop_hydra(config)
+                values = resolve_once(own_config, {})
+                resolved = resolve_config(own_config, values)
                 options = parse_section(Sweep, resolved.get("sweep"), "sweep")
                 environment = {str(k): str(v) for k, v in config.hydra.job.env_set.items()}
                 overrides = read_composed_config(config).words.overrides
@@ -217,7 +222,7 @@ class JobComposer:
         typed = {override_key(word) for word in words}
         references = (cached.references - typed) | {override_key(word) for word in words if REFERENCE.search(word)}
         known = JobRequest(tuple(words), overrides, number, config=shared, environment=environment, options=options)
-        return replace(known, references=references)
+        return replace(known, references=references, values=values)
 
     def _share_section(self, key: str, section: Any) -> Any:
         """Returns the section of an earlier job if it is equal."""
@@ -246,7 +251,7 @@ class JobComposer:
             if is_resumed:
                 words = [override for override in words if is_under(override_key(override), IGNORED_KEYS)]
             composed = read_composed_config(drop_hydra(config))
-            composed = replace(composed, folder=folder, words=CommandWords(words))
+            composed = replace(composed, folder=folder, words=CommandWords(words), known=request.values)
             for key, setting in (("training.batch_size", "batch_size"), ("optimizer.learning_rate", "lr")):
                 section, _, name = key.partition(".")
                 if (request.config.get(section) or {}).get(name) == "auto":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from scaleflow.config.compose import keep_hydra_values
+from scaleflow.config.interpolations import keep_values
 from scaleflow.config.parse import is_under
 from scaleflow.config.targets import bind_metrics
 from scaleflow.config.words import quote_override
@@ -216,7 +216,7 @@ class ParentRun(CommandRun):
         """
         self.plan = plan
         own_config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-        plain = keep_hydra_values(OmegaConf.to_container(own_config, resolve=False), plan.config)
+        plain, _ = keep_values(OmegaConf.to_container(own_config, resolve=False), plan.config)
         write_run_tags(self.files.path, make_run_tags(facts.read_git(), facts.packages) | read_stage_tags())
         swept = ", ".join(ledger.swept)
         params = {key: value for key, value in plan.choices.items() if not is_under(key, ledger.swept)}

@@ -53,9 +53,12 @@ def run_and_change(folder: str) -> dict[str, Any]:
         found[name] = printed.getvalue()
 
     write_table(400, 1000)
-    attempt("first", "dataset=table", "dataset.data_dir=house.csv", "dataset.target=price", "dataset.kind=regression",
+    os.environ["LR"] = "0.002"
+    attempt("first", "optimizer.learning_rate='${oc.decode:${oc.env:LR}}'",
+             "dataset=table", "dataset.data_dir=house.csv", "dataset.target=price", "dataset.kind=regression",
             "model=mine", "training.epochs=2", "hydra.run.dir=run")  # fmt: skip
     found["files"] = read_data_files(RunFolder(Path("run")))
+    os.environ["LR"] = "0.5"
     write_table(400, 1001)
     Path("own/nets.py").write_text(f"# a comment\n{MODEL}")
     attempt("a value", "resume=run", "training.epochs=3")
@@ -79,6 +82,7 @@ def run_and_change(folder: str) -> dict[str, Any]:
     found["copies"] = [
         files.kept_code(number).joinpath("nets.py").read_text() for number in (0, found["states"][-1].resume)
     ]
+    found["again"] = Path("again/events.jsonl").read_text().splitlines()
     found["events"] = [json.loads(line) for line in Path("run/events.jsonl").read_text().splitlines()]
     return found
 
@@ -115,6 +119,16 @@ def test_a_run_continues_with_changed_data_and_code_if_asked_to(found: dict[str,
     assert epochs[:4] == [(1, 9), (2, 18), (3, 30), (4, 42)]  # 9 steps in an epoch, then 12
     tags = [event["values"] for event in found["events"] if event["event"] == "tags"]
     assert tags == [{"scaleflow.resume_data": "changed"}, {"scaleflow.resume_code": "changed"}]
+
+
+def test_the_environment_is_that_of_the_first_command(found: dict[str, Any]) -> None:
+    note = "note: optimizer.learning_rate=0.002 as when the run began; ${oc.decode:${oc.env:LR}} is 0.5 here"
+    assert note in found["allowed"]
+    rates = [event["params"]["optimizer.learning_rate"] for event in found["events"] if event["event"] == "ready"]
+    assert rates == ["0.002"] * 3
+    assert "FINISHED" in found["rerun"]  # its interpolation is not one of this machine's options
+    again = [json.loads(line) for line in found["again"] if '"ready"' in line]
+    assert again[0]["params"]["optimizer.learning_rate"] == "0.002"
 
 
 def test_a_length_below_what_is_trained_is_refused(found: dict[str, Any]) -> None:

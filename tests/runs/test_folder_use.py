@@ -12,7 +12,7 @@ import pytest
 import scaleflow
 from scaleflow.cli import main
 from scaleflow.commands.frame import check_page
-from scaleflow.config.compose import keep_hydra_values
+from scaleflow.config.interpolations import keep_values
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.formatting import GENERATOR
@@ -176,7 +176,7 @@ def test_what_only_the_command_knows_is_written_as_a_value() -> None:
     """A command that resumes the run has another folder."""
     raw = {"a": ["${hydra:runtime.output_dir}/log.csv", "${seed}"], "b": {"c": "${oc.env:HOME}"}, "d": 1}
     resolved = {"a": ["/run/log.csv", 0], "b": {"c": "/home"}, "d": 1}
-    assert keep_hydra_values(raw, resolved) == {**raw, "a": ["/run/log.csv", "${seed}"]}
+    assert keep_values(raw, resolved)[0] == {"a": ["/run/log.csv", "${seed}"], "b": {"c": "/home"}, "d": 1}
 
 
 def test_created_folders_are_removed_up_to_an_earlier_one(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,18 @@ def loader() -> CountingLoader:
 @pytest.fixture
 def composer(sweep: DictConfig, loader: CountingLoader) -> JobComposer:
     return JobComposer(HydraContext(loader, None), sweep)  # type: ignore[arg-type]
+
+
+def test_a_job_runs_with_the_values_that_identify_it(composer: JobComposer, tmp_path: Path) -> None:
+    """A resolver with another value at each call is called once for a job."""
+    numbers = itertools.count(1)
+    OmegaConf.register_new_resolver("count", lambda: next(numbers))
+    try:
+        request = composer.read_request(["seed='${count:}'", "tracking=none"], 0)
+        prepared = [composer.prepare(request, tmp_path / "0", is_resumed=False) for _ in range(2)]
+    finally:
+        OmegaConf.clear_resolver("count")
+    assert [each.spec.plan.seed for each in prepared] == [request.config["seed"]] * 2
 
 
 def compose_with_hydra(sweep: DictConfig, words: Sequence[str], number: int) -> dict[str, Any]:

@@ -1,0 +1,148 @@
+"""A command about an earlier run uses the values with which that run began."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scaleflow.config.compose import CommandWords, compose_config
+from scaleflow.errors import ConfigError
+from scaleflow.interfaces.events import RunEnded, RunReady
+from scaleflow.launcher.launch import write_configs
+from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
+from scaleflow.runs import RunFolder
+from scaleflow.runs.event_log import append_event
+from scaleflow.runs.reuse import load_config, load_interpolations, reuse_config
+
+RECIPE = """# @package _global_
+optimizer: {learning_rate: "${oc.decode:${oc.env:LR}}", momentum: "${oc.decode:0.${training.epochs}}"}
+training: {epochs: "${oc.decode:${oc.env:EPOCHS,2}}"}
+model: {l2: "${oc.decode:${oc.env:L2}}"}
+dataset: {limit: "${training.max_steps}"}
+checkpoint: {every_epochs: "${training.epochs}", keep: "${oc.decode:1${training.epochs}}", folder: "${oc.env:FOLDER}"}
+tracking: {name: none, run_name: "${now:%f}", tags: {token: "${oc.env:OWN_TOKEN}"}}
+"""
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a finished run of this recipe; the environment has changed since."""
+    monkeypatch.chdir(tmp_path)
+    Path("own/experiment").mkdir(parents=True)
+    Path("own/experiment/mine.yaml").write_text(RECIPE)
+    set_environment(monkeypatch, LR="0.1", L2="0.01", FOLDER="first", OWN_TOKEN="hunter2-planted")
+    make_run(["optimizer=sgd", "experiment=mine", "training.max_steps=4"], tmp_path / "run")
+    set_environment(monkeypatch, LR="0.5", L2="0.01", FOLDER="other", OWN_TOKEN="hunter2-planted", EPOCHS="7")
+    return tmp_path / "run"
+
+
+def set_environment(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def make_run(words: Sequence[str], folder: Path) -> PreparedRun:
+    """Writes what the launcher and the worker of a finished run write that commands about it read."""
+    run = prepare_run(RunCommand(compose_config([*words, f"hydra.run.dir={folder}"], ["own"])))
+    folder.mkdir()
+    write_configs(run)
+    params = {**run.spec.plan.choices, "resolved.global_batch_size": "32", "resolved.cache": "memory"}
+    append_event(RunFolder(folder).events, RunReady("a-run", params=params, steps=4, epochs=2))
+    append_event(RunFolder(folder).events, RunEnded("FINISHED"))
+    return run
+
+
+def resume(folder: Path, *words: str) -> PreparedRun:
+    return prepare_run(RunCommand(compose_config([f"resume={folder}", *words], ["own"])))
+
+
+def test_a_run_keeps_the_values_with_which_it_began(begun: Path) -> None:
+    config = yaml.safe_load((begun / "config.yaml").read_text())
+    assert (config["optimizer"]["learning_rate"], config["training"]["epochs"]) == (0.1, 2)
+    assert config["checkpoint"]["every_epochs"] == "${training.epochs}"
+    assert config["tracking"]["tags"]["token"] == "${oc.env:OWN_TOKEN}"
+    written = "".join(path.read_text() for path in begun.iterdir())
+    assert "hunter2" not in written
+    kept = RunFolder(begun).interpolations.read_text()
+    assert load_interpolations(kept)["optimizer", "learning_rate"] == "${oc.decode:${oc.env:LR}}"
+
+
+def test_a_resumed_run_uses_them_and_says_what_differs_here(begun: Path) -> None:
+    first = resume(begun)
+    plan = first.spec.plan
+    assert (plan.optimizer.learning_rate, plan.training.epochs, plan.checkpoint.folder) == (0.1, 2, "first")
+    assert plan.config["model"]["l2"] == 0.01
+    assert plan.tracking.run_name == resume(begun).spec.plan.tracking.run_name
+    assert first.composed.notes == [
+        "note: optimizer.learning_rate=0.1 as when the run began; ${oc.decode:${oc.env:LR}} is 0.5 here",
+        "note: training.epochs=2 as when the run began; ${oc.decode:${oc.env:EPOCHS,2}} is 7 here",
+        "note: checkpoint.folder=first as when the run began; ${oc.env:FOLDER} is other here",
+    ]
+    assert first.is_finished
+
+
+def test_references_follow_the_words_of_the_command_that_resumes(begun: Path) -> None:
+    longer = resume(begun, "training.epochs=3", "checkpoint.folder=typed", "training.max_steps=9")
+    plan = longer.spec.plan
+    assert (plan.training.epochs, plan.checkpoint.every_epochs, plan.checkpoint.keep) == (3, 3, 13)
+    assert plan.checkpoint.folder == "typed"
+    assert (plan.config["optimizer"]["momentum"], plan.dataset.limit) == (0.2, 4)  # they may not change
+    reasons = [note.partition("as when the run began")[2] for note in longer.composed.notes if "refers" in note]
+    assert reasons == [
+        ": it refers to a key that was typed, and would be 9",
+        ": it refers to a key that was typed, and would be 0.3",
+    ]
+    typed = resume(begun, "checkpoint.every_epochs=${training.max_steps}")
+    assert typed.spec.plan.checkpoint.every_epochs == 4  # the run's
+    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate=0\.5: the run was started with"):
+        resume(begun, "optimizer.learning_rate='${oc.decode:${oc.env:LR}}'")
+
+
+def test_a_run_of_an_earlier_version_has_its_values_in_its_params(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = yaml.safe_load((begun / "config.yaml").read_text())
+    config["optimizer"]["learning_rate"] = "${oc.decode:${oc.env:LR}}"
+    (begun / "config.yaml").write_text(yaml.safe_dump(config))
+    (begun / "interpolations.yaml").unlink()
+    append_event(RunFolder(begun).events, RunEnded("FINISHED"))
+    events = (begun / "events.jsonl").read_text()
+    (begun / "events.jsonl").write_text(events.replace('"params": {', '"params": {"optimizer.learning_rate": "0.1", '))
+    assert resume(begun).spec.plan.optimizer.learning_rate == 0.1
+
+
+def test_a_new_command_about_the_run_uses_them(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("own/optimizer").mkdir()
+    option = "_target_: keras.optimizers.SGD\nlearning_rate: ${oc.decode:${oc.env:LR}}\nmomentum: 0.2\n"
+    Path("own/optimizer/mine.yaml").write_text(option)
+    config = load_config((begun / "config.yaml").read_text(), "0" * 32)
+    params: dict[str, Any] = {"optimizer": "mine", "model": "mlp", "dataset": "digits"}
+    interpolations = load_interpolations((begun / "interpolations.yaml").read_text())
+    monkeypatch.setenv("L2", "0.5")  # no option of this machine has that interpolation, so it is not looked at
+    config["tracking"]["tags"] = {}
+    again = reuse_config(config, params, CommandWords((), ["own"]), interpolations=interpolations)
+    assert again.resolved["optimizer"]["learning_rate"] == 0.1
+    assert again.resolved["model"]["l2"] == 0.01
+    assert again.notes == [
+        "note: optimizer.learning_rate=0.1 as when the run began; ${oc.decode:${oc.env:LR}} is 0.5 here"
+    ]
+
+
+def test_a_place_outside_that_this_machine_would_choose_too_is_trusted(
+    begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("own/dataset").mkdir()
+    Path("own/dataset/mine.yaml").write_text("_target_: scaleflow.dataset.table.Table\ndata_dir: ${oc.env:DATA}\n")
+    config = load_config((begun / "config.yaml").read_text(), "0" * 32)
+    config["tracking"]["tags"] = {}
+    config["dataset"] = {"_target_": "scaleflow.dataset.table.Table", "data_dir": "/data/a.csv"}
+    interpolations = {("dataset", "data_dir"): "${oc.env:DATA}"}
+    params = {"dataset": "mine"}
+    monkeypatch.setenv("DATA", "/data/a.csv")
+    words = CommandWords((), ["own"])
+    assert reuse_config(config, params, words, interpolations=interpolations).notes == []
+    monkeypatch.setenv("DATA", "/data/b.csv")
+    with pytest.raises(ConfigError, match=r"dataset\.data_dir=/data/a\.csv: comes from a tracked run and points out"):
+        reuse_config(config, params, words, interpolations=interpolations)
