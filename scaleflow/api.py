@@ -355,7 +355,8 @@ def run_sweep(
     path = Path(str(config.hydra.sweep.dir)).absolute()
     with as_command(given), find_own_modules(dirs), task:
         sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=task, config=config)
-        sweeper.sweep(arguments=list(config.hydra.overrides.task))
+        typed: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+        sweeper.sweep(arguments=typed)
         context.callbacks.on_multirun_end(config=config, config_name="config")
     code = task.outcome.code
     if not task.limit:

@@ -1,10 +1,11 @@
 """The table of commands: `scaleflow NAME ...` and `python -m scaleflow.NAME ...` run the same module."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from scaleflow.config.synonyms import OTHER_COMMANDS, simplify
+from scaleflow.config.synonyms import OTHER_COMMANDS, simplify, translate_path
 from scaleflow.config.unknown_keys import suggest
 from scaleflow.errors import ConfigError
 from scaleflow.launcher.command_exit import JSON
@@ -77,13 +78,20 @@ def describe_commands() -> str:
 def check_first_word(words: Sequence[str]) -> None:
     """Raises ConfigError if the first word of a run, after its flags, is not an override."""
     word = next(iter(words), "~")
+    following = list(words[1:])
     if word[:1] in "~+" or "=" in word:
         return
     if word in COMMANDS:
         raise ConfigError(f"{word}: a command is the first word; write scaleflow {word} ...")
-    if word == "help" and (named := next((each for each in words[1:] if each in COMMANDS), "")):
+    if following and following[0].startswith("="):
+        value = following[0][1:] or "".join(following[1:2])
+        raise ConfigError(f"{word}: there is a space around the equals sign; type {shlex.quote(f'{word}={value}')}")
+    if word == "help" and (named := next((each for each in following if each in COMMANDS), "")):
         raise ConfigError(f"help: there is no such command; type scaleflow {named} --help")
     if simplify(word) in OTHER_COMMANDS:
-        raise ConfigError(f"{word}: there is no such command; type {OTHER_COMMANDS[simplify(word)]}")
+        meant = OTHER_COMMANDS[simplify(word)]
+        is_run = meant.startswith("scaleflow KEY=VALUE")
+        data = translate_path(following[0]) if is_run and following else ""
+        raise ConfigError(f"{word}: there is no such command; type {f'scaleflow {data}' if data else meant}")
     hint = suggest(word, COMMANDS, "; to set a key of a run, write KEY=VALUE in one word")
     raise ConfigError(f"{word}: there is no such command{hint} ({', '.join(COMMANDS)})")

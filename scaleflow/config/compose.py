@@ -7,6 +7,7 @@ one-line messages that name the override that is wrong.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import re
 import shlex
@@ -33,10 +34,18 @@ from yaml import MarkedYAMLError, YAMLError
 
 from scaleflow.compat.hydra import Callbacks, make_flag_parser
 from scaleflow.config.interpolations import KeyPath, find_dependents, put_values, resolve_once
+from scaleflow.config.missing_values import check_missing_values
 from scaleflow.config.parse import every_key, format_value
 from scaleflow.config.synonyms import close_brackets, translate_key
 from scaleflow.config.unknown_keys import EMPTY_MAPPINGS, unknown_key_error, unknown_option_error, unknown_word_error
-from scaleflow.config.words import make_override, prepare_words, quote_override, quote_value
+from scaleflow.config.words import (
+    NEEDED_GROUPS,
+    make_override,
+    need_group,
+    prepare_words,
+    quote_override,
+    quote_value,
+)
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Split, name_command
 from scaleflow.interfaces.secret_masking import (
@@ -147,8 +156,22 @@ def explain_error(error: Exception, words: CommandWords) -> str:
     if text := explain_mapping(error, words.overrides):
         return text
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
-        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
+        return explain_yaml(error)
     return shorten_error(error)
+
+
+def explain_yaml(error: MarkedYAMLError) -> str:
+    """Describes an error of YAML in one line: the file, the line, and what to write if a colon is missing."""
+    mark = error.problem_mark
+    assert mark is not None
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        lines = Path(mark.name).read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines[: mark.line + 1], start=1):
+            if words := re.fullmatch(r"\s*([\w.]+)\s+([^:#'\"{\[]*)", line):
+                return f"{mark.name}, line {number}: a colon is missing; write {words[1]}: {words[2].strip()}"
+            if words := re.fullmatch(r"\s*([\w.]+):([^\s:].*)", line):
+                return f"{mark.name}, line {number}: a space is missing after the colon; write {words[1]}: {words[2]}"
+    return f"{mark.name}, line {mark.line + 1}: {error.problem}"
 
 
 def suggest_word(word: str, words: Sequence[str]) -> str:
@@ -159,7 +182,10 @@ def suggest_word(word: str, words: Sequence[str]) -> str:
         after = itertools.takewhile(lambda other: "=" not in other, words[len(before) :])
         if before and "=" in before[-1] and not before[-1].startswith("-"):  # a value with spaces without quotes
             key, _, value = before[-1].partition("=")
-            return f"type {mask_override(quote_override(key, ' '.join([value, *after])))}"
+            following = list(after)
+            if not value and len(following) == 1:  # a space after the equals sign
+                return f"type {mask_override(shlex.quote(f'{key}={following[0]}'))}"
+            return f"type {mask_override(quote_override(key, ' '.join([value, *following])))}"
         return f"type {word}=VALUE in one word"
     if "[" in value and close_brackets(word) and (whole := close_with(word, words)):
         return f"type {mask_override(shlex.quote(whole))}"
@@ -240,7 +266,33 @@ def check_overrides(words: CommandWords) -> None:
                 continue
             known = known or list_keys_for(find_choices(typed, groups), search, in_all=not words.is_sweep)
             if key not in known:
-                raise unknown_word_error(override, known, groups, loader=loader)
+                chosen = next(iter(find_choices(typed, groups)), [])
+                accepts = functools.partial(is_accepted, context=[*search, *chosen])
+                raise unknown_word_error(override, known, groups, loader=loader, accepts=accepts)
+
+
+def is_accepted(words: str, context: Sequence[str]) -> bool:
+    """Returns whether a run accepts words, as they are typed in a shell, together with the words of a context.
+
+    It is called while Hydra is open. Whether this machine can run it is not checked.
+    """
+    from scaleflow.config.plan import parse_plan  # a command without mistakes does not need it here
+
+    typed = shlex.split(words)
+    is_flag = any(word.startswith("-") for word in typed)
+    try:
+        is_sweep = any(each.is_sweep_override() for each in OverridesParser.create().parse_overrides(typed))
+    except HydraException:
+        is_sweep = False
+    if is_flag or is_sweep:  # these are not composed into one config
+        return True
+    try:
+        config = hydra.compose("config", overrides=[*context, *typed])
+        plain: Any = OmegaConf.to_container(config, resolve=True)
+        parse_plan(plain, {})
+    except (ConfigError, HydraException, OmegaConfBaseException):
+        return False
+    return True
 
 
 def override_key(override: str) -> str:
@@ -359,6 +411,7 @@ def compose_config(overrides: Sequence[str], config_dirs: Sequence[str | Path] =
             f"experiment={choices.get('experiment')}: this recipe is a sweep, and only one run can be started "
             f"here; run {name_command()} experiment={choices.get('experiment')}"
         )
+    check_missing_values(config.hydra)
     check_current_folder(config)
     check_single_run(config)
     with open_dict(config):
@@ -431,9 +484,22 @@ def config_dir_flags(config_dirs: Sequence[str | Path]) -> list[str]:
 
 
 def select_group_choices(chosen: Any) -> dict[str, str]:
-    """Returns the option of each config group, also of one that an app has moved (`strategy@train.strategy`)."""
-    choices = {str(group).partition("@")[0]: option for group, option in chosen.items() if option is not None}
-    return {group: str(option) for group, option in choices.items() if "/" not in group}
+    """Returns the option of each config group, also of one that an app has moved (`strategy@train.strategy`).
+
+    Raises ConfigError if a recipe chooses `null` for a group of a run: the group would have its defaults.
+    """
+    choices: dict[str, str] = {}
+    for name, option in chosen.items():
+        group = str(name).partition("@")[0]
+        if "/" in group:
+            continue
+        if option is not None:
+            choices[group] = str(option)
+        elif group in ("tracking", "checkpoint", "evaluation"):  # without the others a run has none of them
+            raise ConfigError(f"{group}: null: this group has no such option; write 'override /{group}: none'")
+        elif group in NEEDED_GROUPS:
+            raise ConfigError(need_group(f"{group}: null", group))
+    return choices
 
 
 def list_own_folders(config_dirs: Sequence[str | Path]) -> list[str]:
@@ -508,6 +574,7 @@ def preserve_hydra_state() -> Iterator[None]:
 def read_composed_config(config: DictConfig) -> ComposedConfig:
     """Returns what Hydra composed for the current job. `config` lacks Hydra's own part, and has its interpolations."""
     own = HydraConfig.get()
+    check_missing_values(own)
     typed: Any = OmegaConf.to_container(own.overrides.task, resolve=False)
     words, choices = CommandWords(list(map(str, typed))), select_group_choices(own.runtime.choices)
     search, folder = list_module_folders(own.runtime), Path(own.runtime.output_dir)

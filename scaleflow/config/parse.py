@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from scaleflow.config.unknown_keys import unknown_key_error
+from scaleflow.config.unknown_keys import dotted_key_error, unknown_key_error
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import EarlyStopping, Plateau, Split, Target
 from scaleflow.interfaces.secret_masking import mask_secrets
@@ -39,6 +39,9 @@ def parse_section(cls: type[T], section: object, key: str) -> T:
         example = f"including {key}._target_" if has_target else f"such as {key}.{next(iter(known))}=..."
         raise ConfigError(f"{key}={format_value(section)}: expected keys under {key}, {example}")
     others = {name: value for name, value in section.items() if name not in known}
+    for name in others:
+        if "." in name:
+            raise dotted_key_error(f"{key}.{name}", name)
     if others and not has_target:
         raise unknown_key_error(f"{key}.{next(iter(others))}", [f"{key}.{name}" for name in known])
     hints = type_hints(typing.cast(Any, cls))

@@ -26,7 +26,7 @@ from scaleflow.config.optimizer_rules import OPTIMIZER_RULES
 from scaleflow.config.parse import MAX_INT, format_value, parse_section, parse_value, type_hints
 from scaleflow.config.training_rules import TRAINING_RULES, is_fit_mirrored
 from scaleflow.config.trust import check_trusted_targets
-from scaleflow.config.unknown_keys import unknown_key_error
+from scaleflow.config.unknown_keys import dotted_key_error, unknown_key_error
 from scaleflow.errors import ConfigError
 from scaleflow.files.object_store import is_store_address, split_address
 from scaleflow.interfaces import BY_SIZE, Batching, Cluster, Plan, Rule, Strategy, Target, Training, name_command
@@ -167,7 +167,13 @@ def parse_plan(config: Mapping[str, Any], choices: Mapping[str, str], search: Se
         trusted_modules=parse_value(sections.pop("trusted_modules", None), list[str] | None, "trusted_modules"),
     )
     for key in sections:
-        raise unknown_key_error(key, [f.name for f in dataclasses.fields(Plan) if f.name not in DERIVED_FIELDS])
+        known = [f.name for f in dataclasses.fields(Plan) if f.name not in DERIVED_FIELDS]
+        if key in choices:
+            raise ConfigError(
+                f"{key}={choices[key]}: the keys of this file are below {key}; begin it with the line "
+                "# @package _global_"
+            )
+        raise dotted_key_error(key, key) if "." in key else unknown_key_error(key, known)
     if plan.trusted_modules is not None:
         check_trusted_targets(config, plan.trusted_modules)
     if plan.debug.fast:

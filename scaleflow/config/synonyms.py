@@ -31,7 +31,7 @@ KEYS = invert(
         "'training.early_stopping={{patience: {}}}'": "patience earlystop earlystopping earlystoppingpatience",
         "optimizer.warmup_steps={}": "warmup warmupsteps numwarmupsteps",
         "optimizer.schedule={}": "schedule scheduler lrscheduler lrschedulertype lrschedule",
-        "optimizer=adamw optimizer.weight_decay={}": "wd decay weightdecay",
+        "optimizer=adamw optimizer.weight_decay={}": "wd weightdecay",
         "optimizer=sgd optimizer.momentum={}": "momentum",
         "objective.label_smoothing={}": "labelsmoothing labelsmoothingfactor",
         "objective.class_weight={}": "classweight classweights",
@@ -94,9 +94,29 @@ KEYS = invert(
 #: A key, or the last part of a key of `dataset` or of one without a group, written as above -> what there is instead.
 ABSENT = {
     "dataset.weights": "weights are read by dataset=table, huggingface, tfrecord and npz",
+    "optimizer.decay": "a rate that falls is optimizer.schedule=cosine, and weight decay is optimizer=adamw "
+    "optimizer.weight_decay=0.01",
+    "decay": "a rate that falls is optimizer.schedule=cosine, and weight decay is optimizer=adamw "
+    "optimizer.weight_decay=0.01",
+    "verbose": "each epoch has a line, and the worker's log has the rest; hydra.verbose=true shows Hydra's own log",
     "optimizer.over": "a schedule follows the updates, so that a resumed run equals one that was not stopped; set "
     "training.max_steps to what the run reaches in its time",
 }
+
+#: A callback of other tools, written as the keys above -> what to type.
+CALLBACKS = invert(
+    {
+        "'training.early_stopping={patience: 5}'": "earlystopping",
+        "optimizer.schedule=plateau": "plateau reducelronplateau reducelr lrscheduler learningratescheduler",
+        "checkpoint=best": "modelcheckpoint checkpoint",
+        "checkpoint=default": "backupandrestore backup",
+        "profiler=trace": "tensorboard",
+        "'training.callbacks=[{_target_: keras.callbacks.CSVLogger, filename: log.csv}]'": "csvlogger csv",
+    }
+)
+
+#: Values of a key for a device that name a kind of device.
+DEVICE_KINDS = invert({"hardware=gpu": "cuda gpu true", "hardware=cpu": "cpu false none", "hardware=tpu": "tpu xla"})
 
 #: Keys that say how many devices a run uses.
 DEVICES = invert({"devices": "gpu gpus ngpus numgpus device devices numdevices nprocpernode nprocs accelerators"})
@@ -235,10 +255,14 @@ def simplify(word: str) -> str:
 def translate_key(key: str, value: str) -> str:
     """Returns the words that mean `KEY=VALUE`, or "" if the last part of the key is in no table."""
     leaf = simplify(key.rpartition(".")[2])
-    if leaf in ("gpu", "device") and value == "0":
-        return "'hardware.devices=[0]'"
+    one_device = re.fullmatch(r"(?:cuda|gpu)?:?(\d+)", value)
+    if leaf in ("gpu", "device") and one_device and (":" in value or value == "0"):
+        return f"'hardware.devices=[{one_device[1]}]'"
     if leaf in DEVICES:
-        return translate_devices(value)
+        return DEVICE_KINDS.get(simplify(value)) or translate_devices(value)
+    if leaf in ("callback", "callbacks"):
+        name = simplify(value.strip("[]").rpartition(".")[2])
+        return CALLBACKS.get(name, "'training.callbacks=[{_target_: keras.callbacks.NAME}]'")
     word = KEYS.get(leaf, "").format(value.strip("[]") if "[{}]" in KEYS.get(leaf, "") else value or "VALUE")
     group, _, option = word.partition("=")
     word = OPTIONS.get(group, {}).get(simplify(option), word)
@@ -246,7 +270,7 @@ def translate_key(key: str, value: str) -> str:
 
 
 def translate_devices(value: str) -> str:
-    """Returns the words for a number of devices, or for a list of their indices."""
+    """Returns the words for a number of devices, for a list of their indices, or for all."""
     if not value.isdigit():
         return f"strategy=mirrored 'hardware.devices={value}'" if value[:1] == "[" else "strategy=mirrored"
     if int(value) <= 1:

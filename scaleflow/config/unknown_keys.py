@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,26 +34,85 @@ def unknown_key_error(key: str, known: Iterable[str]) -> ConfigError:
     return ConfigError(f"{key}: there is no such key{suggest(key, known, '; --cfg job lists all keys')}")
 
 
-def unknown_word_error(override: Override, known: Sequence[str], groups: Sequence[str], loader: Any) -> ConfigError:
-    """Returns the error for an override of a key that does not exist, with what to type."""
-    key, value = override.key_or_group, mask_override(override.input_line or "").partition("=")[2]
-    parent, _, leaf = key.rpartition(".")
-    absent = ABSENT.get(key) or (ABSENT.get(simplify(leaf)) if parent in ("", "dataset", "objective") else None)
-    if absent:
+#: A word this similar to a key of the same group is taken for a misspelling of it, and not for a word of another tool.
+MIN_MISSPELLED_RATIO = 0.8
+
+
+def dotted_key_error(key: str, name: str) -> ConfigError:
+    """Returns the error for a name with dots in a file: `optimizer.learning_rate: 0.1`."""
+    parts = name.split(".")
+    nested = "".join(f"{part}: {{" for part in parts[:-1]) + f"{parts[-1]}: ..." + "}" * (len(parts) - 1)
+    return ConfigError(f"{key}: a file names keys one below the other; write {nested}")
+
+
+def unknown_word_error(
+    override: Override,
+    known: Sequence[str],
+    groups: Sequence[str],
+    *,
+    loader: Any,
+    accepts: Callable[[str], bool],
+) -> ConfigError:
+    """Returns the error for an override of a key that does not exist, with what to type.
+
+    Args:
+        override: the override.
+        known: the keys of the config.
+        groups: the config groups.
+        loader: Hydra's loader of configs.
+        accepts: whether a run accepts the words that are suggested.
+    """
+    key = override.key_or_group
+    value = mask_override(override.input_line or "").partition("=")[2]
+    if absent := find_absent(key):
         return ConfigError(f"{key}: there is no such key: {absent}")
     names = [*known, *groups]
-    similar = "" if parent in EMPTY_MAPPINGS and parent in names else find_similar_key(key, names)
-    is_misspelled = similar.rpartition(".")[0] == parent and bool(parent)
-    is_device = simplify(leaf) in DEVICES
-    meant = translate_key(key, value)
-    if parent == "evaluation" or (is_misspelled and not is_device and not meant.startswith(f"'{parent}.")):
-        meant = ""
-    is_other_form = meant.count("=") > 1 or meant.startswith(("'", "strategy=", "hydra."))
-    if is_other_form or (meant and not similar.endswith(f".{leaf}") and meant.partition("=")[0] in names):
-        return ConfigError(f"{key}: there is no such key; type {meant}")
+    similar = find_similar_known(key, names)
+    for words in list_suggestions(key, value, names):
+        if not accepts(words):
+            continue
+        if words == f"{similar}={value}":
+            return ConfigError(f"{key}: there is no such key; did you mean {words}?")
+        return ConfigError(f"{key}: there is no such key; type {words}")
     if similar:
-        return ConfigError(f"{key}: there is no such key; did you mean {similar}={value}?")
+        return ConfigError(f"{key}: there is no such key; did you mean {similar}? It does not take the value {value}")
     return ConfigError(f"{unknown_key_error(key, names)}{describe_other_options(key, groups, loader)}")
+
+
+def find_absent(key: str) -> str:
+    """Returns what there is in place of a key of other tools; "" if the key is not in the table."""
+    parent, _, leaf = key.rpartition(".")
+    if key in ABSENT:
+        return ABSENT[key]
+    return ABSENT.get(simplify(leaf), "") if parent in ("", "dataset", "objective") else ""
+
+
+def find_similar_known(key: str, names: Sequence[str]) -> str:
+    """Returns the most similar key or group; "" for a key of a mapping that is null by default."""
+    parent = key.rpartition(".")[0]
+    if parent in EMPTY_MAPPINGS and parent in names:
+        return ""
+    return find_similar_key(key, names)
+
+
+def list_suggestions(key: str, value: str, names: Sequence[str]) -> list[str]:
+    """Lists the words that may be meant by `KEY=VALUE`, the most likely first."""
+    parent, _, leaf = key.rpartition(".")
+    similar = find_similar_known(key, names)
+    misspelled = f"{similar}={value}" if similar else ""
+    translated = translate_key(key, value)
+    is_other_form = translated.count("=") > 1 or translated.startswith(("'", "-", "strategy=", "hydra."))
+    if translated and not is_other_form and translated.partition("=")[0] not in names:
+        translated = ""
+    if parent == "evaluation":  # its words are like those of other groups, and mean something else
+        translated = ""
+    own_name = similar.rpartition(".")[2]
+    is_device = simplify(leaf) in DEVICES
+    ratio = difflib.SequenceMatcher(None, leaf, own_name).ratio()
+    is_misspelled = similar.rpartition(".")[0] == parent != "" and ratio >= MIN_MISSPELLED_RATIO and not is_device
+    is_key_elsewhere = own_name == leaf and not is_other_form
+    suggestions = [misspelled, translated] if is_misspelled or is_key_elsewhere else [translated, misspelled]
+    return [words for words in suggestions if words]
 
 
 def describe_other_options(key: str, groups: Sequence[str], loader: Any) -> str:
@@ -71,7 +131,8 @@ def describe_other_options(key: str, groups: Sequence[str], loader: Any) -> str:
 
 def unknown_option_error(group: str, option: str, available: Sequence[str]) -> ConfigError:
     """Returns the error for an option that does not exist; lists the available ones."""
-    meant = translate_option(group, option) or find_own_option(group, option)
+    is_none = option in ("null", "~", "None") and "none" in available
+    meant = f"{group}=none" if is_none else translate_option(group, option) or find_own_option(group, option)
     hint = f"; type {meant}" if meant else f"{suggest(option, available)} ({', '.join(available)})"
     return ConfigError(f"{group}={option}: there is no such option{hint}")
 

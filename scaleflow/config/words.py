@@ -94,8 +94,49 @@ KEYS_OF_MLP = re.compile(r"[+~]*model\.(_target_|dropout|batch_norm)\b")
 
 
 def prepare_words(words: Sequence[str]) -> list[str]:
-    """Returns the words of a command as Hydra takes them."""
-    return accept_keys_of_run(choose_model_of_table(quote_nan_option(words)))
+    """Returns the words of a command as Hydra takes them.
+
+    Raises ConfigError for `~GROUP` of a group that a run needs.
+    """
+    return accept_keys_of_run(choose_model_of_table(replace_removed_groups(quote_nan_option(words))))
+
+
+#: Config groups that a run can do without: they have an option `none`.
+OPTIONAL_GROUPS = ("tracking", "checkpoint", "evaluation", "profiler", "promotion", "debug")
+
+#: Config groups that a run needs, each with an option to suggest.
+NEEDED_GROUPS = {
+    "strategy": "auto",
+    "hardware": "auto",
+    "precision": "float32",
+    "optimizer": "adam",
+    "objective": "auto",
+    "training": "default",
+    "export": "default",
+    "model": "mlp",
+    "dataset": "digits",
+    "cluster": "local",
+}
+
+
+def replace_removed_groups(words: Sequence[str]) -> list[str]:
+    """Replaces `~tracking` by `tracking=none`, for each group with such an option.
+
+    Without its section, a group would have its defaults. Raises ConfigError if a run needs the group.
+    """
+    replaced: list[str] = []
+    for word in words:
+        removed = re.fullmatch(r"~(\w+)(=.*)?", word)
+        if removed and removed[1] in NEEDED_GROUPS:
+            raise ConfigError(need_group(word, removed[1]))
+        is_optional = removed is not None and removed[1] in OPTIONAL_GROUPS
+        replaced.append(f"{removed[1]}=none" if removed and is_optional else word)
+    return replaced
+
+
+def need_group(word: str, group: str) -> str:
+    """Returns the refusal of a word that takes away a group which a run needs."""
+    return f"{word}: a run needs an option of {group}, such as {group}={NEEDED_GROUPS[group]}; leave this word out"
 
 
 def choose_model_of_table(words: Sequence[str]) -> list[str]:

@@ -21,6 +21,7 @@ from scaleflow.cluster.tasks import describe_copies
 from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.cluster.tpu import explain_no_tpu, explain_unreachable, find_tpu, is_sure
 from scaleflow.config.compose import ComposedConfig
+from scaleflow.config.own_code import check_own_names
 from scaleflow.config.parse import parse_section
 from scaleflow.config.plan import check_plan, check_trial, parse_plan, set_values
 from scaleflow.config.policies import TRAIN, Policy
@@ -128,10 +129,13 @@ def prepare_run(command: RunCommand) -> PreparedRun:
 
 
 def make_spec(plan: Plan, folder: Path, command: RunCommand, earlier: Sequence[str] = ()) -> RunSpec:
+    if plan.cluster.submit is None and not find_engine(plan.cluster).is_remote:
+        check_own_names(plan.config, plan.search)
     check_dataset_files(plan, folder)
     check_folder_names(plan, folder)
     worker = plan.task.worker if plan.task else 0
-    label = "" if plan.tracking.run_name else label_overrides([*earlier, *command.composed.words.overrides])
+    typed = [*earlier, *command.composed.words.overrides]
+    label = "" if plan.tracking.run_name else label_overrides(typed, plan.config)
     return RunSpec(
         plan,
         folder.absolute(),

@@ -153,6 +153,7 @@ def weigh_classes(described: Outputs, weights: list[float], targets: tf.Tensor, 
 
 #: Abbreviations that Keras takes for losses and metrics, and their classes.
 ABBREVIATIONS = {
+    "acc": "Accuracy",
     "bce": "BinaryCrossentropy",
     "kld": "KLDivergence",
     "mae": "MeanAbsoluteError",
@@ -218,8 +219,13 @@ def is_free_of_unit(target: Target | None) -> bool:
 def find_metrics(described: Outputs, parts: Objective, metrics: Sequence[Target | str], key: str) -> list[Target]:
     """Returns the metrics of an output, of which each may be a name. Those in `parts` have no need to be added."""
     default = {name for measure in (*parts.measures, *parts.evaluation_measures) for name in measure.names}
-    added = [each for each in metrics if not (isinstance(each, str) and each.lower() in default)]
+    added = [each for each in metrics if not (isinstance(each, str) and plain_default(each) in default)]
     return [find_metric(described, each, key) if isinstance(each, str) else each for each in added]
+
+
+def plain_default(name: str) -> str:
+    """Returns the name of a metric that each run of its kind has: `accuracy` of `acc`."""
+    return "accuracy" if name.lower() == "acc" else name.lower()
 
 
 def find_metric(described: Outputs, name: str, key: str) -> Target:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scaleflow.config.parse import is_under
 from scaleflow.interfaces import Plan
 from scaleflow.interfaces.secret_masking import MASK, mask_override, mask_secrets
 
@@ -16,16 +17,60 @@ TOLD_BY_NAME = re.compile(r"\+*(optimizer|(model|optimizer)\.[\w.]+)=")
 MOST = 24
 
 
-def label_overrides(overrides: Sequence[str]) -> str:
+def label_overrides(overrides: Sequence[str], config: Mapping[str, Any]) -> str:
     """Returns the keys of model and optimizer that were typed, for the run's name: `units=64 learning_rate=0.1`.
 
-    Secrets are left out, and long values are cut. A later override of a key replaces an earlier one.
+    Args:
+        overrides: the words of the command. A later override of a key replaces an earlier one.
+        config: the resolved config, which has the values of interpolations.
+
+    Secrets are left out, and long values are cut.
     """
-    typed = dict(mask_override(word).lstrip("+").split("=", 1) for word in overrides if TOLD_BY_NAME.match(word))
+    words = [resolve_override(mask_override(word), config) for word in overrides if TOLD_BY_NAME.match(word)]
+    typed = dict(word.lstrip("+").split("=", 1) for word in words)
     last = Counter(key.rpartition(".")[2] for key in typed)
     names = {key: leaf if last[leaf := key.rpartition(".")[2]] == 1 else key for key in typed}
     values = {key: " ".join(value.split()) for key, value in typed.items() if MASK not in value}
     return " ".join(f"{names[key]}={value[:MOST]}{'...' if value[MOST:] else ''}" for key, value in values.items())
+
+
+def resolve_override(override: str, config: Mapping[str, Any]) -> str:
+    """Returns an override with the value that its interpolation has in a resolved config."""
+    key, _, value = override.partition("=")
+    if "${" not in value:
+        return override
+    found: Any = config
+    for part in key.lstrip("+").split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return override
+        found = found[part]
+    return f"{key}={mask_secrets(found)}"
+
+
+#: An interpolation of another key.
+KEY_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+def name_sweep(raw: str | None, swept: Sequence[str], config: Mapping[str, Any]) -> str:
+    """Returns the name of the parent run of a sweep, which has `*` for what differs between the jobs.
+
+    Args:
+        raw: `tracking.run_name` as it was written, such as `exp-s${seed}`.
+        swept: the keys and groups with several values.
+        config: the resolved config of one job.
+    """
+    default = f"sweep of {', '.join(swept) or 'one job'}"
+    if not raw:
+        return default
+
+    def fill(match: re.Match[str]) -> str:
+        key = match[1]
+        if is_under(key, swept):
+            return "*"
+        return resolve_override(f"{key}={match[0]}", config).partition("=")[2]
+
+    name = KEY_REFERENCE.sub(fill, raw)
+    return default if "${" in name else name
 
 
 def describe_name(plan: Plan) -> str:

@@ -40,6 +40,7 @@ from scaleflow.interfaces.secret_masking import mask_override
 from scaleflow.launcher.command_exit import find_interruption
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
 from scaleflow.runs.identity import IGNORED_KEYS
+from scaleflow.runs.run_name import resolve_override
 from scaleflow.sweep.ledger import FOLD, LedgerEntry, compute_identity, read_job_state, select_swept
 
 #: Config groups whose option appears in a run's name without the group.
@@ -105,7 +106,8 @@ class JobRequest:
 
     def describe(self, swept: Sequence[str]) -> list[str]:
         """Lists the overrides that distinguish the job from the others, with secrets masked."""
-        return [mask_override(each) for each in select_swept(self.overrides, swept)]
+        chosen = select_swept(self.overrides, swept)
+        return [resolve_override(mask_override(each), self.config) for each in chosen]
 
     def label(self, swept: Sequence[str]) -> str:
         """Returns a short text that distinguishes the job from the others: `mirrored units=128`."""
@@ -194,7 +196,9 @@ class JobComposer:
     @functools.cached_property
     def _groups(self) -> frozenset[str]:
         """The config groups, also those of folders that the command adds."""
-        name, overrides = self._sweep.hydra.job.config_name, list(self._sweep.hydra.overrides.hydra)
+        name = self._sweep.hydra.job.config_name
+        # Read without interpolations: of `hydra.sweep.subdir=${...}` Hydra takes the word as it was typed.
+        overrides: Any = OmegaConf.to_container(self._sweep.hydra.overrides.hydra, resolve=False)
         return frozenset(self._loader.get_group_options("", ObjectType.GROUP, name, overrides))
 
     def read_request(self, words: Sequence[str], number: int) -> JobRequest:

@@ -35,6 +35,7 @@ from scaleflow.launcher.recording.recorder import CommandRun
 from scaleflow.runs import RunFolder
 from scaleflow.runs.provenance.collect import LaunchFacts
 from scaleflow.runs.provenance.tags import make_run_tags, write_run_tags
+from scaleflow.runs.run_name import name_sweep
 from scaleflow.sweep.ledger import Ledger
 from scaleflow.sweep.ranking import RepeatedJob
 from scaleflow.sweep.sweep_report import MARKDOWN, MAX_ROWS, SweepReport, format_cells
@@ -221,7 +222,8 @@ class ParentRun(CommandRun):
         swept = ", ".join(ledger.swept)
         params = {key: value for key, value in plan.choices.items() if not is_under(key, ledger.swept)}
         params |= {key: str(value) for key, value in ledger.base.items() if key not in params}
-        name = plan.tracking.run_name or f"sweep of {swept or 'one job'}"
+        raw: Any = OmegaConf.to_container(own_config, resolve=False)
+        name = name_sweep(raw["tracking"].get("run_name"), ledger.swept, plan.config)
         tags = {**(plan.tracking.tags or {}), SWEPT: swept}
         self.open(name, plan.tracking, tags=tags, params=params, config=plain, began=began)
 

@@ -75,6 +75,17 @@ TYPED = {
     "train": "scaleflow KEY=VALUE ...",
     "ui": "mlflow ui",
     "help predict": "scaleflow predict --help",
+    "training.validation_split=0.2": "dataset.validation=0.2",
+    "callbacks=early_stopping": "'training.early_stopping={patience: 5}'",
+    "callbacks=[EarlyStopping]": "'training.early_stopping={patience: 5}'",
+    "device=cuda": "hardware=gpu",
+    "device=cuda:1": "'hardware.devices=[1]'",
+    "device=cpu": "hardware=cpu",
+    "train my.csv": "scaleflow dataset=table dataset.data_dir=my.csv dataset.target=price",
+    "model.units = 64": "model.units=64",
+    "model.units= 64": "model.units=64",
+    "model.units =64": "model.units=64",
+    "tracking=null": "tracking=none",
 }
 
 
@@ -103,6 +114,10 @@ def test_a_refusal_says_what_to_type_and_that_composes(typed: str, capsys: pytes
     [
         ("dataset.groups=customer", "type 'dataset.split={by: group, column: customer}'"),
         ("dataset.weights=w", "dataset=table, huggingface"),
+        ("optimizer.decay=1e-6", "optimizer.schedule=cosine"),
+        ("verbose=1", "each epoch has a line"),
+        ("training.validate=0.2", "did you mean training.validate_every? It does not take the value 0.2"),
+        ("~optimizer", "a run needs an option of optimizer, such as optimizer=adam"),
     ],
 )
 def test_a_refusal_says_what_there_is_in_place_of_what_is_absent(

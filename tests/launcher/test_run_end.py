@@ -16,7 +16,7 @@ from scaleflow.interfaces.events import CheckpointSaved, MetricsLogged, RunEnded
 from scaleflow.launcher.launch import describe_longer
 from scaleflow.launcher.run_end import describe_continuation, describe_results
 from scaleflow.runs import EventWriter, RunSpec, RunState
-from scaleflow.runs.run_name import label_overrides, make_run_name
+from scaleflow.runs.run_name import label_overrides, make_run_name, name_sweep
 
 BASELINE = MetricsLogged(0, {"baseline/loss": 2.3, "baseline/accuracy": 0.12, "baseline/test/accuracy": 0.101})
 
@@ -121,7 +121,21 @@ def test_the_command_that_continues_a_run_can_be_pasted(folder: str) -> None:
     ],
 )
 def test_a_single_run_is_named_by_the_typed_keys_of_its_model_and_optimizer(words: list[str], label: str) -> None:
-    assert label_overrides(words) == label
+    assert label_overrides(words, {}) == label
+
+
+def test_a_name_has_the_values_of_interpolations() -> None:
+    words = ["model.units=${oc.decode:${oc.env:UNITS}}", "+model.depth=${other}", "optimizer.learning_rate=0.1"]
+    config = {"model": {"units": 17}}
+    assert label_overrides(words, config) == "units=17 depth=${other} learning_rate=0.1"
+
+
+def test_the_parent_of_a_sweep_has_no_value_of_a_single_job_in_its_name() -> None:
+    config = {"seed": 4, "model": {"units": 17, "name": "mlp"}}
+    assert name_sweep("exp-s${seed}-${model.units}", ["seed"], config) == "exp-s*-17"
+    assert name_sweep("exp-${model.name}", ["model"], config) == "exp-*"
+    assert name_sweep("exp-${oc.decode:${seed}}", ["seed"], config) == "sweep of seed"
+    assert name_sweep(None, [], config) == "sweep of one job"
 
 
 @pytest.mark.parametrize(

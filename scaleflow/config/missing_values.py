@@ -1,0 +1,88 @@
+"""Finds the keys that a user's option declares with `???`: a value has to be typed.
+
+OmegaConf keeps an earlier value when a later file has `???`. So a recipe that asks for a value would silently train
+with the default.
+"""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from scaleflow.config.parse import every_key, is_under
+from scaleflow.errors import ConfigError
+
+#: The first lines of an option's file, in which Hydra looks for its package.
+PACKAGE = re.compile(r"^# *@package +(\S+)", re.MULTILINE)
+
+
+def check_missing_values(hydra: Any) -> None:
+    """Raises ConfigError if an option of the user's has `???` for a key that neither a word nor a later option sets.
+
+    Args:
+        hydra: Hydra's own part of the composed config.
+    """
+    typed = [str(word).lstrip("+~").partition("=")[0] for word in read_words(hydra)]
+    sources = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
+    if not sources:
+        return
+    missing: dict[str, str] = {}
+    for group, option in hydra.runtime.choices.items():
+        file = find_option_file(sources, str(group), str(option))
+        if file is None:
+            continue
+        for key, is_missing in read_option(file, str(group), file.stat().st_mtime_ns).items():
+            if is_missing:
+                missing[key] = f"{str(group).partition('@')[0]}={option}"
+            else:
+                missing.pop(key, None)
+    for key, option in missing.items():
+        if not any(is_under(key, [word]) for word in typed):
+            raise ConfigError(f"{key}: {option} has no default for it; write {key}=...")
+
+
+def read_words(hydra: Any) -> Sequence[Any]:
+    words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    return list(words)
+
+
+def find_option_file(sources: Sequence[Path], group: str, option: str) -> Path | None:
+    """Returns the file of an option in the user's folders; None if it is one of a package."""
+    folder = group.partition("@")[0]
+    for source in sources:
+        file = source / folder / f"{option}.yaml"
+        if file.is_file():
+            return file
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def read_option(file: Path, group: str, changed: int) -> Mapping[str, bool]:
+    """Returns the dotted keys of an option's file in the whole config, and whether each is `???`.
+
+    Args:
+        file: the file.
+        group: the group of the option, maybe with its package: `strategy@train.strategy`.
+        changed: when the file was changed. It makes the cache read a changed file again.
+    """
+    text = file.read_text(encoding="utf-8")
+    config = OmegaConf.create(text)
+    if not isinstance(config, DictConfig):
+        return {}
+    prefix = find_package(text, group)
+    keys = dict.fromkeys(every_key(OmegaConf.to_container(config, resolve=False)), False)
+    keys |= dict.fromkeys(OmegaConf.missing_keys(config), True)
+    return {f"{prefix}.{key}" if prefix else key: is_missing for key, is_missing in keys.items()}
+
+
+def find_package(text: str, group: str) -> str:
+    """Returns the dotted key under which Hydra puts an option with this text; "" for the whole config."""
+    folder, _, package = group.partition("@")
+    own = folder.replace("/", ".")
+    header = PACKAGE.search(text)
+    if not package:
+        package = header[1] if header else own
+    return "" if package == "_global_" else package.replace("_group_", own)
