@@ -41,6 +41,7 @@ from scaleflow.commands.tracked_run import (
     parse_command,
     show_notes,
     supervise_worker,
+    take_costs,
 )
 from scaleflow.config.compose import CommandWords
 from scaleflow.config.evaluation_rules import ADVICE
@@ -108,7 +109,7 @@ def evaluate(words: CommandWords, flags: argparse.Namespace, display: Display) -
     names_test = "dataset.test" in typed_keys and config["dataset"].get("test")
     split = flags.split or ("test" if is_new and names_test else None)
     takes_all = (is_new or split == ALL) and "dataset.limit" not in typed_keys
-    plan = make_evaluation_plan(composed, takes_all)
+    plan = take_costs(make_evaluation_plan(composed, takes_all), run)
     with tempfile.TemporaryDirectory(prefix="scaleflow-evaluate-") as folder, catch_stop_signals() as stop:
         evaluation = EvaluationSpec(
             str(download_model(run.tracker, run.model, Path(folder))),

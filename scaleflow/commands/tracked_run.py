@@ -98,6 +98,18 @@ def make_evaluation_plan(composed: ComposedConfig, takes_all: bool = False) -> P
     return plan
 
 
+def take_costs(plan: Plan, run: Run) -> Plan:
+    """Returns the plan of an evaluation with the costs of the run, unless the command gives some."""
+    section = run.config.get("evaluation")
+    if plan.evaluation.costs is not None or plan.evaluation.name == "none" or not isinstance(section, dict):
+        return plan
+    goal, miss_cost = section.get("threshold"), section.get("miss_cost", 1.0)
+    costs = goal.get("cost") if isinstance(goal, dict) else None
+    if costs is None and miss_cost != 1.0:
+        costs = [miss_cost, 1.0]
+    return plan if costs is None else set_values(plan, {"evaluation.threshold": {"cost": costs}})
+
+
 def make_plan_on(file: str, run: Run, words: CommandWords, policy: Policy) -> Plan:
     """Makes the plan of an evaluation on all examples of a file or folder, which the user named with `--on`.
 
@@ -109,7 +121,7 @@ def make_plan_on(file: str, run: Run, words: CommandWords, policy: Policy) -> Pl
     if not isinstance(dataset, dict) or "data_dir" not in dataset:
         raise ConfigError(f"--on {file}: the dataset of {run.name} reads no file: it has no dataset.data_dir")
     words = replace(words, overrides=[*words.overrides, quote_override("dataset.data_dir", file)])
-    return make_evaluation_plan(run.reuse_config(words, policy), takes_all=True)
+    return take_costs(make_evaluation_plan(run.reuse_config(words, policy), takes_all=True), run)
 
 
 def make_evaluation_spec(run: Run, words: CommandWords, plan: Plan, folder: Path, named: Run) -> EvaluationSpec:

@@ -1,5 +1,6 @@
 """The rules about what a run makes of its predictions."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 
@@ -51,6 +52,14 @@ def has_unknown_metric(plan: Plan) -> bool:
     return not all(map(SKLEARN_METRICS.fullmatch, names))
 
 
+def has_two_costs(plan: Plan) -> bool:
+    """Whether a cost of a miss and the costs of the threshold say different things."""
+    goal, miss_cost = plan.evaluation.threshold, plan.evaluation.miss_cost
+    if miss_cost == 1.0 or not isinstance(goal, ThresholdGoal) or goal.cost is None or len(goal.cost) != 2:
+        return False
+    return not math.isclose(miss_cost, goal.cost[0] / goal.cost[1])
+
+
 def has_unknown_direction(plan: Plan) -> bool:
     """Whether `promotion.at_least` has a metric of which it is not known whether larger values are better."""
     floors = plan.promotion.at_least or {}
@@ -75,6 +84,12 @@ EVALUATION_RULES: Sequence[Rule] = (
         lambda p: isinstance(p.evaluation.threshold, ThresholdGoal) and not p.evaluation.threshold.is_one,
         "a threshold has one goal",
         instead="give one of {recall: 0.9}, {precision: 0.8} and {cost: [5, 1]}, of a miss and of a false alarm",
+    ),
+    Rule(
+        ("evaluation.miss_cost", "evaluation.threshold"),
+        has_two_costs,
+        "these are two costs of a miss, and a report has one",
+        instead="leave evaluation.miss_cost out",
     ),
     *(make_rule(key, obstacle) for key in ADVICE for obstacle in OBSTACLES),
 )

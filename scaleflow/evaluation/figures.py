@@ -247,25 +247,26 @@ def areas(true: Array, false: Array) -> tuple[Array, Array]:
 
 
 def name_thresholds(
-    ranking: Ranking, positives: float, others: float, miss_cost: float, chosen: float | None = None
+    ranking: Ranking, positives: float, others: float, costs: tuple[float, float], chosen: float | None = None
 ) -> list[dict[str, Any]]:
     """Returns a row for each threshold of the probability of the positive class that may be of use: the usual one, the
     one that was chosen, the one with the highest F1, and the one whose errors cost least.
 
-    A false alarm costs 1, a miss `miss_cost`; the cost is a mean over all examples. With the last row, 1 may stand for
-    "never".
+    `costs` are those of a miss and of a false alarm; the cost of a row is a mean over all examples. With the last row,
+    1 may stand for "never".
     """
     found = np.append(ranking.true_rate * positives, 0.0)
     alarms = np.append(ranking.false_rate * others, 0.0)
-    costs = (alarms + (positives - found) * miss_cost) / (positives + others)
+    miss_cost, alarm_cost = costs
+    mean_costs = (alarms * alarm_cost + (positives - found) * miss_cost) / (positives + others)
     f1 = divide_or(2 * found, found + alarms + positives)
     fixed = {"usual": 0.5, **({} if chosen is None else {"chosen": chosen})}
     least = {name: np.float32(each) for name, each in fixed.items()}  # as `choose_classes` compares
     least["usual"] = np.nextafter(least["usual"], np.float32(1))  # the class is predicted if it is the likelier one
     places = {name: int(np.searchsorted(-ranking.thresholds, -each, "right")) - 1 for name, each in least.items()}
-    cost = f"least cost (a miss costs {miss_cost:g} false alarms)"
+    cost = f"least cost (a miss costs {miss_cost:g}, a false alarm {alarm_cost:g})"
     rows = []
-    for name, at in {**places, "highest F1": int(f1.argmax()), cost: int(costs.argmin())}.items():
+    for name, at in {**places, "highest F1": int(f1.argmax()), cost: int(mean_costs.argmin())}.items():
         is_never = at in (-1, len(ranking.thresholds))
         rows.append(
             {
@@ -274,7 +275,7 @@ def name_thresholds(
                 "precision": float(divide_or(found, found + alarms)[at]),
                 "recall": float(divide_or(found, np.array(positives))[at]),
                 "f1": float(f1[at]),
-                "cost": float(costs[at]),
+                "cost": float(mean_costs[at]),
             }
         )
     return rows

@@ -28,6 +28,9 @@ LEAST_GAIN = 0.03
 #: F1 at the usual threshold is judged by so many examples of the class; another threshold has to gain so much.
 FEWEST_POSITIVES, LEAST_F1 = 50, 0.1
 
+#: Another threshold has to save this share of the cost at the usual one.
+LEAST_SAVING = 0.1
+
 #: The most findings of a rule that are named one by one.
 MOST_NAMED = 3
 
@@ -165,6 +168,17 @@ def judge_threshold(analysis: OutputAnalysis) -> Iterator[Finding]:
     """Judges the usual threshold of two classes, if another one was not chosen."""
     rows = {row["threshold"]: row for row in analysis.facts.get("thresholds", ())}
     if "chosen" in rows or "usual" not in rows or analysis.facts["positives"] < FEWEST_POSITIVES:
+        return
+    costs = analysis.facts.get("costs")
+    if costs is not None:  # the user has said how errors compare, so F1 decides nothing
+        usual, best = rows["usual"]["cost"], next(row for name, row in rows.items() if name.startswith("least cost"))
+        if usual - best["cost"] > LEAST_SAVING * usual:
+            text = f"the cost of {analysis.facts['positive']} is {usual:.3g} at 0.5, and down to {best['cost']:.3g} at "
+            text += f"{best['probability']:.3g}; evaluation.threshold={{cost: [{costs[0]:g}, {costs[1]:g}]}} lets the "
+            text += "validation rows choose"
+            yield Finding(
+                "threshold", text, f"a saving of more than 10 %, and {FEWEST_POSITIVES} examples of the class"
+            )
         return
     usual, best = rows["usual"]["f1"], rows["highest F1"]
     if best["f1"] - usual > max(LEAST_F1, LEAST_F1 * usual):

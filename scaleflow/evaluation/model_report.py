@@ -331,7 +331,7 @@ def make_report(
     """
     context = context or KnownOfRun()
     analyses = [
-        analyse_output(predictions, name, described, resample_count=options.intervals, miss_cost=options.miss_cost)
+        analyse_output(predictions, name, described, resample_count=options.intervals, costs=options.costs)
         for name, described in name_leaves(predictions.outputs).items()
     ]
     own, missing = add_own_figures(predictions, analyses, metrics or {}, seconds=options.seconds)

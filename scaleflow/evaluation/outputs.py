@@ -266,19 +266,23 @@ class OutputAnalysis:
 
 
 def analyse_output(
-    predictions: Predictions, output: str, described: Outputs, resample_count: int = 0, miss_cost: float = 1.0
+    predictions: Predictions,
+    output: str,
+    described: Outputs,
+    resample_count: int = 0,
+    costs: tuple[float, float] | None = None,
 ) -> OutputAnalysis:
     """Computes what the kept predictions of an output show.
 
     Args:
         resample_count: the number of resamples for the intervals; 0: none.
-        miss_cost: the cost of a missed positive of two classes, if a false alarm costs 1.
+        costs: of a missed positive of two classes, and of a false alarm; None: the user gives none.
     """
     resample = functools.partial(predictions.resample, resample_count)
     form = choose_form(described)
     if form in ("class", "best"):
         data = read_classes(predictions, output, described)
-        return analyse_classes(output, described, data, resample=resample, miss_cost=miss_cost)
+        return analyse_classes(output, described, data, resample=resample, costs=costs)
     if form == "positions":
         return analyse_positions(predictions, output, described, resample=resample)
     return analyse_vectors(predictions, output, described, resample=resample)
@@ -288,13 +292,17 @@ Resample = Callable[[Array], Resamples]
 
 
 def analyse_classes(
-    output: str, described: Outputs, data: Classes, resample: Resample, miss_cost: float
+    output: str, described: Outputs, data: Classes, resample: Resample, costs: tuple[float, float] | None
 ) -> OutputAnalysis:
     resamples, threshold = resample(data.rows), described.threshold
     figures, rows = measure_classes(data, resamples)
     if threshold is not None:  # metrics of these names are those of the likelier class
         figures = {f"{name}_at_threshold" if name in DECIDED else name: each for name, each in figures.items()}
         figures |= {f"{name}_at_threshold": rows[1][name] for name in ("precision", "recall", "f1")}
+    if costs is not None and len(data.names) == 2:
+        miss_cost, alarm_cost = costs
+        is_missed, is_alarm = (data.target == 1) & ~data.is_correct, (data.target == 0) & ~data.is_correct
+        figures["cost_at_threshold"] = resamples.mean(miss_cost * is_missed + alarm_cost * is_alarm, is_error=True)
     counts, weights = count_confusion(data, resamples.weights), resamples.weights
     is_covered = np.array([], bool)
     if described.set_threshold is not None and data.chances is not None:
@@ -319,7 +327,8 @@ def analyse_classes(
         ranking = rank_scores(data.chances[:, 1], data.target == 1, resamples)
         positives = float(weights[data.target == 1].sum())
         others = float(weights.sum()) - positives
-        facts["thresholds"] = name_thresholds(ranking, positives, others, miss_cost=miss_cost, chosen=threshold)
+        facts["thresholds"] = name_thresholds(ranking, positives, others, costs or (1.0, 1.0), chosen=threshold)
+        facts["costs"] = costs
         facts["positives"] = float((data.target == 1).sum())
         facts["positive"] = data.names[1]
         drawings += draw_ranking(ranking, figures, facts["thresholds"], name=data.names[1])

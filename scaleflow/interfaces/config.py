@@ -423,6 +423,15 @@ class EvaluationOptions:
         return self.threshold if isinstance(self.threshold, float) and self.threshold != 0.5 else None
 
     @property
+    def costs(self) -> tuple[float, float] | None:
+        """The cost of a miss of the second class, and of a false alarm; None if the user gives none."""
+        goal = self.threshold
+        if isinstance(goal, ThresholdGoal) and goal.cost is not None:
+            miss, alarm = goal.cost
+            return miss, alarm
+        return (self.miss_cost, 1.0) if self.miss_cost != 1.0 else None
+
+    @property
     def learned(self) -> list[str]:
         """The keys that ask for something that the validation rows decide."""
         keys = [key for key in ("calibrate", "interval", "sets") if getattr(self, key) is not None]

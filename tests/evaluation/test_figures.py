@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from scaleflow.evaluation.figures import (
 from scaleflow.evaluation.outputs import analyse_output
 from scaleflow.evaluation.predictions import Predictions
 from scaleflow.evaluation.resampling import Resamples
-from scaleflow.interfaces import Outputs
+from scaleflow.interfaces import EvaluationOptions, Outputs
+from scaleflow.interfaces.config import ThresholdGoal
 from tests.evaluation.made import (
     BINARY,
     CLASSES,
@@ -129,7 +131,7 @@ def test_two_classes_have_areas_and_the_threshold_that_costs_least(weighted: boo
     kept = draw_predictions(BINARY, 300, weighted=weighted)
     w, is_yes = kept.weights(), kept.column("target") == "yes"
     chance = kept.column("probability_yes").astype(np.float64)
-    found = analyse_output(kept, "", BINARY, 0, miss_cost=3.0)
+    found = analyse_output(kept, "", BINARY, 0, costs=(3.0, 1.0))
     assert found.figures["roc_auc"].value == pytest.approx(
         metrics.roc_auc_score(is_yes, chance, sample_weight=w), **EXACT
     )
@@ -155,20 +157,41 @@ def test_two_classes_have_areas_and_the_threshold_that_costs_least(weighted: boo
     assert ranking.true_rate == pytest.approx(curve[1][1:], **EXACT)
 
 
+@WEIGHTED
+def test_the_table_and_the_recorded_cost_have_the_costs_of_the_goal(weighted: bool) -> None:
+    options = EvaluationOptions(threshold=ThresholdGoal(cost=[10.0, 2.0]))
+    kept = draw_predictions(BINARY, 400, weighted=weighted)
+    described = replace(BINARY, threshold=0.2)
+    kept = make_predictions(described, {"": draw_values(BINARY, 400)}, kept.weights())
+    found = analyse_output(kept, "", described, 200, costs=options.costs)
+    target, predicted = (kept.column(name) == "yes" for name in ("target", "prediction"))
+    costs = 10.0 * (target & ~predicted) + 2.0 * (~target & predicted)
+    figure = found.figures["cost_at_threshold"]
+    assert figure.value == pytest.approx(np.average(costs, weights=kept.weights()), **EXACT)
+    assert figure.low < figure.value < figure.high
+    rows = {row["threshold"]: row for row in found.facts["thresholds"]}
+    assert rows["chosen"]["cost"] == pytest.approx(figure.value, **EXACT)
+    least = rows["least cost (a miss costs 10, a false alarm 2)"]
+    assert least["cost"] <= rows["chosen"]["cost"] < rows["usual"]["cost"]
+    assert "cost_at_threshold" not in analyse_output(kept, "", described, 0).figures
+    assert EvaluationOptions(miss_cost=3.0).costs == (3.0, 1.0)
+
+
 def test_the_threshold_may_be_never() -> None:
     ranking = rank_scores(np.array([0.9, 0.1]), np.array([False, True]), Resamples(2, 0))
-    usual, highest, least = name_thresholds(ranking, 1.0, 1.0, 0.5)
+    usual, highest, least = name_thresholds(ranking, 1.0, 1.0, (0.5, 1.0))
     assert (usual["probability"], usual["recall"], usual["precision"]) == (0.5, 0.0, 0.0)
     assert (highest["probability"], highest["recall"], highest["precision"]) == (0.1, 1.0, 0.5)
     assert (least["probability"], least["cost"]) == (1.0, 0.25)
-    never, _, _ = name_thresholds(rank_scores(np.array([0.4, 0.1]), np.array([False, True]), Resamples(2, 0)), 1, 1, 1)
+    ranking = rank_scores(np.array([0.4, 0.1]), np.array([False, True]), Resamples(2, 0))
+    never, _, _ = name_thresholds(ranking, 1, 1, (1.0, 1.0))
     assert (never["probability"], never["recall"], never["cost"]) == (0.5, 0.0, 0.5)
 
 
 def test_a_row_at_a_threshold_counts_as_it_is_predicted() -> None:
     scores = np.array([0.7, 0.5, 0.1], np.float32)  # as float32, 0.7 is less than 0.7
     ranking = rank_scores(scores, np.array([True, True, False]), Resamples(3, 0))
-    usual, chosen, _, _ = name_thresholds(ranking, 2.0, 1.0, 1.0, 0.7)
+    usual, chosen, _, _ = name_thresholds(ranking, 2.0, 1.0, (1.0, 1.0), 0.7)
     assert chosen["recall"] == 0.5
     assert usual["recall"] == 0.5  # of two classes that are as likely, the first one is predicted
 

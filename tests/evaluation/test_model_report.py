@@ -272,7 +272,7 @@ def test_words_of_tables_stay_whole_and_charts_fit_their_page(tmp_path: Path) ->
     for width, least, most in re.findall(r'<svg [^>]*width="(\d+)"[^>]*min-width:(\d+)px;max-width:(\d+)px', page):
         assert int(least) < int(width) < int(most)
     assert "Thresholds of the probability of yes" in page
-    assert "least cost (a miss costs 1 false alarms)" in page
+    assert "least cost (a miss costs 1, a false alarm 1)" in page
 
 
 def test_a_badly_calibrated_model_is_found_and_chance_is_not(tmp_path: Path) -> None:
