@@ -21,11 +21,11 @@ from scaleflow.config.compose import CommandWords
 from scaleflow.config.policies import PROMOTE
 from scaleflow.config.words import quote_override
 from scaleflow.errors import ConfigError, RunError
-from scaleflow.evaluation.comparison import PairedScores, pair_scores
+from scaleflow.evaluation.comparison import PairedScores, count_not_finite, pair_scores
 from scaleflow.evaluation.model_report import compose_section, make_page, make_table
 from scaleflow.evaluation.predictions import FILE, PREDICTIONS, ROW, Predictions, load_predictions
 from scaleflow.evaluation.resampling import Figure
-from scaleflow.interfaces import LearnedState, Plan, PromotionOptions, find_direction, name_leaves
+from scaleflow.interfaces import NOT_FINITE, LearnedState, Plan, PromotionOptions, find_direction, name_leaves
 from scaleflow.interfaces.directions import NAME_ADVICE
 from scaleflow.interfaces.events import Note
 from scaleflow.launcher.display import Display
@@ -218,6 +218,8 @@ class Candidate:
                 is_seen, on = predictions[1] | is_seen, Path(self.on).name
                 comparison = compare_models(predictions[0], other, is_seen, options=self.options, on=on)
                 conditions.append(describe_comparison(comparison, self.options))
+            finite = self.check_finite(None if predictions is None else predictions[0])
+            conditions += [] if finite is None else [finite]
             policy = self.run.params.get("resolved.precision", "float32")
             smoke = smoke or check_served_model(
                 self.logged, self.options, policy, folder=self.folder, begin_phase=self.display.begin_phase
@@ -233,6 +235,19 @@ class Candidate:
         raise RunError(
             f"--model {self.name}: other commands have changed the champion {TRIES} times meanwhile; try again"
         )
+
+    def check_finite(self, predictions: Predictions | None) -> Condition | None:
+        """Returns the condition that does not hold if an output of the candidate is not finite; None if all are.
+
+        Args:
+            predictions: of the candidate; None if it is compared with no champion, so that its run's metric decides.
+        """
+        count = int(self.run.tracked.data.metrics.get(f"{SPLIT}/{NOT_FINITE}", 0)) if self.run.is_result else 0
+        if predictions is not None:
+            count = max(count, count_not_finite(predictions))
+        if not count:
+            return None
+        return Condition(f"the model's outputs for {count:,} examples are NaN or infinite, and none may be", False)
 
     def check_floors(self) -> list[Condition]:
         """Returns the conditions of `promotion.at_least`. Raises ConfigError if the run does not have a metric."""

@@ -119,7 +119,9 @@ def list_values(predictions: Predictions, output: str, metric: str, rows: Array)
     elif predictions.has("target_probability", output):
         yield from list_class_values(column, metric, weights)
     elif predictions.has("target", output) and predictions.has("prediction", output):
-        errors = column("prediction").astype(np.float64) - column("target").astype(np.float64)
+        targets = column("target").astype(np.float64)
+        weights = weights * ~np.isnan(targets)  # without those that do not count
+        errors = np.where(weights > 0, column("prediction").astype(np.float64) - targets, 0.0)
         plain = {"mae": abs(errors), "mse": errors**2}
         for name in {"mae": ("mae",), "mse": ("mse",), "loss": ("mse", "mae")}.get(metric, ()):
             yield ExampleValues(plain[name][:, None], weights[:, None], first_value)
@@ -130,7 +132,7 @@ def list_values(predictions: Predictions, output: str, metric: str, rows: Array)
 def list_class_values(column: Callable[[str], Array], metric: str, weights: Array) -> Iterator[ExampleValues]:
     """Yields the same for an output with one class for each example."""
     targets, chances = column("target"), column("target_probability").astype(np.float64)
-    counts = ~np.isnan(chances)
+    counts = np.array([each is not None for each in targets]) if targets.dtype == object else ~np.isnan(targets)
     correct = (targets == column("prediction")).astype(np.float64)
     weights = weights * counts
     if metric == "accuracy":

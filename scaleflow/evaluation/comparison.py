@@ -94,6 +94,13 @@ class PairedScores:
         return self.resample(MOST_RESAMPLES, confidence=confidence, is_expanded=True).mean(self.gains)
 
 
+def count_not_finite(predictions: Predictions) -> int:
+    """Returns for how many examples an output of the model is not finite; with several outputs the largest number."""
+    outputs = name_leaves(predictions.outputs).items()
+    analyses = [analyse_output(predictions, name, described) for name, described in outputs]
+    return max(int(each.facts.get("not_finite", 0)) for each in analyses)
+
+
 def pair_scores(model: Predictions, other: Predictions) -> Iterator[PairedScores]:
     """Yields the scores of each output of two models, for the examples that both have predictions for.
 

@@ -4,6 +4,8 @@ All are weighted by the examples' weights. scikit-learn defines them: `precision
 `roc_auc_score`, `average_precision_score`, `log_loss`, `mean_absolute_error`, `r2_score`, `jaccard_score` and so on.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,12 +45,16 @@ Array = np.ndarray[Any, Any]
 class Classes:
     """The predictions of one output with a class for each example, without those whose target is missing.
 
+    An example whose output is not finite has a wrong answer: the probability of its class is 0, and that of the others
+    is the same. Its prediction is the first of the others, and its confidence is 0.
+
     Attributes:
         rows: of the table of predictions, [n].
         target, predicted: classes, [n] int64.
         confidence, of_target: the probabilities of the predicted and of the true class, [n] float64.
         rank: of the true class among all, from 1, [n].
         chances: [n, classes] float32; None if there are too many classes to keep them.
+        is_answered: whether the output is finite, [n].
     """
 
     names: Sequence[str]
@@ -59,10 +65,16 @@ class Classes:
     of_target: Array
     rank: Array
     chances: Array | None
+    is_answered: Array
 
     @property
     def is_correct(self) -> Array:
         return np.asarray(self.target == self.predicted)
+
+    def select(self, is_used: Array) -> Classes:
+        """Returns some of the examples, [n] bool."""
+        arrays: dict[str, Any] = {name: each for name, each in vars(self).items() if isinstance(each, np.ndarray)}
+        return replace(self, **{name: each[is_used] for name, each in arrays.items()})
 
 
 def read_classes(predictions: Predictions, output: str, described: Outputs) -> Classes:
@@ -71,21 +83,37 @@ def read_classes(predictions: Predictions, output: str, described: Outputs) -> C
     names = described.names or tuple(map(str, range(count)))
     column = predictions.column
     target, predicted = (number_classes(column(name, output), described.names) for name in ("target", "prediction"))
-    confidence = column("probability", output).astype(np.float64)
-    rows = np.flatnonzero((target >= 0) & np.isfinite(confidence))
+    rows = np.flatnonzero(target >= 0)
+    target, predicted, confidence = (
+        target[rows],
+        predicted[rows],
+        column("probability", output)[rows].astype(np.float64),
+    )
+    is_answered = np.isfinite(confidence) & (predicted >= 0)
     columns = [f"probability_{name}" for name in names]
     chances = None
     if predictions.has(columns[0], output):
         chances = np.stack([column(name, output)[rows] for name in columns], axis=1)
+    of_target = column("target_probability", output)[rows].astype(np.float64)
+    rank = column("target_rank", output)[rows]
+    if not is_answered.all():
+        is_bad = ~is_answered
+        predicted = np.where(is_bad, target == 0, predicted)
+        confidence, of_target = np.where(is_bad, 0.0, confidence), np.where(is_bad, 0.0, of_target)
+        rank = np.where(is_bad, count, rank)
+        if chances is not None:
+            others = (np.arange(count) != target[:, None]) / np.float32(max(1, count - 1))
+            chances = np.where(is_bad[:, None], others.astype(np.float32), chances)
     return Classes(
         names,
         rows,
-        target[rows],
-        predicted=predicted[rows],
-        confidence=confidence[rows],
-        of_target=column("target_probability", output)[rows].astype(np.float64),
-        rank=column("target_rank", output)[rows].astype(np.int64),
+        target,
+        predicted=predicted.astype(np.int64),
+        confidence=confidence,
+        of_target=of_target,
+        rank=rank.astype(np.int64),
         chances=chances,
+        is_answered=is_answered,
     )
 
 
@@ -386,22 +414,90 @@ QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 Rows = list[dict[str, Any]]
 
 
+#: Makes resamples of some rows of the table of predictions.
+Resample = Callable[[Array], Resamples]
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The predictions of one output with values, or with labels, for the examples with a target that counts.
+
+    A label whose output is not finite has a wrong answer. A value whose output is not finite is not used.
+
+    Attributes:
+        rows: of the table of predictions, [n].
+        target, prediction: [n, k] float64; 0 where they are not used.
+        chances: the probabilities of labels, [n, k] float64; None for values.
+        is_used: whether the target counts, and the prediction can be compared with it, [n, k].
+        not_finite: the number of examples with an output that is not finite.
+        bad_columns: which values or labels have such outputs, [k] bool.
+    """
+
+    rows: Array
+    target: Array
+    prediction: Array
+    chances: Array | None
+    is_used: Array
+    not_finite: int
+    bad_columns: Array
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every example has all of its targets."""
+        return bool(self.is_used.all())
+
+    def column(self, n: int, values: Array) -> Array:
+        """Returns column `n` of values [n, k] for the examples that have it."""
+        return np.asarray(values[self.is_used[:, n], n])
+
+    def resample_column(self, n: int, resample: Resample, resamples: Resamples) -> Resamples:
+        """Returns resamples of the examples that have column `n`; `resamples` are those of all."""
+        return resamples if self.is_used[:, n].all() else resample(self.rows[self.is_used[:, n]])
+
+    def average(self, values: Array) -> Array:
+        """Averages values [n, k] over what each example has, [n]."""
+        return np.asarray((values * self.is_used).sum(axis=1) / self.is_used.sum(axis=1))
+
+    def mean(self, values: Array, resamples: Resamples, finish: Any = None, is_error: bool = False) -> Figure:
+        """Returns the mean of values [n, k] over all that are used, as the metrics of training."""
+        if self.is_complete:
+            return resamples.mean(values.mean(axis=1), finish, is_error=is_error)
+        sums = np.stack([(values * self.is_used).sum(axis=1), self.is_used.sum(axis=1)], axis=1).astype(np.float64)
+        exact, drawn = resamples.sum_columns(sums)
+        finish = finish or np.asarray
+        value = float(finish(divide_or(exact[0], exact[1], np.nan)))
+        return resamples.figure(value, finish(divide_or(drawn[:, 0], drawn[:, 1], np.nan)), is_error=is_error)
+
+
 def measure_values(
-    names: Sequence[str], target: Array, prediction: Array, resamples: Resamples
+    names: Sequence[str], data: Vectors, resamples: Resamples, resample: Resample
 ) -> tuple[dict[str, Figure], Rows]:
-    """Returns the figures of values [n, k], and a row for each of them if there are several."""
-    errors = prediction - target
-    measured = [measure_one(target[:, n], errors[:, n], resamples) for n in range(len(names))]
+    """Returns the figures of values [n, k], and a row for each of them if there are several.
+
+    A value is measured on the examples that have it. It has no error if one of its outputs is not finite.
+    """
+    errors = data.prediction - data.target
+    measured = []
+    for n in range(len(names)):
+        if data.is_used[:, n].any():
+            of_column = data.resample_column(n, resample, resamples)
+            found = measure_one(data.column(n, data.target), data.column(n, errors), of_column)
+        else:
+            found = dict.fromkeys(("mae", "rmse", "r2", "bias"), Figure(math.nan))
+        measured.append(dict.fromkeys(found, Figure(math.nan)) if data.bad_columns[n] else found)
     if len(names) == 1:
         return measured[0], []
-    rows: Rows = [{"value": name, **each} for name, each in zip(names, measured, strict=True)]
-    squared = np.square(errors).mean(axis=1)
+    rows: Rows = [
+        {"value": name, "examples": int(data.is_used[:, n].sum()), **each}
+        for n, (name, each) in enumerate(zip(names, measured, strict=True))
+    ]
+    r2 = [each["r2"].value for n, each in enumerate(measured) if data.is_used[:, n].any() or data.bad_columns[n]]
     figures = {
-        "mae": resamples.mean(np.abs(errors).mean(axis=1), is_error=True),
-        "rmse": resamples.mean(squared, np.sqrt, is_error=True),
-        "r2": Figure(float(np.mean([each["r2"].value for each in measured]))),
+        "mae": data.mean(np.abs(errors), resamples, is_error=True),
+        "rmse": data.mean(np.square(errors), resamples, np.sqrt, is_error=True),
+        "r2": Figure(float(np.mean(r2)) if r2 else math.nan),
     }
-    return figures, rows
+    return (dict.fromkeys(figures, Figure(math.nan)) if data.bad_columns.any() else figures), rows
 
 
 def measure_one(target: Array, errors: Array, resamples: Resamples) -> dict[str, Figure]:
@@ -431,21 +527,34 @@ def find_error_quantiles(errors: Array, weights: Array) -> Rows:
 
 
 def measure_labels(
-    names: Sequence[str], target: Array, predicted: Array, chances: Array, resamples: Resamples
+    names: Sequence[str], data: Vectors, resamples: Resamples, resample: Resample
 ) -> tuple[dict[str, Figure], Rows]:
-    """Returns the figures of labels, from targets and predictions [n, labels] bool, and a row for each label."""
-    parts = [resamples.sum_columns(each.astype(np.float64)) for each in (target, predicted, target & predicted)]
+    """Returns the figures of labels [n, labels], and a row for each label, which is measured on the examples that have
+    it.
+    """
+    assert data.chances is not None
+    target, predicted = data.target > 0.5, data.prediction > 0.5
+    is_right = target == predicted
+    counted = (target & data.is_used, predicted & data.is_used, target & predicted & data.is_used)
+    parts = [resamples.sum_columns(each.astype(np.float64)) for each in counted]
     exact, drawn = ([part[n] for part in parts] for n in (0, 1))
     f1, drawn_f1 = (rate_classes(*each)["f1"] for each in (exact, drawn))
-    is_right = target == predicted
+    is_known = np.asarray(data.is_used.any(axis=0))
+    macro = (f1[is_known].mean(), drawn_f1[:, is_known].mean(axis=1)) if is_known.any() else (math.nan, drawn_f1[:, 0])
     figures = {
-        "accuracy": resamples.mean(is_right.mean(axis=1)),
-        "exact_match": resamples.mean(is_right.all(axis=1)),
-        "macro_f1": resamples.figure(float(f1.mean()), drawn_f1.mean(axis=1), is_rate=True),
+        "accuracy": data.mean(is_right, resamples),
+        "exact_match": resamples.mean((is_right | ~data.is_used).all(axis=1)),
+        "macro_f1": resamples.figure(float(macro[0]), macro[1], is_rate=True),
     }
     rows = make_class_rows(names, exact, drawn, resamples=resamples)
     for n, row in enumerate(rows):
-        ranking = rank_scores(chances[:, n], target[:, n], resamples)
+        if not data.is_complete:
+            row["examples"] = int(data.is_used[:, n].sum())
+        of_column = data.resample_column(n, resample, resamples)
+        if not is_known[n]:
+            row |= {"roc_auc": Figure(math.nan), "average_precision": Figure(math.nan)}
+            continue
+        ranking = rank_scores(data.column(n, data.chances), data.column(n, target), of_column)
         row |= {"roc_auc": ranking.auc, "average_precision": ranking.average_precision}
     return figures, rows
 

@@ -77,11 +77,12 @@ def find_all(
     context: KnownOfRun,
     is_calibrated: bool = False,
 ) -> list[Finding]:
-    """Returns all findings, those about the data and about the model as a whole first.
+    """Returns all findings: outputs that are no numbers first, then those about the data and the model as a whole.
 
     `is_calibrated` says that the validation rows have decided about a calibration.
     """
-    found = [Finding(each["rule"], each["text"], each["because"]) for each in context.together]
+    found = [finding for analysis in analyses for finding in judge_finite(analysis)]
+    found += [Finding(each["rule"], each["text"], each["because"]) for each in context.together]
     found += [Finding(rule, text, "of the model, before its training") for rule, text in context.doubts.items()]
     for analysis in analyses:
         found += compare_splits(analysis, context)
@@ -100,6 +101,16 @@ def find_all(
         text = f"{len(weak) - MOST_NAMED} more slices are weak; slices.csv lists them"
         found.append(Finding("weak slice", text, "the same"))
     return found
+
+
+def judge_finite(analysis: OutputAnalysis) -> Iterator[Finding]:
+    """Judges whether the model answers with numbers at all."""
+    if count := analysis.facts.get("not_finite", 0):
+        prefix = f"{analysis.name}: " if analysis.name else ""
+        text = f"{prefix}the model has no answer for {count:,} examples, whose outputs are NaN or infinite; "
+        has_values = "mae" in analysis.figures
+        text += "there is no mean error" if has_values else "they count as wrong answers"
+        yield Finding("not finite", text, "an output that is not finite, for a target that counts")
 
 
 def judge_units(units: Units | None) -> Iterator[Finding]:

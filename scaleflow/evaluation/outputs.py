@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any, NamedTuple
@@ -20,6 +20,8 @@ from scaleflow.evaluation.figures import (
     BINS,
     Classes,
     Ranking,
+    Resample,
+    Vectors,
     calibrate,
     count_confusion,
     divide_or,
@@ -37,7 +39,7 @@ from scaleflow.evaluation.figures import (
     sum_bins,
 )
 from scaleflow.evaluation.predictions import Predictions
-from scaleflow.evaluation.resampling import Figure, Resamples
+from scaleflow.evaluation.resampling import Figure
 from scaleflow.interfaces import Outputs, is_smaller_better
 from scaleflow.interfaces.formatting import format_number
 from scaleflow.interfaces.quantiles import average_pinball_losses
@@ -288,9 +290,6 @@ def analyse_output(
     return analyse_vectors(predictions, output, described, resample=resample)
 
 
-Resample = Callable[[Array], Resamples]
-
-
 def analyse_classes(
     output: str, described: Outputs, data: Classes, resample: Resample, costs: tuple[float, float] | None
 ) -> OutputAnalysis:
@@ -309,12 +308,14 @@ def analyse_classes(
         sets = find_sets(described, data.chances)
         is_covered = sets[np.arange(len(sets)), data.target]
         figures |= {"coverage": resamples.mean(is_covered), "set_size": resamples.mean(sets.sum(axis=1))}
-    calibrated = calibrate(data, weights)
+    answered = data.select(data.is_answered)
+    calibrated = calibrate(answered, weights[data.is_answered])
     facts: dict[str, Any] = {
+        "not_finite": int((~data.is_answered).sum()),
         "covered": is_covered,
         "chance error": find_chance_error(data.confidence, weights, resamples.members) if len(data.rows) else np.nan,
         "confused": list_confused(counts, data.names),
-        "gain": find_gain(calibrated, weights) if data.chances is not None else 0.0,
+        "gain": find_gain(calibrated, weights[data.is_answered]) if data.chances is not None else 0.0,
     }
     drawings = []
     if len(data.names) <= 200:
@@ -335,7 +336,8 @@ def analyse_classes(
     else:
         drawings.append(draw_weakest(rows, "f1", "F1 of each class"))
     worst = np.flatnonzero(~data.is_correct)
-    worst = worst[np.argsort(data.of_target[worst] - data.confidence[worst], kind="stable")]
+    badness = np.where(data.is_answered, data.confidence - data.of_target, np.inf)
+    worst = worst[np.argsort(-badness[worst], kind="stable")]
     return OutputAnalysis(
         output,
         figures,
@@ -345,7 +347,7 @@ def analyse_classes(
         scores=data.is_correct.astype(np.float64),
         measure="accuracy",
         worst=worst,
-        suspects=find_label_errors(calibrated),
+        suspects=np.flatnonzero(data.is_answered)[find_label_errors(calibrated)],
         groups={"class": np.array(data.names, object)[data.target]},
         facts=facts,
     )
@@ -355,60 +357,99 @@ def analyse_vectors(predictions: Predictions, output: str, described: Outputs, r
     """Analyses an output with values, or with labels."""
     count = described.shape[0] if described.shape else 1
     names = described.names or tuple(map(str, range(count)))
-    rows, target, prediction, chances = read_vectors(predictions, output, described)
-    resamples = resample(rows)
-    if chances is not None:
-        figures, classes = measure_labels(names, target > 0.5, prediction > 0.5, chances=chances, resamples=resamples)
-        is_right = (target > 0.5) == (prediction > 0.5)
-        scores = is_right.mean(axis=1)
-        drawings = [draw_weakest(classes, "f1", "F1 of each label")]
-        losses = -np.log(np.clip(np.where(target > 0.5, chances, 1 - chances), 1e-12, 1)).mean(axis=1)
+    data = read_vectors(predictions, output, described)
+    resamples = resample(data.rows)
+    facts: dict[str, Any] = {"not_finite": data.not_finite}
+    if data.chances is not None:
+        figures, classes = measure_labels(names, data, resamples, resample)
+        is_right = (data.target > 0.5) == (data.prediction > 0.5)
+        scores = data.average(is_right)
+        drawings = [draw_weakest(classes, "f1", "F1 of each label")] if len(data.rows) else []
+        losses = -np.log(np.clip(np.where(data.target > 0.5, data.chances, 1 - data.chances), 1e-12, 1))
         worst = np.flatnonzero(scores < 1)
-        worst = worst[np.argsort(-losses[worst], kind="stable")]
+        worst = worst[np.argsort(-data.average(losses)[worst], kind="stable")]
         return OutputAnalysis(
-            output, figures, classes, drawings=drawings, rows=rows, scores=scores, measure="accuracy", worst=worst
+            output,
+            figures,
+            classes,
+            drawings=drawings,
+            rows=data.rows,
+            scores=scores,
+            measure="accuracy",
+            worst=worst,
+            facts=facts,
         )
-    figures, classes = measure_values(names, target, prediction, resamples=resamples)
+    figures, classes = measure_values(names, data, resamples, resample)
     is_covered = np.array([], bool)
     if ends := list(bound_values(described, np.zeros((1, *described.model_shape)))):
         read = functools.partial(read_number_columns, predictions, output, described)
-        bounds = [read(column="prediction", end=f"_{end}")[rows] for end in ends]
-        is_covered = ((bounds[0] <= target) & (target <= bounds[-1])).mean(axis=1)
-        figures["coverage"] = resamples.mean(is_covered)
+        bounds = [read(column="prediction", end=f"_{end}")[data.rows] for end in ends]
+        is_inside = (bounds[0] <= data.target) & (data.target <= bounds[-1])
+        is_covered = data.average(is_inside)
+        figures["coverage"] = data.mean(is_inside, resamples)
         if described.levels is not None:
-            losses = average_pinball_losses(target, np.stack(bounds, axis=-1), np.array(described.levels))
-            figures["pinball"] = resamples.mean(losses.mean(axis=1), is_error=True)
-    scale = np.maximum(target.std(axis=0), 1e-300) if count > 1 else 1.0
-    scores = (np.abs(prediction - target) / scale).mean(axis=1)
+            levels = np.array(described.levels)
+            losses = average_pinball_losses(data.target, np.nan_to_num(np.stack(bounds, axis=-1)), levels)
+            figures["pinball"] = data.mean(losses, resamples, is_error=True)
+        if data.not_finite:
+            figures |= {name: Figure(math.nan) for name in ("coverage", "pinball") if name in figures}
+    errors = data.prediction - data.target
+    scales = [
+        max(float(data.column(n, data.target).std()), 1e-300) if count > 1 and data.is_used[:, n].any() else 1.0
+        for n in range(count)
+    ]
+    scores = data.average(np.abs(errors) / np.array(scales))
     drawings = []
     for n, name in enumerate(names[:4]):
-        errors = prediction[:, n] - target[:, n]
-        drawings += draw_errors(prediction[:, n], errors, "" if count == 1 else name, weights=resamples.weights)
-    quantiles = find_error_quantiles(scores, resamples.weights)
+        if not data.is_used[:, n].any():
+            continue
+        label = "" if count == 1 else name
+        weights = resamples.weights[data.is_used[:, n]]
+        drawings += draw_errors(data.column(n, data.prediction), data.column(n, errors), label, weights=weights)
+    quantiles = find_error_quantiles(scores, resamples.weights) if len(scores) else []
     gain = np.nan_to_num(np.fmin(figures["r2"].low, figures["r2"].value))
+    facts |= {"covered": is_covered, "quantiles": quantiles, "gain": gain}
     return OutputAnalysis(
         output,
         figures,
         classes,
         drawings=drawings,
-        rows=rows,
+        rows=data.rows,
         scores=scores,
         measure="mae" if count == 1 else "error in standard deviations",
         worst=np.argsort(-scores, kind="stable"),
-        groups={"target": target[:, 0]} if count == 1 else {},
-        facts={"covered": is_covered, "quantiles": quantiles, "gain": gain},
+        groups={"target": data.target[:, 0]} if count == 1 else {},
+        facts=facts,
     )
 
 
-def read_vectors(predictions: Predictions, output: str, described: Outputs) -> tuple[Array, Array, Array, Array | None]:
-    """Reads an output with values or labels: the rows that count [n], targets, predictions and, of labels, their
-    probabilities, [n, k] float64.
-    """
+def read_vectors(predictions: Predictions, output: str, described: Outputs) -> Vectors:
+    """Reads an output with values or labels, for the examples with a target that counts."""
     read = functools.partial(read_number_columns, predictions, output, described)
     target, prediction = read(column="target"), read(column="prediction")
-    rows = np.flatnonzero(np.isfinite(target).all(axis=1) & np.isfinite(prediction).all(axis=1))
-    chances = None if described.kind == "regression" else read(column="probability")[rows]
-    return rows, target[rows], prediction[rows], chances
+    chances = None if described.kind == "regression" else read(column="probability")
+    has_target = np.isfinite(target)
+    is_bad = has_target & ~np.isfinite(prediction if chances is None else prediction + chances)
+    if chances is None:
+        is_used = has_target & ~is_bad
+        if described.levels is not None:
+            for end in bound_values(described, np.zeros((1, *described.model_shape))):
+                is_infinite = has_target & ~np.isfinite(read(column="prediction", end=f"_{end}"))
+                is_bad, is_used = is_bad | is_infinite, is_used & ~is_infinite
+    else:
+        is_used = has_target
+        prediction = np.where(is_bad, target <= 0.5, prediction)
+        chances = np.where(is_bad, target <= 0.5, chances)
+    rows = np.flatnonzero(is_used.any(axis=1))
+    return Vectors(
+        rows,
+        np.where(is_used, target, 0.0)[rows],
+        np.where(is_used, prediction, 0.0)[rows],
+        None if chances is None else np.where(is_used, chances, 0.0)[rows],
+        is_used[rows],
+        not_finite=int(is_bad.any(axis=1).sum()),
+        bad_columns=np.asarray(is_bad.any(axis=0)),
+    )
 
 
 def read_number_columns(predictions: Predictions, output: str, described: Outputs, column: str, end: str = "") -> Array:
@@ -426,6 +467,7 @@ def analyse_positions(predictions: Predictions, output: str, described: Outputs,
     columns = {name: predictions.column(name, output) for name in kept if predictions.has(name, output)}
     main = "correct" if "correct" in columns else "mean_error"
     rows = np.flatnonzero((columns["positions"] > 0) & np.isfinite(columns[main]))
+    bad = predictions.column("not_finite", output) if predictions.has("not_finite", output) else np.zeros(0)
     columns = {name: values[rows].astype(np.float64) for name, values in columns.items()}
     for name in ("true", "predicted", "both"):
         if predictions.has(name, output):
@@ -447,8 +489,10 @@ def analyse_positions(predictions: Predictions, output: str, described: Outputs,
     drawings.append(draw_histogram("examples", title, scores, label=title.lower(), weights=resamples.weights))
     worst = np.argsort(-scores if is_error else scores, kind="stable")
     if is_sequence:
-        worst = np.argsort(-columns["loss"], kind="stable")
-    measure, facts = "mae" if is_error else "accuracy", {"unit": "positions"}
+        worst = np.argsort(-np.nan_to_num(columns["loss"], nan=np.inf), kind="stable")
+    measure, facts = "mae" if is_error else "accuracy", {"unit": "positions", "not_finite": int((bad > 0).sum())}
+    if is_error and facts["not_finite"]:
+        figures = dict.fromkeys(figures, Figure(math.nan))
     return OutputAnalysis(
         output, figures, classes, drawings=drawings, rows=rows, scores=scores, measure=measure, worst=worst, facts=facts
     )

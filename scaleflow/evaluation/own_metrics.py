@@ -12,7 +12,7 @@ import numpy as np
 
 from scaleflow.errors import read_reason
 from scaleflow.evaluation.collector import choose_form
-from scaleflow.evaluation.figures import read_classes
+from scaleflow.evaluation.figures import Vectors, read_classes
 from scaleflow.evaluation.outputs import read_vectors
 from scaleflow.evaluation.predictions import Predictions
 from scaleflow.evaluation.resampling import Figure, Resamples
@@ -52,7 +52,10 @@ def measure_own(
         if chances is not None and len(data.names) == 2:
             chances = chances[:, 1]
     else:
-        rows, target, predicted, chances = read_vectors(predictions, output, described)
+        vectors = read_vectors(predictions, output, described)
+        rows, target, predicted, chances = vectors.rows, vectors.target, vectors.prediction, vectors.chances
+        if why := find_gap(vectors):
+            return {}, dict.fromkeys(metrics, why)
         if len(predicted.T) == 1:
             target, predicted = target[:, 0], predicted[:, 0]
     weights = predictions.weights()
@@ -68,6 +71,17 @@ def measure_own(
         except (Exception, SystemExit) as error:  # the user's code may raise anything
             faults[name] = read_reason(error)
     return figures, faults
+
+
+def find_gap(data: Vectors) -> str:
+    """Returns why a function of all targets and predictions cannot be computed; empty if it can."""
+    if data.chances is None and data.not_finite:
+        return f"{data.not_finite:,} examples have outputs that are not finite"
+    if not len(data.rows):
+        return "no example has a target"
+    if not data.is_complete:
+        return "some targets are missing (Outputs.ignore), and it takes all values of an example"
+    return ""
 
 
 def bind_examples(

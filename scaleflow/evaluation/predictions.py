@@ -23,7 +23,13 @@ from scaleflow.evaluation.collector import EXAMPLE, ROWS_AT_ONCE, WEIGHT, Predic
 from scaleflow.evaluation.resampling import Resamples, Units, number_blocks
 from scaleflow.interfaces import Outputs, OutputStructure, name_leaves
 from scaleflow.interfaces.learned_state import parse_leaves
-from scaleflow.serving.prediction_columns import divide_columns, make_logit_columns, make_prediction_columns
+from scaleflow.serving.prediction_columns import (
+    divide_columns,
+    find_not_finite,
+    is_one_of_several,
+    make_logit_columns,
+    make_prediction_columns,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -42,7 +48,10 @@ class PredictionColumns:
         columns = make_prediction_columns(self.outputs, values, self.has_all)
         if self.has_logits:
             columns |= make_logit_columns(self.outputs, values)
-        return {name: to_column(each) for name, each in columns.items()}
+        made = {name: to_column(each) for name, each in columns.items()}
+        for name, described in self.outputs.items():
+            made |= mask_not_finite(name, described, values[name], made)
+        return made
 
     def make_empty(self) -> dict[str, Any]:
         """Returns the columns without values."""
@@ -51,6 +60,27 @@ class PredictionColumns:
     def make_schema(self) -> Any:
         """Returns the names and the types of the columns."""
         return pyarrow.schema([(name, array.type) for name, array in self.make_empty().items()])
+
+
+def mask_not_finite(output: str, described: Outputs, values: Array, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the columns of the predictions of an output, missing where its values are not finite.
+
+    A number that is not finite is its own prediction. Predictions of positions stay as they are.
+    """
+    if described.kind == "regression" or not described.kind:
+        return {}
+    is_bad = find_not_finite(described, values)
+    if not is_bad.any() or is_bad.ndim > 2 or (is_bad.ndim == 2 and is_one_of_several(described)):
+        return {}
+    if is_bad.ndim == 1:
+        names = [name_column(output, each) for each in ("prediction", "prediction_set")]
+        return {name: mask_values(columns[name], is_bad) for name in names if name in columns}
+    parts = divide_columns("prediction", is_bad, described.names)
+    return {
+        name_column(output, name): mask_values(columns[name_column(output, name)], is_missing)
+        for name, is_missing in parts.items()
+        if is_missing.ndim == 1
+    }
 
 
 def spread(label: str, values: Array, names: Sequence[str] | None) -> dict[str, Any]:
@@ -228,7 +258,11 @@ def make_kept_columns(described: Outputs, values: Mapping[str, Array]) -> dict[s
 
     columns = {"target": name_classes(targets)}
     if form == "best":
-        predicted = {"prediction": name_classes(values["prediction"]), "probability": to_column(values["probability"])}
+        is_bad = ~np.isfinite(values["probability"])
+        predicted = {
+            "prediction": mask_values(name_classes(values["prediction"]), is_bad),
+            "probability": to_column(values["probability"]),
+        }
         chance, rank = values["target_probability"], values["target_rank"]
     else:
         predicted = PredictionColumns({"": described}).convert({"": values["output"]})

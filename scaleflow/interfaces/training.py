@@ -164,6 +164,9 @@ class Objective:
             `loss`.
         report: (what the model returns, whether in an evaluation) -> the outputs that everything else is computed from.
             They differ in an ensemble, whose members have a loss each.
+        answers: (targets, outputs) -> (outputs, with wrong answers in place of those that are not finite; whether an
+            example has such outputs, [b] bool). The metrics of evaluations are computed from them. None: outputs are
+            taken as they are.
         is_weighted: whether examples have weights. Reported values are then weighted means.
         modes: name of a value -> `min` or `max`, which is better, as far as it is known.
         replaced: names of metrics of the kind of target that metrics of the config replace.
@@ -177,6 +180,7 @@ class Objective:
     evaluation_measures: Sequence[Measure] = ()
     reported_loss: Callable[[Any, Any], tf.Tensor] | None = None
     report: Callable[[Any, bool], Any] = field(default=lambda outputs, evaluates: outputs)
+    answers: Callable[[Any, Any], tuple[Any, tf.Tensor]] | None = None
     is_weighted: bool = False
     modes: Mapping[str, Literal["min", "max"]] = field(default_factory=dict)
     replaced: Set[str] = frozenset()
@@ -315,6 +319,9 @@ class Snapshot:
 #: Keys of what an ensemble returns in training: its outputs, those of its members [b, k, *Outputs.shape], and if there
 #: are folds the weight of each member's loss [b, k], and the outputs of the members that did not train on an example.
 PREDICTION, MEMBERS, SHARES, HELD_OUT = "prediction", "members", "shares", "held_out"
+
+#: The name of the number of examples of a split with outputs that are not finite, among the values of an evaluation.
+NOT_FINITE = "not_finite"
 
 #: The baselines that are fitted, as metrics name them: `baseline/boosting/rmse`.
 FITTED = BOOSTING, LINEAR = "boosting", "linear"

@@ -44,6 +44,65 @@ def replace_ignored(targets: tf.Tensor, counted: tf.Tensor | None) -> tf.Tensor:
     return targets if counted is None else tf.where(counted > 0, targets, tf.zeros_like(targets))
 
 
+#: The logit of a class that a wrong answer surely says, and minus that of a class that it surely does not say.
+WRONG_LOGIT = 1e9
+
+
+def find_not_finite(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """Returns which targets that count have an output that is no answer: NaN, or not finite, [b, ...] bool.
+
+    A class may have the logit -inf, if another one has a finite logit.
+    """
+    if described.kind == "classification":
+        largest = tf.reduce_max(outputs, axis=-1)
+        is_bad = tf.reduce_any(tf.math.is_nan(outputs), axis=-1) | ~tf.math.is_finite(largest)
+    else:
+        is_bad = ~tf.math.is_finite(outputs)
+        if described.levels is not None:
+            is_bad = tf.reduce_any(is_bad, axis=-1)
+    counted = find_counted(described, targets)
+    return is_bad if counted is None else is_bad & (counted > 0)
+
+
+def make_answers_wrong(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor, is_bad: tf.Tensor) -> tf.Tensor:
+    """Returns outputs that are wrong answers where `is_bad`; values stay as they are, so that their errors are NaN.
+
+    A wrong answer gives the true class the probability 0, and all other classes the same one.
+    """
+    if described.kind == "regression":
+        return outputs
+    valid = replace_ignored(targets, find_counted(described, targets))
+    if described.kind == "classification":
+        is_true = tf.one_hot(tf.cast(valid, tf.int32), outputs.shape[-1], on_value=True, off_value=False, dtype=tf.bool)
+        wrong = tf.where(is_true, tf.cast(-WRONG_LOGIT, outputs.dtype), tf.cast(0, outputs.dtype))
+        return tf.where(is_bad[..., None], wrong, outputs)
+    sign = tf.where(tf.cast(valid, tf.float32) > 0.5, -1.0, 1.0)
+    return tf.where(is_bad, tf.cast(sign * WRONG_LOGIT, outputs.dtype), outputs)
+
+
+#: (targets, outputs) -> (outputs, with wrong answers in place of those that are not finite; which examples have such
+#: outputs, [b] bool).
+Answers = Callable[[Any, Any], tuple[Any, tf.Tensor]]
+
+
+def make_answers(described: Outputs) -> Answers:
+    """Makes `Objective.answers` for one output."""
+
+    def answers(targets: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        is_bad = find_not_finite(described, targets, outputs)
+        is_bad_example = tf.reduce_any(flatten_examples(is_bad), axis=1)
+        if described.kind == "regression":
+            return outputs, is_bad_example
+        changed = tf.cond(
+            tf.reduce_any(is_bad_example),
+            lambda: make_answers_wrong(described, targets, outputs, is_bad),
+            lambda: tf.identity(outputs),
+        )
+        return tf.ensure_shape(changed, outputs.shape), is_bad_example
+
+    return answers
+
+
 def average_positions(values: tf.Tensor, counted: tf.Tensor | None = None) -> tf.Tensor:
     """Averages [b, ...] over the positions of each example that count, to [b]. 0 if none of an example's counts."""
     if values.shape.rank == 1 and counted is None:
@@ -318,7 +377,7 @@ def rank_classes(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor) -> 
         if no other class is more likely.
     """
     valid = replace_ignored(targets, find_counted(described, targets))
-    chances = tf.nn.softmax(outputs)
+    chances = tf.nn.softmax(outputs)  # NaN for outputs that are not finite, by which readers find them
     of_target = tf.gather(chances, tf.cast(valid, tf.int32), batch_dims=1)
     return {
         "target": targets,
@@ -333,27 +392,33 @@ def sum_positions(described: Outputs, targets: tf.Tensor, outputs: tf.Tensor) ->
     """Returns means and sums over the positions of each example.
 
     Returns:
-        `positions` [b]: how many of them count. Of values: `mean_error` and `squared_error` [b], means over positions.
-        Of classes and labels: the mean `loss` [b] and the share that is `correct` [b]; of at most 64 classes also how
-        many positions have each class by the targets (`true`), by the model (`predicted`) and by `both`, [b, classes]
-        int32; of sequences also `losses` and `counted` [b, positions].
+        `positions` [b]: how many of them count; `not_finite` [b]: how many of these have outputs that are not finite.
+        Of values: `mean_error` and `squared_error` [b], means over positions. Of classes and labels: the mean `loss`
+        [b] and the share that is `correct` [b]; of at most 64 classes also how many positions have each class by the
+        targets (`true`), by the model (`predicted`) and by `both`, [b, classes] int32; of sequences also `losses` and
+        `counted` [b, positions].
     """
     counted = find_counted(described, targets)
     valid = replace_ignored(targets, counted)
     is_counted = tf.ones_like(valid, tf.float32) if counted is None else counted
-    sums = {"positions": tf.cast(tf.reduce_sum(flatten_examples(is_counted), axis=1), tf.int32)}
+    is_bad = find_not_finite(described, targets, outputs)
+    sums = {
+        "positions": tf.cast(tf.reduce_sum(flatten_examples(is_counted), axis=1), tf.int32),
+        "not_finite": tf.reduce_sum(tf.cast(flatten_examples(is_bad), tf.int32), axis=1),
+    }
     if described.kind == "regression":
         errors = {"mean_error": absolute_error(valid, outputs), "squared_error": squared_error(valid, outputs)}
         return sums | {name: average_positions(each, counted) for name, each in errors.items()}
     losses = tf.cast(defaults_for(described).loss(valid, outputs), tf.float32)
     if described.kind != "classification":
-        is_correct = tf.cast(find_correct(valid, outputs), tf.float32)
+        is_correct = tf.cast(find_correct(valid, outputs) & ~is_bad, tf.float32)
         return sums | {"loss": average_positions(losses, counted), "correct": average_positions(is_correct, counted)}
     predicted, true = tf.argmax(outputs, axis=-1, output_type=tf.int32), tf.cast(valid, tf.int32)
-    is_correct = tf.cast(tf.equal(predicted, true), tf.float32)
+    is_correct = tf.cast(tf.equal(predicted, true) & ~is_bad, tf.float32)
+    is_answered = is_counted * tf.cast(~is_bad, tf.float32)
     sums |= {"loss": average_positions(losses, counted), "correct": average_positions(is_correct, counted)}
     if described.shape[-1] <= MOST_COUNTED_CLASSES:
-        weights = {"true": is_counted, "predicted": is_counted, "both": is_counted * is_correct}
+        weights = {"true": is_counted, "predicted": is_answered, "both": is_counted * is_correct}
         classes = {"true": true, "predicted": predicted, "both": true}
         sums |= {name: count_classes_of_examples(classes[name], weights[name], described.shape[-1]) for name in classes}
     if len(described.shape) == 2:

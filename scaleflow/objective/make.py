@@ -18,13 +18,25 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import ConfigError, find_similar
-from scaleflow.interfaces import ClassWeight, Kind, Measure, Mode, Objective, ObjectiveOptions, Outputs, Target
+from scaleflow.interfaces import (
+    NOT_FINITE,
+    ClassWeight,
+    Kind,
+    Measure,
+    Mode,
+    Objective,
+    ObjectiveOptions,
+    Outputs,
+    Target,
+)
 from scaleflow.objective.kinds import (
+    Answers,
     Loss,
     average_positions,
     defaults_for,
     find_counted,
     is_shares,
+    make_answers,
     mean_measure,
     replace_ignored,
 )
@@ -274,8 +286,8 @@ def unknown_name(start: str, module: Any, base: type, name: str, known: list[str
     )
 
 
-#: Names of other values that are reported under `train/`.
-RESERVED = ("loss", "extra_loss", "loss_scale", "learning_rate", "gradient_norm", "rollbacks", "lr")
+#: Names of other values that are reported under `train/`, `val/` and `test/`.
+RESERVED = ("loss", "extra_loss", "loss_scale", "learning_rate", "gradient_norm", "rollbacks", "lr", NOT_FINITE)
 
 
 def make_objective(
@@ -345,6 +357,7 @@ def make_output_objective(
         parts.measures,
         parts.evaluation_measures,
         reported_loss=None if minimised is plain else plain,
+        answers=make_answers(described),
         modes={"loss": "min", **parts.modes},
         classes=parts.classes,
         decide=parts.decide,
@@ -460,9 +473,25 @@ def join_outputs(named: Mapping[str, Objective], factors: Mapping[str, float]) -
         measures,
         [m for name, part in named.items() for m in select_all(name, part.evaluation_measures)],
         reported_loss=add_losses(reported) if has_class_weights else None,
+        answers=join_answers(named),
         modes={"loss": "min", **modes},
         replaced={f"{name}/{key}" for name, part in named.items() for key in part.replaced},
     )
+
+
+def join_answers(named: Mapping[str, Objective]) -> Answers:
+    """Makes `Objective.answers` for several outputs: an example counts once, however many of its outputs are bad."""
+
+    def answers(targets: Any, outputs: Any) -> tuple[Any, tf.Tensor]:
+        changed: dict[str, tf.Tensor] = {}
+        is_bad = []
+        for name, part in named.items():
+            assert part.answers is not None
+            changed[name], is_bad_here = part.answers(targets[name], outputs[name])
+            is_bad.append(is_bad_here)
+        return changed, tf.reduce_any(tf.stack(is_bad), axis=0)
+
+    return answers
 
 
 def loss_measure(loss: Loss) -> Measure:

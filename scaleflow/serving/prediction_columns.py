@@ -43,6 +43,8 @@ def make_prediction_columns(
         elif is_one_of_several(described):
             best, names = choose_classes(described, chances), described.names
             found = {"prediction": best if names is None else np.array(names, object)[best]}
+            if names is not None:  # outputs that are not finite say no class
+                found["prediction"][find_not_finite(described, values[name])] = None
             found["probability"] = np.take_along_axis(chances, best[..., None], axis=-1)[..., 0]
             if described.set_threshold is not None:
                 found["prediction_set"] = write_sets(find_sets(described, chances), names)
@@ -77,6 +79,19 @@ def make_logit_columns(outputs: Mapping[str, Outputs], values: Mapping[str, Arra
             is_one = described.kind == "binary" and values[name].shape[1:] in ((), (1,))
             columns |= prefix_names(name, divide_columns("logit", values[name], None if is_one else described.names))
     return columns
+
+
+def find_not_finite(described: Outputs, values: Array) -> Array:
+    """Returns which outputs [rows, ...] of classes or labels are no answer: NaN, or not finite.
+
+    Returns:
+        [rows] of one class for each example, [rows, ...] of one for each position, or of labels. A class may have the
+        logit -inf, if another one has a finite logit.
+    """
+    if described.kind == "classification":
+        return np.asarray(np.isnan(values).any(axis=-1) | ~np.isfinite(values.max(axis=-1)))
+    is_bad = np.asarray(~np.isfinite(values))
+    return is_bad.reshape(len(values)) if is_one_of_several(described) else is_bad
 
 
 def choose_classes(described: Outputs, chances: Array) -> Array:
@@ -143,7 +158,8 @@ def compute_probabilities(described: Outputs, values: Array) -> Array | None:
 
 def compute_softmax(values: Array) -> Array:
     """Computes probabilities over the last axis, float32."""
-    raised = np.exp(values.astype(np.float64) - values.max(axis=-1, keepdims=True))
+    with np.errstate(invalid="ignore"):  # of inf
+        raised = np.exp(values.astype(np.float64) - values.max(axis=-1, keepdims=True))
     chances: Array = raised / raised.sum(axis=-1, keepdims=True)
     return chances.astype(np.float32)
 

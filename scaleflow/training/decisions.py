@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from scaleflow.errors import ConfigError, NotFinite, RunError
 from scaleflow.interfaces import (
+    NOT_FINITE,
     Best,
     EarlyStopping,
     Objective,
@@ -241,6 +242,11 @@ class Patience:
             return True
         times = f"{self._waited} {self._unit}{'s' if self._waited > 1 else ''}"
         self.reason = f"{options.monitor} has not improved for {times}"
+        if math.isnan(value):
+            self.reason = f"{options.monitor} is not a number, and has not improved for {times}"
+            split = options.monitor.partition("/")[0]
+            if count := values.get(f"{split}/{NOT_FINITE}"):
+                self.reason += f": the model's outputs for {count:,.0f} examples are NaN or infinite"
         return self._waited >= options.patience
 
     def start_again(self) -> None:

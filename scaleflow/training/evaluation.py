@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaleflow.errors import RunError
-from scaleflow.interfaces import READ_SCOPE, STEP_SCOPE, Feed, Objective, OutputKeeper
+from scaleflow.interfaces import NOT_FINITE, READ_SCOPE, STEP_SCOPE, Feed, Objective, OutputKeeper
 from scaleflow.training.graph import has_convolution, repeat_in_graph
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ EXTRA = "extra_loss"
 
 class MetricSums:
     """Computes sums [count, loss, *measures] over examples, the weight if there are weights, and the extra loss.
+
+    Those of evaluations also count the examples with outputs that are not finite, which are wrong answers.
 
     Callers accumulate them in float64. The extra loss is what the model adds to the loss of its outputs (regularizers,
     `add_loss`). It is reported, and is a part of the reported loss, if the model that was traced adds any.
@@ -37,11 +39,18 @@ class MetricSums:
         self._recomputes_loss = objective.reported_loss is not None
         self._measures = (*objective.measures, *(objective.evaluation_measures if evaluates else ()))
         self._is_weighted = objective.is_weighted
+        self._answers = objective.answers if evaluates else None
+        self._has_not_finite = False
         self.names = ("loss", *(name for measure in self._measures for name in measure.names))
-        self.size = 3 + sum(measure.size for measure in self._measures) + self._is_weighted
+        self._after_measures = 2 + sum(measure.size for measure in self._measures)
+        self.size = self._after_measures + (self._answers is not None) + self._is_weighted + 1
         self._has_extra = False
         #: Plain sums of a batch are exact enough in float32.
         self.dtype = tf.float64 if any(measure.size > 1 for measure in self._measures) else tf.float32
+
+    def take_answers(self, targets: Any, outputs: Any) -> tuple[Any, tf.Tensor | None]:
+        """Returns the outputs that metrics are computed from, and which examples have outputs that are not finite."""
+        return (outputs, None) if self._answers is None else self._answers(targets, outputs)
 
     def compute(
         self,
@@ -51,6 +60,7 @@ class MetricSums:
         mask: tf.Tensor,
         weights: tf.Tensor | None = None,
         extra: tf.Tensor | None = None,
+        answers: tuple[Any, tf.Tensor | None] | None = None,
     ) -> tf.Tensor:
         """Computes one batch's sums [size] of `dtype`.
 
@@ -61,13 +71,19 @@ class MetricSums:
             mask: [b] float32, 1 for valid examples and 0 for padding.
             weights: [b] float32, the weights of the examples, 0 for padding; None: 1 for each valid example.
             extra: the extra loss times the number of valid examples of the global batch, this batch's part of it.
+            answers: what `take_answers` returned for them, if it was called before.
         """
         self._has_extra |= extra is not None
         weights = mask if weights is None else weights
         if loss is None or self._recomputes_loss:
             loss = tf.reduce_sum(self._loss(targets, outputs) * weights)
-        sums = [measure.sums(targets, outputs, weights) for measure in self._measures]
-        sums = [tf.reduce_sum(mask), loss, *sums, *([tf.reduce_sum(weights)] if self._is_weighted else [])]
+        measured, is_bad = answers or self.take_answers(targets, outputs)
+        sums = [measure.sums(targets, measured, weights) for measure in self._measures]
+        sums = [tf.reduce_sum(mask), loss, *sums]
+        if is_bad is not None:
+            sums.append(tf.reduce_sum(tf.cast(is_bad & (weights > 0), tf.float32)))
+        if self._is_weighted:
+            sums.append(tf.reduce_sum(weights))
         sums.append(tf.zeros([]) if extra is None else extra)
         if self.dtype == tf.float32:
             return tf.stack(sums)
@@ -91,8 +107,15 @@ class MetricSums:
         for measure in self._measures:
             values.extend(measure.finish(sums[first : first + measure.size], total))
             first += measure.size
-        extra = {EXTRA: float(sums[-1]) / count} if self._has_extra and count else {}
-        return {**dict(zip(self.names, values, strict=True)), **extra}
+        found = dict(zip(self.names, values, strict=True))
+        if self._has_extra and count:
+            found[EXTRA] = float(sums[-1]) / count
+        if self._answers is not None:
+            not_finite = float(sums[self._after_measures])
+            self._has_not_finite |= not_finite > 0
+            if self._has_not_finite:  # from then on also 0, so that the last value is that of the last evaluation
+                found[NOT_FINITE] = not_finite
+        return found
 
     def compute_mean_loss(self, sums: np.ndarray[Any, Any]) -> float:
         """Returns the mean loss of the examples of sums [size]; NaN if there are none."""
@@ -266,8 +289,12 @@ class Evaluation:
         with tf.name_scope(READ_SCOPE):
             inputs, targets, mask, *own = feed.micro_batch(fetched, first, step, replica=replica, index=first)
         outputs = self._report(self._forward(inputs), True)
-        new_counts = tuple(count + self._count_confusion(targets, outputs, mask, dtype=count.dtype) for count in counts)
-        new_sums = self._metric_sums.compute(targets, outputs, None, mask=mask, weights=own[0] if own else mask)
+        answers = self._metric_sums.take_answers(targets, outputs)
+        new_counts = tuple(
+            count + self._count_confusion(targets, answers[0], mask, dtype=count.dtype) for count in counts
+        )
+        weights = own[0] if own else mask
+        new_sums = self._metric_sums.compute(targets, outputs, None, mask=mask, weights=weights, answers=answers)
         kept: dict[str, tf.Tensor] = {}
         if (keeper := self._keepers.get(id(feed))) is not None:
             kept = {**keeper.reduce(targets, outputs), "mask": mask, "replica": tf.convert_to_tensor(replica)}

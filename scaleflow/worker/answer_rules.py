@@ -117,6 +117,8 @@ def learn_from(options: EvaluationOptions, described: Outputs, contents: list[by
     parts = [dict(np.load(io.BytesIO(content))) for content in contents if content]
     values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     weights = values["weight"].astype(np.float64) if "weight" in values else np.ones(len(values["example"]))
+    if why := describe_not_finite(described, values):
+        return described, [f"{', '.join(options.learned)}: nothing is learned, as {why}"]
     if options.interval is None:
         return learn_classes(options, described, values, weights=weights)
     if why := find_shortage(options.interval, weights):
@@ -126,6 +128,18 @@ def learn_from(options: EvaluationOptions, described: Outputs, contents: list[by
     many = "" if len(margins) == 1 else f" and {len(margins) - 1} more"
     note = f"evaluation.interval={options.interval:g}: {len(weights):,} validation rows give +-{margins[0]:.4g}{many}"
     return replace(described, margins=tuple(margins)), [note]
+
+
+def describe_not_finite(described: Outputs, values: Mapping[str, Array]) -> str:
+    """Returns why outputs that are not finite leave nothing to learn from; empty if all are finite."""
+    import numpy as np
+
+    from scaleflow.serving.prediction_columns import find_not_finite
+
+    outputs = values["/output"]
+    is_bad = ~np.isfinite(outputs) if described.kind == "regression" else find_not_finite(described, outputs)
+    count = int(is_bad.reshape(len(is_bad), -1).any(axis=1).sum())
+    return f"the outputs of {count:,} of {len(is_bad):,} validation rows are NaN or infinite" if count else ""
 
 
 def find_shortage(level: float, weights: Array) -> str:

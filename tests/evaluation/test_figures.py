@@ -331,11 +331,36 @@ def test_labels_that_were_swapped_are_suspected() -> None:
     assert len(suspects) <= 60
 
 
-def test_rows_without_a_target_or_with_nan_do_not_count(tmp_path: Path) -> None:
+def test_rows_without_a_target_do_not_count_and_those_with_nan_are_wrong(tmp_path: Path) -> None:
     outputs = Outputs("classification", (4,), names=CLASSES.names, ignore=-1)
     values = draw_values(CLASSES, 100)
     values["target"][:10] = -1
     values["output"][10:15] = np.nan
+    values["target"][10:15] = 0  # NaN does not count as the first class
     report = report_in(tmp_path, make_predictions(outputs, {"": values}))
     right = values["output"][15:].argmax(axis=1) == values["target"][15:]
-    assert report.figures["accuracy"].value == pytest.approx(right.mean(), **EXACT)
+    assert report.figures["accuracy"].value == pytest.approx(right.sum() / 90, **EXACT)
+    answers = np.append(np.full(5, 9), values["output"][15:].argmax(axis=1))
+    recall = metrics.recall_score(values["target"][10:], answers, average="macro", labels=range(4))
+    assert report.figures["balanced_accuracy"].value == pytest.approx(recall, **EXACT)
+    assert report.findings[0].rule == "not finite"
+    assert "no answer for 5 examples" in report.findings[0].text
+
+
+@pytest.mark.parametrize("kind", ["binary", "multi_label", "regression"])
+def test_outputs_that_are_not_finite_are_wrong_answers(tmp_path: Path, kind: Any) -> None:
+    described = Outputs(kind, (1,) if kind == "binary" else (3,))
+    random = np.random.default_rng(0)
+    outputs = random.normal(size=(60, *described.shape)).astype(np.float32)
+    targets = outputs + 0.1 if kind == "regression" else (outputs > 0).astype(np.float32)  # all are right
+    outputs[:6, 0] = [np.nan, np.inf, -np.inf, np.nan, np.nan, np.nan]
+    targets[:6, 0] = [0, 1, 0, 0, 1, 1]
+    report = report_in(tmp_path, make_predictions(described, {"": {"target": targets, "output": outputs}}))
+    assert "no answer for 6 examples" in report.findings[0].text
+    if kind == "regression":
+        assert np.isnan(report.figures["mae"].value)
+    else:
+        assert report.figures["accuracy"].value == pytest.approx(1 - 6 / outputs.size, **EXACT)
+    kept = make_predictions(described, {"": {"target": targets, "output": outputs}})
+    column = "prediction" if kind == "binary" else "prediction_0"
+    assert kept.table[column].null_count == (0 if kind == "regression" else 6)

@@ -248,3 +248,16 @@ def test_the_first_loss_says_that_no_rate_is_to_blame() -> None:
     assert "look for NaN in the dataset's inputs" in str(NotFinite(1))
     assert NotFinite(1).last_cause == 0
     assert "training.on_nan=rollback" in str(NotFinite(7))
+
+
+def test_early_stopping_says_that_a_value_is_no_number() -> None:
+    from scaleflow.interfaces import EarlyStopping
+    from scaleflow.training.decisions import Patience
+
+    patience = Patience(EarlyStopping(monitor="val/loss", patience=2), {"loss": "min"})
+    values = {"val/loss": float("nan"), "val/not_finite": 24.0}
+    assert [patience.is_over(values, epoch) for epoch in (1, 2)] == [False, True]
+    assert patience.reason == (
+        "val/loss is not a number, and has not improved for 2 epochs: the model's outputs for 24 examples are NaN or "
+        "infinite"
+    )

@@ -262,3 +262,33 @@ def test_a_metric_of_the_users_has_a_name_of_its_own(name: str) -> None:
     check_metric_names({"cost": max}, goal)
     with pytest.raises(ConfigError, match=f"evaluation.metrics: the run has a metric {name} already"):
         check_metric_names({name: max}, goal)
+
+
+def learn(options: EvaluationOptions, outputs: Outputs, target: Any, output: Any, weights: Any = None) -> Any:
+    """What `learn_from` makes of rows that one worker collected."""
+    import io
+
+    from scaleflow.worker.answer_rules import learn_from
+
+    content = io.BytesIO()
+    arrays = {"example": np.arange(len(target)), "/target": target, "/output": output}
+    np.savez(content, **arrays, **({} if weights is None else {"weight": weights}))
+    return learn_from(options, outputs, [content.getvalue()])
+
+
+@pytest.mark.parametrize(
+    ("options", "outputs"),
+    [
+        (EvaluationOptions(threshold="auto", calibrate="auto"), TWO),
+        (EvaluationOptions(sets=0.9), MANY),
+        (EvaluationOptions(interval=0.9), REAL),
+    ],
+)
+def test_nothing_is_learned_from_outputs_that_are_not_finite(options: EvaluationOptions, outputs: Outputs) -> None:
+    output = np.random.default_rng(0).normal(size=(100, *outputs.shape)).astype(np.float32)
+    output[:3] = np.nan
+    target = np.zeros((100, *outputs.target_shape), np.float32)
+    learned, notes = learn(options, outputs, target, output)
+    assert learned == outputs
+    assert (learned.threshold, learned.margins, learned.set_threshold, learned.calibration) == (None, None, None, None)
+    assert "nothing is learned, as the outputs of 3 of 100 validation rows are NaN or infinite" in notes[0]
