@@ -36,7 +36,8 @@ class SplitSample:
 
     Attributes:
         columns: the inputs by name, [n, ...]: numbers, or `str` objects ("" is missing).
-        targets: by the name of the output, [n]: the names of classes as `str` objects, or numbers. Outputs with several
+        targets: by the name of the output, [n]: the names of classes as `str` objects, or numbers; "" or NaN for one
+            that does not count (`Outputs.ignore`). Outputs with several
             values for an example are left out.
         others: columns that are no inputs, [n]: `str` objects, or numbers.
     """
@@ -80,12 +81,14 @@ def make_sample(inputs: InputStructure, outputs: OutputStructure, raw: tuple[Any
         if flat.size != len(flat):
             continue
         flat = flat.reshape(len(flat))
+        is_ignored = np.zeros(len(flat), bool) if output.ignore is None else flat == output.ignore
         if output.kind == "regression":
-            targets[name] = flat.astype(np.float64)
+            targets[name] = np.where(is_ignored, np.nan, flat.astype(np.float64))
         else:
             count = 2 if output.kind != "classification" else output.shape[-1]
             names = np.array([*(output.names or map(str, range(count))), ""], object)
-            targets[name] = names[np.where((flat >= 0) & (flat < count), flat, count).astype(np.int64)]
+            is_class = (flat >= 0) & (flat < count) & ~is_ignored
+            targets[name] = names[np.where(is_class, flat, count).astype(np.int64)]
     is_table = isinstance(inputs, Mapping) and len(columns) > 1
     return SplitSample(columns, kinds, targets, examples=examples, is_table=is_table)
 

@@ -132,7 +132,7 @@ def find_class_faults(sample: SplitSample) -> Iterator[DataFinding]:
     for target, answers in sample.targets.items():
         label = f"target {target}".strip()
         if answers.dtype != object:
-            if len(np.unique(answers)) == 1:
+            if len(np.unique(answers[np.isfinite(answers)])) == 1:
                 text = f"{label}: one value only"
                 yield DataFinding("near-constant target", FAULT, text, because="one distinct value", columns=[label])
             continue
@@ -332,11 +332,12 @@ def find_contradictions(
         if len(answers) < len(names) or answers[0].dtype != object:
             continue
         classes = np.unique(np.concatenate(answers).astype(str), return_inverse=True)[1]
-        pairs = np.unique(np.stack([groups, classes], axis=1), axis=0)
-        twice = np.flatnonzero(np.bincount(pairs[:, 0]) > 1)
-        count = int(np.isin(groups, twice).sum())
+        is_known = np.concatenate(answers) != ""
+        pairs = np.unique(np.stack([groups, classes], axis=1)[is_known], axis=0)
+        twice = np.flatnonzero(np.bincount(pairs[:, 0], minlength=1) > 1)
+        count = int(np.isin(groups[is_known], twice).sum())
         if count >= max(2, 0.002 * len(groups)) and count > 2 * allow_for(chance * len(groups) ** 2 / 2):
-            example = sorted(set(np.concatenate(answers)[groups == twice[0]].tolist()))
+            example = sorted(set(np.concatenate(answers)[is_known & (groups == twice[0])].tolist()))
             text = f"{count:,} {what} are equal to one of another class, such as {' and '.join(example[:2])}"
             yield DataFinding("contradicting labels", FAULT, text, because="equal examples of different classes")
 

@@ -84,7 +84,7 @@ def check_answers(options: EvaluationOptions, described: Outputs, rows: int) -> 
     from scaleflow.serving.prediction_columns import MOST_PROBABILITIES
 
     has = f"the dataset has {described.kind} targets" + (f" {described.shape}" if described.shape else "")
-    is_class = described.is_one_class and described.ignore is None
+    is_class = described.is_one_class
     count = described.shape[-1] if described.shape else 1
     if options.threshold != 0.5 and not (is_class and (described.kind == "binary" or count == 2)):
         raise ConfigError(f"evaluation.threshold: is for two classes, and {has}; leave it 0.5")
@@ -117,26 +117,42 @@ def learn_from(options: EvaluationOptions, described: Outputs, contents: list[by
     parts = [dict(np.load(io.BytesIO(content))) for content in contents if content]
     values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     weights = values["weight"].astype(np.float64) if "weight" in values else np.ones(len(values["example"]))
-    if why := describe_not_finite(described, values):
+    has_target = np.ones((len(weights), values["/target"].size // max(1, len(weights))), bool)
+    if described.ignore is not None:
+        has_target = (values["/target"] != described.ignore).reshape(has_target.shape)
+    if why := describe_not_finite(described, values["/output"][has_target.any(axis=1)]):
         return described, [f"{', '.join(options.learned)}: nothing is learned, as {why}"]
     if options.interval is None:
-        return learn_classes(options, described, values, weights=weights)
-    if why := find_shortage(options.interval, weights):
-        return described, [f"evaluation.interval: there are no intervals, as {why}"]
+        is_used = has_target[:, 0]
+        known = {name: values[name][is_used] for name in ("/output", "/target")}
+        return learn_classes(options, described, known, weights=weights[is_used])
+    margins: list[float] = []
     errors = (values["/output"] - values["/target"]).reshape(len(weights), -1)
-    margins = find_margins(errors, options.interval, weights).tolist()
+    for column in range(errors.shape[1]):  # each value by the rows that have a target for it
+        is_used = has_target[:, column]
+        if why := find_shortage(options.interval, weights[is_used]):
+            return described, [f"evaluation.interval: there are no intervals, as {why}"]
+        margins += find_margins(errors[is_used, column : column + 1], options.interval, weights[is_used]).tolist()
     many = "" if len(margins) == 1 else f" and {len(margins) - 1} more"
-    note = f"evaluation.interval={options.interval:g}: {len(weights):,} validation rows give +-{margins[0]:.4g}{many}"
+    rows = describe_rows(has_target[:, 0])
+    note = f"evaluation.interval={options.interval:g}: {rows} give +-{margins[0]:.4g}{many}"
     return replace(described, margins=tuple(margins)), [note]
 
 
-def describe_not_finite(described: Outputs, values: Mapping[str, Array]) -> str:
+def describe_rows(has_target: Array) -> str:
+    """Returns how many validation rows decide, in words."""
+    count = int(has_target.sum())
+    if count == len(has_target):
+        return f"{count:,} validation rows"
+    return f"the {count:,} of {len(has_target):,} validation rows with a target"
+
+
+def describe_not_finite(described: Outputs, outputs: Array) -> str:
     """Returns why outputs that are not finite leave nothing to learn from; empty if all are finite."""
     import numpy as np
 
     from scaleflow.serving.prediction_columns import find_not_finite
 
-    outputs = values["/output"]
     is_bad = ~np.isfinite(outputs) if described.kind == "regression" else find_not_finite(described, outputs)
     count = int(is_bad.reshape(len(is_bad), -1).any(axis=1).sum())
     return f"the outputs of {count:,} of {len(is_bad):,} validation rows are NaN or infinite" if count else ""
@@ -150,6 +166,8 @@ def find_shortage(level: float, weights: Array) -> str:
     count, needed = round(count_effective(weights), 6), count_needed(level)
     if count >= needed:
         return ""
+    if len(weights) < needed:
+        return f"{len(weights):,} validation rows have a target, and {needed} are needed"
     return f"the weights make {len(weights):,} validation rows count as {count:.3g}, and {needed} are needed"
 
 
@@ -166,7 +184,7 @@ def learn_classes(
     logits = values["/output"].astype(np.float64)
     logits = logits.reshape(-1) if is_binary else logits
     target = (values["/target"].reshape(-1) > 0.5 if is_binary else values["/target"].reshape(-1)).astype(np.int64)
-    counts = np.bincount(target[weights > 0])
+    counts = np.bincount(target[weights > 0], minlength=1)
     is_rare = (counts > 0).sum() < 2 or counts[counts > 0].min() < FEWEST
     notes: list[str] = []
     if is_rare and options.learned != ["evaluation.sets"]:

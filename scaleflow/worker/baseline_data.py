@@ -36,7 +36,7 @@ def write_baseline_data(splits: Splits, outputs: Any, most: int, files: RunFolde
     `keeps_outputs` says whether the user asked for metrics that the launcher does not compute.
     """
     test = splits.test or (None if splits.folds else splits.validation)
-    if test is None or not is_table(splits.inputs) or not isinstance(outputs, Outputs) or outputs.ignore is not None:
+    if test is None or not is_table(splits.inputs) or not isinstance(outputs, Outputs):
         return
     if not (outputs.is_one_class or (outputs.kind == "regression" and outputs.shape == (1,))):
         return
@@ -54,8 +54,11 @@ def write_baseline_data(splits: Splits, outputs: Any, most: int, files: RunFolde
     rows, test_rows = (dataset.sample_rows(each, count, splits.transforms) for each in (splits.train, test))
     if rows is None or test_rows is None:
         return
-    arrays = to_matrices(rows, splits.inputs, classes)
-    arrays |= {f"test_{name}": each for name, each in to_matrices(test_rows, splits.inputs, classes).items()}
+    arrays = to_matrices(rows, splits.inputs, classes, outputs.ignore)
+    test_arrays = to_matrices(test_rows, splits.inputs, classes, outputs.ignore)
+    if len(arrays["targets"]) < FEWEST_ROWS or not len(test_arrays["targets"]):
+        return
+    arrays |= {f"test_{name}": each for name, each in test_arrays.items()}
     unit = math.nan if outputs.levels else 1.0 if outputs.scaling is None else outputs.scaling[1]
     try:
         is_sample = len(rows) < len(splits.train)
@@ -70,9 +73,9 @@ def is_table(inputs: Any) -> bool:
     return isinstance(inputs, Mapping) and all(len(each.shape) < 2 for each in name_leaves(inputs).values())
 
 
-def to_matrices(rows: Arrays, inputs: Any, classes: int) -> dict[str, Any]:
+def to_matrices(rows: Arrays, inputs: Any, classes: int, ignore: int | None = None) -> dict[str, Any]:
     """Returns the features of rows as [n, features] float32, with a place for each word and category, the targets and
-    the weights, as `BaselineData` names them.
+    the weights, as `BaselineData` names them. Rows whose target is `ignore` are left out.
     """
     import numpy as np
 
@@ -86,7 +89,11 @@ def to_matrices(rows: Arrays, inputs: Any, classes: int) -> dict[str, Any]:
     values = name_leaves(rows.inputs)
     features = [to_columns(values[name], spec) for name, spec in name_leaves(inputs).items()]
     targets = np.ravel(rows.targets).astype(np.int64) if classes else np.ravel(rows.targets)
-    return {"features": np.concatenate(features, axis=1), "targets": targets, "weights": rows.weights}
+    found = {"features": np.concatenate(features, axis=1), "targets": targets, "weights": rows.weights}
+    if ignore is None:
+        return found
+    is_used = np.ravel(rows.targets) != ignore
+    return {name: None if each is None else each[is_used] for name, each in found.items()}
 
 
 def report_baselines(

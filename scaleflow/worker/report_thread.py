@@ -84,14 +84,19 @@ def measure_columns(engine: Engine, kept: KeptSplit, predictions: Predictions) -
     places = predictions.column(EXAMPLE)[used]
     raw, targets = kept.reader.read_examples(places)
     target = name_leaves(targets)[name]
+    has_target = np.ones(target.reshape(len(target), -1).shape, bool)
     if described.ignore is not None:
-        rows = np.flatnonzero((target != described.ignore).reshape(len(target), -1).all(axis=1))
-        raw, target, used = map_named(lambda _, values: values[rows], raw), target[rows], used[rows]
+        has_target = (target != described.ignore).reshape(len(target), -1)
+        rows = np.flatnonzero(has_target.any(axis=1))
+        if not len(rows):
+            return []
+        raw, target = map_named(lambda _, values: values[rows], raw), target[rows]
+        has_target, used = has_target[rows], used[rows]
     inputs = kept.reader.preprocess(raw)
     deadline = time.monotonic() + kept.options.seconds
 
     def score(changed: Any) -> Array:
-        return score_outputs(described, target, name_leaves(engine.predict(changed))[name])
+        return score_outputs(described, target, name_leaves(engine.predict(changed))[name], has_target)
 
     whole, random = score(inputs), np.random.default_rng(1)
     losses: dict[str, list[Array]] = {column: [] for column in columns}
@@ -101,7 +106,7 @@ def measure_columns(engine: Engine, kept: KeptSplit, predictions: Predictions) -
                 losses[column].append(whole - score(permute(inputs, key, place, order=random.permutation(len(target)))))
     resamples, is_class = predictions.resample(200, used), described.is_one_class
     weights = resamples.weights
-    measure, constant_loss = measure_constant(described, target, weights)
+    measure, constant_loss = measure_constant(described, target, weights, has_target)
     found, values_of = [], name_leaves(raw)
     for column, (key, place) in columns.items():
         importance = Figure(np.nan) if not losses[column] else resamples.mean(np.mean(losses[column], axis=0))
@@ -118,10 +123,13 @@ def measure_columns(engine: Engine, kept: KeptSplit, predictions: Predictions) -
     return sorted(found, key=lambda row: -np.nan_to_num(row["importance"].value, nan=-np.inf))
 
 
-def score_outputs(described: Outputs, target: Array, outputs: Array) -> Array:
+def score_outputs(described: Outputs, target: Array, outputs: Array, has_target: Array | None = None) -> Array:
     """Returns how good outputs are, [n]: minus the log loss, the mean over labels, or minus the absolute error.
 
     Not whether they are right: if one class is rare, a useful model may always predict the other one.
+
+    Args:
+        has_target: which labels or values of each example have a target, [n, k], at least one; None: all.
     """
     import numpy as np
 
@@ -137,23 +145,37 @@ def score_outputs(described: Outputs, target: Array, outputs: Array) -> Array:
         if described.kind == "regression"
         else np.logaddexp(0, np.where(wanted > 0.5, -flat, flat))
     )
-    return np.asarray(-losses.mean(axis=1))
+    return np.asarray(-np.average(losses, axis=1, weights=has_target))
 
 
-def measure_constant(described: Outputs, target: Array, weights: Array) -> tuple[str, float]:
-    """Returns the measure of an importance, and how much of it the best constant loses, by the weights [n]."""
+def measure_constant(
+    described: Outputs, target: Array, weights: Array, has_target: Array | None = None
+) -> tuple[str, float]:
+    """Returns the measure of an importance, and how much of it the best constant loses, by the weights [n].
+
+    `has_target` is as for `score_outputs`.
+    """
     import numpy as np
 
     flat = target.reshape(len(target), -1)
+    used = np.ones(flat.shape, bool) if has_target is None else has_target
+    shares_of = weights[:, None] * used
     if described.kind == "regression":
-        middle = [weighted_quantiles(values, [0.5], weights)[0] for values in flat.T]
-        return "mae", float(np.average(np.abs(flat - middle).mean(axis=1), weights=weights))
+        is_known = shares_of.any(axis=0)
+        middle = np.zeros(flat.shape[1])
+        for n in np.flatnonzero(is_known):
+            middle[n] = weighted_quantiles(flat[used[:, n], n], [0.5], weights[used[:, n]])[0]
+        errors = np.average(np.abs(flat - middle), axis=1, weights=used)
+        return "mae", float(np.average(errors, weights=weights))
     if described.kind == "classification":
         sums = np.bincount(np.unique(flat, return_inverse=True)[1].ravel(), weights)
         shares = sums[sums > 0] / sums.sum()
         return "log loss", float(-(shares * np.log(shares)).sum())
-    shares = np.clip(np.average(flat > 0.5, axis=0, weights=weights), 1e-12, 1 - 1e-12)
-    return "log loss", float(-(shares * np.log(shares) + (1 - shares) * np.log(1 - shares)).mean())
+    totals = shares_of.sum(axis=0)
+    is_known = totals > 0
+    shares = np.clip(((flat > 0.5) * shares_of).sum(axis=0)[is_known] / totals[is_known], 1e-12, 1 - 1e-12)
+    losses = -(shares * np.log(shares) + (1 - shares) * np.log(1 - shares))
+    return "log loss", float(np.average(losses, weights=totals[is_known]))
 
 
 def permute(inputs: Any, key: str, place: int | None, order: Array) -> Any:

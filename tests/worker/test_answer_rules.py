@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -292,3 +293,50 @@ def test_nothing_is_learned_from_outputs_that_are_not_finite(options: Evaluation
     assert learned == outputs
     assert (learned.threshold, learned.margins, learned.set_threshold, learned.calibration) == (None, None, None, None)
     assert "nothing is learned, as the outputs of 3 of 100 validation rows are NaN or infinite" in notes[0]
+
+
+IGNORED = -999
+
+
+@pytest.mark.parametrize(
+    ("options", "outputs"),
+    [
+        (EvaluationOptions(threshold="auto", calibrate="auto"), TWO),
+        (EvaluationOptions(sets=0.9, calibrate="auto"), MANY),
+        (EvaluationOptions(interval=0.9), REAL),
+    ],
+)
+def test_rows_whose_target_does_not_count_decide_nothing(options: EvaluationOptions, outputs: Outputs) -> None:
+    random = np.random.default_rng(0)
+    output = random.normal(size=(300, *outputs.shape))
+    target = output + random.normal(size=output.shape)
+    if outputs is TWO:
+        target = (target > 0.5).astype(np.float64)
+    elif outputs is MANY:
+        target = target.argmax(axis=1)
+    weights = random.uniform(0.5, 1.5, 300)
+    expected, _ = learn(options, outputs, target[100:], output[100:], weights[100:])
+    target[:100], output[50:100] = IGNORED, np.nan  # which does not count either
+    outputs = replace(outputs, ignore=IGNORED)
+    check(options, outputs, 300)
+    learned, _ = learn(options, outputs, target, output, weights)
+    assert vars(learned) == {**vars(expected), "ignore": IGNORED}
+    assert learned.threshold or learned.margins or learned.set_threshold
+
+
+def test_each_value_has_the_interval_of_its_own_rows() -> None:
+    random = np.random.default_rng(0)
+    errors = random.normal(size=(400, 2)) * [1, 10]
+    target = -errors
+    target[:390, 0] = IGNORED
+    target[200:, 1] = IGNORED
+    outputs = Outputs("regression", (2,), ignore=IGNORED)
+    learned, (note,) = learn(EvaluationOptions(interval=0.9), outputs, target, np.zeros((400, 2)))
+    assert learned.margins is not None
+    wanted = [np.sort(np.abs(errors[390:, 0]))[9], np.sort(np.abs(errors[:200, 1]))[180]]  # number ceil((n + 1) x 0.9)
+    assert learned.margins == pytest.approx(wanted)
+    assert "the 10 of 400 validation rows with a target give" in note
+    target[:392, 0] = IGNORED
+    learned, (note,) = learn(EvaluationOptions(interval=0.9), outputs, target, np.zeros((400, 2)))
+    assert learned.margins is None
+    assert "8 validation rows have a target, and 9 are needed" in note

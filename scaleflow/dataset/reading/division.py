@@ -137,7 +137,15 @@ def read_keys(rule: Split, read: Callable[[str], Any], name_row: Callable[[int],
 
 
 def find_strata(targets: Array, outputs: Outputs) -> Array:
-    """Returns the number of each target's class, or of its range: [n] int64, from 0."""
+    """Returns the number of each target's class, or of its range: [n] int64, from 0.
+
+    Targets that do not count (`Outputs.ignore`) are a class, or a range, of their own.
+    """
+    if outputs.ignore is not None and (is_ignored := targets == outputs.ignore).any():
+        strata = np.zeros(len(targets), np.int64)
+        if not is_ignored.all():
+            strata[~is_ignored] = 1 + find_strata(targets[~is_ignored], outputs)
+        return strata
     if outputs.kind == "regression":
         return rank_values(targets)
     return np.asarray(targets - min(0, targets.min()), np.int64)
