@@ -85,7 +85,8 @@ class Table:
 
     An input is a number (float64, NaN is missing), or a string ("" is missing): a category, a text, or a date as
     `2024-01-31T23:59:59`. `Number`, `Category`, `WordBag` or `Text`, and `Date` convert them inside the saved model.
-    Types are those of the file; in a CSV file, a column has the type that all its values have.
+    A column of strings, and each column of a CSV file, has the type that all its values have. The types of other
+    columns are those of the file.
 
     Args:
         earlier: what an earlier run learned of such a table: the columns are then taken as in that run.
@@ -209,7 +210,7 @@ class Table:
             given: what columns are taken for, as far as that is said.
             told: what options say.
         """
-        earlier, target, format_ = self._earlier, self._target, self._files.format
+        earlier, target = self._earlier, self._target
         known, forms = self._past.get("columns", {}), self._past.get("forms", {})
         sought = [name for name in names if name not in known and given.get(name) in (None, NUMBER)]
         if told.kind in ("auto", "regression") and (earlier is None or earlier.find_outputs() is None):
@@ -218,11 +219,12 @@ class Table:
             sought.append(self._weights)
 
         def learn() -> list[Any]:
+            from pyarrow import types
+
             columns = {name: rows.raw_columns[name] for name in sought}
             if (rule := self._division.rule).by == "time" and rule.column is not None and rule.column not in forms:
                 columns |= rows.open_columns([rule.column], "dataset.split.column")(rows.sampled)
-            quantities = [*columns] if format_ == "csv" else (told.numeric or ())
-            new = find_forms(columns, quantities, told.decimal, thousands=told.thousands, dates=told.dates)
+            new = find_forms(columns, told.decimal, thousands=told.thousands, dates=told.dates, known=forms)
             rows.forms = {**forms, **new}
             sample = rows.sample_columns
             check_column_types(sample, {name: each for name, each in given.items() if name not in known})
@@ -239,9 +241,8 @@ class Table:
 
             with ThreadPoolExecutor() as pool:  # pyarrow computes without the interpreter's lock
                 found = dict(zip(names, pool.map(choose, names), strict=True))
-            inferred = [
-                each for each in sought if format_ == "csv" and each not in given and found.get(each) in EXPECTED
-            ]
+            texts = [name for name in sought if types.is_string(sample.columns[name].type)]
+            inferred = [name for name in texts if name not in given and found.get(name) in EXPECTED]
             codes = [name for name in inferred if are_codes(sample.columns[name])]
             unread = [each for each in inferred if found[each] == CATEGORY and is_like_values(sample.columns[each])]
             words = [name for name in names if found[name] == CATEGORY and name not in known]
@@ -250,9 +251,9 @@ class Table:
 
         learned = earlier and (earlier.find_outputs(), earlier.extends)
         options = [given, forms, sought, asdict(told), known, learned]
-        types = TableTypes(sought, *rows.recall("types", [*options, asdict(self._division)], learn))
-        rows.forms, rows.missing_words = types.forms, types.missing_words
-        return types
+        learned_types = TableTypes(sought, *rows.recall("types", [*options, asdict(self._division)], learn))
+        rows.forms, rows.missing_words = learned_types.forms, learned_types.missing_words
+        return learned_types
 
     def _describe_reading(
         self, form: CsvForm, names: Sequence[str], useless: Collection[str], types: TableTypes
@@ -379,7 +380,7 @@ class TableRows:
         """The sample, with numbers and dates in one form."""
         columns = {name: apply_form(column, self.forms.get(name)) for name, column in self.raw_columns.items()}
         words, (_, classes) = self.count_missing_words(), self._targets
-        return SampleColumns(columns, self._files.format, self._name_sample_row, missing_words=words, classes=classes)
+        return SampleColumns(columns, self._name_sample_row, missing_words=words, classes=classes)
 
     def _name_sample_row(self, row: int) -> str:
         return self.name(int(self.sampled[row]))

@@ -75,11 +75,20 @@ def rewrite_cells(cells: Iterable[str | None], form: Mapping[str, str]) -> list[
     """
     given = list(cells)
     if "dates" in form:
-        dates = pd.to_datetime(pd.Series(given, dtype=object), format=form["dates"], errors="coerce")
-        texts = dates.dt.strftime("%Y-%m-%dT%H:%M:%S")
-        return [old if new != new else new for old, new in zip(given, texts, strict=True)]
+        dates = parse_date_cells(given, form["dates"])
+        return [cell if date is None else date for cell, date in zip(given, dates, strict=True)]
     pattern = match_number(form["decimal"], form["thousands"])
     return [cell if cell is None else rewrite_number(cell, pattern) or cell for cell in given]
+
+
+def parse_date_cells(cells: Sequence[str | None], form: str) -> list[str | None]:
+    """Returns dates such as `2024-01-31T23:59:59` in UTC; None for a cell that has another form than this one.
+
+    Raises ValueError or `re.error` if it is no form of Python's `strptime`.
+    """
+    dates = pd.to_datetime(pd.Series(cells, dtype=object), format=form, errors="coerce", utc=True)
+    texts = dates.dt.strftime("%Y-%m-%dT%H:%M:%S")
+    return [None if text != text else text for text in texts]
 
 
 def is_numeric(column: Any) -> bool:

@@ -30,7 +30,7 @@ def read(words: Sequence[str | None], **options: Any) -> list[str | None]:
     import pyarrow
 
     columns = {"x": pyarrow.chunked_array([pyarrow.array(words, pyarrow.string())])}
-    rewritten: list[str | None] = apply_form(columns["x"], find_forms(columns, ["x"], **options).get("x")).to_pylist()
+    rewritten: list[str | None] = apply_form(columns["x"], find_forms(columns, **options).get("x")).to_pylist()
     return rewritten
 
 
@@ -101,13 +101,13 @@ def test_other_columns_of_the_file_decide() -> None:
 
     columns = {"a": ["1,163", "2,500"], "b": ["1.163", "12.500"], "c": ["12,5", "3,75"]}
     tables = {name: pyarrow.chunked_array([words]) for name, words in columns.items()}
-    forms = find_forms(tables, list(columns))
+    forms = find_forms(tables)
     assert [apply_form(tables[name], forms[name]).to_pylist() for name in columns] == [
         *(["1.163", "2.500"], ["1163", "12500"], ["12.5", "3.75"])
     ]
     del tables["c"]
     tables["b"] = pyarrow.chunked_array([["1.5", "12.25"]])
-    assert find_forms(tables, list(columns)) == {"a": {"decimal": ".", "thousands": ","}}
+    assert find_forms(tables) == {"a": {"decimal": ".", "thousands": ","}}
 
 
 DAYS = (
@@ -129,6 +129,40 @@ def test_dates_are_read_as_they_are_written(form: str) -> None:
     expected = [each if has_time else each.replace(hour=0, minute=0) for each in moments]
     found = read([*(each.strftime(form) for each in moments), None])
     assert found == [*(each.isoformat() for each in expected), None]
+
+
+@pytest.mark.parametrize(
+    ("form", "word", "expected"),
+    [
+        ("%Y-%m-%d %H:%M", "2023-11-20 09:07", "2023-11-20T09:07:00"),
+        ("%Y-%m-%d", "2023-11-20", "2023-11-20T00:00:00"),
+        ("%Y-%m-%d", "2023-11-20 09:07", "2023-11-20T09:07:00"),
+        ("%Y-%d-%m", "2023-03-11", "2023-11-03T00:00:00"),  # the user's word is more than ISO 8601
+        ("%Y%m%d", "20231120", "2023-11-20T00:00:00"),
+        ("%d.%m.%Y %H:%M:%S%z", "20.11.2023 09:07:00+0200", "2023-11-20T07:07:00"),
+    ],
+)
+def test_the_user_names_the_form_of_dates(form: str, word: str, expected: str) -> None:
+    assert read([word, word, None], dates=form) == [expected, expected, None]
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [("%Q", "no form of Python's strptime"), ("%H:%M %H", "no form of Python's"), ("%d.%m.", "has no year")],
+)
+def test_a_form_that_no_date_can_have_is_refused(form: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"dataset.dates={form}: .*{reason}"):
+        read(["20.11.", "21.11."], dates=form)
+
+
+def test_dates_of_a_form_are_sought_in_the_columns_that_may_have_them() -> None:
+    import pyarrow
+
+    days, words = pyarrow.chunked_array([[datetime.date(2023, 11, 20)]]), pyarrow.chunked_array([["20.11.2023"]])
+    assert find_forms({"day": days}, dates="%d/%m/%Y") == {}  # it has dates
+    assert find_forms({}, dates="%d/%m/%Y", known={"day": {"dates": "%d/%m/%Y"}}) == {}
+    with pytest.raises(ConfigError, match="no column"):
+        find_forms({"day": words}, dates="%d/%m/%Y")
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_columns_of_an_index_are_left_out_with_a_note(isolated: Callable[..., An
 
 
 def compare_written(folder: Path) -> None:
-    """The same table as Python writes it, as Excel does in Germany, and in further forms."""
+    """The same table as Python writes it, as Excel does in Germany, and in further forms and formats."""
     import pandas as pd
 
     random = np.random.default_rng(0)
@@ -127,12 +127,18 @@ def compare_written(folder: Path) -> None:
         "string",
         "regression",
     )
-    for name in ("german", "excel", "pipe"):
-        found = make(folder / f"{name}.csv")
+    german.assign(x=german.x.astype("category")).to_parquet(folder / "german.parquet")
+    german.to_feather(folder / "german.feather")
+    german.to_json(folder / "german.jsonl", orient="records", lines=True)
+    frame.assign(day=frame.day.dt.strftime("%Y-%m-%d %H:%M")).to_json(folder / "iso.jsonl", orient="records", lines=True)
+    dates = {".parquet": "%d.%m.%Y %H:%M", ".jsonl": "%d.%m.%Y", "iso.jsonl": "%Y-%m-%d %H:%M"}
+    for name in ("german.csv", "excel.csv", "pipe.csv", "german.parquet", "german.feather", "german.jsonl", "iso.jsonl"):
+        found = make(folder / name, dates=dates.get(name) or dates.get(Path(name).suffix))
+        assert found.reading["columns"] == plain.reading["columns"], name
         for split in ("train", "test"):
             np.testing.assert_equal(*(arrays(each, split).inputs for each in (found, plain)))
             np.testing.assert_equal(*(arrays(each, split).targets for each in (found, plain)))
-    (fault,) = found.load("train").reader.faults
+    (fault,) = make(folder / "pipe.csv").load("train").reader.faults
     assert fault == f"{folder}/pipe.csv, row 61: it has 2 field(s), expected 4"
     check_doors(make(folder / "german.csv", test=0.0), german)
     (folder / "named.csv").write_text("".join(f"{n},word {n}\n" for n in range(60)))

@@ -247,7 +247,7 @@ class TableFiles:
                 )
             try:
                 fields = pyarrow.schema([other.field(name) for name in columns])
-                self.used = unify_types(self.used, fields, self.format)
+                self.used = unify_types(self.used, fields)
             except pyarrow.ArrowException as error:
                 raise ConfigError(
                     f"{self.key}: {path} and {first} have different columns: {explain_arrow_error(error)}; write both "
@@ -287,7 +287,7 @@ class TableFiles:
             if self.format == "json":
                 schema = pyarrow.schema([])
                 for _, text in self._split_text(path):  # a key may come late, and its type may widen
-                    schema = unify_types(schema, parse_lines(io.BytesIO(text)).schema, self.format)
+                    schema = unify_types(schema, keep_texts(parse_lines(io.BytesIO(text)).schema))
                 return schema
             names = self.csv.read_first_fields(decompress(path, opened), path)
             has_header = set(self.csv.header) <= set(names)
@@ -435,21 +435,20 @@ def parse_lines(text: Any, options: Any = None) -> Any:
     raise AssertionError
 
 
-def unify_types(first: Any, second: Any, format_name: str) -> Any:
-    """Returns a schema of the fields of two, with types that both have. Raises ArrowTypeError if there is none.
+def unify_types(first: Any, second: Any) -> Any:
+    """Returns a schema of the fields of two, with types that both have. Raises ArrowTypeError if there is none."""
+    import pyarrow
 
-    JSON has no dates, so a text that is none among them makes them texts.
-    """
+    return pyarrow.unify_schemas([first, second], promote_options="permissive")
+
+
+def keep_texts(schema: Any) -> Any:
+    """Returns the schema of JSON lines with strings in place of the dates that pyarrow infers: JSON has no dates."""
     import pyarrow
     from pyarrow import types
 
-    def soften(schema: Any, other: Any) -> Any:
-        texts = {field.name for field in other if types.is_string(field.type)} if format_name == "json" else ()
-        is_text = [field.name in texts and types.is_timestamp(field.type) for field in schema]
-        pairs = zip(schema, is_text, strict=True)
-        return pyarrow.schema([field.with_type(pyarrow.string()) if is_one else field for field, is_one in pairs])
-
-    return pyarrow.unify_schemas([soften(first, second), soften(second, first)], promote_options="permissive")
+    fields = [field.with_type(pyarrow.string()) if types.is_timestamp(field.type) else field for field in schema]
+    return pyarrow.schema(fields)
 
 
 def insert_malformed(table: Any, malformed: Mapping[int, str]) -> Any:

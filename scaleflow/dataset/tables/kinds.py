@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scaleflow.dataset.reading.targets import OneKind, check_weights_name, describe_outputs, find_mean_and_deviation
-from scaleflow.dataset.tables.values import FEW, MOSTLY, Form, infer_dates, infer_type, to_classes, to_weights
+from scaleflow.dataset.tables.values import FEW, MOSTLY, Form, infer_type, to_classes, to_weights
 from scaleflow.errors import ConfigError, find_similar
 from scaleflow.interfaces import EarlierState, Outputs, extend_classes
 from scaleflow.interfaces.formatting import join_first
@@ -164,19 +164,18 @@ TEXT_WORDS, TEXT_DIFFERENT = 3, 0.5
 class SampleColumns:
     """The columns of the rows that are learned from."""
 
-    columns: Mapping[str, Any]  # by name, as `clean_column` returns them
-    format: str  # of the files; in CSV files all columns are strings, whose types are to be inferred
+    columns: Mapping[str, Any]  # by name, as `clean_column` returns them; the types of strings are inferred
     place: Callable[[int], str]  # names a row by its index
     #: How often the target has each word of `dataset.missing`
     missing_words: Mapping[str, int] = field(default_factory=dict)
     classes: Sequence[str] | None = ()  # values of the target in other rows; None: they are too many to be classes
 
     def infer(self, name: str, ways: str = "") -> Any:
-        """Returns a column with the type that its values have."""
+        """Returns a column with the type that its values have. The format of the file does not matter."""
+        from pyarrow import types
+
         column = self.columns[name]
-        if self.format == "csv":
-            return infer_type(name, column, self.place, ways=ways)
-        return infer_dates(column) if self.format == "json" else column
+        return infer_type(name, column, self.place, ways=ways) if types.is_string(column.type) else column
 
 
 @dataclass(frozen=True)

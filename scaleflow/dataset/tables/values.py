@@ -6,7 +6,7 @@ pyarrow is imported inside the functions, because only this dataset needs it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -26,6 +26,7 @@ from scaleflow.serving.cells import (
     cast_to_dates,
     match_names,
     match_number,
+    parse_date_cells,
     rewrite_cells,
     rewrite_number,
     strip_plus,
@@ -33,7 +34,7 @@ from scaleflow.serving.cells import (
     to_strings,
 )
 
-#: A column of a CSV file with at least this fraction of numbers, but also other values, is rejected as ambiguous.
+#: A column of strings with at least this fraction of numbers, but also other values, is rejected as ambiguous.
 MOSTLY = 0.9
 
 #: Nearly all of more different values than this being numbers, or dates, is as ambiguous. More whole numbers than this
@@ -44,19 +45,8 @@ FEW = 20
 CODE = r"^([+-]?0[0-9]+|[1-9][0-9]*E[0-9]+)$"
 
 
-def infer_dates(column: Any) -> Any:
-    """Converts a clean column of strings to dates, if all of its values are; else returns it. JSON has no dates."""
-    import pyarrow
-    from pyarrow import types
-
-    if not types.is_string(column.type) or column.null_count == len(column):
-        return column
-    dates = cast_to_dates(column)
-    return column if dates is None else dates.cast(pyarrow.timestamp("us"))
-
-
 def infer_type(name: str, text: Any, place: Any, ways: str) -> Any:
-    """Converts a clean column of a CSV file to numbers, booleans or dates, if all of its values are; else returns it.
+    """Converts a clean column of strings to numbers, booleans or dates, if all of its values are; else returns it.
 
     Args:
         name: of the column.
@@ -171,30 +161,37 @@ TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 #: So many values rule most forms of dates out.
 FIRST = 20
 
+#: What a form of dates has: a time, a year, digits only.
+HAS_TIME, HAS_YEAR = re.compile("%[HIMSpfzZ]"), re.compile("%[YyG]")
+IS_DIGITS = re.compile("(%[YymdHMS]){3,}")
+
 #: A number with a decimal point that is between no thousands, and one that may be.
 HAS_POINT, GROUPED = r"\.([0-9]{1,2}|[0-9]{4,})$", r"^[+-]?([1-9][0-9]{0,2}(\.[0-9]{3})+|0|[1-9][0-9]*)$"
 
 
 def find_forms(
     columns: Mapping[str, Any],
-    quantities: Collection[str],
     decimal: str | None = None,
     thousands: str | None = None,
     dates: str | None = None,
+    known: Mapping[str, Form] = {},
 ) -> dict[str, Form]:
-    """Returns how the numbers and dates of columns are written, of those that are not written as in Python.
+    """Returns the forms of the columns whose numbers or dates are not written as in Python.
 
     Args:
-        columns: as `clean_column` returns them; those of strings are looked at.
-        quantities: the columns that may be numbers.
+        columns: as `clean_column` returns them. Only columns of strings are read.
         decimal, thousands, dates: what the user says about it.
+        known: the forms of other columns, from an earlier run.
 
     Raises:
-        ConfigError: if the values of a column can mean two things.
+        ConfigError: if the values of a column can mean two things, or no column has the dates that the user names.
     """
     from pyarrow import compute, types
 
+    has_typed_dates = any(types.is_temporal(column.type) for column in columns.values())
     columns = {name: column for name, column in columns.items() if types.is_string(column.type)}
+    if dates:
+        check_date_form(dates)
     plain = {name: column for name, column in columns.items() if are_plain_numbers(strip_plus(column))}
     texts = {name: column.unique().drop_null().to_pylist() for name, column in columns.items() if name not in plain}
     given = [
@@ -202,7 +199,7 @@ def find_forms(
         for form in NUMBER_FORMS
         if decimal in (None, form[0]) and form[1] in ("", thousands or form[1]) and form[0] != thousands
     ]
-    numbers = {name: find_number_forms(each if name in quantities else (), given) for name, each in texts.items()}
+    numbers = {name: find_number_forms(each, given) for name, each in texts.items()}
     points = {found[0][0][0] for found in numbers.values() if len(found) == 1 and len({p for p, _ in found[0]}) == 1}
     points = {decimal} if decimal else points
     if not points and any(
@@ -220,11 +217,19 @@ def find_forms(
             forms[name] = {"decimal": form[0], "thousands": form[1]}
         elif day := find_date_form(name, texts[name], columns[name], given=dates):
             forms[name] = {"dates": day}
-    for name, column in plain.items() if "." in (thousands, *("." for point in points if points == {","})) else ():
-        is_grouped = compute.match_substring_regex(column, GROUPED)
-        if compute.any(compute.match_substring(column, ".")).as_py() and compute.all(is_grouped).as_py():
-            forms[name] = {"decimal": ",", "thousands": "."}
-    if dates and not any("dates" in form for form in forms.values()):
+    dot_separates_thousands = thousands == "." or points == {","}
+    for name, column in plain.items():
+        if dates and IS_DIGITS.fullmatch(dates):
+            days = column.unique().drop_null().to_pylist()
+            if day := find_given_date_form(days, dates):
+                forms[name] = {"dates": day}
+                continue
+        if dot_separates_thousands:
+            is_grouped = compute.match_substring_regex(column, GROUPED)
+            if compute.any(compute.match_substring(column, ".")).as_py() and compute.all(is_grouped).as_py():
+                forms[name] = {"decimal": ",", "thousands": "."}
+    is_used = any(form.get("dates", "").startswith(dates or "%") for form in [*forms.values(), *known.values()])
+    if dates and columns and not (is_used or has_typed_dates):
         raise ConfigError(
             f"dataset.dates={dates}: the dates of no column are written so; it is as in Python's strptime"
         )
@@ -250,26 +255,53 @@ def find_number_forms(values: Sequence[str], forms: Sequence[tuple[str, str]]) -
 
 
 def find_date_form(name: str, values: Sequence[str], column: Any, given: str | None) -> str | None:
-    """Returns the form that nearly all values have; None if there is none, or they are dates as in ISO 8601."""
+    """Returns the form that nearly all values have; None if there is none, or they are dates as in ISO 8601.
+
+    The form that the user gives comes first, also for values that are dates as in ISO 8601.
+    """
+    if given and (found := find_given_date_form(values, given)):
+        return found
     if not values or cast_to_dates(column) is not None:
         return None
+    best = find_best_date_forms(values, [day + time for day, time in product(DAYS, TIMES)])
+    if len(best) > 1 and rewrite_cells(values, {"dates": best[0]}) != rewrite_cells(values, {"dates": best[1]}):
+        raise ConfigError(
+            f"dataset.data_dir: the column {name} has {values[0]}, a day in two ways; set "
+            f"dataset.dates='{best[0]}' or dataset.dates='{best[1]}'"
+        )
+    return best[0] if best else None
+
+
+def find_given_date_form(values: Sequence[str], given: str) -> str | None:
+    """Returns the user's form of dates, with a time if it names none and the values have one; None if it does not fit."""
+    times = [""] if HAS_TIME.search(given) else TIMES
+    best = find_best_date_forms(values, [given + time for time in times])
+    return best[0] if best else None
+
+
+def find_best_date_forms(values: Sequence[str], forms: Iterable[str]) -> list[str]:
+    """Returns the forms of dates that fit the most values, if these are nearly all; the first values rule most out."""
 
     def count(form: str, some: Sequence[str]) -> int:
-        return sum(new != old for new, old in zip(rewrite_cells(some, {"dates": form}), some, strict=True))
+        return sum(date is not None for date in parse_date_cells(some, form))
 
-    for days in ([given] if given else [], DAYS):
-        forms = [day + time for day, time in product(days, TIMES)]
-        forms = [form for form in forms if count(form, values[:FIRST]) >= MOSTLY * len(values[:FIRST])]
-        counts = {form: each for form in forms if (each := count(form, values)) >= MOSTLY * len(values)}
-        best = [form for form, each in counts.items() if each == max(counts.values())]
-        if len(best) > 1 and rewrite_cells(values, {"dates": best[0]}) != rewrite_cells(values, {"dates": best[1]}):
-            raise ConfigError(
-                f"dataset.data_dir: the column {name} has {values[0]}, a day in two ways; set "
-                f"dataset.dates='{best[0]}' or dataset.dates='{best[1]}'"
-            )
-        if best:
-            return best[0]
-    return None
+    first = values[:FIRST]
+    likely = [form for form in forms if values and count(form, first) >= MOSTLY * len(first)]
+    counts = {form: count(form, values) for form in likely}
+    most = max(counts.values(), default=0)
+    return [form for form, each in counts.items() if each == most and each >= MOSTLY * len(values)]
+
+
+def check_date_form(form: str) -> None:
+    """Raises ConfigError if `dataset.dates` is no form that `strptime` can read, or it has no year."""
+    try:
+        parse_date_cells(["2024-01-31"], form)
+    except (ValueError, re.error) as error:
+        raise ConfigError(
+            f"dataset.dates={form}: is no form of Python's strptime ({error}); an example is '%d/%m/%Y %H:%M'"
+        ) from error
+    if not HAS_YEAR.search(form):
+        raise ConfigError(f"dataset.dates={form}: has no year (%Y or %y), which a date needs; an example is '%d/%m/%Y'")
 
 
 def refuse_two_meanings(name: str, values: Sequence[str], found: Sequence[Sequence[tuple[str, str]]]) -> None:
