@@ -50,8 +50,11 @@ from scaleflow.dataset.tables.values import (
     are_codes,
     are_plain_numbers,
     convert_target,
+    describe_bare_numbers,
     describe_forms,
+    describe_other_units,
     find_forms,
+    refuse_several_units,
     to_weights,
 )
 from scaleflow.errors import ConfigError
@@ -69,6 +72,8 @@ from scaleflow.serving.cells import (
     Array,
     apply_form,
     clean_column,
+    count_other_units,
+    describe_units,
     is_missing,
     to_texts,
 )
@@ -154,6 +159,7 @@ class Table:
             scale_target=scale_target,
         )
         self.unlabelled: dict[str, str] = {}  # by split, a text on the rows that `load` leaves out
+        self.load_notes: list[str] = []  # notes on splits whose files `load` has read
         self._learn(form, told, data_dir, learn_on=learn_on)
         make = partial(make_preprocessing, told=told, embed=embed, words=vocabulary, tokens=tokens)
         self.preprocessing = {name: make(name, each, standardize=standardize) for name, each in self._kinds.items()}
@@ -224,8 +230,17 @@ class Table:
             columns = {name: rows.raw_columns[name] for name in sought}
             if (rule := self._division.rule).by == "time" and rule.column is not None and rule.column not in forms:
                 columns |= rows.open_columns([rule.column], "dataset.split.column")(rows.sampled)
-            new = find_forms(columns, told.decimal, thousands=told.thousands, dates=told.dates, known=forms)
+            new = find_forms(
+                columns,
+                told.decimal,
+                thousands=told.thousands,
+                dates=told.dates,
+                known=forms,
+                numeric=told.numeric or (),
+                inputs=names,
+            )
             rows.forms = {**forms, **new}
+            bare = list(describe_bare_numbers(columns, new))
             sample = rows.sample_columns
             check_column_types(sample, {name: each for name, each in given.items() if name not in known})
             outputs = describe_known_target(sample, target, told, earlier=earlier)
@@ -247,7 +262,7 @@ class Table:
             unread = [each for each in inferred if found[each] == CATEGORY and is_like_values(sample.columns[each])]
             words = [name for name in names if found[name] == CATEGORY and name not in known]
             many = count_words(sample, words, told)
-            return [found, asdict(outputs), rows.forms, codes, sample.missing_words, unread, many]
+            return [found, asdict(outputs), rows.forms, codes, sample.missing_words, unread, many, bare]
 
         learned = earlier and (earlier.find_outputs(), earlier.extends)
         options = [given, forms, sought, asdict(told), known, learned]
@@ -270,6 +285,8 @@ class Table:
         """Yields the notes: what columns are taken for, and what may surprise."""
         yield describe_columns(self._kinds, self._target, self.outputs.kind, weights=self._weights)
         yield from describe_forms({name: each for name, each in types.forms.items() if name in types.sought})
+        yield from types.bare_numbers
+        yield from self._describe_other_units(rows, types, numeric=told.numeric or ())
         yield from rows.describe_sample()
         unused = self.reading["unused"]
         if self._earlier is not None and not self._earlier.extends:
@@ -277,6 +294,17 @@ class Table:
         expected = [*(told.drop or ()), *(unused if self._past.get("columns") or told.columns else ())]
         reasons = {name: each for name in unused if name not in expected and (each := find_name_problem(name))}
         yield from types.describe({**reasons, **useless}, told.most_values)
+
+    def _describe_other_units(self, rows: TableRows, types: TableTypes, numeric: Collection[str]) -> Iterator[str]:
+        """Yields a note on each column with numbers of another unit than training had.
+
+        Raises ConfigError if the run itself learns the unit, and rows outside of the sample have another one.
+        """
+        for name, counts in rows.count_other_units().items():
+            unit = types.forms[name]["unit"]
+            if name in types.sought and name not in numeric:
+                refuse_several_units(name, f"{unit} and {describe_units(counts)}", is_input=name in types.found)
+            yield describe_other_units(name, unit, counts)
 
     @property
     def splits(self) -> Collection[str]:
@@ -291,6 +319,9 @@ class Table:
             rows = self._rows[group] = self._read(group)
             rows.forms, rows.missing_words = self.reading["forms"], self._missing_words
             rows.describe(self._target, self._kinds, self.outputs)
+            for name, counts in rows.count_other_units().items():
+                note = describe_other_units(name, rows.forms[name]["unit"], counts)
+                self.load_notes.append(f"{note} (split {split!r})")
         rows = self._rows[group]
         masks, keys = self._divide(rows, self.outputs)
         is_in_split = masks[split]
@@ -440,6 +471,25 @@ class TableRows:
                 words = column.filter(compute.is_in(column, value_set=pyarrow.array(self._missing)))
                 counts.update(word for word in words.to_pylist() if word)
         return dict(counts)
+
+    def count_other_units(self) -> dict[str, dict[str, int]]:
+        """Returns how many numbers of all rows have another unit than their column, by column and unit."""
+        names = [name for name in self._columns if self.forms.get(name, {}).get("unit")]
+        if not names:
+            return {}
+
+        def learn() -> dict[str, Counter[str]]:
+            if self.learned == self._firsts[-1]:
+                return {name: count_other_units(self.raw_columns[name], self.forms[name]) for name in names}
+            counts = {name: Counter[str]() for name in names}
+            for block in self.blocks:
+                table = self._files.read(block, names)
+                for name in names:
+                    counts[name] += count_other_units(clean_column(table[name], self._missing), self.forms[name])
+            return counts
+
+        found = self.recall("types", ["units", {name: self.forms[name] for name in names}], learn)
+        return {name: counts for name, counts in found.items() if counts}
 
     def describe(self, target: str, kinds: Mapping[str, str], outputs: Outputs) -> TableRows:
         """Says how columns are converted; rows can be read then."""

@@ -14,6 +14,7 @@ from scaleflow.data_checks.drift import HINT, DataFinding, DriftCounter, expand_
 from scaleflow.errors import RunError
 from scaleflow.interfaces import LearnedState, name_leaves
 from scaleflow.launcher.command_exit import to_printable
+from scaleflow.serving.cells import describe_units
 
 #: The most rows of a chunk that are compared.
 MOST_ROWS = 2048
@@ -65,6 +66,7 @@ class RowReport:
         self._missing: Counter[str] = Counter()
         self._has_missing: dict[str, bool | None] = {}
         self._unknown: dict[str, Counter[str]] = {}
+        self._units: dict[str, Counter[str]] = {}
         self._others: Counter[str] = Counter()
         self._has_rare: set[str] = set()
 
@@ -120,6 +122,11 @@ class RowReport:
             else:
                 self._others[column] += entry["counts"]
 
+    def add_units(self, column: str, counts: Counter[str]) -> None:
+        """Counts numbers by their unit, which training did not have; the model gets missing ones instead."""
+        if counts:
+            self._units.setdefault(column, Counter()).update(counts)
+
     def describe(self, bad: int, is_resumed: bool) -> Iterator[tuple[str, str]]:
         """Yields the last lines, (label, text).
 
@@ -127,20 +134,25 @@ class RowReport:
             bad: the number of bad rows.
             is_resumed: whether an earlier command has predicted other rows, which are not counted.
         """
-        if is_resumed and (bad or self._missing or self._unknown):
+        if is_resumed and (bad or self._missing or self._unknown or self._units):
             yield "counted", "in the rows of this command only"
         if bad:
             yield "bad rows", f"{bad:,} {'left out' if self.on_bad == 'skip' else 'with empty predictions'}"
         yield from list_columns(
             "", (f"{name}: {n:,}, first {self._first[name]}" for name, n in sorted(self._bad.items()))
         )
-        yield from list_columns("unknown", map(self._describe_unknown, sorted(self._unknown)))
+        unknown = [self._describe_unknown(name) for name in sorted(self._unknown)]
+        for name, counts in sorted(self._units.items()):
+            text = f"{name}: {counts.total():,} with units that training did not have: {describe_units(counts)}"
+            unknown.append(f"{text}; they count as missing")
+        yield from list_columns("unknown", iter(unknown))
         yield from list_columns("imputed", map(self._describe_missing, sorted(self._missing)))
         yield from list_columns("drift", (f"{each.text} ({each.because})" for each in self.find_drift()))
 
     def to_counts(self, bad: int) -> dict[str, Any]:
         """Returns the number of bad rows, and by column the counts that `describe` names."""
         unknown = {name: shown.total() + self._others[name] for name, shown in self._unknown.items()}
+        unknown |= {name: counts.total() for name, counts in self._units.items()}
         drift = [{"rule": each.rule, "columns": each.columns, "text": each.text} for each in self.find_drift()]
         found = {"bad rows": bad, "bad": dict(self._bad), "unknown": unknown, "imputed": dict(self._missing)}
         return {**found, "drift": drift, "compared rows": self.compared}

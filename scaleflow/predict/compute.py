@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -190,12 +191,22 @@ def convert_to_inputs(
     is_good = ~np.any([each.is_bad for each in problems], axis=0)
     for name, parts in found.items():
         for part in parts:
-            report.add_missing(part.name, int((part.is_missing & is_good).sum()), form.filled.get(name))
+            units = count_other_units(rows.table[part.name], form.describe_cells(part.name), is_good)
+            report.add_units(part.name, units)
+            missing = int((part.is_missing & is_good).sum()) - units.total()
+            report.add_missing(part.name, missing, form.filled.get(name))
             if name in form.categories:
                 words, known = part.values[is_good].ravel(), form.cells[name].known
                 report.add_categories(part.name, words, known, has_rare=name in form.many_words)
     joined = {name: join_columns(parts, specs[name]) for name, parts in found.items()}
     return joined if is_good.all() else {name: values[is_good] for name, values in joined.items()}, is_good
+
+
+def count_other_units(column: Any, form: CellForm, is_good: Array) -> Counter[str]:
+    """Counts the numbers of good rows whose unit training did not have, by their unit."""
+    if not form.has_unit:
+        return Counter()
+    return form.count_other_units(column if is_good.all() else column.filter(pyarrow.array(is_good)))
 
 
 def join_columns(columns: Sequence[InputColumn], spec: tf.TensorSpec) -> Array:

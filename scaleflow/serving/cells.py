@@ -43,6 +43,10 @@ MARKS = r"R?\$|[\u00a2-\u00a5\u20a0-\u20cf]|z\u0142|K\u010d|(?:kr|Rs|\u0440\u044
 MARKS += "|USD|EUR|GBP|CHF|JPY|CNY|INR|RUB|BRL|SEK|NOK|DKK|PLN|CZK|HUF"
 MINUS = ("-", "\u2212")
 
+#: The code of a currency by its sign. A sign that several currencies share, such as `$` or `kr`, stays a sign.
+CODES_OF_SIGNS = {"€": "EUR", "£": "GBP", "₹": "INR", "₽": "RUB", "\u0440\u0443\u0431": "RUB", "R$": "BRL"}
+CODES_OF_SIGNS |= {"z\u0142": "PLN", "K\u010d": "CZK"}
+
 Array = np.ndarray[Any, Any]
 
 
@@ -57,28 +61,84 @@ def match_number(decimal: str, thousands: str) -> re.Pattern[str]:
     return re.compile(rf"{before}(?P<whole>{grouped}0|[1-9]\d*|(?=\D\d)){part}{after}")
 
 
-def rewrite_number(text: str, pattern: re.Pattern[str]) -> str | None:
-    """Returns a number as Python writes it; None if the text does not match. `12.5%` is 12.5."""
+def parse_number(text: str, pattern: re.Pattern[str]) -> tuple[str, str] | None:
+    """Returns a number as Python writes it, and its unit, "" if it has none; None if the text does not match.
+
+    `12.5%` is 12.5 with the unit `%`. `€` and `EUR` are one unit.
+    """
     if (found := pattern.fullmatch(text)) is None:
         return None
     is_negative = bool(found["open"]) or any(found[place] in MINUS for place in ("sign", "inner", "after"))
     whole, part = re.sub(r"\D", "", found["whole"]) or "0", found["part"]
-    return f"{'-' if is_negative else ''}{whole}{f'.{part}' if part else ''}{found['power'] or ''}"
+    number = f"{'-' if is_negative else ''}{whole}{f'.{part}' if part else ''}{found['power'] or ''}"
+    units = [mark.rstrip(".") for mark in (found["mark"], found["unit"]) if mark]
+    return number, " ".join(CODES_OF_SIGNS.get(unit, unit) for unit in units)
+
+
+def rewrite_number(text: str, pattern: re.Pattern[str]) -> str | None:
+    """Returns a number as Python writes it; None if the text does not match."""
+    parsed = parse_number(text, pattern)
+    return None if parsed is None else parsed[0]
 
 
 def rewrite_cells(cells: Iterable[str | None], form: Mapping[str, str]) -> list[str | None]:
     """Returns cells of a column in the form that models take. Others, and missing ones, stay as they are.
 
+    A number with another unit than `form["unit"]` becomes a missing one: see `count_other_units`.
+
     Args:
         cells: the different values of a column.
-        form: `{"decimal": ",", "thousands": "."}`, or `{"dates": "%d.%m.%Y"}`.
+        form: `{"decimal": ",", "thousands": ".", "unit": "EUR"}`, or `{"dates": "%d.%m.%Y"}`. Earlier versions did not
+            record the unit, so any unit is read then.
     """
     given = list(cells)
     if "dates" in form:
         dates = parse_date_cells(given, form["dates"])
         return [cell if date is None else date for cell, date in zip(given, dates, strict=True)]
     pattern = match_number(form["decimal"], form["thousands"])
-    return [cell if cell is None else rewrite_number(cell, pattern) or cell for cell in given]
+    return [None if cell is None else rewrite_cell(cell, pattern, form.get("unit")) for cell in given]
+
+
+def rewrite_cell(cell: str, pattern: re.Pattern[str], unit: str | None) -> str | None:
+    """Returns a cell as `rewrite_cells` does. A unit is text if the numbers of the column have none."""
+    parsed = parse_number(cell, pattern)
+    if parsed is None:
+        return cell
+    if unit is None or parsed[1] in ("", unit):
+        return parsed[0]
+    return None if unit else cell
+
+
+def count_other_units(column: Any, form: Mapping[str, str] | None) -> Counter[str]:
+    """Counts the numbers of a clean column whose unit is not the one of its form, by their unit.
+
+    They are as unknown categories: a number of another currency or unit says nothing about the one that the column had.
+    A number without a unit has the unit of the form.
+    """
+    counts: Counter[str] = Counter()
+    if form is None or not form.get("unit") or not types.is_string(column.type):
+        return counts
+    for unit, count in count_units(column, form).items():
+        if unit not in ("", form["unit"]):
+            counts[unit] += count
+    return counts
+
+
+def count_units(column: Any, form: Mapping[str, str]) -> Counter[str]:
+    """Counts the numbers of a clean column of strings by their unit; "" for those without one."""
+    pattern = match_number(form["decimal"], form["thousands"])
+    counts: Counter[str] = Counter()
+    for entry in column.value_counts().to_pylist():
+        parsed = None if entry["values"] is None else parse_number(entry["values"], pattern)
+        if parsed is not None:
+            counts[parsed[1]] += entry["counts"]
+    return counts
+
+
+def describe_units(units: Mapping[str, int]) -> str:
+    """Returns the most frequent units and their numbers of values, such as `EUR (12), GBP (3)`."""
+    most = Counter(units).most_common(5)
+    return ", ".join(f"{unit or 'none'} ({count:,})" for unit, count in most) + (", ..." if len(units) > 5 else "")
 
 
 def parse_date_cells(cells: Sequence[str | None], form: str) -> list[str | None]:
@@ -245,6 +305,18 @@ class CellForm:
     missing: Sequence[str] | None = None  # words that mean a missing value; None: text is taken as it is
     written: Mapping[str, str] | None = None  # how its numbers or dates are written, see `rewrite_cells`
     known: Sequence[str] = ()  # the words of a category that training had
+
+    @property
+    def has_unit(self) -> bool:
+        """Whether the numbers of the column had a unit in training."""
+        return self.kind == NUMBER and bool((self.written or {}).get("unit"))
+
+    def count_other_units(self, column: Any) -> Counter[str]:
+        """Counts the numbers whose unit training did not have, by their unit. They become missing numbers."""
+        if not self.has_unit:
+            return Counter()
+        missing = MISSING if self.missing is None else self.missing
+        return count_other_units(clean_column(column, missing), self.written)
 
     def convert(self, column: Any, dtype: np.dtype[Any]) -> tuple[Array, Array, str]:
         """Converts a column of pyarrow to an array, texts to objects.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,10 +17,12 @@ import pandas as pd
 import tensorflow as tf
 from mlflow.exceptions import MlflowException
 
-from scaleflow.serving.cells import CellForm, fit_numbers, gather_cells, read_forms, write_cell
+from scaleflow.serving.cells import CellForm, describe_units, fit_numbers, gather_cells, read_forms, write_cell
 from scaleflow.serving.layers import choose_layer, compute_layer, read_specs
 from scaleflow.serving.prediction_columns import make_prediction_columns, make_probability_columns
 from scaleflow.serving.reasons import LAYER, Explainer
+
+logger = logging.getLogger(__name__)
 
 #: What the inference parameter `output` may be, besides `LAYER` and the name of a layer.
 PREDICTION, PROBABILITIES, LOGITS, EXPLAIN = OUTPUTS = ("prediction", "probabilities", "logits", "explain")
@@ -225,7 +228,15 @@ def to_tensor(spec: tf.TensorSpec, given: Any, name: str, form: CellForm = PLAIN
     if values.dtype.kind in "biuf" and dtype.kind != "O":
         converted, is_bad, expected = fit_numbers(values, np.zeros(len(values), bool), dtype)
     else:
-        converted, is_bad, expected = form.convert(gather_cells(values), dtype)
+        cells = gather_cells(values)
+        converted, is_bad, expected = form.convert(cells, dtype)
+        if units := form.count_other_units(cells):
+            logger.warning(
+                "%s: %d numbers have units that training did not have: %s; they count as missing",
+                name,
+                units.total(),
+                describe_units(units),
+            )
     if is_bad.any():
         at = int(is_bad.argmax())
         column, text = name or name_value(given, at % size), write_cell(values[at])

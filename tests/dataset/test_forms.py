@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from scaleflow.dataset.tables.kinds import is_like_values
-from scaleflow.dataset.tables.values import find_forms, infer_type
+from scaleflow.dataset.tables.values import describe_bare_numbers, find_forms, infer_type
 from scaleflow.errors import ConfigError
-from scaleflow.serving.cells import apply_form
+from scaleflow.serving.cells import apply_form, count_other_units
 
 VALUES = np.random.default_rng(0).normal(0, 3000, 60).round(2)
 
@@ -107,7 +107,7 @@ def test_other_columns_of_the_file_decide() -> None:
     ]
     del tables["c"]
     tables["b"] = pyarrow.chunked_array([["1.5", "12.25"]])
-    assert find_forms(tables) == {"a": {"decimal": ".", "thousands": ","}}
+    assert find_forms(tables) == {"a": {"decimal": ".", "thousands": ",", "unit": ""}}
 
 
 DAYS = (
@@ -173,7 +173,6 @@ def test_dates_of_a_form_are_sought_in_the_columns_that_may_have_them() -> None:
         ["01234", "12345"],
         ["a1", "b2"],
         ["1.2.3", "1.2.4"],
-        ["12.5%", "$3"],
         ["Room 12, floor 3", "Room 1, floor 2"],
         ["true", "false"],
         ["12:30", "14:05"],
@@ -181,6 +180,66 @@ def test_dates_of_a_form_are_sought_in_the_columns_that_may_have_them() -> None:
 )
 def test_other_columns_stay_as_they_are(words: Sequence[str]) -> None:
     assert read(words) == words
+
+
+@pytest.mark.parametrize(
+    ("words", "unit", "others"),
+    [
+        (["$100.00", "$1,250.00", "7.00"], "$", ["100.00 €", "£100", "USD 5.00", "5%"]),
+        (["100,00 €", "7,50 EUR"], "EUR", ["$100,00", "100,00 USD", "7,50 %"]),
+        (["12.5%", "3%"], "%", ["$3"]),
+        (["120 kr", "80 kr."], "kr", ["120 SEK", "£80"]),
+        (["R$ 5,50", "BRL 7,25"], "BRL", ["$5,50"]),
+    ],
+)
+def test_a_unit_that_training_did_not_have_is_no_number(words: Sequence[str], unit: str, others: Sequence[str]) -> None:
+    import pyarrow
+
+    column = pyarrow.chunked_array([words])
+    form = find_forms({"x": column})["x"]
+    assert form["unit"] == unit
+    assert None not in apply_form(column, form).to_pylist()
+    assert count_other_units(column, form) == {}
+    unknown = pyarrow.chunked_array([[*others, words[0], None, "word"]])
+    *read_others, known, missing, text = apply_form(unknown, form).to_pylist()
+    assert (read_others, missing, text) == ([None] * len(others), None, "word")
+    assert known == apply_form(column, form).to_pylist()[0]
+    assert count_other_units(unknown, form).total() == len(others)
+    earlier = {name: value for name, value in form.items() if name != "unit"}  # as earlier versions recorded it
+    assert None not in apply_form(unknown, earlier).to_pylist()[: len(others)]
+
+
+def test_a_unit_is_no_number_if_training_had_none() -> None:
+    import pyarrow
+
+    form = find_forms({"x": pyarrow.chunked_array([["1,5", "2,25"]])})["x"]
+    assert (form["unit"], apply_form(pyarrow.chunked_array([["1,5", "2,25 €"]]), form).to_pylist()) == (
+        "",
+        ["1.5", "2,25 €"],
+    )
+
+
+def test_columns_with_several_units_are_refused() -> None:
+    import pyarrow
+
+    columns = {"x": pyarrow.chunked_array([[f"${n}.25" for n in range(20)] + ["7.50 €"]])}
+    with pytest.raises(ConfigError) as refusal:
+        find_forms(columns, inputs=["x"])
+    assert r"the column x has numbers with several units: $ (20), EUR (1); write" in str(refusal.value)
+    assert "dataset.numeric" in str(refusal.value)
+    with pytest.raises(ConfigError) as refusal:  # a target
+        find_forms(columns)
+    assert "dataset.numeric" not in str(refusal.value)
+    form = find_forms(columns, numeric=["x"], inputs=["x"])["x"]
+    assert apply_form(columns["x"], form).to_pylist()[-2:] == ["19.25", None]
+
+
+def test_numbers_with_a_unit_in_some_rows_only_are_noted() -> None:
+    import pyarrow
+
+    columns = {"x": pyarrow.chunked_array([["12.5%", "3%", "0.125", "3%", None]])}
+    (note,) = describe_bare_numbers(columns, find_forms(columns))
+    assert note == "dataset: x: 1 of 4 numbers have no unit, and are read in %"
 
 
 def infer(words: Sequence[str | None]) -> str:

@@ -130,9 +130,19 @@ def compare_written(folder: Path) -> None:
     german.assign(x=german.x.astype("category")).to_parquet(folder / "german.parquet")
     german.to_feather(folder / "german.feather")
     german.to_json(folder / "german.jsonl", orient="records", lines=True)
-    frame.assign(day=frame.day.dt.strftime("%Y-%m-%d %H:%M")).to_json(folder / "iso.jsonl", orient="records", lines=True)
+    frame.assign(day=frame.day.dt.strftime("%Y-%m-%d %H:%M")).to_json(
+        folder / "iso.jsonl", orient="records", lines=True
+    )
     dates = {".parquet": "%d.%m.%Y %H:%M", ".jsonl": "%d.%m.%Y", "iso.jsonl": "%Y-%m-%d %H:%M"}
-    for name in ("german.csv", "excel.csv", "pipe.csv", "german.parquet", "german.feather", "german.jsonl", "iso.jsonl"):
+    for name in (
+        "german.csv",
+        "excel.csv",
+        "pipe.csv",
+        "german.parquet",
+        "german.feather",
+        "german.jsonl",
+        "iso.jsonl",
+    ):
         found = make(folder / name, dates=dates.get(name) or dates.get(Path(name).suffix))
         assert found.reading["columns"] == plain.reading["columns"], name
         for split in ("train", "test"):
@@ -167,6 +177,31 @@ def check_doors(source: Any, frame: Any) -> None:
 
 def test_tables_are_read_as_people_write_them(isolated: Callable[..., Any], tmp_path: Path) -> None:
     isolated(compare_written, tmp_path)
+
+
+def read_several_units(folder: Path) -> list[Any]:
+    """A table whose last rows have another currency: notes, missing numbers and refusals."""
+    rows = [f"${n}.50,{n % 2}" for n in range(40)] + [f"{n}.50 €,{n % 2}" for n in range(20)]
+    path = write(folder / "mixed.csv", "\n".join(["x,y", *rows]))
+    write(folder / "splits/train.csv", "\n".join(["x,y", *rows[:40]]))
+    write(folder / "splits/test.csv", "\n".join(["x,y", *rows[30:]]))
+    messages = refused([functools.partial(make, path, name) for name in ("x", "y")])
+    messages += refused([functools.partial(make, path, "y", learn_on=20)])
+    numeric = [make(path, "y", numeric=["x"], test=0.0, learn_on=learn_on) for learn_on in (None, 20)]
+    missing = [int(np.isnan(arrays(each).inputs["x"]).sum()) for each in numeric]
+    notes = [note for each in numeric for note in each.notes if "count as missing" in note]
+    splits = make(folder / "splits", "y")
+    splits.load("test")
+    return [messages, missing, notes, splits.load_notes]
+
+
+def test_a_table_with_several_currencies_is_refused_or_noted(isolated: Callable[..., Any], tmp_path: Path) -> None:
+    messages, missing, notes, load_notes = isolated(read_several_units, tmp_path)
+    assert ["x has numbers with several units: $" in message for message in messages] == [True] * 3
+    assert ["dataset.numeric" in message for message in messages] == [False, True, True]  # x is the target first
+    assert missing == [20, 20]
+    assert notes == ["dataset: x: 20 numbers are not in $, but in EUR (20); they count as missing"] * 2
+    assert load_notes == [f"{notes[0]} (split 'test')"]
 
 
 def test_an_encoding_is_named(isolated: Callable[..., Any], tmp_path: Path) -> None:

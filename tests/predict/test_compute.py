@@ -117,6 +117,48 @@ def read_codes() -> list[Any]:
     return [served, [form.convert(column, np.dtype(object))[0].tolist() for column in columns]]
 
 
+def read_units() -> list[Any]:
+    """Numbers with units of which training had one, for `predict` and the served model, and what is said about them."""
+    import logging
+
+    import tensorflow as tf
+
+    from scaleflow.interfaces import Inputs, LearnedPreprocessing, LearnedState, Outputs
+    from scaleflow.predict.bad_rows import RowReport
+    from scaleflow.predict.compute import convert_to_inputs
+    from scaleflow.predict.reading import InputForm, RowBatch
+    from scaleflow.serving.loader import logger, to_tensor
+
+    form = {"decimal": ".", "thousands": ",", "unit": "$"}
+    reading = {"columns": {"x": "numbers"}, "forms": {"x": form}}
+    learned = {"x": LearnedPreprocessing("scaleflow.dataset.tables.columns.Number", {}, {"missing": False})}
+    state = LearnedState(Inputs((), "float64"), Outputs("regression", (1,)), learned, reading=reading)
+    inputs = InputForm(state, {"x": ["x"]})
+    report = RowReport("skip", str, state)
+    cells = ["$1,100.00", "100.00 €", "£100", "7", None, "word"]
+    spec = tf.TensorSpec([None], "float64")
+    rows = RowBatch(0, pyarrow.table({"x": pyarrow.array(cells)}))
+    predicted, _ = convert_to_inputs({"x": spec}, inputs, rows, report)
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    served = to_tensor(spec, cells[:-1], "x", inputs.describe_cells("x")).numpy()
+    return [predicted["x"], served, list(report.describe(1, False))[2:], said]
+
+
+def test_numbers_in_another_currency_are_counted_as_unknown(isolated: Callable[..., Any]) -> None:
+    predicted, served, lines, said = isolated(read_units)
+    for found in (predicted, served):
+        np.testing.assert_array_equal(found, [1100, np.nan, np.nan, 7, np.nan])
+    units = "training did not have: EUR (1), GBP (1); they count as missing"
+    assert lines == [
+        ("unknown", f"x: 2 with units that {units}"),
+        ("imputed", "x: 1 missing, which training never had"),
+    ]
+    assert said == [f"x: 2 numbers have units that {units}"]
+
+
 def test_an_own_dataset_may_describe_its_reading_with_the_words_of_a_table() -> None:
     from scaleflow.serving.cells import read_forms
 

@@ -191,6 +191,8 @@ def load_splits(source: Source, options: Dataset, workers: Workers, emit: Emit) 
     names += ["test"] if "test" in source.splits else []
     splits = {name: clean_split(source, name, options, workers=workers, emit=emit) for name in dict.fromkeys(names)}
     report_unlabelled(source, options, emit)
+    for note in getattr(source, "load_notes", ()):
+        emit(Note(note))
     if "validation" in source.splits and "validation" not in splits:
         emit(Note("the dataset's split 'validation' is not used; set dataset.validation=validation to use it"))
     return splits

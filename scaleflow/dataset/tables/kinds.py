@@ -214,6 +214,7 @@ class TableTypes:
     missing_words: dict[str, int]  # how often the target has each word of `dataset.missing`
     unread: Sequence[str]  # categories that look like numbers or dates
     many: Mapping[str, int]  # by category, the number of its words, if these are too many
+    bare_numbers: Sequence[str]  # notes on columns whose numbers have a unit in some rows only
 
     def describe(self, unused: Mapping[str, str], most: int) -> Iterator[str]:
         """Yields lines on what may surprise; `unused` has columns with the reason to leave them out."""

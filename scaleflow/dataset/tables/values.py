@@ -6,7 +6,7 @@ pyarrow is imported inside the functions, because only this dataset needs it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -20,13 +20,15 @@ from scaleflow.serving.cells import (
     EXPECTED,
     IS_DATE,
     IS_NUMBER,
-    MARKS,
     NUMBER,
     Array,
     cast_to_dates,
+    count_units,
+    describe_units,
     match_names,
     match_number,
     parse_date_cells,
+    parse_number,
     rewrite_cells,
     rewrite_number,
     strip_plus,
@@ -158,12 +160,15 @@ DAYS: tuple[str, ...] = (
 DAYS += ("%m/%d/%y", "%d %b %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y")
 TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 
-#: So many values rule most forms of dates out.
-FIRST = 20
+#: So many values rule most forms of dates out, and so many that are spread over all most forms of numbers.
+FIRST, SPREAD = 20, 200
 
-#: What a form of dates has: a time, a year, digits only.
+#: With such a currency, a point is the decimal one.
+ENGLISH_UNITS = ("$", "USD", "GBP", "INR")
+
+#: What a form of dates has: a time, a year, only parts that make a number.
 HAS_TIME, HAS_YEAR = re.compile("%[HIMSpfzZ]"), re.compile("%[YyG]")
-IS_DIGITS = re.compile("(%[YymdHMS]){3,}")
+IS_NUMERIC = re.compile(r"(%[YymdjHMS]\.?){2,}")
 
 #: A number with a decimal point that is between no thousands, and one that may be.
 HAS_POINT, GROUPED = r"\.([0-9]{1,2}|[0-9]{4,})$", r"^[+-]?([1-9][0-9]{0,2}(\.[0-9]{3})+|0|[1-9][0-9]*)$"
@@ -175,6 +180,8 @@ def find_forms(
     thousands: str | None = None,
     dates: str | None = None,
     known: Mapping[str, Form] = {},
+    numeric: Collection[str] = (),
+    inputs: Collection[str] = (),
 ) -> dict[str, Form]:
     """Returns the forms of the columns whose numbers or dates are not written as in Python.
 
@@ -182,76 +189,169 @@ def find_forms(
         columns: as `clean_column` returns them. Only columns of strings are read.
         decimal, thousands, dates: what the user says about it.
         known: the forms of other columns, from an earlier run.
+        numeric: columns that the user takes for numbers. Numbers with a rare unit are missing there.
+        inputs: columns that are inputs, for messages.
 
     Raises:
-        ConfigError: if the values of a column can mean two things, or no column has the dates that the user names.
+        ConfigError: if the values of a column can mean two things or have several units, or no column has the dates
+            that the user names.
     """
-    from pyarrow import compute, types
+    from pyarrow import types
 
-    has_typed_dates = any(types.is_temporal(column.type) for column in columns.values())
-    columns = {name: column for name, column in columns.items() if types.is_string(column.type)}
     if dates:
         check_date_form(dates)
-    plain = {name: column for name, column in columns.items() if are_plain_numbers(strip_plus(column))}
-    texts = {name: column.unique().drop_null().to_pylist() for name, column in columns.items() if name not in plain}
-    given = [
+    strings = {name: column for name, column in columns.items() if types.is_string(column.type)}
+    plain = {name: column for name, column in strings.items() if are_plain_numbers(strip_plus(column))}
+    texts = {name: column.unique().drop_null().to_pylist() for name, column in strings.items() if name not in plain}
+    possible = [
         form
         for form in NUMBER_FORMS
         if decimal in (None, form[0]) and form[1] in ("", thousands or form[1]) and form[0] != thousands
     ]
-    numbers = {name: find_number_forms(each, given) for name, each in texts.items()}
-    points = {found[0][0][0] for found in numbers.values() if len(found) == 1 and len({p for p, _ in found[0]}) == 1}
-    points = {decimal} if decimal else points
-    if not points and any(
-        compute.any(compute.match_substring_regex(each, HAS_POINT)).as_py() for each in plain.values()
-    ):
-        points = {"."}
+    numbers = {name: find_number_forms(values, possible) for name, values in texts.items()}
+    points = {decimal} if decimal else find_points(numbers.values(), plain.values())
     forms: dict[str, Form] = {}
-    for name, found in numbers.items():
-        if len(found) > 1 and len(points) == 1:
-            found = [left for group in found if (left := [form for form in group if form[0] in points])]
-        if len(found) > 1:
-            refuse_two_meanings(name, texts[name], found)
-        if found:
-            form = next((form for form in found[0] if form[0] in points), found[0][0])
-            forms[name] = {"decimal": form[0], "thousands": form[1]}
-        elif day := find_date_form(name, texts[name], columns[name], given=dates):
+    for name, values in texts.items():
+        if form := choose_number_form(name, values, numbers[name], points):
+            unit = find_unit(name, strings[name], form, numeric=numeric, inputs=inputs)
+            forms[name] = {"decimal": form[0], "thousands": form[1], "unit": unit}
+        elif day := find_date_form(name, values, strings[name], given=dates):
             forms[name] = {"dates": day}
     dot_separates_thousands = thousands == "." or points == {","}
     for name, column in plain.items():
-        if dates and IS_DIGITS.fullmatch(dates):
-            days = column.unique().drop_null().to_pylist()
-            if day := find_given_date_form(days, dates):
-                forms[name] = {"dates": day}
-                continue
-        if dot_separates_thousands:
-            is_grouped = compute.match_substring_regex(column, GROUPED)
-            if compute.any(compute.match_substring(column, ".")).as_py() and compute.all(is_grouped).as_py():
-                forms[name] = {"decimal": ",", "thousands": "."}
-    is_used = any(form.get("dates", "").startswith(dates or "%") for form in [*forms.values(), *known.values()])
-    if dates and columns and not (is_used or has_typed_dates):
-        raise ConfigError(
-            f"dataset.dates={dates}: the dates of no column are written so; it is as in Python's strptime"
-        )
+        if dates and (day := find_date_form_of_numbers(column, dates)):
+            forms[name] = {"dates": day}
+        elif dot_separates_thousands and is_grouped_by_dots(column):
+            forms[name] = {"decimal": ",", "thousands": ".", "unit": ""}
+    if dates and strings:
+        has_typed_dates = any(types.is_temporal(column.type) for column in columns.values())
+        is_used = any(form.get("dates", "").startswith(dates) for form in [*forms.values(), *known.values()])
+        if not (is_used or has_typed_dates):
+            raise ConfigError(
+                f"dataset.dates={dates}: the dates of no column are written so; it is as in Python's strptime"
+            )
     return forms
 
 
+def find_points(numbers: Iterable[Sequence[Sequence[tuple[str, str]]]], plain: Iterable[Any]) -> set[str]:
+    """Returns the decimal points of the columns that have only one, to decide about the others.
+
+    Args:
+        numbers: by column, its groups of forms.
+        plain: columns of numbers as in Python.
+    """
+    from pyarrow import compute
+
+    points: set[str] = set()
+    for groups in numbers:
+        if len(groups) == 1 and len({form[0] for form in groups[0]}) == 1:
+            points.add(groups[0][0][0])
+    if points:
+        return points
+    has_point = any(compute.any(compute.match_substring_regex(column, HAS_POINT)).as_py() for column in plain)
+    return {"."} if has_point else set()
+
+
+def choose_number_form(
+    name: str, values: Sequence[str], groups: Sequence[Sequence[tuple[str, str]]], points: Collection[str]
+) -> tuple[str, str] | None:
+    """Returns the form of a column's numbers; None if it has no numbers. Raises ConfigError if two forms are possible.
+
+    Args:
+        groups: forms that mean the same numbers together.
+        points: the decimal points of other columns.
+    """
+    if len(groups) > 1 and len(points) == 1:
+        with_point = [[form for form in group if form[0] in points] for group in groups]
+        groups = [group for group in with_point if group]
+    if not groups:
+        return None
+    if len(groups) > 1:
+        refuse_two_meanings(name, values, groups)
+    return next((form for form in groups[0] if form[0] in points), groups[0][0])
+
+
+def find_unit(name: str, column: Any, form: tuple[str, str], numeric: Collection[str], inputs: Collection[str]) -> str:
+    """Returns the unit of a column's numbers, "" if they have none.
+
+    Raises ConfigError if they have several, and the user does not take the column for numbers.
+    """
+    counts = count_units(column, {"decimal": form[0], "thousands": form[1]})
+    del counts[""]
+    if len(counts) > 1 and name not in numeric:
+        refuse_several_units(name, describe_units(counts), is_input=name in inputs)
+    return max(counts, key=counts.__getitem__, default="")
+
+
+def is_grouped_by_dots(column: Any) -> bool:
+    """Returns whether a column of numbers as in Python can have a dot between thousands, as in 1.200."""
+    from pyarrow import compute
+
+    has_dot = compute.any(compute.match_substring(column, ".")).as_py()
+    return bool(has_dot and compute.all(compute.match_substring_regex(column, GROUPED)).as_py())
+
+
+def find_date_form_of_numbers(column: Any, given: str) -> str | None:
+    """Returns the user's form of dates if numbers as in Python, such as 20250301, have it."""
+    if not IS_NUMERIC.fullmatch(given):
+        return None
+    return find_given_date_form(column.unique().drop_null().to_pylist(), given)
+
+
 def find_number_forms(values: Sequence[str], forms: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-    """Returns the forms that most values have, and nearly all: those that mean the same numbers together."""
-    marks = {mark for value in values for mark in re.findall(f"%|{MARKS}", value)}
-    is_number = any(re.search(r"\d", value) for value in values[:FIRST])
-    if not is_number or len(marks) > 1 or any(re.match(CODE, value) for value in values):
+    """Returns number formats that fit nearly all values, grouped by the numbers they yield."""
+    some = values[:: len(values) // SPREAD + 1]
+    likely = [form for form in forms if count_numbers(some, form) >= MOSTLY / 2 * len(some)]
+    if not some or not likely or any(re.match(CODE, value) for value in values):
         return []
     means: dict[tuple[str | None, ...], list[tuple[str, str]]] = {}
-    for form in forms:
+    for form in likely:
         pattern = match_number(*form)
         means.setdefault(tuple(rewrite_number(value, pattern) for value in values), []).append(form)
     most = max(sum(each is not None for each in mean) for mean in means)
     if most < MOSTLY * len(values):
         return []
     found = [group for mean, group in means.items() if sum(each is not None for each in mean) == most]
-    is_english = bool(marks & {"$", "\u00a3", "\u20b9", "USD", "GBP", "INR"}) and len(found) > 1
+    pattern = match_number(*found[0][0])
+    units = {parsed[1] for value in some if (parsed := parse_number(value, pattern)) is not None}
+    is_english = len(found) > 1 and not units.isdisjoint(ENGLISH_UNITS)
     return [group for group in found if not is_english or group[0][0] == "."]
+
+
+def count_numbers(values: Sequence[str], form: tuple[str, str]) -> int:
+    pattern = match_number(*form)
+    return sum(pattern.fullmatch(value) is not None for value in values)
+
+
+def refuse_several_units(name: str, units: str, is_input: bool) -> None:
+    """Raises ConfigError about a column whose numbers have several units; only an input can be read otherwise."""
+    ways = (
+        f", or add {name} to dataset.numeric (numbers with another unit than the most frequent one are then missing), "
+        "dataset.categorical or dataset.drop"
+    )
+    raise ConfigError(
+        f"dataset.data_dir: the column {name} has numbers with several units: {units}; write them in one unit in the "
+        f"file{ways if is_input else ''}"
+    )
+
+
+def describe_other_units(name: str, unit: str, counts: Mapping[str, int]) -> str:
+    """Returns a note on the numbers of a column that have another unit than the one it was trained with."""
+    units = describe_units(counts)
+    return f"dataset: {name}: {sum(counts.values()):,} numbers are not in {unit}, but in {units}; they count as missing"
+
+
+def describe_bare_numbers(columns: Mapping[str, Any], forms: Mapping[str, Form]) -> Iterator[str]:
+    """Yields lines on columns whose numbers have a unit in some rows only."""
+    for name, form in forms.items():
+        if not form.get("unit"):
+            continue
+        counts = count_units(columns[name], form)
+        if counts[""]:
+            yield (
+                f"dataset: {name}: {counts['']:,} of {counts.total():,} numbers have no unit, and are read in "
+                f"{form['unit']}"
+            )
 
 
 def find_date_form(name: str, values: Sequence[str], column: Any, given: str | None) -> str | None:
@@ -273,7 +373,7 @@ def find_date_form(name: str, values: Sequence[str], column: Any, given: str | N
 
 
 def find_given_date_form(values: Sequence[str], given: str) -> str | None:
-    """Returns the user's form of dates, with a time if it names none and the values have one; None if it does not fit."""
+    """Returns the user's form of dates, with a time if it names none and the values have one; None if none fits."""
     times = [""] if HAS_TIME.search(given) else TIMES
     best = find_best_date_forms(values, [given + time for time in times])
     return best[0] if best else None
@@ -321,7 +421,8 @@ def describe_forms(forms: Mapping[str, Form]) -> Iterator[str]:
     ways: dict[str, list[str]] = {}
     for name, form in forms.items():
         between = f"{form['thousands']!r} between thousands" if form.get("thousands") else ""
-        number = ", ".join(filter(None, (f"decimal {form.get('decimal')!r}", between)))
+        unit = f"the unit {form['unit']}" if form.get("unit") else ""
+        number = ", ".join(filter(None, (f"decimal {form.get('decimal')!r}", between, unit)))
         ways.setdefault(f"dates as {form['dates']}" if "dates" in form else f"numbers with {number}", []).append(name)
     for way, names in ways.items():
         yield f"dataset: {way}: {join_first(names, FIRST)}"
