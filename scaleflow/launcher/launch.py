@@ -426,6 +426,8 @@ def discard_refused(monitor: RunMonitor) -> None:
     recorder.stop()
     if spec.records and spec.plan.resume is not None:
         remove_launch_state(spec.files, spec.files.count_resumes())
+        if not state.is_ready:  # the run is not resumed, so these words do not count
+            spec.files.resume_overrides(spec.files.count_resumes()).unlink(missing_ok=True)
     has_log = getattr(state.last, "keep", False)
     if not (spec.is_resumed or state.step > 0) and (recorder.refusal is not None or not has_log):
         discard_folder(spec)

@@ -194,8 +194,9 @@ def prepare_resume(command: RunCommand, named: str) -> PreparedRun:
             f"resume={named}: this run looked for a setting and trained no model; repeat its command, "
             f"{name_command('find')} {state.params[PARAM]}"
         )
-    composed, is_extended = reuse_to_resume(command.composed, state, files)
-    is_finished = state.last_status == "FINISHED" and not is_extended
+    resumed = reuse_to_resume(command.composed, state, files)
+    composed = resumed.composed
+    is_finished = state.last_status == "FINISHED" and not resumed.is_longer
     had_checkpoints = state.checkpoint is not None and composed.config["checkpoint"].get("folder") is None
     has_checkpoints = any(files.checkpoints.glob("step-*"))
     if had_checkpoints and not has_checkpoints and state.last_status == "FINISHED" and not is_finished:
@@ -207,7 +208,7 @@ def prepare_resume(command: RunCommand, named: str) -> PreparedRun:
     if not is_finished:
         refuse_changed_code(plan, files)
     has_weights = has_checkpoints or (is_store_address(plan.checkpoint.folder) and state.checkpoint is not None)
-    spec = make_spec(plan, files.path, command, earlier=read_overrides(files))
+    spec = replace(make_spec(plan, files.path, command, earlier=read_overrides(files)), length=resumed.length)
     return PreparedRun(spec, composed, 1 + files.count_resumes(), is_finished=is_finished, has_weights=has_weights)
 
 

@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scaleflow.config.parse import format_value
 from scaleflow.errors import ConfigError, RunMissing
 from scaleflow.interfaces import Tracking
 from scaleflow.interfaces.formatting import join_first
+from scaleflow.runs import RunFolder, RunState
 from scaleflow.runs.folder import hold_lock, read_json, replace_json
 from scaleflow.tracking.model_uris import resolve_reference
 from scaleflow.tracking.store import MlflowTracker
@@ -135,6 +137,17 @@ def move_paths(value: Any, before: str, now: Path) -> Any:
     return value
 
 
+def describe_longer_runs(folder: str | None) -> str:
+    """Says with which length a command resumed the run of a stage, or a job of its sweep; empty if none did."""
+    if folder is None:
+        return ""
+    for path in (Path(folder), *sorted(each.parent for each in Path(folder).glob("*/events.jsonl"))):
+        if RunFolder(path).count_resumes() and (length := RunState.read(path).resumed_length):
+            words = " ".join(f"{key}={format_value(value)}" for key, value in length.items())
+            return f"{path.relative_to(Path(folder).parent)} was resumed with {words}"
+    return ""
+
+
 #: A registered model by an alias, which may move.
 ALIAS = re.compile(r"models:/[^/@\s'\"]+@[\w-]+")
 
@@ -152,7 +165,7 @@ class StoredRuns:
         return tracker
 
     def find_loss(self, record: StageRecord) -> str:
-        """Says what of a finished stage is gone; empty if nothing is.
+        """Says what of a finished stage is gone, or became another run; empty if nothing is.
 
         Raises ConfigError if the store does not answer.
         """
@@ -160,6 +173,8 @@ class StoredRuns:
         for file in filter(None, (outputs.get("file"), *record.files)):
             if not Path(file).exists():
                 return f"{file} is gone"
+        if change := describe_longer_runs(outputs.get("folder")):
+            return change
         if self._tracking.name == "none":
             folder = outputs.get("folder")
             return f"{folder} is gone" if folder and not Path(folder).is_dir() else ""

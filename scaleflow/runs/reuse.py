@@ -15,7 +15,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
@@ -598,9 +598,35 @@ def is_longer(saved: Config, config: Config, state: RunState) -> bool:
     )
 
 
-def reuse_to_resume(composed: ComposedConfig, state: RunState, files: RunFolder) -> tuple[ComposedConfig, bool]:
-    """Returns the saved config of a run with the typed keys of a command that resumes it, and whether it asks for more
-    than the run has trained.
+def apply_length(config: Config, length: Mapping[str, Any], params: Mapping[str, str]) -> Config:
+    """Returns the config of a run with the length that a later command gave it.
+
+    Keys that refer to the length follow it if a resumed run may change them. Others keep the values of the `params`.
+    """
+    if not length:
+        return config
+    changed = copy.deepcopy(config)
+    for path in find_dependents(config, length):
+        known = params.get(".".join(map(str, path)), MASK)
+        if not is_changeable(".".join(map(str, path))) and MASK not in known:
+            find_section(changed, path)[path[-1]] = parse_param(known)
+    for key, value in length.items():
+        section, _, name = key.partition(".")
+        changed.setdefault(section, {})[name] = value
+    return changed
+
+
+@dataclass(frozen=True)
+class ResumedConfig:
+    """The config of a run that a command resumes."""
+
+    composed: ComposedConfig
+    is_longer: bool  # whether it asks for more than the run has trained
+    length: Mapping[str, Any]  # the keys of the length that differ from those with which the run began
+
+
+def reuse_to_resume(composed: ComposedConfig, state: RunState, files: RunFolder) -> ResumedConfig:
+    """Returns the saved config of a run, with its length of now and the typed keys of a command that resumes it.
 
     Raises ConfigError if a typed key may not change.
     """
@@ -609,9 +635,11 @@ def reuse_to_resume(composed: ComposedConfig, state: RunState, files: RunFolder)
     begun = load_saved_config(files, composed.resolved, state.params)
     saved = resolve_config(OmegaConf.create(begun))
     interpolations = read_interpolations(files)
-    raw = merge_config(restore_interpolations(begun, interpolations, keys), composed.raw, keys)
-    config = resolve_config(OmegaConf.create(raw))
-    notes = [*note_environment(begun, interpolations, keys), *keep_fixed_values(saved, config, keys)]
+    changed_keys = [*keys, *state.resumed_length]
+    restored = restore_interpolations(begun, interpolations, changed_keys)
+    current = apply_length(restored, state.resumed_length, state.params)
+    config = resolve_config(OmegaConf.create(merge_config(current, composed.raw, keys)))
+    notes = [*note_environment(begun, interpolations, changed_keys), *keep_fixed_values(saved, config, keys)]
     for section, key in (("training", "batch_size"), ("optimizer", "learning_rate")):
         if config[section].get(key) == "auto":  # the run keeps the one that was found when it began
             config[section][key] = saved[section][key]
@@ -629,4 +657,8 @@ def reuse_to_resume(composed: ComposedConfig, state: RunState, files: RunFolder)
     search = list(dict.fromkeys((*composed.search, *state.ready.search)))
     words = CommandWords([str(each.input_line).removeprefix("++") for each in typed])
     resumed = ComposedConfig(config, choices, search, folder=files.path, words=words, notes=notes)
-    return resumed, is_longer(saved, config, state)
+    lengths = {f"training.{name}": config["training"].get(name) for name in LENGTH_KEYS}
+    length = {
+        key: value for key, value in lengths.items() if key in state.resumed_length or value != get_at(saved, key)
+    }
+    return ResumedConfig(resumed, is_longer(saved, config, state), length)

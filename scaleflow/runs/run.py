@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -27,13 +28,14 @@ from scaleflow.runs.identity import is_computed_by
 from scaleflow.runs.learned_state import read_learned_state
 from scaleflow.runs.provenance.record import Provenance, read_states
 from scaleflow.runs.reuse import (
+    apply_length,
     find_config_dirs,
     load_config,
     load_interpolations,
     read_interpolations,
     reuse_config,
 )
-from scaleflow.runs.state import RunState
+from scaleflow.runs.state import RunState, parse_length_tags
 from scaleflow.tracking.keys import to_allowed_key
 from scaleflow.tracking.model_uris import FORMS, RUN_OR_MODEL, ModelReference, choose_result
 from scaleflow.tracking.store import MAX_VALUE, WEIGHTS, MlflowTracker
@@ -196,10 +198,17 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Its config, with interpolations. Raises ConfigError if it cannot be read."""
+        """Its config, with references between keys and its length of now. Raises ConfigError if it cannot be read."""
         if self._tracker is None:
-            return load_config(self.files.config.read_text(), str(self.files.path))
-        return load_config(load_config_text(self.model.run_id, str(self.tracker.uri)), self.model.run_id)
+            config = load_config(self.files.config.read_text(), str(self.files.path))
+        else:
+            config = load_config(load_config_text(self.model.run_id, str(self.tracker.uri)), self.model.run_id)
+        return apply_length(config, self.resumed_length, self.params)
+
+    @cached_property
+    def resumed_length(self) -> Mapping[str, Any]:
+        """The keys of the length that differ from the params, because a command resumed the run with them."""
+        return self.state.resumed_length if self._tracker is None else parse_length_tags(self.tracked.data.tags)
 
     @cached_property
     def interpolations(self) -> Mapping[KeyPath, str]:
@@ -220,12 +229,12 @@ class Run:
 
     @cached_property
     def resumed_words(self) -> dict[str, str]:
-        """The values of the keys that commands changed which resumed it."""
+        """The values of the keys that resume= commands changed, the last one of each."""
         words: dict[str, str] = {}
         for number in range(1, 1 + self.files.count_resumes()):
             overrides = OmegaConf.to_container(OmegaConf.load(self.files.resume_overrides(number))) or ()
             words |= dict(str(word).split("=", 1) for word in overrides if "=" in str(word))
-        return words
+        return words | {key: json.dumps(value) for key, value in self.resumed_length.items()}
 
     @cached_property
     def settings(self) -> Mapping[str, str]:

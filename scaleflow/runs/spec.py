@@ -68,6 +68,8 @@ class RunSpec:
     environment: Mapping[str, str] = field(default_factory=dict)  # variables to add to the environment of the processes
     server: str | None = None  # the address of the fork server; None: the run starts its own
     tags: Mapping[str, str] = field(default_factory=dict)  # tags of the run, for the launcher
+    #: The keys of the length, such as `training.epochs`, that differ from those with which the run began
+    length: Mapping[str, Any] = field(default_factory=dict)
     #: The model to evaluate or to convert, or the data to look at; None: train a model
     evaluation: EvaluationSpec | ConversionSpec | DataCheckSpec | None = None
     trial: Trial | None = None  # the setting to look for; None: train a model

@@ -1,5 +1,7 @@
 """Computes the state of a run from its events. No other module derives the state from them."""
 
+import contextlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +40,9 @@ INTERVAL = ("_low", "_high")
 
 #: Prefix of the metrics of a constant prediction.
 BASELINE = "baseline/"
+
+#: Prefix of the tags with the length that commands gave a run which resumed it, as JSON: `scaleflow.training.epochs`.
+LENGTH_TAG = "scaleflow.training."
 
 #: The number of rows that baselines were fitted to, if they did not get all.
 FITTED_ROWS = "baseline/rows"
@@ -164,6 +169,11 @@ class RunState:
         return ConfigError(self.last.message) if isinstance(self.last, RunRefused) else None
 
     @property
+    def resumed_length(self) -> dict[str, Any]:
+        """The keys of the length that differ from the params, because a command resumed the run with them."""
+        return parse_length_tags(self.tags)
+
+    @property
     def name(self) -> str:
         return self.ready.name if self.ready else ""
 
@@ -239,6 +249,21 @@ class RunState:
         those of training.
         """
         return drop_intervals(self.metrics_of("test")) or self.metrics_of("val") or self.metrics_of("train")
+
+
+def make_length_tags(length: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the tags that say with which length a run was resumed, by the keys `training.epochs` and so on."""
+    return {f"{LENGTH_TAG}{key.partition('.')[2]}": json.dumps(value) for key, value in length.items()}
+
+
+def parse_length_tags(tags: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the length that the tags of a run name, by the keys `training.epochs` and so on."""
+    length = {}
+    for tag, text in tags.items():
+        if tag.startswith(LENGTH_TAG):
+            with contextlib.suppress(ValueError):
+                length[tag.removeprefix("scaleflow.")] = json.loads(text)
+    return length
 
 
 def drop_intervals(values: Mapping[str, float]) -> dict[str, float]:

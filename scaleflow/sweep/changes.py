@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from scaleflow.config.parse import format_value
 from scaleflow.config.trust import list_targets
 from scaleflow.files.object_store import is_store_address
 from scaleflow.interfaces import Dataset
@@ -46,7 +47,7 @@ class SweepInputs:
             return list_input_changes(before, self._latest, are_of_one=False) if before else []
 
     def find_changes(self, entries: Sequence[LedgerEntry], configs: Mapping[int, Config]) -> dict[int, list[str]]:
-        """Returns the files that changed since jobs of earlier commands ran, by the number of the job.
+        """Returns what changed since jobs of earlier commands ran, files or the length, by the number of the job.
 
         Args:
             configs: the configs of those that this command asks for, by number. Other jobs of the sweep are compared in
@@ -55,6 +56,7 @@ class SweepInputs:
         ran = {entry.number: before for entry in entries if (before := self._read_record(entry))}
         if not ran:
             return {}
+        lengths = {entry.number: list_length_changes(self._folder / entry.folder) for entry in entries}
         names = {number: str([*list_targets(config), config.get("dataset")]) for number, config in configs.items()}
         distinct = {names[number]: config for number, config in configs.items()}
         now = {name: self._read(config) for name, config in distinct.items()}
@@ -63,7 +65,10 @@ class SweepInputs:
         first = next(iter(now.values()))
         union = replace(first, code=replace(first.code, modules=modules), data={"files": files})
         changes = {
-            number: list_input_changes(before, now.get(names.get(number, ""), union), number in names)
+            number: [
+                *lengths[number],
+                *list_input_changes(before, now.get(names.get(number, ""), union), number in names),
+            ]
             for number, before in ran.items()
         }
         return {number: files for number, files in changes.items() if files}
@@ -81,6 +86,14 @@ class SweepInputs:
         """Returns what the run of a job has read; None if there is no run."""
         folder = self._folder / entry.folder
         return read_last_inputs(RunFolder(folder)) if entry.is_finished or RunState.read(folder).is_ready else None
+
+
+def list_length_changes(folder: Path) -> list[str]:
+    """Names the length that a command gave the run of a job which resumed it alone: `training.epochs became 3`."""
+    if not RunFolder(folder).count_resumes():
+        return []
+    length = RunState.read(folder).resumed_length
+    return [f"{key} became {format_value(value)}" for key, value in length.items()]
 
 
 def list_input_changes(before: Provenance, now: Provenance, are_of_one: bool) -> list[str]:

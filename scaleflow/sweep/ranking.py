@@ -1,6 +1,7 @@
 """Ranks the jobs of a sweep by a metric. Jobs with the same config are repeats, and their medians count; of folds, the
 means."""
 
+import json
 import math
 import shlex
 from collections import Counter
@@ -77,8 +78,12 @@ class RepeatedJob:
     def find_value(self, key: str) -> str | None:
         """Returns the value of a key: the param, or what the overrides say.
 
-        A job that never became ready has no params, and a mapping has none of its own key.
+        A job that never became ready has no params, and a mapping has none of its own key. A job may have been resumed
+        with another length.
         """
+        lengths = [run.resumed_length[key] for _, run in self.runs if key in run.resumed_length]
+        if lengths:
+            return json.dumps(lengths[-1])
         typed = [o.partition("=")[2] for o in self.entry.overrides if override_key(o) == key]
         return self.params.get(key, typed[-1] if typed else None)
 

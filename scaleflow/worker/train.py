@@ -25,6 +25,7 @@ from scaleflow.interfaces.events import (
     RunEnded,
     RunReady,
     RunRefused,
+    TagsSet,
 )
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.interfaces.trials import to_params
@@ -33,6 +34,7 @@ from scaleflow.runs.event_log import DeduplicatingEmitter
 from scaleflow.runs.learned_state import to_files, write_learned_state
 from scaleflow.runs.provenance.tags import mark_process
 from scaleflow.runs.run_name import make_run_name
+from scaleflow.runs.state import make_length_tags
 from scaleflow.runs.user_metrics import user_metrics
 from scaleflow.worker import keras_import
 from scaleflow.worker.augmented_sheet import write_sheet
@@ -372,6 +374,8 @@ def report_ready(spec: RunSpec, setup: TrainingSetup, step: int, emit: Emit) -> 
             resumed=step if spec.is_resumed else None,
         )
     )
+    if spec.length and spec.records:  # params cannot change
+        emit(TagsSet(make_length_tags(spec.length)))
     if is_first_report(spec, setup) and setup.facts.metadata is not None:
         report_metadata(setup.facts.metadata, spec.files, emit)
         write_data_files(plan, spec.files, setup.facts.metadata.data, emit=emit)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from scaleflow.interfaces.events import CheckpointSaved, Event, MetricsLogged, RunEnded, RunReady
+from scaleflow.interfaces.events import CheckpointSaved, Event, MetricsLogged, RunEnded, RunReady, TagsSet
 from scaleflow.launcher.recording.description import describe_run
 from scaleflow.runs import RunFolder, RunState
+from scaleflow.runs.state import make_length_tags
 
 PARAMS = {"training.max_steps": "null", "resolved.examples.validation": "144"}
 READY = RunReady("run", params=PARAMS, steps=82, epochs=2)
@@ -43,6 +44,17 @@ class Described:
 @pytest.fixture
 def described(tmp_path: Path) -> Described:
     return Described(tmp_path).command("python -m scaleflow training.epochs=2", "training.epochs=2")
+
+
+def test_a_longer_run_is_described_with_its_length_of_now(described: Described) -> None:
+    resumed = (RunReady("run", steps=123, epochs=3, resumed=82), TagsSet(make_length_tags({"training.epochs": 3})))
+    text = described(READY, SAVED, RunEnded("FINISHED"), *resumed, RunEnded("FINISHED"))
+    assert "Resumed with `training.epochs=3`: the params have the length with which the run began." in text
+    assert f"resume={described.files.path} training.epochs=6\n" in text
+    steps = RunReady("run", params={"training.max_steps": "4"}, steps=4, epochs=1)
+    longer = (RunReady("run", steps=9, epochs=1, resumed=4), TagsSet(make_length_tags({"training.max_steps": 9})))
+    text = described(steps, SAVED, RunEnded("FINISHED"), *longer, RunEnded("FINISHED"))
+    assert f"resume={described.files.path} training.max_steps=18\n" in text
 
 
 def test_a_finished_run_has_its_results_its_model_and_how_to_go_on(described: Described) -> None:

@@ -36,6 +36,8 @@ def run_and_change(folder: str) -> dict[str, Any]:
     """What the commands say and do that resume or repeat a run, by what changed before each."""
     import scaleflow
     from scaleflow import ConfigError, rerun
+    from scaleflow.pipeline.ledger import describe_longer_runs
+    from scaleflow.runs.run import Run
 
     os.chdir(folder)
     Path("own/model").mkdir(parents=True)
@@ -79,6 +81,10 @@ def run_and_change(folder: str) -> dict[str, Any]:
     attempt("a wrong word", "resume=run", "resume_data=any")
     files = RunFolder(Path("run"))
     found["states"] = read_states(files)
+    run = Run.find("run")
+    found["now"] = (run.config["training"]["epochs"], run.settings["training.epochs"], run.params["training.epochs"])
+    found["store"] = (run.tracked.data.tags["scaleflow.training.epochs"], run.tracked.data.tags["mlflow.note.content"])
+    found["pipeline"] = describe_longer_runs(str(Path("run").absolute()))
     found["copies"] = [
         files.kept_code(number).joinpath("nets.py").read_text() for number in (0, found["states"][-1].resume)
     ]
@@ -118,7 +124,8 @@ def test_a_run_continues_with_changed_data_and_code_if_asked_to(found: dict[str,
     epochs = [(event["epoch"], event["step"]) for event in found["events"] if event["event"] == "epoch"]
     assert epochs[:4] == [(1, 9), (2, 18), (3, 30), (4, 42)]  # 9 steps in an epoch, then 12
     tags = [event["values"] for event in found["events"] if event["event"] == "tags"]
-    assert tags == [{"scaleflow.resume_data": "changed"}, {"scaleflow.resume_code": "changed"}]
+    lengths = [{"scaleflow.training.epochs": "3"}, {"scaleflow.training.epochs": "4"}]
+    assert tags == [lengths[0], {"scaleflow.resume_data": "changed"}, {"scaleflow.resume_code": "changed"}, lengths[1]]
 
 
 def test_the_environment_is_that_of_the_first_command(found: dict[str, Any]) -> None:
@@ -129,6 +136,15 @@ def test_the_environment_is_that_of_the_first_command(found: dict[str, Any]) -> 
     assert "FINISHED" in found["rerun"]  # its interpolation is not one of this machine's options
     again = [json.loads(line) for line in found["again"] if '"ready"' in line]
     assert again[0]["params"]["optimizer.learning_rate"] == "0.002"
+
+
+def test_a_longer_run_is_known_with_its_length_of_now(found: dict[str, Any]) -> None:
+    assert found["now"] == (4, "4", "2")  # its config, the settings that `diff` compares, the params
+    tag, description = found["store"]
+    assert tag == "4"
+    assert "Resumed with `training.epochs=4`: the params have the length with which the run began." in description
+    assert "training.epochs=8" in description  # to train it longer
+    assert found["pipeline"] == "run was resumed with training.epochs=4"
 
 
 def test_a_length_below_what_is_trained_is_refused(found: dict[str, Any]) -> None:
@@ -151,7 +167,7 @@ def test_rerun_says_that_the_data_is_another(found: dict[str, Any]) -> None:
 
 def test_the_record_keeps_what_the_run_began_with_and_adds_what_changed(found: dict[str, Any]) -> None:
     first, second = (state for state in found["states"] if isinstance(state, Provenance))
-    assert (first.resume, second.resume) == (0, 3)  # the worker refused two; other code is refused before it starts
+    assert (first.resume, second.resume) == (0, 1)  # a refused command does not count
     assert first.packages == second.packages
     assert first.code.modules["nets.py"] != second.code.modules["nets.py"]
     assert found["copies"] == [MODEL, MODEL.replace("Dense(1)", "Dense(1, use_bias=True)")]

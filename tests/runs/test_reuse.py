@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,16 @@ import pytest
 import yaml
 
 from scaleflow.config.compose import CommandWords, compose_config
+from scaleflow.config.parse import flatten_config
 from scaleflow.errors import ConfigError
-from scaleflow.interfaces.events import RunEnded, RunReady
+from scaleflow.interfaces.events import RunEnded, RunReady, TagsSet
 from scaleflow.launcher.launch import write_configs
 from scaleflow.launcher.prepare import PreparedRun, RunCommand, prepare_run
 from scaleflow.runs import RunFolder
 from scaleflow.runs.event_log import append_event
 from scaleflow.runs.reuse import load_config, load_interpolations, reuse_config
+from scaleflow.runs.run import Run
+from scaleflow.runs.state import make_length_tags
 
 RECIPE = """# @package _global_
 optimizer: {learning_rate: "${oc.decode:${oc.env:LR}}", momentum: "${oc.decode:0.${training.epochs}}"}
@@ -50,7 +54,9 @@ def make_run(words: Sequence[str], folder: Path) -> PreparedRun:
     run = prepare_run(RunCommand(compose_config([*words, f"hydra.run.dir={folder}"], ["own"])))
     folder.mkdir()
     write_configs(run)
-    params = {**run.spec.plan.choices, "resolved.global_batch_size": "32", "resolved.cache": "memory"}
+    config = flatten_config(run.spec.plan.config)
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}
+    params = {**run.spec.plan.choices, **texts, "resolved.global_batch_size": "32", "resolved.cache": "memory"}
     append_event(RunFolder(folder).events, RunReady("a-run", params=params, steps=4, epochs=2))
     append_event(RunFolder(folder).events, RunEnded("FINISHED"))
     return run
@@ -102,14 +108,36 @@ def test_references_follow_the_words_of_the_command_that_resumes(begun: Path) ->
         resume(begun, "optimizer.learning_rate='${oc.decode:${oc.env:LR}}'")
 
 
-def test_a_run_of_an_earlier_version_has_its_values_in_its_params(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_longer_run_goes_on_with_its_length_of_now(begun: Path) -> None:
+    longer = resume(begun, "training.epochs=3", "training.max_steps=9")
+    assert longer.spec.length == {"training.epochs": 3, "training.max_steps": 9}
+    assert not longer.is_finished
+    events = RunFolder(begun).events
+    append_event(events, RunReady("a-run", steps=9, epochs=3, resumed=4))
+    append_event(events, TagsSet(make_length_tags(longer.spec.length)))
+    lost = resume(begun)  # it was killed before its end
+    assert (lost.spec.plan.training.epochs, lost.spec.plan.training.max_steps, lost.is_finished) == (3, 9, False)
+    append_event(events, RunEnded("FINISHED"))
+    finished = resume(begun)
+    plan = finished.spec.plan
+    assert (plan.training.epochs, plan.checkpoint.every_epochs, plan.checkpoint.keep, plan.dataset.limit) == (
+        3,
+        3,
+        13,
+        4,
+    )
+    assert finished.spec.length == longer.spec.length
+    assert finished.is_finished
+    config = Run(begun).config  # what rerun, refit, evaluate and a pipeline use
+    assert (config["training"]["epochs"], config["training"]["max_steps"], config["dataset"]["limit"]) == (3, 9, 4)
+    assert Run(begun).settings["training.epochs"] == "3"
+
+
+def test_a_run_of_an_earlier_version_has_its_values_in_its_params(begun: Path) -> None:
     config = yaml.safe_load((begun / "config.yaml").read_text())
     config["optimizer"]["learning_rate"] = "${oc.decode:${oc.env:LR}}"
     (begun / "config.yaml").write_text(yaml.safe_dump(config))
     (begun / "interpolations.yaml").unlink()
-    append_event(RunFolder(begun).events, RunEnded("FINISHED"))
-    events = (begun / "events.jsonl").read_text()
-    (begun / "events.jsonl").write_text(events.replace('"params": {', '"params": {"optimizer.learning_rate": "0.1", '))
     assert resume(begun).spec.plan.optimizer.learning_rate == 0.1
 
 

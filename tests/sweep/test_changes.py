@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 
 from scaleflow.cli import main
+from scaleflow.interfaces.events import RunEnded, RunReady, TagsSet
 from scaleflow.launcher.processes.handover import SERVER_ENV
-from scaleflow.runs import EventReader, RunFolder
+from scaleflow.runs import EventReader, RunFolder, RunState
+from scaleflow.runs.event_log import append_event
 from scaleflow.runs.identity import record_parts
+from scaleflow.runs.state import make_length_tags
 from scaleflow.sweep import plots, runner
 from scaleflow.sweep.changes import SweepInputs, list_input_changes
 from scaleflow.sweep.ledger import Ledger, LedgerEntry
+from scaleflow.sweep.ranking import RepeatedJob
 from tests.sweep.fake_runs import Ended, FakeLaunch
 
 Send = Callable[..., tuple[int, list[str]]]
@@ -80,6 +84,24 @@ def test_changed_code_is_refused_and_run_again_on_demand(send: Send, capsys: pyt
     assert send() == (0, [])
     Path("nets.py").write_text(CODE)
     assert send("sweep.on_change=rerun", seeds="1") == (0, ["0-1"])
+
+
+def test_a_job_that_was_resumed_alone_with_another_length_is_not_ranked_as_before(
+    send: Send, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert send("training.epochs=1") == (0, ["0", "1"])
+    folder = RunFolder(Path("s/0"))
+    append_event(folder.events, RunReady("fake", steps=3, epochs=3, resumed=1))
+    append_event(folder.events, TagsSet(make_length_tags({"training.epochs": 3})))
+    append_event(folder.events, RunEnded("FINISHED"))
+    folder.resume_overrides(1).write_text("- training.epochs=3\n")
+    capsys.readouterr()
+    assert send("training.epochs=1") == (2, [])
+    assert "training.epochs became 3 since #0 ran\n" in capsys.readouterr().err
+    assert send("training.epochs=1", "sweep.on_change=keep") == (0, [])
+    assert [entry.reason for entry in read_entries()] == ["training.epochs became 3 since it ran", ""]
+    assert RepeatedJob([(read_entries()[0], RunState.read(folder.path))]).find_value("training.epochs") == "3"
+    assert send("training.epochs=1", "sweep.on_change=rerun") == (0, ["0-0"])
 
 
 def test_results_from_before_a_change_of_data_are_kept_with_a_note(

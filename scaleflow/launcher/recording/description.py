@@ -1,5 +1,6 @@
 """Describes a run in the store, in Markdown: its result, how to load its model and resume it, and its command."""
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,7 @@ def describe_run(files: RunFolder, state: RunState, store: str, model_uri: str |
     is_trial = PARAM in state.params
     parts = [  # MLflow's UI shows the first few lines; the others follow after a click
         describe_status(state),
+        describe_length(state),
         describe_loading(store, model_uri),
         "" if is_trial else describe_resuming(files, state),
         "" if is_trial else format_results(state),
@@ -120,6 +122,14 @@ def describe_status(state: RunState) -> str:
     return f"**{state.status}** at step {state.step}:\n\n{reason}"
 
 
+def describe_length(state: RunState) -> str:
+    """Returns the length with which a later command resumed the run; empty if it is that of the params."""
+    words = [f"{key}={json.dumps(value)}" for key, value in state.resumed_length.items()]
+    if not words:
+        return ""
+    return f"Resumed with `{' '.join(words)}`: the params have the length with which the run began."
+
+
 def format_results(state: RunState) -> str:
     """Returns a table of the last metrics of the test and of validation, or of the training, with their baselines."""
     values = state.metrics_of("test") | state.metrics_of("val") or state.metrics_of("train")
@@ -158,9 +168,10 @@ def describe_resuming(files: RunFolder, state: RunState) -> str:
 
 
 def lengthen_training(state: RunState) -> str:
-    """Returns the override that doubles the length of a finished run."""
-    steps, epochs = (state.ready.steps, state.ready.epochs) if state.ready else (0, 0)
-    if state.params.get("training.max_steps") == str(steps):
+    """Returns the override that doubles the length of a finished run, as the last command set it."""
+    steps, epochs = state.length.get("max_steps", 0), state.length.get("epochs", 0)
+    limit = state.resumed_length.get("training.max_steps", state.params.get("training.max_steps"))
+    if str(limit) == str(steps):
         return f"training.max_steps={2 * steps}"
     return f"training.epochs={2 * epochs}"
 
