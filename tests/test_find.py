@@ -28,12 +28,12 @@ def test_a_task_of_several_machines_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    cluster = {"chief": ["127.0.0.1:1"], "evaluator": ["127.0.0.1:2"]}
+    cluster = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
     assert main(["training.batch_size=auto"]) == 2
-    assert "training.batch_size=auto with TF_CONFIG: " in capsys.readouterr().err
+    assert "training.batch_size=auto with cluster=tf_config: " in capsys.readouterr().err
     assert find.main([LR, "checkpoint.folder=x"]) == 2
-    assert "TF_CONFIG with python -m scaleflow.find lr: " in capsys.readouterr().err
+    assert "cluster=tf_config with python -m scaleflow.find lr: " in capsys.readouterr().err
 
 
 def test_the_run_takes_the_batch_size_and_the_figures_of_its_search(

@@ -96,10 +96,7 @@ MAX_PROBES = 256
 
 
 def count_processes(plan: Plan) -> Mapping[str, int]:
-    """Returns the number of processes in each TF_CONFIG role, on all machines, in the order in which they are numbered.
-
-    An evaluator is not counted.
-    """
+    """Returns the number of processes in each TF_CONFIG role, on all machines, in their order."""
     if not plan.strategy.has_several_processes:
         return {"worker": 1}
     task = plan.task

@@ -17,7 +17,7 @@ from scaleflow.interfaces import Rule, TaskInfo
 TF_CONFIG = "TF_CONFIG"
 #: The roles, in the order in which processes are numbered.
 ROLES = ("chief", "worker", "ps")
-#: A process that only evaluates. It is not numbered.
+#: A role of TensorFlow's estimators that scaleflow does not have.
 EVALUATOR = "evaluator"
 
 EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
@@ -27,7 +27,7 @@ def parse_tf_config(text: str | None) -> TaskInfo:
     """Returns this process's task and the addresses of all processes.
 
     Processes are numbered in the order chief, workers, parameter servers (`ps`). Without a `chief`, worker 0 is the
-    chief. An `evaluator` is not numbered. Raises ConfigError if TF_CONFIG is missing or invalid.
+    chief. Raises ConfigError if TF_CONFIG is missing or invalid.
     """
     if not text:
         raise ConfigError(
@@ -48,18 +48,7 @@ def parse_tf_config(text: str | None) -> TaskInfo:
     if len(peers["chief"]) > 1:
         raise ConfigError(f"TF_CONFIG: cluster.chief={format_json(peers['chief'])}: expected one address")
     addresses = tuple(itertools.chain(*peers.values()))
-    if task.get("type") == EVALUATOR:
-        return TaskInfo(0, addresses, len(peers["ps"]), evaluator="here")
-    return TaskInfo(
-        task_index(cluster, task), addresses, len(peers["ps"]), evaluator="elsewhere" if EVALUATOR in cluster else None
-    )
-
-
-def without_evaluator(text: str) -> str:
-    """Returns TF_CONFIG without the evaluator, which is not a member of the cluster that TensorFlow trains on."""
-    config = json.loads(text)
-    config["cluster"].pop(EVALUATOR, None)
-    return json.dumps(config)
+    return TaskInfo(task_index(cluster, task), addresses, len(peers["ps"]))
 
 
 def split_sections(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -68,15 +57,14 @@ def split_sections(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     cluster, task = sections.get("cluster"), sections.get("task")
     if not isinstance(cluster, dict) or not isinstance(task, dict):
         raise ConfigError(f"TF_CONFIG: expected the keys `cluster` and `task`, for example {EXAMPLE}")
-    for role in cluster:
-        if role not in (*ROLES, EVALUATOR):
-            raise ConfigError(f"TF_CONFIG: there is no role {role}; use one of {', '.join((*ROLES, EVALUATOR))}")
-    if len(parse_addresses(cluster, EVALUATOR)) > 1:
-        raise ConfigError(f"TF_CONFIG: cluster.evaluator={format_json(cluster[EVALUATOR])}: expected one address")
-    if task.get("type") == EVALUATOR and EVALUATOR not in cluster:
+    if EVALUATOR in cluster or task.get("type") == EVALUATOR:
         raise ConfigError(
-            "TF_CONFIG: task.type=evaluator: the chief must know the evaluator; add its address to cluster.evaluator"
+            "TF_CONFIG: the role evaluator: the training processes validate by themselves; remove evaluator from "
+            "cluster, and start no process for it"
         )
+    for role in cluster:
+        if role not in ROLES:
+            raise ConfigError(f"TF_CONFIG: there is no role {role}; use one of {', '.join(ROLES)}")
     return cluster, task
 
 

@@ -219,7 +219,7 @@ def select_cluster_keys(section: Any) -> tuple[type[Cluster], Any]:
 
 
 #: Fields of a plan that are not keys of the config.
-DERIVED_FIELDS = ("choices", "config", "search", "evaluator", "chief", "task", "tf_config", "weights")
+DERIVED_FIELDS = ("choices", "config", "search", "task", "tf_config", "weights")
 
 #: The arguments of a Keras optimizer that control a moving average of the weights.
 AVERAGED_WEIGHTS = ("use_ema", "ema_momentum", "ema_overwrite_frequency")
@@ -246,10 +246,6 @@ def check_plan(plan: Plan, may_submit: bool = False) -> None:
     key, the value and what would work.
     """
     check_rules(plan)
-    if plan.training.batch_size == "auto" and (plan.task is not None or plan.evaluator is not None):
-        raise ConfigError(
-            "training.batch_size=auto with TF_CONFIG: the trials before the run use this machine only; set a number"
-        )
     if plan.training.batch_size == "auto":  # every size that is tried is a multiple of the first one, or a divisor
         size = choose_first_size(find_batch_multiple(plan), FIRST_BATCH_SIZE)
         plan = set_values(plan, {"training.batch_size": size})
@@ -309,10 +305,6 @@ def check_trial(plan: Plan, trial: Trial, what: str = "") -> None:
         f"cluster={plan.cluster.name}": (
             not find_engine(plan.cluster).is_local,
             "a trial runs on this machine; use cluster=local",
-        ),
-        "TF_CONFIG": (
-            plan.task is not None or plan.evaluator is not None,
-            "a trial runs on this machine; remove the environment variable",
         ),
         f"profiler={plan.profiler.name}": (bool(plan.profiler.windows), "a trial is not traced; use profiler=none"),
         "debug.fast=true": (plan.debug.fast, "a trial needs more than one step; leave it false"),

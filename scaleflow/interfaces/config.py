@@ -518,14 +518,11 @@ class TaskInfo:
         peers: HOST:PORT of every process that trains or serves, this one included: the chief, then the workers, then
             the parameter servers.
         servers: the number of parameter servers. Default 0.
-        evaluator: whether TF_CONFIG names an evaluator: `here` if this process is it (then `worker` has no meaning),
-            `elsewhere` if another one is. Default None: there is none.
     """
 
     worker: int
     peers: tuple[str, ...]
     servers: int = 0
-    evaluator: Literal["here", "elsewhere"] | None = None
 
 
 @dataclass(frozen=True)
@@ -546,13 +543,9 @@ class Plan:
         resume: the folder or id of the run to resume. Default None: a new run.
         resume_data: `same` refuses to resume a run whose data has changed; `changed` continues. Default `same`.
         resume_code: the same for the user's code that the config names. Default `same`.
-        evaluator: whether TF_CONFIG names an evaluator: `here` if this process is it, `elsewhere` if another one is.
-            Default None: there is none.
         task: the task of this process, if each machine runs its own launcher. Default None: this command starts all
             processes.
-        tf_config: the text of TF_CONFIG, if `task` or `evaluator` comes from it. Default None.
-        chief: evaluator: HOST:PORT where the chief answers. Default None: nothing to watch; with a single training
-            process nothing listens there.
+        tf_config: the text of TF_CONFIG, if `task` comes from it. Default None.
         weights: the path of the local file with the weights of `model.init_from`. Default None: there are none, or they
             are in the run's checkpoints.
         trusted_modules: modules whose code `_target_` may run in addition to a list of scaleflow's and Keras's own.
@@ -583,10 +576,8 @@ class Plan:
     resume: str | None = None
     resume_data: Literal["same", "changed"] = "same"
     resume_code: Literal["same", "changed"] = "same"
-    evaluator: Literal["here", "elsewhere"] | None = None
     task: TaskInfo | None = None
     tf_config: str | None = None
-    chief: str | None = None
     weights: str | None = None
     trusted_modules: Sequence[str] | None = None
 

@@ -156,7 +156,6 @@ class MetricsLogged(Event, event="metrics"):
     step: int  # the number of updates
     values: Mapping[str, float]  # by the metric's name
     rate: float | None = None  # training examples per second, for the terminal
-    checkpoint: int | None = None  # the step of the evaluated checkpoint; only in the file of an evaluator
     compiled: bool | None = None  # whether the training call of these values compiled its step
 
 

@@ -373,9 +373,6 @@ def describe_part(spec: RunSpec, is_resumed: bool) -> list[str]:
         if requested != tracked:
             run = tracked or "the one in its folder"
             lines.append(f"note: {RUN_ID}={requested} is not used: the resumed run is {run}")
-    if spec.plan.evaluator == "here":
-        folder = spec.plan.checkpoint.folder
-        lines.append(f"{spec.name} of the checkpoints in {folder}; the chief records the run")
     if spec.parent is None and (note := note_copies(spec.plan)):
         lines.append(note)
     task = spec.plan.task

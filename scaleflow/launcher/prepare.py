@@ -224,7 +224,7 @@ def make_plan(composed: ComposedConfig, policy: Policy = TRAIN) -> Plan:
     asked = parse_plan(composed.resolved, composed.choices, composed.search)
     plan = resolve_environment(asked, os.environ)
     check_plan(plan, policy.may_submit)
-    is_one = plan.strategy.name in ONE_PROCESS and plan.evaluator is None and plan.hardware.name != "tpu"
+    is_one = plan.strategy.name in ONE_PROCESS and plan.hardware.name != "tpu"
     if policy.work and not is_one:
         raise ConfigError(
             f"strategy={plan.strategy.name}: {policy.work} are computed in one process, on GPUs or a CPU; use "
@@ -242,17 +242,14 @@ def resolve_environment(plan: Plan, environment: Mapping[str, str]) -> Plan:
     plan = apply_tf_config(apply_tpu(plan), environment)
     engine = find_engine(plan.cluster)
     starts_elsewhere = engine.is_started_elsewhere and plan.cluster.submit is None
-    if not starts_elsewhere and plan.evaluator is None:
+    if not starts_elsewhere:
         return plan
     text = engine.read_tf_config(plan, environment)
-    return replace(plan, task=parse_tf_config(text) if starts_elsewhere else None, tf_config=text)
+    return replace(plan, task=parse_tf_config(text), tf_config=text)
 
 
 def apply_tf_config(plan: Plan, environment: Mapping[str, str]) -> Plan:
-    """Replaces `strategy=auto` by multi_worker if TF_CONFIG names several workers, by parameter_server if it names ps.
-
-    Also notes whether an evaluator belongs to the run, or whether this process is the evaluator.
-    """
+    """Replaces `strategy=auto` by multi_worker, or by parameter_server, if TF_CONFIG names several processes."""
     cluster, engine = plan.cluster, find_engine(plan.cluster)
     if cluster.submit is not None or engine.is_remote:
         several = (cluster.workers != 1) if cluster.submit is not None else (cluster.workers or 1) > 1
@@ -260,13 +257,6 @@ def apply_tf_config(plan: Plan, environment: Mapping[str, str]) -> Plan:
     if engine.is_local and not (plan.strategy.is_auto and environment.get(TF_CONFIG)):
         return plan
     task = parse_tf_config(engine.read_tf_config(plan, environment))
-    if task.evaluator == "here":
-        # It gets the words of the others. It waits for checkpoints, so progress is not watched.
-        kept = {"max_restarts": cluster.max_restarts, "start_seconds": cluster.start_seconds}
-        alone = {"strategy": {"name": "one_device"}, "cluster": {"name": "local", "stall_seconds": None, **kept}}
-        chief = task.peers[0] if len(task.peers) > 1 else None
-        return replace(set_values(plan, alone), evaluator="here", chief=chief)
-    plan = replace(plan, evaluator=task.evaluator)
     if not plan.strategy.is_auto or len(task.peers) == 1:
         return plan
     found = {"strategy.name": "parameter_server" if task.servers else "multi_worker"}
@@ -297,8 +287,6 @@ def check_outside(plan: Plan, tpu: str | None) -> Plan:
 
     Raises ConfigError if something is missing; the message names it.
     """
-    if plan.evaluator is not None:
-        check_evaluator(plan)
     note_copies(plan)
     check_tpu(plan, tpu)
     find_engine(plan.cluster).check_reachable(plan.cluster)
@@ -320,18 +308,6 @@ def note_copies(plan: Plan) -> str | None:
     Raises ConfigError if each would start several processes.
     """
     return describe_copies(plan, os.environ) if find_engine(plan.cluster).is_local else None
-
-
-def check_evaluator(plan: Plan) -> None:
-    """Checks that the chief and the evaluator share a folder of checkpoints, and that there is a validation split."""
-    folder = plan.checkpoint.folder
-    if folder is None or "://" in folder:
-        raise ConfigError(
-            "TF_CONFIG: with the role evaluator, checkpoint.folder must name a folder that the chief and the "
-            f"evaluator see, but it is {folder or 'null'}"
-        )
-    if not plan.dataset.validation:
-        raise ConfigError("TF_CONFIG: the role evaluator has nothing to evaluate: dataset.validation is null")
 
 
 def check_tpu(plan: Plan, asked: str | None) -> None:

@@ -27,7 +27,7 @@ from scaleflow.tracking.uri import sqlite_file
 SECONDS_TO_WAIT = 60.0
 
 #: The files of the processes of a run, as patterns.
-PROCESS_FILES = ("coordinator.log", "evaluator.log", "worker-*.log", "server-*.log", "events*.jsonl")
+PROCESS_FILES = ("coordinator.log", "worker-*.log", "server-*.log", "events*.jsonl")
 
 #: Further files at the top of a run's folder, as patterns: of the run, and of what its command is, which a file tells.
 RUN_FILES = (

@@ -78,8 +78,6 @@ class RunSpec:
     @property
     def name(self) -> str:
         """The name of this process in messages."""
-        if self.plan.evaluator == "here":
-            return "evaluator"
         return process_name(self.plan, self.worker)
 
     @property
@@ -90,7 +88,7 @@ class RunSpec:
     @property
     def records(self) -> bool:
         """Whether the events of this process are those of the run."""
-        return self.worker == 0 and self.plan.evaluator != "here"
+        return self.worker == 0
 
     @property
     def serves(self) -> bool:

@@ -246,8 +246,7 @@ class EngineBuilder:
             emit(Note(note))
         batching, examples = data.runtime.batching, data.splits.train
         check_batch_size(plan.training, batching, len(examples))
-        if plan.evaluator != "here":  # it does not train, and its batch is not the run's
-            dataset.check_shards(plan.dataset, plan.training, examples, global_size=batching.global_size)
+        dataset.check_shards(plan.dataset, plan.training, examples, global_size=batching.global_size)
         self.splits = apply_debug_subset(data.splits, plan, data.runtime)
         self.balance = balance_classes(plan, self.splits)
         order = None if self.balance is None else self.balance.order
@@ -265,7 +264,7 @@ class EngineBuilder:
         outputs = data.source.outputs if self.balance is None else self.balance.outputs
         goal = make_run_objective(self.plan, replace(splits, outputs=outputs), runtime, emit=self.emit)
         self.goal = goal = objective.refuse_probabilities(goal, splits.outputs)
-        validates = self.feeds.validation is not None and self.plan.evaluator != "elsewhere"
+        validates = self.feeds.validation is not None
         self.plan = plan = choose_monitors(self.plan, validates)
         check_monitors(plan, goal, validates)
         train, length, folds = self.feeds.train, self.length, splits.folds
@@ -394,7 +393,7 @@ class EngineBuilder:
         """Returns what the validation rows decide about the answers; None if `evaluation` asks for nothing."""
         plan, outputs = self.plan, self.data.source.outputs
         keys = [*plan.evaluation.learned, *(["evaluation.threshold"] if plan.evaluation.own_threshold else [])]
-        if not keys or plan.evaluator == "here":
+        if not keys:
             return None
         if isinstance(outputs, Mapping):
             raise ConfigError(f"{keys[0]}: is for one output, and the dataset has {len(outputs)}; leave it out")
@@ -402,7 +401,7 @@ class EngineBuilder:
 
     def _keep_outputs(self) -> KeptSplit | None:
         """Makes the evaluation of the test split keep the values for predictions, as `evaluation` says."""
-        if self.plan.evaluation.name == "none" or self.plan.evaluator == "here":
+        if self.plan.evaluation.name == "none":
             return None
         if self.data.runtime.strategy_name == "tpu":
             why = "predictions are not kept, and there is no report of them; evaluate the model later"
@@ -418,7 +417,7 @@ def find_order_warnings(plan: Plan, splits: Splits) -> Iterator[str | None]:
     """Yields notes about data in the order of their targets, of which a run sees a part only."""
     from scaleflow import dataset
 
-    if plan.evaluator != "here" and not plan.debug.overfit:
+    if not plan.debug.overfit:
         yield dataset.describe_stream_order(splits.train, splits.outputs, plan.dataset.shuffle)
     limits = {"dataset.limit": (plan.dataset.limit, {"train": splits.train})}
     if splits.validation is not None:

@@ -61,7 +61,7 @@ def try_formats(spec: RunSpec, setup: TrainingSetup, emit: Emit, should_stop: Ca
 
     Raises ConfigError if a format cannot express the model: nothing has been trained then.
     """
-    if not spec.plan.export.formats or spec.is_resumed or spec.plan.evaluator == "here":
+    if not spec.plan.export.formats or spec.is_resumed:
         return
     with tempfile.TemporaryDirectory(prefix="scaleflow-formats-") as folder:
         setup.export(Path(folder), True)
@@ -155,7 +155,7 @@ def make_conversion_plan(plan: Plan) -> Plan:
     cpu: dict[str, Any] = {"strategy": {"name": "one_device"}, "hardware.name": "cpu", "hardware.remat": False}
     batch = {"training.global_batch_size": None, "training.batch_size": 32}
     alone = set_values(plan, {**none, **one, **cpu, **batch, "cluster": {}, "profiler": {}})
-    return replace(alone, task=None, evaluator=None, tf_config=None, chief=None, resume=None)
+    return replace(alone, task=None, tf_config=None, resume=None)
 
 
 def report_formats(spec: RunSpec, step: int, emit: Emit, should_stop: Callable[[], bool]) -> None:

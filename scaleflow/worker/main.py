@@ -19,7 +19,7 @@ from scaleflow.cluster.engines import find_engine
 from scaleflow.cluster.gpus import drop_assigned_devices
 from scaleflow.cluster.network import NO_PROXY, is_listening, no_proxy_for, wait_until_closed
 from scaleflow.cluster.tasks import process_names
-from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config, without_evaluator
+from scaleflow.cluster.tf_config import TF_CONFIG, parse_tf_config
 from scaleflow.interfaces.events import Emit, Event, Note, PeersMet, ProcessStarted, RunEnded, RunReady, Waiting
 from scaleflow.interfaces.secret_masking import MaskedStream, find_environment_secrets, remember_secrets
 from scaleflow.runs import EventWriter, RunSpec, RunState
@@ -123,8 +123,6 @@ def set_cluster_variables(spec: RunSpec) -> None:
     """Sets the environment variables from which TensorFlow reads the cluster."""
     if len(process_names(spec.plan)) == 1:
         os.environ.pop(TF_CONFIG, None)  # with it a strategy of one process would wait for others
-    elif spec.plan.evaluator is not None:
-        os.environ[TF_CONFIG] = without_evaluator(os.environ[TF_CONFIG])
     if TF_CONFIG in os.environ:
         os.environ[NO_PROXY] = no_proxy_for(os.environ, parse_tf_config(os.environ[TF_CONFIG]).peers)
 

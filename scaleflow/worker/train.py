@@ -7,7 +7,6 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaleflow.cluster.tasks import count_synchronous_workers, process_names
@@ -41,7 +40,6 @@ from scaleflow.worker.augmented_sheet import write_sheet
 from scaleflow.worker.baseline_data import report_baselines, write_baseline_data
 from scaleflow.worker.build import TrainingSetup, build_training
 from scaleflow.worker.evaluate import evaluate_model
-from scaleflow.worker.evaluator import EvaluationRelay, run_evaluator
 from scaleflow.worker.export import export_model, report_formats, try_formats
 from scaleflow.worker.failures import format_failure, is_loss_of_peer, report_failure
 from scaleflow.worker.metadata import (
@@ -88,8 +86,6 @@ def train_run(spec: RunSpec, emit: Emit, should_stop: Callable[[], bool]) -> boo
         check_object_store(spec, emit)
         setup = build_training(spec.plan, emit, startup_timer, resumed=spec.folder if spec.is_resumed else None)
         spec = replace(spec, plan=setup.plan)
-        if spec.plan.evaluator == "here":
-            return evaluate_checkpoints(spec, setup, emit, should_stop=should_stop)
         try_formats(spec, setup, emit, should_stop=should_stop)
         worker_sync = make_worker_sync(spec, setup, should_stop)
         data_changes = check_resumed_data(spec, setup, worker_sync)
@@ -135,20 +131,10 @@ def do_other_work(spec: RunSpec, emit: Emit) -> None:
         convert_to_formats(spec.plan, spec.evaluation, emit)
 
 
-def evaluate_checkpoints(spec: RunSpec, setup: TrainingSetup, emit: Emit, should_stop: Callable[[], bool]) -> bool:
-    """Does the work of an evaluator's process, which trains nothing."""
-    report_ready(spec, setup, 0, emit=emit)
-    status = run_evaluator(setup, Path(spec.checkpoints), emit, should_stop=should_stop)
-    emit(RunEnded(status, "" if status == "FINISHED" else "stopped"))
-    return True
-
-
 def wrap_emit(spec: RunSpec, emit: Emit) -> Emit:
-    """Returns what emits the run's events: without repeated ones, and with those of an evaluator."""
+    """Returns what emits the run's events, without repeated ones."""
     if spec.is_resumed or spec.plan.training.on_nan == "rollback":
-        emit = DeduplicatingEmitter(spec.events, emit)
-    if spec.records and spec.plan.evaluator is not None:
-        emit = EvaluationRelay(Path(spec.checkpoints), emit, is_resumed=spec.is_resumed)
+        return DeduplicatingEmitter(spec.events, emit)
     return emit
 
 
@@ -261,11 +247,10 @@ def begin_training(
     options, tracking = spec.plan.checkpoint, spec.plan.tracking
     histogram_epochs = tracking.histograms_every_epochs if tracking.tensorboard and spec.records else None
     manager = make_checkpoint_manager(spec, emit, setup.facts.learned)
-    validation = None if spec.plan.evaluator else setup.feeds.validation
     session = training.Session(
         setup.engine,
         spec.plan.training,
-        replace(setup.feeds, validation=validation, may_have_changed=spec.plan.resume_data == "changed"),
+        replace(setup.feeds, may_have_changed=spec.plan.resume_data == "changed"),
         log=training.MetricsLog(
             setup.engine, emit, startup_timer, peak_flops=setup.facts.peak_flops, histograms_every=histogram_epochs
         ),
@@ -335,7 +320,7 @@ def check_shared_checkpoints(spec: RunSpec, manager: CheckpointManager, worker_s
 
 def make_tracer(spec: RunSpec, setup: TrainingSetup, emit: Emit) -> StepTracer | None:
     options = spec.plan.profiler
-    if not options.windows or spec.plan.evaluator == "here":
+    if not options.windows:
         return None
     from scaleflow import training
     from scaleflow.profiler.tracer import StepTracer
@@ -423,8 +408,6 @@ def train_and_export(
 
     with user_metrics(session.log_metric):
         result = session.run(lambda: setup.learn_answers(worker_sync, spec.worker, emit))
-    if isinstance(emit, EvaluationRelay):
-        finish_evaluations(emit, session.step, spec.plan.cluster.start_seconds)
     if result.stopped:
         session.finish_checkpoints()
         limit = spec.plan.checkpoint.max_seconds
@@ -455,10 +438,3 @@ def train_and_export(
     emit(RunEnded("FINISHED"))
     # No worker may end before the chief has finished: it would look like a worker that died.
     worker_sync.leave()
-
-
-def finish_evaluations(emit: EvaluationRelay, step: int, seconds: float) -> None:
-    """Waits until the evaluator has evaluated the last checkpoint, and tells it that no more will come."""
-    if not emit.wait_for(step, seconds):
-        emit(Note(f"the evaluator has not evaluated the checkpoint at step {step} within {seconds:g} s"))
-    emit.end()

@@ -156,31 +156,6 @@ def test_a_coordinator_that_a_worker_waits_for_in_vain_is_named(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_an_evaluator_evaluates_the_checkpoints_of_the_others_into_their_run(tmp_path: Path) -> None:
-    hosts = Hosts(tmp_path, 3, "worker", "worker", "evaluator")
-    words = ("strategy=multi_worker", f"checkpoint.folder={tmp_path / 'kept'}")
-    chief, other, evaluator = ends([hosts.start(number, *words) for number in range(3)])
-    assert (chief[0], other[0], evaluator[0]) == (0, 0, 0), chief[2] + evaluator[2]
-    assert "val loss" not in chief[1]  # those that train go on meanwhile
-    assert "evaluator of the checkpoints in" in evaluator[1]
-    assert not (hosts.commands[2].folder / "mlflow.db").exists()
-    run = only_run(hosts.commands[0].folder)
-    assert run.info.status == "FINISHED"
-    found = [json.loads(line) for line in (tmp_path / "kept" / "evaluations.jsonl").read_text().splitlines()]
-    assert found[-1]["step"] == int(run.data.params["resolved.steps"])
-    assert found[-1]["values"] == {
-        key: run.data.metrics[key] for key in ("val/loss", "val/accuracy", "val/balanced_accuracy")
-    }
-
-
-def test_an_evaluator_without_a_folder_to_look_into_is_refused(tmp_path: Path) -> None:
-    hosts = Hosts(tmp_path, 2, "worker", "evaluator")
-    for code, _, said in ends([hosts.start(number) for number in range(2)]):
-        assert code == 2
-        assert "with the role evaluator, checkpoint.folder must name a folder" in said
-
-
-@pytest.mark.slow
 def test_machines_without_a_common_path_go_on_from_an_object_store(
     tmp_path: Path, object_store: dict[str, str]
 ) -> None:

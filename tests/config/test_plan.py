@@ -110,18 +110,13 @@ def test_what_is_typed_stays_if_tf_config_chooses_the_strategy(plan: Make, monke
     workers = {"worker": ["a:1", f"127.0.0.1:{port}"]}
     typed = {"cluster.stall_seconds": 77.0, "cluster.max_restarts": 3, "cluster.start_seconds": 50.0}
     words = [*(f"{key}={value}" for key, value in typed.items()), "+strategy.communication=ring"]
-    task = {"cluster": {**workers, "evaluator": ["c:3"]}, "task": {"type": "worker", "index": 1}}
+    task = {"cluster": workers, "task": {"type": "worker", "index": 1}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(task))
     words.append("checkpoint.folder=/shared/checkpoints")
     made = plan(*words)
     cluster = made.cluster
     assert (made.strategy.name, made.strategy.communication) == ("multi_worker", "ring")
     assert (cluster.stall_seconds, cluster.max_restarts, cluster.start_seconds) == (77.0, 3, 50.0)
-    task["task"] = {"type": "evaluator", "index": 0}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
-    made = plan(*words)
-    assert (made.strategy.name, made.evaluator, made.cluster.name) == ("one_device", "here", "local")
-    assert (made.cluster.max_restarts, made.cluster.stall_seconds) == (3, None)  # it waits for checkpoints
 
 
 def test_the_number_of_workers_is_tf_config_s(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,8 +373,7 @@ def test_a_target_is_no_group_and_a_column_goes_without_a_pattern(refused: Calla
     assert "it does not use one of" in refused("dataset=image_folder", f"dataset.data_dir={tmp_path}", both)
 
 
-TWO = {"chief": ["a:1"], "worker": ["b:2"], "evaluator": ["c:3"]}
-SHARED = "checkpoint.folder=shared"
+TWO = {"chief": ["a:1"], "worker": ["b:2"]}
 
 
 @pytest.mark.parametrize(
@@ -390,7 +384,6 @@ SHARED = "checkpoint.folder=shared"
         ((f"{EARLY}{{patience: 2, restore_best: true}}",), None, {"checkpoint.export": "best"}),
         (("cluster=ray", "cluster.workers=4"), None, {"strategy.name": "multi_worker"}),
         (("cluster.stall_seconds=60",), "chief", {"cluster.stall_seconds": 60.0, "cluster.name": "tf_config"}),
-        (("cluster.stall_seconds=60", SHARED), "evaluator", {"cluster.stall_seconds": None, "cluster.name": "local"}),
         (("hardware.tpu=grpc://host:8470",), None, {"strategy.name": "tpu", "hardware.name": "tpu"}),
     ],
 )

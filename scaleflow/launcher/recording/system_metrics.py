@@ -39,7 +39,7 @@ LARGE = 8e9
 MAX_NAMED = 64
 
 #: The name of a process in the name of a metric; other names are those of machines.
-PROCESS_NAME = re.compile(r"(?:worker|server)-\d+|coordinator|evaluator")
+PROCESS_NAME = re.compile(r"(?:worker|server)-\d+|coordinator")
 
 Values = dict[str, float]
 
