@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from scaleflow.commands.hydra_task import HydraTask
@@ -356,7 +357,10 @@ def run_sweep(
     with as_command(given), find_own_modules(dirs), task:
         sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=task, config=config)
         typed: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
-        sweeper.sweep(arguments=typed)
+        try:
+            sweeper.sweep(arguments=typed)
+        except HydraException as error:
+            raise ConfigError(str(error)) from error
         context.callbacks.on_multirun_end(config=config, config_name="config")
     code = task.outcome.code
     if not task.limit:

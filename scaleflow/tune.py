@@ -100,12 +100,16 @@ def search(
     config = compose_config(own, config_dirs).resolved
     space = [word for word in choose_space(config, words.keys) if word.partition("=")[0] not in swept]
     digest = hashlib.blake2b("\0".join(overrides).encode(), digest_size=4).hexdigest()
-    return run_sweep(
-        *("hydra/sweeper=optuna5", "hydra.sweeper.pruner=median", f"hydra.sweeper.n_trials={trials or MOST_TRIALS}"),
-        *(f"sweep.max_seconds={minutes * 60:g}", *space, *overrides),
-        config_dir=config_dirs,
-        folder=folder or Path("multirun", f"tune-{digest}"),
-    )
+    try:
+        return run_sweep(
+            *("hydra/sweeper=optuna5", "hydra.sweeper.pruner=median"),
+            f"hydra.sweeper.n_trials={trials or MOST_TRIALS}",
+            *(f"sweep.max_seconds={minutes * 60:g}", *space, *overrides),
+            config_dir=config_dirs,
+            folder=folder or Path("multirun", f"tune-{digest}"),
+        )
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("(hydra.sweep.dir)", "(--folder)")) from error
 
 
 def name_best(result: SweepResult, overrides: Any, config_dirs: Any) -> CommandWords:

@@ -7,6 +7,7 @@ interrupted search. A pruner stops jobs that do worse than others at the same st
 from __future__ import annotations
 
 import csv
+import json
 import math
 import platform
 import uuid
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, QuotedString, RangeSweep, Transformer
@@ -25,15 +27,18 @@ from omegaconf import DictConfig, OmegaConf
 
 from scaleflow.compat.optuna import continue_trial
 from scaleflow.config.compose import mask_sweep_config
+from scaleflow.config.parse import flatten_config, format_value, is_under
 from scaleflow.config.words import write_value
 from scaleflow.errors import NothingCanRun, read_reason
 from scaleflow.interfaces.events import Event, MetricsLogged
-from scaleflow.interfaces.formatting import format_number
+from scaleflow.interfaces.formatting import format_number, join_first
 from scaleflow.interfaces.secret_masking import mask_secrets
 from scaleflow.launcher.command_exit import write_error
 
 if TYPE_CHECKING:
     import optuna
+
+    from scaleflow.sweep.composer import JobRequest
 
 NODE = {
     "_target_": "hydra_plugins.scaleflow.optuna5.OptunaSweeper",
@@ -61,6 +66,12 @@ MOST_REFUSED = 5
 #: The prefix of a storage that is a file of Optuna's journal, which machines may share on a network file system.
 JOURNAL = "journal:"
 
+#: The attribute of a study that says which search it belongs to.
+SEARCH = "scaleflow.search"
+
+#: The values of `sweep.on_change` with which a search continues with another config, as a sweep does in its folder.
+CONTINUING = ("new", "rerun", "keep")
+
 #: Attributes of a trial: the id of the sweep's folder that runs it, and where that folder is.
 OWNER, SWEEP = "scaleflow.owner", "scaleflow.sweep"
 
@@ -78,7 +89,8 @@ class OptunaSweeper(Sweeper):
         seed: the seed of the sampler, to which each command adds the number of its first trial. None: a random one.
         storage: the URL of Optuna's storage, or `journal:PATH` for a file. None: `optuna.db` in the sweep's folder.
             Several commands, also on several machines, may share one: each runs its own trials.
-        study_name: the name of the study in the storage.
+        study_name: the name of the study in the storage. A study belongs to one search: a command whose jobs share
+            another config is refused.
         params: the values to search for each key, as they are typed in an override.
     """
 
@@ -134,9 +146,11 @@ class OptunaSweeper(Sweeper):
             )
         folder = Path(str(self._config.hydra.sweep.dir))
         folder.mkdir(parents=True, exist_ok=True)
+        study = self._study(folder)
+        space = {key: match_earlier_values(study, key, values, self._elsewhere) for key, values in space.items()}
+        self._check_search(study, space, fixed)
         OmegaConf.save(self._config, folder / "multirun.yaml")
         mask_sweep_config(folder / "multirun.yaml")
-        study = self._study(folder)
         self._search(study, space, fixed, folder=folder)
         return self._best(study, folder)
 
@@ -169,6 +183,73 @@ class OptunaSweeper(Sweeper):
                 f"the command is to {self._direction}; choose another name"
             )
         return study
+
+    def _check_search(self, study: optuna.Study, space: Mapping[str, Any], fixed: Sequence[str]) -> None:
+        """Records in the study which search it belongs to. Raises HydraException if it belongs to another one."""
+        metric = OmegaConf.select(self._config, "sweep.metric")
+        base = self._describe_search(space, fixed)
+        states = import_optuna().trial.TrialState
+        has_results = any(trial.state != states.FAIL for trial in study.get_trials(deepcopy=False))
+        before = study.user_attrs.get(SEARCH) if has_results else None
+        swept = list(space)
+        if before is not None:
+            start = f"hydra.sweeper.study_name={self._name}: this study belongs to another search: "
+            if before["metric"] != metric:
+                raise HydraException(
+                    f"{start}its trials were judged by {before['metric']}, and the command has sweep.metric={metric}; "
+                    f"{self._elsewhere}"
+                )
+            swept = [*dict.fromkeys((*before["swept"], *swept))]
+            changed = [] if base is None else list_changed(before["base"], base, swept)
+            may_change = OmegaConf.select(self._config, "sweep.on_change") in CONTINUING
+            if changed and not may_change:
+                more = ", or sweep.on_change=new to continue it with this config" if self._is_scaleflow else ""
+                raise HydraException(f"{start}{join_first(changed)}; {self._elsewhere}{more}")
+            base = before["base"] if base is None else base
+        study.set_user_attr(SEARCH, {"base": base or {}, "swept": swept, "metric": metric})
+
+    def _describe_search(self, space: Mapping[str, Any], fixed: Sequence[str]) -> dict[str, Any] | None:
+        """Returns the values that decide what the jobs compute, without those that are searched, by their keys.
+
+        None if no job can be composed.
+        """
+        from scaleflow.runs.identity import list_job_leaves
+        from scaleflow.sweep.composer import drop_hydra
+
+        if self._is_scaleflow:
+            request = self._compose_example(space, fixed)
+            if request is None:
+                return None
+            leaves = list_job_leaves(request.config)
+            base: dict[str, Any] = {key: value for key, value in leaves.items() if key not in request.references}
+            base["sweep.folds"] = request.options.folds
+        else:  # any other app of Hydra's
+            content: Any = OmegaConf.to_container(drop_hydra(self._config), resolve=False)
+            base = {"hydra.job.name": self._config.hydra.job.name, **flatten_config(content)}
+            for word in fixed:
+                key, _, value = word.partition("=")
+                base[key] = yaml.safe_load(value)
+        shown = json.loads(json.dumps(mask_secrets(base), default=str))
+        return {key: value for key, value in shown.items() if not is_under(key, list(space))}
+
+    def _compose_example(self, space: Mapping[str, Any], fixed: Sequence[str]) -> JobRequest | None:
+        """Composes a job with some of the values. Returns None if none of a few attempts can be composed."""
+        from scaleflow.sweep.composer import JobComposer
+
+        composer = JobComposer(self._context, self._config)
+        for attempt in range(MOST_REFUSED):
+            words = [*fixed, *(f"{key}={format_choice(pick_value(each, attempt))}" for key, each in space.items())]
+            request = composer.read_request(words, 0)
+            if not request.refusal:
+                return request
+        return None
+
+    @property
+    def _elsewhere(self) -> str:
+        """What to type for another study."""
+        if self._storage is None:
+            return "choose another folder (hydra.sweep.dir)"
+        return "choose another hydra.sweeper.study_name"
 
     def _make_sampler(self, first: int) -> Any:
         """Makes the sampler of a command whose first new trial has the number `first`: commands with the same seed
@@ -287,6 +368,65 @@ class OptunaSweeper(Sweeper):
         count = len(trials) - running
         print(f"best of {count}: {format_number(study.best_value)} with {words}{elsewhere}{more}", flush=True)
         return best
+
+
+def pick_value(values: Any, attempt: int) -> Any:
+    """Returns one of the values of a distribution: its first choice or its lowest number, for a new attempt another
+    choice.
+    """
+    choices = getattr(values, "choices", None)
+    return values.low if choices is None else choices[attempt % len(choices)]
+
+
+def list_changed(before: Mapping[str, Any], now: Mapping[str, Any], swept: Sequence[str]) -> list[str]:
+    """Returns the values, as text, in which two searches differ, without the keys that one of them varies."""
+    if "experiment" in swept:  # its recipes may set any key
+        return []
+    return [
+        f"{key}={format_value(now[key])} (was {format_value(value)})"
+        for key, value in before.items()
+        if key in now and now[key] != value and not is_under(key, swept)
+    ]
+
+
+def match_earlier_values(study: optuna.Study, key: str, values: Any, elsewhere: str) -> Any:
+    """Returns the distribution of a key in a form that Optuna accepts after the study's earlier trials.
+
+    Optuna accepts other ends and steps of numbers, and keeps the order of choices. Raises HydraException for any other
+    change.
+    """
+    distributions = import_optuna().distributions
+    earlier = [trial.distributions[key] for trial in study.get_trials(deepcopy=False) if key in trial.distributions]
+    if not earlier:
+        return values
+    before = earlier[0]
+    if isinstance(before, distributions.CategoricalDistribution) and type(values) is type(before):
+        if sorted(map(repr, before.choices)) == sorted(map(repr, values.choices)):
+            return before
+        reason = "Optuna cannot change the choices of a key"
+    else:
+        try:
+            distributions.check_distribution_compatibility(before, values)
+            return values
+        except ValueError:
+            reason = "Optuna can change the ends and the step of numbers, but not their kind or scale"
+    raise HydraException(
+        f"{key}={describe_values(values)}: this study has searched {describe_values(before)} before; {reason}; "
+        f"repeat the earlier values, or {elsewhere}"
+    )
+
+
+def describe_values(values: Any) -> str:
+    """Describes a distribution in the form of an override."""
+    choices = getattr(values, "choices", None)
+    if choices is not None:
+        return ",".join(map(format_choice, choices))
+    if values.step is not None and (values.step != 1 or isinstance(values.low, float)):
+        return f"range({values.low},{values.high + values.step},{values.step})"
+    text = f"interval({values.low},{values.high})"
+    if isinstance(values.low, int):
+        text = f"int({text})"
+    return f"tag(log, {text})" if values.log else text
 
 
 def choose_values(trial: optuna.Trial, space: Mapping[str, Any]) -> list[str]:

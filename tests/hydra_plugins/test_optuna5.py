@@ -369,3 +369,57 @@ def test_two_commands_that_train_share_one_study(command: Command) -> None:
     assert f"with seed={both.best_params['seed']}" in again.stdout
     rows = list(csv.DictReader((command.folder / "a" / "trials.csv").read_text().splitlines()))
     assert [float(row["value"]) for row in rows] == [trial.value for trial in both.trials]
+
+
+def test_another_search_in_the_same_study_is_refused(
+    tmp_path: Path, ours: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = f"hydra.sweeper.storage=sqlite:///{tmp_path}/shared.db"
+    words = ("seed=1,2", "training.epochs=1", shared, "hydra.sweeper.n_trials=1")
+    assert ours(FakeLaunch(), *words, "strategy=tpu") == 2  # a search that was refused leaves the study to another one
+    words = (*words, "hydra.sweeper.n_trials=2")
+    assert ours(FakeLaunch(), *words) == 0
+    for word, message in (
+        ("training.epochs=3", "this study belongs to another search: training.epochs=3 (was 1); choose another"),
+        ("dataset=synthetic", "this study belongs to another search: dataset._target_="),
+        ("sweep.metric=val/mine_loss", "its trials were judged by val/loss"),
+        ("sweep.folds=2", "sweep.folds=2 (was null)"),
+    ):
+        assert ours(FakeLaunch(), *words, "sweep.mode=min", "hydra.sweep.dir=t", word) == 2  # it has all its trials
+        assert message in (error := capsys.readouterr().err)
+        assert "choose another hydra.sweeper.study_name" in error
+    assert list((tmp_path / "t").iterdir()) == []
+    assert ours(FakeLaunch(), *words, "hydra.sweeper.n_trials=3", "model.units=8,16") == 0  # one more key is searched
+    assert len(load(f"sqlite:///{tmp_path}/shared.db").trials) == 3
+
+
+def test_a_search_continues_with_changed_values_if_optuna_accepts_them(
+    tmp_path: Path, ours: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("model.units=8,16", "seed=int(interval(1,9))", "model.dropout=interval(0.1,0.2)")
+    count = 0
+    for changed in (
+        (),
+        ("model.units=16,8", "seed=int(interval(5,20))", "model.dropout=interval(0.15,0.5)"),
+        ("seed=range(1,30,2)", "optimizer.learning_rate=tag(log,interval(0.001,0.1))", "model.dropout=0.15"),
+    ):
+        count += 1
+        assert ours(FakeLaunch(), *words, *changed, f"hydra.sweeper.n_trials={count}") == 0, changed
+    for changed, message in (
+        (("model.units=8,16,32",), "model.units=8,16,32: this study has searched 8,16 before; Optuna cannot change"),
+        (("model.units=int(interval(8,16))",), "model.units=int(interval(8,16)): this study has searched 8,16"),
+        (("seed=interval(1.5,9)",), "this study has searched int(interval(1,9)) before; Optuna can change the ends"),
+        (("model.dropout=tag(log,interval(0.1,0.2))",), "model.dropout=tag(log, interval(0.1,0.2)): this study"),
+    ):
+        assert ours(FakeLaunch(), *words, *changed, "hydra.sweeper.n_trials=20") == 2
+        assert message in (error := capsys.readouterr().err)
+        assert len(error.splitlines()) == 1
+        assert "choose another folder (hydra.sweep.dir)" in error
+    assert len(study(tmp_path / "s").trials) == count
+
+
+def test_searches_of_another_app_do_not_mix_either(hydra_sweep_runner: TSweepRunner, tmp_path: Path) -> None:
+    words = ("foo=interval(0.0,10.0)", "hydra.sweeper.n_trials=1")
+    search(hydra_sweep_runner, bowl, tmp_path, *words)
+    with pytest.raises(HydraException, match=r"belongs to another search: bar=2 \(was 100\)"):
+        search(hydra_sweep_runner, bowl, tmp_path, *words, "bar=2", "hydra.sweeper.n_trials=2")
