@@ -24,6 +24,7 @@ from scaleflow.dataset.batches.preprocessing import Transforms, batch_spec, prep
 from scaleflow.dataset.batches.records import (
     RECORD_BYTES,
     Records,
+    StreamRows,
     decode_records,
     prefetch,
     reading_options,
@@ -464,7 +465,10 @@ class StreamFeed(SharesFeed):
         self._order = self._make_order(shuffle_seed)
         self._steps_per_epoch = steps_per_epoch or batching.steps(len(stream))
         is_shortened = self._steps_per_epoch < batching.steps(len(stream))
-        self.continues = is_shortened and shuffle_seed is not None and not to_rows(stream).is_random_access
+        rows = to_rows(stream)
+        self._is_shortened = is_shortened and not rows.is_random_access
+        self._varies = isinstance(rows, StreamRows) and rows.varies
+        self.continues = shuffle_seed is not None and (self._is_shortened or self._varies)
         self._strategy = strategy
         self._transforms = transforms or {}
         self._options = reading_options(threads)
@@ -485,15 +489,27 @@ class StreamFeed(SharesFeed):
     ) -> tf.data.Dataset:
         size, share = self.batching.global_size, self.batching.share
         is_own = worker_positions(share, context)
-        if self.continues:
+        if self.continues and self._is_shortened:
             first = (epoch * self._steps_per_epoch + step) * size
             return self._full_shares(self._order.examples_onward(first, is_own), share)
         last = self.batching.steps(self.examples) * size
-        examples = self._order.examples(epoch, step * size, last, is_own=is_own)
-        return self._shares(examples, numbers, share)
+        if not self.continues:
+            return self._shares(self._order.examples(epoch, step * size, last, is_own=is_own), numbers, share)
+        # An iterator for each epoch would begin random operations anew, whose changes would then be the same
+        is_mine, replicas = worker_positions(1, context), self.batching.replicas
+        in_epoch = tf.data.Dataset.range(self.batching.steps(self.examples) * replicas)
+        own_numbers = in_epoch if is_mine is None else in_epoch.filter(is_mine)
+
+        def read_epoch(number: tf.Tensor) -> tf.data.Dataset:
+            whole = self._order.examples(number, tf.constant(0, tf.int64), last, is_own=is_own)
+            return self._shares(whole, own_numbers, share).take(self._steps_per_epoch * own_replicas)
+
+        own_replicas = replicas // context.num_input_pipelines
+        epochs = tf.data.Dataset.range(epoch, tf.int64.max)
+        return epochs.flat_map(read_epoch).skip(step * own_replicas)
 
     def batches(self, epochs: int, steps_per_epoch: int) -> tf.data.Dataset:
-        if self.continues:
+        if self.continues and self._is_shortened:
             examples = self._order.examples_onward(tf.constant(0, tf.int64))
             batches = self._full_shares(examples, self.batching.global_size).take(epochs * steps_per_epoch)
             return prefetch(batches).with_options(self._options)

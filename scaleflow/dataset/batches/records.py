@@ -259,12 +259,16 @@ def draw(
 
 @dataclass(frozen=True)
 class StreamRows(Stream, Rows):
-    """A stream whose records are read in their order, again at each use."""
+    """A stream whose records are read in their order, again at each use.
+
+    `varies` says whether its examples differ at each reading (`dataset/batches/varying.py`).
+    """
 
     is_random_access: ClassVar[bool] = False
     auto_bytes: ClassVar[int] = AUTO_BYTES
     malformed: ClassVar[Sequence[str]] = ()
     is_whole: ClassVar[bool] = True
+    varies: bool = False
 
     @property
     def spec(self) -> tuple[Any, ...]:
@@ -351,14 +355,18 @@ class StreamRows(Stream, Rows):
         return None
 
     def read_to_digest(self) -> tuple[str, Iterator[tuple[Any, ...]]]:
-        found = list(read_readable(decode_records(self, self.dataset.take(DIGESTED)), DIGESTED))
+        first = decode_records(self, self.dataset.take(DIGESTED))
+        found = [] if self.varies else list(read_readable(first, DIGESTED))
         if found:
             parts = tuple(map_leaves(lambda *values: stack_values(values), *each) for each in zip(*found, strict=True))
         else:
             parts = tf.nest.map_structure(
                 lambda spec: np.empty([0, *(size or 0 for size in spec.shape)], spec.dtype.as_numpy_dtype), self.spec
             )
-        return f"a sample of {len(found)} examples", iter([parts])
+        covers = (
+            "no values, because they differ at each reading" if self.varies else f"a sample of {len(found)} examples"
+        )
+        return covers, iter([parts])
 
     def locate(self, places: Array) -> tuple[list[str | None] | None, Array | None]:
         specs = tf.nest.flatten(self.dataset.element_spec)
@@ -505,7 +513,8 @@ def make_records(stream: Stream, components: tuple[tf.Tensor, ...]) -> Records:
     parts = tf.nest.pack_sequence_as(structure, components)
     dataset = tf.data.Dataset.from_tensor_slices(parts).with_options(reading_options())
     options = stream.length, stream.decode, stream.name, (), stream.at_once
-    return Records(dataset, *options, components=components, **vars(DivisionKeys.of(stream)))
+    varies = isinstance(stream, StreamRows) and stream.varies
+    return Records(dataset, *options, components=components, varies=varies, **vars(DivisionKeys.of(stream)))
 
 
 def readable_batches(stream: Stream) -> tf.data.Dataset:

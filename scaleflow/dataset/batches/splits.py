@@ -35,6 +35,7 @@ from scaleflow.dataset.batches.rows import (
     to_rows,
 )
 from scaleflow.dataset.batches.unreadable import refuse_unreadable
+from scaleflow.dataset.batches.varying import is_own_source, settle_variation
 from scaleflow.dataset.reading.division import (
     Division,
     choose_validation,
@@ -171,6 +172,9 @@ def prepare_splits(
     has_folds = folds > 0 and preprocesses
     cache = "memory" if has_folds else cache  # a stream has no place for the number of a fold
     cached = cache_splits(preprocessed, cache, workers)
+    if cached.train.place != "stream" and getattr(preprocessed.train, "varies", False):
+        reason = "the folds of the model" if has_folds else f"dataset.cache={cache}"
+        emit(Note(f"{reason}: keeps the first reading of the examples, and all epochs have the same random changes"))
     for name, examples in cached.by_name().items():
         examples.check_cached(cached.inputs, name)
     if preprocesses and cache == "auto" and cached.train.blocks:
@@ -256,7 +260,11 @@ def clean_split(source: Source, split: str, options: Dataset, workers: Workers, 
     stream = cast(StreamRows, examples)
     if options.on_bad_example != "skip":
         refuse_faults(split, stream)
-    stream = limit_examples(cache_records(split, stream), options.limit).check_targets(source.outputs)
+    if is_own_source(source):
+        stream = settle_variation(split, stream, options, workers, emit)
+    if not stream.varies:
+        stream = cache_records(split, stream)
+    stream = limit_examples(stream, options.limit).check_targets(source.outputs)
     return drop_unreadable(split, stream, workers, emit=emit) if options.on_bad_example == "skip" else stream
 
 
@@ -326,7 +334,9 @@ def cache_splits(splits: Splits, cache: str, workers: Workers) -> Splits:
         cached |= zip(map(id, same), cache_blocks(same, cache, splits.transforms, workers=workers), strict=True)
     for name, examples in splits.by_name().items():
         if id(examples) not in cached:
-            cached[id(examples)] = cache_split(name, examples, cache, transforms=splits.transforms, workers=workers)
+            is_read_anew = cache == "auto" and name != "test" and getattr(examples, "varies", False)
+            wanted = "none" if is_read_anew else cache
+            cached[id(examples)] = cache_split(name, examples, wanted, transforms=splits.transforms, workers=workers)
     validation, test = (
         None if examples is None else cached[id(examples)] for examples in (splits.validation, splits.test)
     )
