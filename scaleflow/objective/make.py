@@ -152,15 +152,26 @@ def count_classes(outputs: Described, names: Iterable[str], batches: Iterable[An
     return {name: total.tolist() for name, total in totals.items()}
 
 
-def weigh_classes(described: Outputs, weights: list[float], targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """Returns the weight of each target's class [b, ...]; of mixup's shares the mean by these shares."""
+def weigh_classes(
+    described: Outputs, weights: list[float], targets: tf.Tensor, outputs: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the weight of each target's class [b, ...], and the targets.
+
+    A soft target, such as one of mixup, is a mixture of classes, and its loss is the mixture of their weighted losses.
+    A loss that is linear in the target gives it for the weight sum(share * weight) and the shares share * weight / sum.
+    """
     table = tf.constant(weights, tf.float32)
     if described.kind == "binary":
         share = tf.cast(targets, tf.float32)
-        return table[0] * (1 - share) + table[1] * share
+        weighted = table[1] * share
+        total = table[0] * (1 - share) + weighted
+        return total, tf.where(total > 0, tf.math.divide_no_nan(weighted, total), share)
     if is_shares(targets, outputs):
-        return tf.linalg.matvec(tf.cast(targets, tf.float32), table)
-    return tf.gather(table, tf.cast(targets, tf.int32))
+        shares = tf.cast(targets, tf.float32)
+        weighted = shares * table
+        total = tf.reduce_sum(weighted, axis=-1, keepdims=True)
+        return total[..., 0], tf.where(total > 0, tf.math.divide_no_nan(weighted, total), shares)
+    return tf.gather(table, tf.cast(targets, tf.int32)), targets
 
 
 #: Abbreviations that Keras takes for losses and metrics, and their classes.
@@ -370,9 +381,11 @@ def example_loss(described: Outputs, loss: Loss, weights: Sequence[float] | None
     def losses(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         counted = find_counted(described, targets)
         valid = replace_ignored(targets, counted)
-        values = loss(valid, outputs)
+        factors = None
         if weights is not None:
-            factors = weigh_classes(described, list(weights), valid, outputs=outputs)
+            factors, valid = weigh_classes(described, list(weights), valid, outputs=outputs)
+        values = loss(valid, outputs)
+        if factors is not None:
             values *= (
                 tf.reshape(factors, tf.shape(values)) if values.shape.rank > 1 or factors.shape.rank > 1 else factors
             )

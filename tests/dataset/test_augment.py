@@ -491,3 +491,79 @@ def test_a_sheet_shows_augmented_examples_beside_the_original(isolated: Callable
     assert all(row.split("\n")[0] == "good bad film" and len(row.split("\n")) == 5 for row in rows)
     assert "_" in texts["augmented.txt"].decode()
     assert nothing == {}
+
+
+def mix_weighted(kind: str, smoothing: float, class_weights: list[float] | None) -> Any:
+    """Gradients of a linear model's outputs on one batch of mixed examples, and what they were mixed from."""
+    import tensorflow as tf
+
+    from scaleflow import dataset
+    from scaleflow.interfaces import ObjectiveOptions
+    from scaleflow.objective import make_objective
+
+    random = np.random.default_rng(0)
+    count, width = 24, {"classification": 3, "binary": 1, "regression": 1}[kind]
+    outputs = Outputs(kind, (width,))  # type: ignore[arg-type]
+    numbers = np.arange(count, dtype=np.float32)
+    images = np.zeros((count, 4, 4, 1), np.float32) + numbers[:, None, None, None]
+    targets = {
+        "classification": random.integers(0, 3, count),
+        "binary": random.integers(0, 2, (count, 1)).astype(np.float32),
+        "regression": random.normal(size=(count, 1)).astype(np.float32),
+    }[kind]
+    weights = np.where(numbers % 3 == 0, 0, random.uniform(0.2, 3, count)).astype(np.float32)
+    arrays = Arrays(images, targets, weights)
+    plain = dataset.make_feed(arrays, Batching(count, 1, 1), tf.distribute.get_strategy(), 5)
+    mixed = dataset.augment_feed(plain, Augment(mixup=1.0), 5, Inputs((4, 4, 1), "float32"), outputs)
+    goal = make_objective(
+        outputs,
+        ObjectiveOptions(label_smoothing=smoothing),
+        class_weights=None if class_weights is None else {"": class_weights},
+        is_weighted=True,
+    )
+    ((inputs, soft, mask, totals),) = mixed.batches(1, 1)
+    parts = [next(iter(feed.batches(1, 1))) for feed in mixed._feeds]  # type: ignore[attr-defined]
+    predicted = tf.constant(random.normal(size=(count, width)).astype(np.float32))
+    gradients = []
+    first, second = (part[0].numpy()[:, 0, 0, 0] for part in parts)
+    drawn = inputs.numpy()[:, 0, 0, 0]
+    same = first == second
+    share = np.where(same, 0.5, (drawn - second) / np.where(same, 1, first - second)).astype(np.float32)
+    with tf.GradientTape() as tape:
+        tape.watch(predicted)
+        loss = tf.reduce_sum(goal.loss(soft, predicted) * totals)
+    gradients.append(tape.gradient(loss, predicted).numpy())
+    with tf.GradientTape() as tape:
+        tape.watch(predicted)
+        loss = tf.reduce_sum(
+            tf.constant(share) * parts[0][3] * goal.loss(parts[0][1], predicted)
+            + tf.constant(1 - share) * parts[1][3] * goal.loss(parts[1][1], predicted)
+        )
+    gradients.append(tape.gradient(loss, predicted).numpy())
+    return (
+        gradients,
+        weights[first.astype(int)],
+        weights[second.astype(int)],
+        totals.numpy(),
+        share,
+        bool(mask.numpy().all()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "smoothing", "class_weights"),
+    [
+        ("classification", 0.0, None),
+        ("classification", 0.1, [1.0, 0.0, 3.0]),
+        ("binary", 0.1, [0.5, 4.0]),
+        ("regression", 0.0, None),
+    ],
+)
+def test_a_mixture_has_the_mixture_of_two_weighted_losses(
+    isolated: Callable[..., Any], kind: str, smoothing: float, class_weights: list[float] | None
+) -> None:
+    gradients, own, others, totals, share, is_whole = isolated(mix_weighted, kind, smoothing, class_weights)
+    assert is_whole
+    np.testing.assert_allclose(gradients[0], gradients[1], rtol=2e-3, atol=2e-4)
+    np.testing.assert_allclose(totals, share * own + (1 - share) * others, rtol=1e-3, atol=1e-4)
+    assert (gradients[0][(own == 0) & (others == 0)] == 0).all()

@@ -351,8 +351,11 @@ class MixedFeed(AugmentedFeed):
     (Yun et al. 2019, arXiv:1905.04899), which pastes a rectangle of the partner's image.
 
     The partner is the example at the same position of a second shuffled order of the same epoch, so pairs do not
-    depend on how a batch is divided. Targets are mixed, too; class targets become one-hot [b, classes] float32. With
+    depend on how a batch is divided. Targets are mixed as well; class targets become one-hot [b, classes] float32. With
     both options each example is mixed by one of them.
+
+    If examples have weights, the loss is the mixture of the two weighted losses. So a target counts by its weight, and
+    one of weight 0 does not count (`weigh_share`).
     """
 
     def __init__(self, feed: Any, changes: Changes, seed: int, outputs: Any) -> None:
@@ -371,8 +374,11 @@ class MixedFeed(AugmentedFeed):
         partner_inputs, partner_targets = self._changes.change(partner_inputs, partner_targets, draws.of_partner())
         pixels, share = self._find_shares(inputs, draws)
         mixed = mix_examples(inputs, partner_inputs, pixels)
+        mixed_weights = []
+        if weights:
+            share, total = weigh_share(share, weights[0], partner_weights[0])
+            mixed_weights = [total]
         mixed_targets = mix_examples(self._soft(targets), self._soft(partner_targets), share)
-        mixed_weights = [mix_examples(*each, share) for each in zip(weights, partner_weights, strict=True)]
         return mixed, mixed_targets, mask, *mixed_weights
 
     def _find_shares(self, inputs: tf.Tensor, draws: Draws) -> tuple[tf.Tensor, tf.Tensor]:
@@ -454,6 +460,22 @@ def mix_examples(values: tf.Tensor, others: tf.Tensor, share: tf.Tensor) -> tf.T
     shares = tf.cast(tf.reshape(share, [*share.shape, *[1] * (values.shape.rank - share.shape.rank)]), dtype)
     mixed = shares * tf.cast(values, dtype) + (1 - shares) * tf.cast(others, dtype)
     return tf.cast(tf.round(mixed) if values.dtype.is_integer else mixed, values.dtype)
+
+
+def weigh_share(share: tf.Tensor, weights: tf.Tensor, others: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the share of a target in the mixture of two weighted targets, and the weight of the mixture, both [b].
+
+    For a loss L that is linear in the target, such as the cross-entropy, and total = share * w + (1 - share) * v:
+    share * w * L(y) + (1 - share) * v * L(z) = total * L((share * w * y + (1 - share) * v * z) / total). The squared
+    error has the same gradient.
+
+    Args:
+        share: of the first target, [b].
+        weights, others: the weights of the first and of the second target, [b].
+    """
+    own = share * weights
+    total = own + (1 - share) * others
+    return tf.where(total > 0, tf.math.divide_no_nan(own, total), share), total
 
 
 def batch_length(batch: tf.Tensor) -> int:
