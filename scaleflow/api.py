@@ -41,6 +41,7 @@ from scaleflow.config.compose import (
     to_folders,
 )
 from scaleflow.config.trust import list_targets
+from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError, RunError
 from scaleflow.interfaces import Plan, Status, Tracking
@@ -143,6 +144,7 @@ class RunFailed(RunError):
         self.result = result
 
 
+@in_typed_folder
 def compose(*overrides: str, config_dir: Folders = ()) -> DictConfig:
     """Composes the config of a command line, with interpolations kept.
 
@@ -157,6 +159,7 @@ def compose(*overrides: str, config_dir: Folders = ()) -> DictConfig:
     return config
 
 
+@in_typed_folder
 def run(
     *what: str | Mapping[str, Any] | DictConfig,
     config_dir: Folders = (),
@@ -321,6 +324,7 @@ def to_override(word: Any) -> str:
     return word
 
 
+@in_typed_folder
 def run_sweep(
     *overrides: str, config_dir: Folders = (), folder: str | Path | None = None, n_jobs: int | None = None
 ) -> SweepResult:
@@ -371,6 +375,7 @@ def run_sweep(
     return result
 
 
+@in_typed_folder
 def best_run(parent: str | Path, uri: str | None = None) -> JobResult:
     """Returns the best job of a sweep by its `sweep.metric`. While the sweep runs, it is the best one so far.
 

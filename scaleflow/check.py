@@ -33,6 +33,7 @@ from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import find_run, supervise_worker
 from scaleflow.config.compose import CommandWords, compose_config
 from scaleflow.config.policies import CHECK
+from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.config.words import split_overrides
 from scaleflow.dataset.launch_check import check_source_files
 from scaleflow.errors import ConfigError, RunError
@@ -148,6 +149,7 @@ def describe_checked(checked: DataChecked) -> list[tuple[str, str]]:
     return [*rows, *(found or [("findings", "none")])]
 
 
+@in_typed_folder
 def check_data(
     *overrides: str,
     config_dir: Sequence[str] = (),

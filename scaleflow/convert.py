@@ -36,6 +36,7 @@ from scaleflow.commands.tracked_run import (
 )
 from scaleflow.config.compose import CommandWords
 from scaleflow.config.policies import CONVERT
+from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.errors import ConfigError, RunError, read_reason
 from scaleflow.export.formats import check_formats
 from scaleflow.interfaces.events import FormatExported
@@ -91,6 +92,7 @@ def convert_tracked_model(
     return run, formats
 
 
+@in_typed_folder
 def convert_model(run_id: str, *overrides: str, trust: Sequence[str] = ()) -> Any:
     """Exports a tracked model in further formats, as `scaleflow convert` does.
 

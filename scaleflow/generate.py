@@ -26,6 +26,7 @@ from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import add_run_id, answer_model, find_run, format_model_rows
 from scaleflow.config.compose import CommandWords
+from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.config.words import make_override
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.sampling import Sampling
@@ -70,6 +71,7 @@ def main(words: list[str]) -> Outcome:
     return Outcome(read=lambda: {**answer, "seconds": seconds})
 
 
+@in_typed_folder
 def generate_text(
     run_id: str | Path,
     prompt: str,

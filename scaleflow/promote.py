@@ -34,6 +34,7 @@ from scaleflow.commands.process import end_with
 from scaleflow.commands.promotion_steps import PromotionOutcome, open_registry, promote_if_better
 from scaleflow.commands.tracked_run import answer_model, make_run_parser, parse_command
 from scaleflow.config.compose import CommandWords
+from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces.formatting import Readable
@@ -124,6 +125,7 @@ def to_result(done: PromotionOutcome) -> PromotionResult:
     )
 
 
+@in_typed_folder
 def promote_model(
     run_id: str,
     model: str | None = None,

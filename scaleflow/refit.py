@@ -20,6 +20,7 @@ from scaleflow.commands.frame import make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import find_run, make_run_parser, parse_command, reuse_for_new_run
 from scaleflow.config.compose import CommandWords, Folders, to_folders
+from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import Tracking
 from scaleflow.launcher.command_exit import Outcome
@@ -42,6 +43,7 @@ def main(typed: list[str]) -> Outcome:
     return launch_refit(words, options.all)[0]
 
 
+@in_typed_folder
 def refit_run(
     run: str | Path, *overrides: str, all_rows: bool = False, trust: Sequence[str] = (), config_dir: Folders = ()
 ) -> Result:

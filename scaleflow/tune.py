@@ -25,6 +25,7 @@ from scaleflow.api import Result, SweepResult, check_outcome, run_sweep
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.commands.process import end_with
 from scaleflow.config.compose import CommandWords, Folders, compose_config, to_folders
+from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.config.words import split_overrides
 from scaleflow.errors import ConfigError
 from scaleflow.interfaces import BY_SIZE
@@ -57,6 +58,7 @@ def main(argv: list[str]) -> Outcome:
     return launch_refit(name_best(result, typed.overrides, typed.config_dir), False)[0]
 
 
+@in_typed_folder
 def tune_run(
     *overrides: str,
     minutes: float = 10.0,

@@ -8,12 +8,14 @@ from typing import Any
 
 from scaleflow.comparison.results import compare_metrics, judge_runs
 from scaleflow.comparison.tables import Comparison
+from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.interfaces import Tracking
 from scaleflow.runs.folder import RunFolder
 from scaleflow.runs.identity import compare, compare_files, compare_known, list_unknown, list_value_changes, name_files
 from scaleflow.runs.run import Run
 
 
+@in_typed_folder
 def compare_runs(first: str | Path, second: str | Path, uri: str | None = None) -> Comparison:
     """Compares two runs, as `scaleflow diff` does.
 

@@ -30,6 +30,7 @@ from typing import Any
 
 from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.config.compose import Folders, list_own_folders, to_folders
+from scaleflow.config.typed_folder import in_typed_folder
 from scaleflow.config.unknown_keys import suggest
 from scaleflow.config.words import split_overrides
 from scaleflow.dataset.launch_check import check_source_files
@@ -252,6 +253,7 @@ def show_decisions(decider: Decider) -> Mapping[str, Any]:
     return {"stages": {name: {"action": each.action, "reason": each.why or None} for name, each in decisions.items()}}
 
 
+@in_typed_folder
 def run_pipeline(
     name: str,
     *words: str,
