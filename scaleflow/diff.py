@@ -1,7 +1,6 @@
 """Says in what two runs differ: config, code, packages, data, machine, and results.
 
     scaleflow diff RUN_A RUN_B
-    scaleflow diff RUN_A RUN_B --html diff.html
     scaleflow diff RUN_A RUN_B --on last_week.csv
 
 A run is the id of a run in MLflow, the folder of a run or of a job of a sweep, or a model: models:/NAME/VERSION,
@@ -19,7 +18,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from scaleflow.commands.frame import CommandParser, check_page, make_main
+from scaleflow.commands.frame import CommandParser, make_main
 from scaleflow.commands.process import end_with
 from scaleflow.commands.tracked_run import make_evaluation_spec, make_plan_on, run_evaluation
 from scaleflow.comparison.results import MetricDifference
@@ -40,7 +39,6 @@ def main(words: list[str]) -> Outcome:
     parser = CommandParser("diff", __doc__)
     parser.add_argument("first", metavar="RUN_A", help="the first run")
     parser.add_argument("second", metavar="RUN_B", help="the second run")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write everything that differs to a page")
     parser.add_argument("--on", metavar="FILE", help="compare the results on all rows of this data")
     parser.add_repeated(
         "--trust", "NAME", "with --on: a module whose code may run, or a folder (with a /) whose files may be used"
@@ -50,19 +48,14 @@ def main(words: list[str]) -> Outcome:
     for named in (options.first, options.second):
         if not RunFolder(Path(named).expanduser()).events.is_file():
             locate_run(named, Tracking())  # refuses what is no run before anything is imported
-    if options.html is not None:
-        check_page("--html", options.html)
     from scaleflow.comparison.runs import compare_runs
-    from scaleflow.comparison.tables import PAGE, print_comparison, to_html, to_values
+    from scaleflow.comparison.tables import print_comparison, to_values
 
     comparison = compare_runs(options.first, options.second, options.uri)
     if options.on is not None:
         tested = compare_on(options, [*name_command("diff").split(), *words])
         comparison = replace(comparison, results=tested)
     print_comparison(comparison, sys.stdout)
-    if options.html is not None:
-        options.html.write_text(to_html(comparison, None, PAGE), encoding="utf-8")
-        print(f"\nwritten to {options.html}")
     return Outcome(read=lambda: to_values(comparison))
 
 

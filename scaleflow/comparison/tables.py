@@ -1,4 +1,4 @@
-"""Shows a comparison of two runs in the terminal, as HTML, and as JSON."""
+"""Shows a comparison of two runs in the terminal, in a notebook, and as JSON."""
 
 import io
 import os
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scaleflow.comparison.results import NOT_KNOWN, MetricDifference, Reproduction, describe_verdict
-from scaleflow.interfaces.formatting import GENERATOR, format_number
+from scaleflow.interfaces.formatting import format_number
 from scaleflow.launcher.command_exit import to_printable
 from scaleflow.runs.identity import CATEGORIES, COMMIT, Difference
 
@@ -24,23 +24,10 @@ MOST_LINES = 200
 #: Of the metrics of speed and memory, the terminal shows these.
 SHOWN_SPEED = ("perf/examples_per_second", "perf/seconds_to_first_step", "perf/peak_host_mb", "perf/peak_device_mb")
 
-#: The width of the HTML page, and of output that is no terminal, in letters.
+#: The width of a comparison in a notebook, and of output that is no terminal, in letters.
 PAGE_WIDTH, PIPE_WIDTH = 140, 120
 
-#: It loads nothing, and follows the theme of the browser.
-PAGE = (
-    f'<!DOCTYPE html>\n<html lang="en"><head>{GENERATOR}'
-    """<title>scaleflow diff</title><style>
-{stylesheet}
-:root {{ color-scheme: light dark; }}
-body {{ margin: 2rem; background: Canvas; color: CanvasText; }}
-pre {{ font-family: ui-monospace, Menlo, Consolas, monospace; line-height: 1.35; overflow-x: auto; }}
-</style></head><body><pre><code style="font-family:inherit">{code}</code></pre></body></html>
-"""
-)
-
-
-#: The same in a page that is there already.
+#: How a notebook shows a comparison.
 FRAGMENT = '<pre style="overflow-x:auto;line-height:1.35">{code}</pre>'
 
 
@@ -76,22 +63,17 @@ class Comparison:
         return stream.getvalue().rstrip("\n")
 
     def _repr_html_(self) -> str:
-        return to_html(self, MOST_ROWS, FRAGMENT)
+        with open(os.devnull, "w") as null:  # noqa: PTH123
+            console = Console(file=null, record=True, width=PAGE_WIDTH, highlight=False, force_terminal=True)
+            for part in render(self):
+                console.print(part)
+            return console.export_html(code_format=FRAGMENT, inline_styles=True)
 
 
 def print_comparison(comparison: Comparison, stream: TextIO) -> None:
     console = Console(file=stream, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
-    for part in render(comparison, MOST_ROWS):
+    for part in render(comparison):
         console.print(part)
-
-
-def to_html(comparison: Comparison, most: int | None, code_format: str) -> str:
-    """Returns what differs as HTML, with at most so many rows of a list; None: all."""
-    with open(os.devnull, "w") as null:  # noqa: PTH123
-        console = Console(file=null, record=True, width=PAGE_WIDTH, highlight=False, force_terminal=True)
-        for part in render(comparison, most):
-            console.print(part)
-        return console.export_html(code_format=code_format, inline_styles=code_format == FRAGMENT)
 
 
 def to_values(comparison: Comparison) -> dict[str, Any]:
@@ -104,14 +86,14 @@ def to_values(comparison: Comparison) -> dict[str, Any]:
     return values
 
 
-def render(comparison: Comparison, most: int | None) -> Iterator[RenderableType]:
-    """Yields the parts of the report. Tables have `most` rows; None: all."""
+def render(comparison: Comparison) -> Iterator[RenderableType]:
+    """Yields the parts of the report. Tables have at most `MOST_ROWS` rows."""
     head = Table.grid(padding=(0, 2))
     head.add_row("first", Text(to_printable(comparison.first), overflow="fold"))
     head.add_row("second", Text(to_printable(comparison.second), overflow="fold"))
     yield head
     rows = [[key, shorten(before), shorten(now)] for key, (before, now) in comparison.config.items()]
-    yield from make_section("config", ["key", "first", "second"], rows, most=most)
+    yield from make_section("config", ["key", "first", "second"], rows)
     for category in CATEGORIES:
         differences: Sequence[Difference] = getattr(comparison, category)
         missing = [name for name, each in comparison.unknown.items() if category in each]
@@ -119,40 +101,38 @@ def render(comparison: Comparison, most: int | None) -> Iterator[RenderableType]
             yield Text(f"\n{category}: {NOT_KNOWN}; the {' and the '.join(missing)} run has no record of it")
         elif category == "code":
             rows = [[each.name, describe_change(each)] for each in differences]
-            yield from make_section(category, ["file", "what"], rows, most=most)
+            yield from make_section(category, ["file", "what"], rows)
             for text in comparison.code_diff.values():
-                yield color_diff(text.splitlines(), most and MOST_LINES)
+                yield color_diff(text.splitlines())
         else:
             rows = [[each.name, shorten(each.before), shorten(each.now)] for each in differences]
-            yield from make_section(category, ["what", "first", "second"], rows, most=most)
+            yield from make_section(category, ["what", "first", "second"], rows)
     metrics = [each for each in comparison.results if not each.name.startswith("perf/") or each.name in SHOWN_SPEED]
-    rows = [render_metric(each) for each in (metrics if most else comparison.results)]
-    yield from make_section("results", ["metric", "first", "second", "difference", "more than noise"], rows, most=most)
+    rows = [render_metric(each) for each in metrics]
+    yield from make_section("results", ["metric", "first", "second", "difference", "more than noise"], rows)
     yield Text(f"\nreproduced: {describe_verdict(comparison.verdict)}")
 
 
-def make_section(
-    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], most: int | None
-) -> Iterator[RenderableType]:
+def make_section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[RenderableType]:
     """Yields a title, and a table unless nothing differs."""
     yield Text(f"\n{title}{'' if rows else ': the same'}", style="bold" if rows else "")
     if not rows:
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for number, name in enumerate(head):
-        table.add_column(name, no_wrap=number == 0 and most is not None, overflow="ellipsis")
-    for row in rows[:most]:
+        table.add_column(name, no_wrap=number == 0, overflow="ellipsis")
+    for row in rows[:MOST_ROWS]:
         table.add_row(*(Text(to_printable(cell), overflow="fold") for cell in row))
     yield table
-    if most is not None and len(rows) > most:
-        yield Text(f"and {len(rows) - most} more; --html FILE and --json have all")
+    if len(rows) > MOST_ROWS:
+        yield Text(f"and {len(rows) - MOST_ROWS} more; --json has all")
 
 
-def color_diff(lines: Sequence[str], most: int | None) -> Text:
-    """Returns a unified diff, cut after `most` lines, as what the colors say its first letters say, too."""
+def color_diff(lines: Sequence[str]) -> Text:
+    """Returns a unified diff, cut after `MOST_LINES` lines, as what the colors say its first letters say, too."""
     colors = {"+": "#3f9f50", "-": "#d05050", "@": "#3f9fb0"}  # readable on white and on black
-    shown = [(f"{to_printable(line)}\n", colors.get(line[:1], "")) for line in lines[:most]]
-    more = [f"and {len(lines) - most} more lines\n"] if most is not None and len(lines) > most else []
+    shown = [(f"{to_printable(line)}\n", colors.get(line[:1], "")) for line in lines[:MOST_LINES]]
+    more = [f"and {len(lines) - MOST_LINES} more lines\n"] if len(lines) > MOST_LINES else []
     text = Text.assemble(*shown, *more)
     text.rstrip()
     return text

@@ -106,7 +106,7 @@ def run_and_repeat(folder: str) -> dict[str, Any]:
     trusted = ("--exact", "--trust", "nets", "--checkout")
     say("checkout", rerun.main, run_id, *trusted, "../../copy", "hydra.run.dir=copied")
     say("despite", rerun.main, run_id, *exact, "--despite", "code", "hydra.run.dir=despite")
-    say("diff", diff.main, "first", "despite", "--html", "diff.html")
+    say("diff", diff.main, "first", "despite")
     say("json", diff.main, run_id, "despite", "--json")
     shutil.rmtree("despite/provenance")
     say("no record", diff.main, "first", "despite")
